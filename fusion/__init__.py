@@ -1,4 +1,4 @@
-"""Fusion: PyTorch programs in, the same programs out with their subgraphs as generated block kernels.
+"""Compiles PyTorch programs: runs them with subgraphs replaced by generated kernels.
 
 import fusion
 
@@ -7,7 +7,7 @@ fused = torch.compile(model, backend="fusion")      # the same, through torch.co
 print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
 print(fusion.accuracy(model)(*inputs))              # the error of each kernel against float64
 
-A name is imported from its module when it is first asked for: importing this package loads no part of the compiler.
+A name is imported from its module at its first use: importing this package loads no part of the compiler.
 """
 
 import importlib
@@ -57,20 +57,20 @@ _HOMES = {
     "fusion.lowering.errors": ("BuildError", "FusionError", "Unsupported", "VerifyError"),
     "fusion.options": ("Options",),
 }
-"""Module → the names above that it defines."""
+"""Module → the public names that it defines."""
 
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-if not TYPE_CHECKING:  # where a type checker sees it, any name would do
+if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
 
     def __getattr__(name: str) -> object:
-        """Import a name from its module, and keep it here."""
+        """Import a public name from its module, and cache it."""
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
-        return found
+        value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+        return value
 
 
 def __dir__() -> list[str]:
-    """Every public name, imported or not, with what else is here."""
+    """Return every public name, imported or not, with the module's other names."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""`python -m fusion` is the command `fusion`."""
+"""Runs the command `fusion`: `python -m fusion`."""
 
 import sys
 

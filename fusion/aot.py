@@ -1,9 +1,9 @@
-"""Ahead of time: the kernels of a program, generated without running it and without the device they are for.
+"""Generates the kernels of a program ahead of time, without running it and without its device.
 
-Input: a function or module and example inputs, of which only shapes, strides and dtypes matter.  The program is
-captured by Dynamo over tensors that hold no data, on the target's device where there is one and else on the CPU, and
-goes through the stages of every compilation (`stages.py`).  Output: the kernels with every artefact the target's tools
-can make here.  Inference only; all graphs of a program that breaks are exported, in order.
+Input: a function or module and example inputs, of which only shapes, strides and dtypes matter.  Dynamo captures the
+program over fake tensors, on the target's device if present and else on the CPU; it then passes the stages of every
+compilation (`stages.py`).  Output: the kernels with every artefact that the target's tools can make here.  Inference
+only; all graphs of a program with graph breaks are exported, in order.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class ExportedKernel:
     """One distinct kernel.
 
     Attributes:
-        text: the Kernel, printed.
-        source: in the target's language, of which `suffix` is that of a file.
-        artefacts: what the target's tools made of the source, by file suffix ("ttir", "ptx", …), in the order of the
-            path from source to binary.
+        text: the printed Kernel.
+        source: in the target's language, whose file suffix is `suffix`.
+        artefacts: the outputs of the target's tools, by file suffix ("ttir", "ptx", …), in the order from source to
+            binary.
         origins: one line per operation of the program that it computes.
     """
 
@@ -65,13 +65,13 @@ class ExportedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What would run: the launches and calls in order, by name, and each distinct kernel once."""
+    """The steps of a program (launches and calls in order, by name), and each distinct kernel once."""
 
     steps: tuple[str, ...]
     kernels: tuple[ExportedKernel, ...]
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write every kernel's text, source and artefacts as files of `folder`; returns their paths."""
+        """Write every kernel's text, source and artefacts to files in `folder`; return their paths."""
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
         written: list[Path] = []
@@ -122,7 +122,7 @@ def export_kernels(
 
 
 class _Ahead(GraphCompiler):
-    """Schedules graphs for a target that need not be there; they run as they are, over fake tensors."""
+    """Schedules graphs for a target that need not be present; the graphs run eagerly, over fake tensors."""
 
     launched = False
 
@@ -132,11 +132,11 @@ class _Ahead(GraphCompiler):
         self.schedules: list[Schedule] = []
 
     def target(self, device: torch.device) -> Target:
-        """The target that is generated for, whatever device the fake tensors are on."""
+        """Return the exported target, whatever device the fake tensors are on."""
         return self.machine
 
     def compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
-        """Schedule a graph, and give what runs its own operations."""
+        """Schedule a graph, and return a function that runs its operations eagerly."""
         if not holds_tensors(graph):
             return as_it_is(graph)
         compile_bodies(graph, partial(self._compile_body, label))
@@ -148,14 +148,14 @@ class _Ahead(GraphCompiler):
         return as_it_is(graph)
 
     def gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
-        """Raise: nothing runs eagerly where nothing runs."""
+        """Raise: an export has no eager fallback."""
         raise located(failure, graph)
 
 
 @ours
 @dataclass(frozen=True, slots=True)
 class _Backend:
-    """The Dynamo backend of a program that is exported."""
+    """The Dynamo backend for export."""
 
     regions: RegionCompiler
 
@@ -171,7 +171,7 @@ def _run(
     device: torch.device,
     ahead: _Ahead,
 ) -> None:
-    """Run a program once over fake tensors on `device`, with every region that Dynamo captures given to `ahead`."""
+    """Run a program once over fake tensors on `device`, with every captured region compiled by `ahead`."""
     backend = _Backend(RegionCompiler(ahead, Chooser(ahead.target)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         fakes: dict[int, object] = {}

@@ -1,8 +1,8 @@
-"""Derives functional ATen graphs of a region: forward and backward apart, or one graph for inference.
+"""Derives the functional ATen graphs of a region: forward and backward, or one graph for inference.
 
-Dynamo turns Python into fx graphs and AOTAutograd turns those into functional ATen graphs, forward and backward apart,
-with the values saved between them chosen by min-cut.  `aot_backend` takes a function that compiles one ATen
-graph; output: a Dynamo backend.
+Dynamo captures Python as fx graphs; AOTAutograd turns these into functional ATen graphs, and min-cut partitioning
+chooses the values saved for backward.  `aot_backend` takes a function that compiles one ATen graph, and returns a
+Dynamo backend.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from fusion.stages import JOINT, PARTED
 from fusion.subjects import Deriving, Halves, Joint
 
 Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
-"""A joint graph as forward and backward."""
+"""A joint graph, partitioned into forward and backward."""
 
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
-"""Compiles one ATen graph; the label says which ("forward", "backward", "inference").  What is kept says under which
-key, in the attribute `KEY`."""
+"""Compiles one ATen graph; the label is "forward", "backward" or "inference".  A cached result has its cache key in the
+attribute `KEY`."""
 
 LogOf: TypeAlias = Callable[[str, fx.GraphModule], PassLog]
-"""Gives the log of the passes over a graph with this label."""
+"""Returns the log of the passes over a graph with this label."""
 
 
 def no_log(label: str, graph: fx.GraphModule) -> PassLog:
-    """Log passes for nobody."""
+    """Return a log that is discarded."""
     return PassLog()
 
 
 def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
-    """a·b + c, rounded once."""
+    """Compute a·b + c, rounded once."""
     return torch.addcmul(c, a, b) if isinstance(b, torch.Tensor) else torch.add(c, a, alpha=b)
 
 
 MULTIPLY_ADD = {inductor_prims.fma: multiply_add} if hasattr(inductor_prims, "fma") else {}
-"""What Dynamo makes of `addcmul_` and `addcdiv_`, in some releases."""
+"""Decompositions for what Dynamo captures for `addcmul_` and `addcdiv_` in some releases."""
 
 
 def aot_backend(
@@ -72,15 +72,15 @@ def aot_backend(
     region: Region | None = None,
     log: LogOf = no_log,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
-    """A Dynamo backend that gives every functional ATen graph to `compile_one`.
+    """Return a Dynamo backend that compiles every functional ATen graph with `compile_one`.
 
     Args:
-        able: what can be generated for a device, and what it costs there.
-        workspace: bytes above which a product is made in chunks, where that can be done.
-        exact: what is computed stays as eager computes it; forward and backward are only parted.
-        tell: told of each joint graph what gradients depend on, and what is drawn.
-        region: what is kept of the graph that Dynamo captured, if anything is to be.
-        log: gives the log of the passes over the joint graph.
+        able: returns the capabilities and costs of a device.
+        workspace: bytes above which a product is computed in chunks, if possible.
+        exact: compute as eager does; joint graphs are only partitioned.
+        tell: called for each joint graph with the dependence of gradients and the random draws.
+        region: the cache entry of the captured graph, if it is to be cached.
+        log: returns the log of the passes over the joint graph.
     """
 
     def part(joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any) -> Parted:
@@ -107,9 +107,9 @@ def aot_backend(
 
 
 def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[str, Any]) -> Callable[..., object]:
-    """What Dynamo's wrapper of AOTAutograd gives, which imports inductor's debugging, and with it its scheduler.
+    """Call AOTAutograd as Dynamo's wrapper does, without the import of inductor's debugging and scheduler.
 
-    Dynamo is kept from looking into backward, where it is compiled and where it runs, and into what is compiled.
+    Dynamo is disabled for the compilation and the run of backward, and for compiled functions.
     """
     if os.environ.get("TORCH_COMPILE_DEBUG") == "1" or any(isinstance(given, (list, tuple, dict)) for given in inputs):
         whole: Callable[..., object] = aot_autograd(**settings)(graph, inputs)
@@ -132,8 +132,8 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[st
 def _keep_what_is_saved() -> None:
     """Allow a second backward.
 
-    AOTAutograd refuses `retain_graph=True`, unless it was asked for when backward was compiled: backends may compute in
-    the memory of what forward saved.  Ours does not.
+    AOTAutograd refuses `retain_graph=True`, unless it was requested when backward was compiled: backends may reuse the
+    memory of saved tensors.  This one does not.
     """
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
@@ -141,7 +141,7 @@ def _keep_what_is_saved() -> None:
 
 
 def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Mapping[str, Any]) -> Parted:
-    """Part a joint graph: its passes, PyTorch's min-cut partition with its `settings`, the passes over both halves."""
+    """Partition a joint graph: its passes, PyTorch's min-cut with its `settings`, the passes over both halves."""
     joint = run_stage(JOINT, joint, at, log)
     with functorch_config.patch(cse=False), log.timed("joint", "partition"):
         cut: Parted = min_cut_rematerialization_partition(
@@ -152,11 +152,11 @@ def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, 
 
 
 def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
-    """`compile_one` as AOTAutograd calls it, for graphs that it labels so."""
+    """Adapt `compile_one` to AOTAutograd's calling convention, for graphs with this label."""
 
     def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
         passed = pass_objects(graph)
-        # What the compiler computes while it compiles is real, and nothing of it is to be taken apart in Python.
+        # The compiler's own computations are on real tensors, without AOTAutograd's dispatch modes.
         with traced_as_eager(), unset_fake_temporarily(), no_python_dispatcher():
             compiled = compile_one(graph, label)
         if passed:
@@ -167,16 +167,16 @@ def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, 
 
 
 def boxed(compiled: Boxed) -> Boxed:
-    """`compiled`, with AOTAutograd's mark of the list convention."""
+    """Return `compiled`, marked for AOTAutograd as taking its inputs as a list."""
     compiled._boxed_call = True  # type: ignore[attr-defined]  # functions take attributes
     return compiled
 
 
 def pass_objects(graph: fx.GraphModule) -> dict[int, int]:
-    """Have the graph return None where it returns what it was given and is no tensor or number (a device mesh).
+    """Make the graph return None for inputs that it returns and that are no tensors or numbers (a device mesh).
 
     Returns:
-        The position among the inputs of what belongs at a position among the results.
+        The position of the result → the position of the input.
     """
     places = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     results = list(cast("Sequence[fx.Node | None]", graph.graph.output_node().args[0]))

@@ -31,11 +31,11 @@ from fusion.runtime.splice import Watch
 
 @ours
 class Backend:
-    """A Dynamo backend with its options, begun at `since`.
-    `watch` gives what is called instead of what launches a kernel.
+    """A Dynamo backend with its options, created at `since`.
+    `watch` returns a replacement for the launcher of a kernel.
 
-    Dynamo keeps compiled code with the code object it came from, for each backend, and gives up after a few of them:
-    so everything fused from the same code under the same options shares one backend, and what it has compiled.
+    Dynamo caches compiled code per code object and backend, and gives up after a few backends: so all programs fused
+    from the same code under the same options share one backend, with its compilations.
     """
 
     _shared: ClassVar[WeakValueDictionary[tuple[CodeType, Options, bool], Backend]] = WeakValueDictionary()
@@ -43,9 +43,9 @@ class Backend:
 
     @classmethod
     def shared(cls, code: CodeType | None, options: Options, fullgraph: bool = False) -> Backend:
-        """The backend of everything fused from `code` under `options`; a new one where there is no Python code.
+        """Return the backend of all programs fused from `code` under `options`; a new one if there is no Python code.
 
-        What was compiled with breaks is not for who asked for a `fullgraph`.
+        A `fullgraph` program does not share a backend with others: their compilations may have graph breaks.
         """
         if code is None:
             return cls(options)
@@ -53,7 +53,7 @@ class Backend:
             return cls._shared.setdefault((code, options, fullgraph), cls(options))
 
     def __init__(self, options: Options, watch: Watch | None = None) -> None:
-        self.__name__ = "fusion"  # what Dynamo calls a backend in its messages
+        self.__name__ = "fusion"  # the name in Dynamo's messages
         self.options = options
         self.since = time.time()
         self._log = Reports()
@@ -66,11 +66,11 @@ class Backend:
         return self._log.all
 
     def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:
-        """Pickled as its options: a module saved with `torch.save` compiles anew where it is loaded."""
+        """Pickle the options: a module saved with `torch.save` is compiled again where it is loaded."""
         return Backend, (self.options,)
 
     def reset(self) -> None:
-        """Called by `torch._dynamo.reset`, which forgets what was compiled."""
+        """Forget CUDA graph recordings; called by `torch._dynamo.reset`, which forgets compiled code."""
         if self.options.cudagraphs:
             forget_recordings()
 
@@ -78,7 +78,7 @@ class Backend:
     def __call__(
         self, graph: fx.GraphModule, example_inputs: Sequence[object], *, alone: bool = True
     ) -> Callable[..., object]:
-        """Compile a region that Dynamo captured; not `alone` if it is a part of one that Dynamo captured before."""
+        """Compile a region that Dynamo captured; not `alone` if it is a part of a region captured before."""
         return self._regions.compile(graph, example_inputs, partial(self, alone=False), alone=alone)
 
 

@@ -1,8 +1,8 @@
-"""Chooses which operations of a graph are lowered to be generated, and which stay the library's calls.
+"""Chooses which operations of a graph are lowered, and which stay library calls.
 
-Input: a captured graph and what the target can do and what that costs; output: the graph as a Program. Left to the
-library are products that it computes faster and that nothing reads where they are made, and updates of memory whose
-order the caller wants fixed, where the target has none.  Strict numerics leave it all of both.
+Input: a captured graph and the target's capabilities and costs; output: a Program.  Library calls remain for products
+that the library computes faster and that have no prologue or epilogue to fuse, and for updates of memory in a fixed
+order, if the target has none.  Under strict numerics all products and updates remain library calls.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fusion.schedule.rewrites.one_hot_sums import select_terms
 def lower_for(
     graph: fx.GraphModule, target: Target, hints: Mapping[sympy.Symbol, int] | None, workspace: int
 ) -> Program:
-    """`graph` as `target` is to have it; products of more than `workspace` bytes are to be made in chunks.
+    """Lower `graph` for `target`; products of more than `workspace` bytes are computed in chunks.
 
     Raises:
-        Unsupported: the graph as a whole cannot be represented.
+        Unsupported: the graph cannot be represented as a Program.
     """
     capabilities, place = target.capabilities, main_device(graph)
     if target.numerics.strict:
@@ -40,7 +40,7 @@ def lower_for(
 
 
 def _small(capabilities: Capabilities) -> int:
-    """How many multiplications the scalar units do while the library's call of a product begins."""
+    """Return the number of multiplications that the scalar units do in the launch time of a library call."""
     behind = 1 / capabilities.flops - 1 / capabilities.matrix_flops
     return int(capabilities.launch_us / behind / 2)
 
@@ -48,10 +48,9 @@ def _small(capabilities: Capabilities) -> int:
 def _products(
     graph: fx.GraphModule, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None, workspace: int
 ) -> Collection[str] | None:
-    """The matrix products to lower as contractions, by the names of their nodes; None for all.
+    """Return the names of matrix products to lower as contractions; None for all.
 
-    Where the library multiplies faster than what is generated, only those that something walks at once, or that are
-    made in chunks.
+    If the library's GEMMs are faster than generated ones, only those that are chained in one loop, or chunked.
     """
     if capabilities.lone_products and "dot" in capabilities.fold_ops:
         return None
@@ -59,16 +58,16 @@ def _products(
     whole = select_terms(inline_cheap_maps(lower(graph, device=main_device(graph), scatters=scatters)))
     program = in_chunks(whole, capabilities, workspace, hints)
     outside = {node.out for node in program.nodes if isinstance(node, Contract)}
-    made = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
+    products = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
     program, walked = stream(program, capabilities, hints)
     nodes = (program.nodes[member] for cluster in walked for member in cluster.members)
-    made += [node for node in nodes if isinstance(node, Contract)]
-    origins = {**whole.origins, **program.origins}  # streams make their tiles under other names
-    return {origins[node.out].name for node in made}
+    products += [node for node in nodes if isinstance(node, Contract)]
+    origins = {**whole.origins, **program.origins}  # chains have other names for their tiles
+    return {origins[node.out].name for node in products}
 
 
 def _scatters(capabilities: Capabilities) -> frozenset[str]:
-    """What may be done where sources meet: nothing that depends on their order, if the caller forbids that."""
+    """Return the allowed combines of colliding writes; only order-independent ones if the caller wants determinism."""
     if capabilities.ordered or not torch.are_deterministic_algorithms_enabled():
         return capabilities.scatters
     return capabilities.scatters & {"max", "min"}

@@ -1,10 +1,10 @@
-"""The command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`, `fusion cache`.
+"""Parses the command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`, `fusion cache`.
 
-Input: the words of the command; output: text on standard output and an exit code: 0 for success, 1 where the command
-ran and the answer is bad (the demo's numbers are off, nothing was generated), 2 where it could not run.  An error is
-one message and one hint on standard error, never a traceback of ours.
+Input: the arguments; output: text on standard output and an exit code: 0 for success, 1 if the command ran with a bad
+result (the demo's error is too large, nothing was generated), 2 if it could not run.  An error is one message and one
+hint on standard error, never a traceback.
 
-Neither PyTorch nor the compiler is loaded before there is a command to carry out.
+Neither PyTorch nor the compiler is loaded before a command needs it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import fusion
 from fusion.lowering.errors import FusionError
 
 TARGETS = ("c", "reference", "triton")
-"""The names in `fusion.codegen.targets`, which are not worth loading all that for."""
+"""The names in `fusion.codegen.targets`, repeated here because importing them would load PyTorch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command (`sys.argv` where `argv` is None) and return the exit code."""
     arguments = _parser().parse_args(argv)
-    from fusion import commands  # PyTorch and the compiler, once they are needed
+    from fusion import commands  # PyTorch and the compiler, once needed
 
     command: Callable[[argparse.Namespace], int] = getattr(commands, arguments.command)
     try:

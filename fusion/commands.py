@@ -1,7 +1,7 @@
-"""What each command of the command line does, and how it finds the program and the inputs that it is given.
+"""Implements the commands of the command line, and loads their programs and inputs.
 
-Input: the words of the command, parsed (`cli.py`); output: text on standard output and an exit code. What cannot be
-carried out is a `CommandError`.
+Input: the parsed arguments (`cli.py`); output: text on standard output and an exit code.  A command that cannot run
+raises `CommandError`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ DTYPES = {
 
 
 class CommandError(FusionError):
-    """The command cannot be carried out as it was given."""
+    """The command cannot run with these arguments."""
 
 
 def demo(arguments: argparse.Namespace) -> int:
     """Compile GPT-2, compare it with eager, show what was fused."""
-    from fusion.demo import run  # it needs transformers, which the other commands do not
+    from fusion.demo import run  # it needs transformers, unlike the other commands
 
     return run(quick=arguments.quick, device=arguments.device, dump=arguments.dump)
 
@@ -78,11 +78,11 @@ def kernels(arguments: argparse.Namespace) -> int:
 
 
 def cache(arguments: argparse.Namespace) -> int:
-    """Print what the cache directory holds, and clear it if asked."""
+    """Print the contents of the cache directory, and clear it if asked."""
     print(cache_dir())
-    for folder, what in FOLDERS.items():
+    for folder, description in FOLDERS.items():
         sizes = {path: path.stat().st_size for path in kept(folder)}
-        print(f"  {folder}/  {len(sizes)} kept, {format_bytes(sum(sizes.values()))}: {what}")
+        print(f"  {folder}/  {len(sizes)} kept, {format_bytes(sum(sizes.values()))}: {description}")
         for path in sizes if arguments.clear else ():
             path.unlink(missing_ok=True)
     if arguments.clear:
@@ -94,7 +94,7 @@ def cache(arguments: argparse.Namespace) -> int:
 
 
 def _prepared(arguments: argparse.Namespace) -> tuple[Callable[..., object], list[torch.Tensor]]:
-    """The program and its inputs, which are known to fit: it was run on them once, eagerly.
+    """Return the program and its inputs, after one eager run to check that they fit.
 
     Raises:
         CommandError: there is no such program, or it fails on these inputs.
@@ -113,7 +113,7 @@ def _prepared(arguments: argparse.Namespace) -> tuple[Callable[..., object], lis
 
 
 def load_program(spec: str) -> Callable[..., object]:
-    """The function or module that `FILE.py:NAME` names; a module class is instantiated without arguments.
+    """Return the function or module that `FILE.py:NAME` names; a module class is instantiated without arguments.
 
     Raises:
         CommandError: no such file or name, or importing it fails.
@@ -129,39 +129,39 @@ def load_program(spec: str) -> Callable[..., object]:
         raise CommandError(f"{file!r} is no Python file", hint="its name must end in .py")
     module = importlib.util.module_from_spec(source)
     sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.resolve().parent))  # what the file itself imports may lie beside it
+    sys.path.insert(0, str(path.resolve().parent))  # modules that the file imports may be in its directory
     try:
         source.loader.exec_module(module)
     except Exception as error:
         message = f"{file} cannot be imported: {type(error).__name__}: {brief(error)}"
         raise CommandError(message, hint="it is run as Python runs it", origin=_origin(error)) from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    program = getattr(module, name, None)
+    if not callable(program):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        what = "has nothing" if found is None else f"has a {type(found).__name__}"
-        cannot = "" if found is None else ", which cannot be run"
-        raise CommandError(f"{file} {what} called {name!r}{cannot}", hint=f"it has: {', '.join(names) or '-'}")
-    return _instance(found, spec) if isinstance(found, type) else found
+        description = "has nothing" if program is None else f"has a {type(program).__name__}"
+        cannot = "" if program is None else ", which cannot be run"
+        raise CommandError(f"{file} {description} called {name!r}{cannot}", hint=f"it has: {', '.join(names) or '-'}")
+    return _instance(program, spec) if isinstance(program, type) else program
 
 
 def _instance(found: type, spec: str) -> Callable[..., object]:
-    """An instance of the class that `spec` names."""
+    """Return an instance of the class that `spec` names."""
     hint = "a class must be an nn.Module that takes no arguments; else name an instance or a function"
     try:
-        made: object = found()
+        instance: object = found()
     except Exception as error:
         message = f"{spec} cannot be instantiated: {type(error).__name__}: {brief(error)}"
         raise CommandError(message, hint=hint, origin=_origin(error)) from error
-    if not callable(made):
+    if not callable(instance):
         raise CommandError(f"an instance of {spec} cannot be called", hint=hint)
-    return made
+    return instance
 
 
 def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
-    """Random inputs of the shapes and dtypes asked for: normal, or integers in [0, 8), or booleans.
+    """Return random inputs of the given shapes and dtypes: normal, or integers in [0, 8), or booleans.
 
     Raises:
-        CommandError: a shape or dtype that cannot be read.
+        CommandError: a shape or dtype that cannot be parsed.
     """
     shapes = [_shape(text) for text in arguments.shape]
     names: list[str] = arguments.dtype or ["float32"]
@@ -198,7 +198,7 @@ def _random(shape: tuple[int, ...], name: str, generator: torch.Generator) -> to
 
 
 def _origin(error: Exception) -> Origin | None:
-    """The innermost line outside PyTorch and this file that `error` came through."""
+    """Return the innermost line outside PyTorch and this file in the traceback of `error`."""
     within = os.path.dirname(torch.__file__) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith((within, "<"))]

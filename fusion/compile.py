@@ -1,10 +1,10 @@
-"""How one ATen graph becomes a module of generated kernels; `stages.py` has the passes of each stage.
+"""Compiles one ATen graph to a module of generated kernels; `stages.py` has the passes of each stage.
 
     INFERENCE ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
 
-Input: a functional ATen graph with fake tensors (`autograd.py` makes it); output: a callable that does the same with
-generated kernels, and a `Report` of what was done.  Anything that cannot be generated is an extern call inside the
-result; a failure of the compiler itself is raised, and whoever called decides what becomes of the region.
+Input: a functional ATen graph with fake tensors (`autograd.py`); output: a callable that computes the same with
+generated kernels, and a `Report`.  Anything that cannot be generated is an extern call inside the result; a failure of
+the compiler itself is raised, and the caller decides how the region runs.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ def compile_graph(
     """Compile one ATen graph.
 
     Args:
-        graph: functional ATen calls; every node carries its fake tensor in `meta["val"]`.
-        label: what the graph is ("forward", "backward", …), for dumps and the report.
-        recorder: what records its launches as a CUDA graph, if that is wanted.
-        refused: is told at a call why a kernel cannot be launched, which is then evaluated; without it, that is raised.
-        kept: is told what the next process finds the compilation by, where it is kept.
-        watch: gives what is called instead of what launches a kernel.
+        graph: functional ATen calls; every node has its fake tensor in `meta["val"]`.
+        label: "forward", "backward", …, for dumps and the report.
+        recorder: records the launches as a CUDA graph, if given.
+        refused: is called with the reason why a kernel cannot be launched, which then runs in the reference evaluator;
+            without it, the error is raised.
+        kept: is called with the cache key of the compilation, if it is cached.
+        watch: returns a replacement for the launcher of a kernel.
 
     Returns:
-        The compiled graph, called with its inputs in one list (which it empties), and the report.
+        The compiled graph, which takes its inputs in one list and empties it, and the report.
 
     Raises:
-        FusionError: the region cannot be compiled as a whole.
+        FusionError: the region cannot be compiled.
     """
     main = main_device(graph)
     builder = builder_for(main.type, options.target, current(strict=options.exact))
@@ -103,38 +104,40 @@ def compile_graph(
 
 
 def prepare(graph: fx.GraphModule, label: str, target: Target, options: Options, log: PassLog) -> None:
-    """Run the passes that a graph without gradients needs; the halves of a joint graph have had them."""
+    """Run the passes over a graph without gradients; the halves of a joint graph have had theirs."""
     if label == "inference":
         run_stage(INFERENCE, graph, Deriving(target.capabilities, options.workspace, options.exact), log)
 
 
 def load_finished(
-    made: Finished, options: Options, refused: Callable[[BuildError], object] | None = None
+    compilation: Finished, options: Options, refused: Callable[[BuildError], object] | None = None
 ) -> tuple[Boxed, Report]:
-    """What `compile_graph` gives of a graph that an earlier process compiled, without the graph."""
-    label, device = made.interface.label, made.interface.device
+    """Return `compile_graph`'s result for a graph that an earlier process compiled, without the graph."""
+    label, device = compilation.interface.label, compilation.interface.device
     builder = builder_for(device.type, options.target, current(strict=options.exact))
-    building = builder.begin(list(made.sources), made.sources)
-    compiled = _spliced(made, building.wait(), Trace(None, label), refused)
-    return compiled, replace(made.report, notes=(*made.report.notes, *_notes(made, builder, FOUND)))
+    building = builder.begin(list(compilation.sources), compilation.sources)
+    compiled = _spliced(compilation, building.wait(), Trace(None, label), refused)
+    return compiled, replace(
+        compilation.report, notes=(*compilation.report.notes, *_notes(compilation, builder, FOUND))
+    )
 
 
-def _notes(made: Finished, builder: Builder, start: str) -> list[str]:
-    """What the report says of this process: what became of the start, and what its launches lack."""
-    lacking = builder.target.lacking() if made.sources else ""
+def _notes(compilation: Finished, builder: Builder, start: str) -> list[str]:
+    """Return notes on this process: the outcome of the cache, and what the target lacks here."""
+    lacking = builder.target.lacking() if compilation.sources else ""
     return [note for note in (start, lacking) if note]
 
 
 def _spliced(
-    made: Finished,
+    compilation: Finished,
     built: Mapping[Kernel, Built],
     trace: Trace,
     refused: Callable[[BuildError], object] | None,
     watch: Watch | None = None,
 ) -> Boxed:
-    """What runs a compilation whose kernels are built."""
-    main = made.interface.device
-    module = trace.module(splice(made.schedule, built, main, refused, made.interface.kept, watch))
+    """Return the callable module of a compilation whose kernels are built."""
+    main = compilation.interface.device
+    module = trace.module(splice(compilation.schedule, built, main, refused, compilation.interface.kept, watch))
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)
@@ -144,11 +147,11 @@ def _spliced(
 def _made(
     graph: fx.GraphModule, options: Options, interface: Interface, builder: Builder, trace: Trace
 ) -> tuple[Finished, Callable[[], Mapping[Kernel, Built]]]:
-    """What becomes of a graph that was not compiled before, and what waits for its kernels."""
+    """Compile a graph that is not in the cache; return the compilation, and a function that waits for its kernels."""
     hints, target = size_hints(graph), builder.target
     tuner = tuner_for(interface.device, builder) if options.mode == "max-autotune" else None
     measure = None if tuner is None else Trials(target, tuner, hints)
-    spare = () if options.cudagraphs else spare_inputs(graph)  # what is recorded is played again, and copied
+    spare = () if options.cudagraphs else spare_inputs(graph)  # recorded graphs are replayed, and their inputs copied
     lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure, spare)
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
     tunings: list[Tuning] = []
@@ -176,15 +179,15 @@ def schedule_graph(
     measure: Measure | None = None,
     spare: Collection[int] = (),
 ) -> tuple[Program, Schedule]:
-    """The first half of the path, which needs neither a device nor a compiler: lower and schedule.
+    """Lower and schedule a graph: the first half of the path, which needs neither a device nor a compiler.
 
     Args:
-        workspace: bytes above which a product is made in chunks.
-        measure: what times the ways to compute a product; without it, predictions decide.
-        spare: the positions of inputs that may be written over, as long as nobody else holds them.
+        workspace: bytes above which a product is computed in chunks.
+        measure: times the alternatives of a product; without it, predictions decide.
+        spare: the positions of inputs that may be overwritten, as long as nobody else holds them.
 
     Returns:
-        The program as lowered, and the schedule of what became of it.
+        The program as lowered, and its schedule.
     """
     with trace.log.timed("program", "lower"):
         program = lower_for(graph, target, hints, workspace)

@@ -1,8 +1,8 @@
-"""The demonstration: GPT-2 compiled, checked against float64, timed, and explained.  `fusion demo` runs it.
+"""Demonstrates the compiler: compiles GPT-2, checks it against float64, times and explains it (`fusion demo`).
 
 Input: a device and a folder for the dumps; output: a table on standard output and an exit code, which is 0 only if
 kernels were generated and their error against a float64 run is no more than twice that of eager.  The model is
-transformers' own GPT-2 with random weights, so nothing is downloaded.  Without transformers it is refused.
+transformers' GPT-2 with random weights, so nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ sank, and rose again. Nobody spoke of it later. The boy landed his boat badly, a
 """
 
 REPEATS = 5
-"""Timed runs of each side, in turn."""
+"""Timed runs of each side, alternating."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one demonstration found.  Times in seconds; errors are the largest absolute ones against float64."""
+    """The results of one demonstration.  Times in seconds; errors are the largest absolute ones against float64."""
 
     what: str
     operations: int
@@ -64,7 +64,7 @@ class Measured:
     fused_times: tuple[float, ...]
     eager_error: float
     fused_error: float
-    largest: float  # magnitude among the reference's values, to judge the errors by
+    largest: float  # magnitude of the reference, the scale of the errors
 
 
 def run(*, quick: bool = False, device: str | None = None, dump: Path = Path("fusion-dump")) -> int:
@@ -73,8 +73,8 @@ def run(*, quick: bool = False, device: str | None = None, dump: Path = Path("fu
     Args:
         quick: two layers, 256 words and 64 tokens, in place of GPT-2 small (12 layers, 50,257 words, 124 M parameters)
             and 512 tokens.
-        device: "cpu" or "cuda"; None takes CUDA where there is one.
-        dump: where every stage of the compilation is written.
+        device: "cpu" or "cuda"; None: CUDA if present.
+        dump: the folder for every stage of the compilation.
 
     Raises:
         FusionError: transformers is not installed, or there is no such device.
@@ -91,7 +91,7 @@ def run(*, quick: bool = False, device: str | None = None, dump: Path = Path("fu
 
 
 def tokens(text: str, count: int) -> torch.Tensor:
-    """The first `count` bytes of `text` in UTF-8 as token numbers, shape [1, count], int64.
+    """Return the first `count` bytes of `text` in UTF-8 as token numbers, shape [1, count], int64.
 
     >>> tokens("né", 3)
     tensor([[110, 195, 169]])
@@ -102,7 +102,7 @@ def tokens(text: str, count: int) -> torch.Tensor:
 
 
 def _gpt2(quick: bool) -> torch.nn.Module:
-    """GPT-2 as transformers builds it, with plain PyTorch attention, in eval mode."""
+    """Build GPT-2 with transformers, with PyTorch's attention, in eval mode."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
@@ -157,13 +157,13 @@ def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
 
 
 def _logits(model: Callable[..., Any], ids: torch.Tensor) -> torch.Tensor:
-    """What the model says of each next token, shape [1, tokens, words]."""
+    """Return the logits of each next token, shape [1, tokens, words]."""
     logits: torch.Tensor = model(ids).logits
     return logits
 
 
 def _first_call(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
-    """The result of a call that compiles, with nothing in the cache directory, and the seconds that it took."""
+    """Call a function that compiles, with an empty cache directory; return the result and the seconds."""
     with _empty_cache():
         start = time.perf_counter()
         result = call()
@@ -195,7 +195,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorc
 
 @contextmanager
 def _empty_cache() -> Iterator[None]:
-    """Compile as on the first day: a cache directory that is empty and thrown away."""
+    """Use an empty, temporary cache directory within."""
     before = os.environ.get("FUSION_CACHE_DIR")
     with tempfile.TemporaryDirectory(prefix="fusion-demo-", ignore_cleanup_errors=True) as folder:
         os.environ["FUSION_CACHE_DIR"] = folder
@@ -215,7 +215,7 @@ def _wait(device: torch.device) -> None:
 def _time_in_turn(
     calls: tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]], device: torch.device
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Seconds of `REPEATS` runs of each call, alternating, so that a busy moment of the machine hits both."""
+    """Return the seconds of `REPEATS` runs of each call, alternating, so that noise affects both."""
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(REPEATS + 1):
         for call, series in zip(calls, times, strict=True):
@@ -228,28 +228,32 @@ def _time_in_turn(
     return tuple(times[0]), tuple(times[1])
 
 
-# What is shown ----------------------------------------------------------------------------------------------
+# Output -----------------------------------------------------------------------------------------------------
 
 
 def _table(measured: Measured) -> list[str]:
-    found = measured.explanation
+    explanation = measured.explanation
     eager, fused = statistics.median(measured.eager_times), statistics.median(measured.fused_times)
-    before, after = found.traffic_before, found.traffic_after
+    before, after = explanation.traffic_before, explanation.traffic_after
     rows = [
         ("", "eager", "Fusion"),
-        ("launches", f"{measured.operations} ATen calls", f"{len(found.kernels)} kernels + {len(found.externs)} calls"),
+        (
+            "launches",
+            f"{measured.operations} ATen calls",
+            f"{len(explanation.kernels)} kernels + {len(explanation.externs)} calls",
+        ),
         ("bytes read", format_bytes(before.read), format_bytes(after.read)),
         ("bytes written", format_bytes(before.written), format_bytes(after.written)),
         ("time, median", f"{eager * 1e3:.1f} ms", f"{fused * 1e3:.1f} ms ({eager / fused:.2f}x)"),
         ("largest error", f"{measured.eager_error:.2e}", f"{measured.fused_error:.2e}"),
         ("compile time", "-", f"{measured.compile_time:.1f} s"),
     ]
-    distinct = len({kernel.source for kernel in found.kernels})
+    distinct = len({kernel.source for kernel in explanation.kernels})
     lines = ["", measured.what, ""]
     lines += [f"  {name:<15}{left:<20}{right}".rstrip() for name, left, right in rows]
     lines += ["", f"The largest of {distinct} distinct kernels, by bytes moved:", ""]
     lines += [f"  {'launches':<10}{'reads':<12}{'writes':<12}{'operations':<12}name"]
-    for kernel, launches in _largest(found.kernels)[:3]:
+    for kernel, launches in _largest(explanation.kernels)[:3]:
         sizes = (
             f"{format_bytes(kernel.bytes_read):<12}{format_bytes(kernel.bytes_written):<12}{len(kernel.origins):<12}"
         )
@@ -258,7 +262,7 @@ def _table(measured: Measured) -> list[str]:
 
 
 def _largest(kernels: Sequence[KernelReport]) -> list[tuple[KernelReport, int]]:
-    """Distinct kernels with how often each is launched, those that move most first."""
+    """Return the distinct kernels and their numbers of launches, by bytes moved, the most first."""
     launches = Counter(kernel.source for kernel in kernels)
     distinct = {kernel.source: kernel for kernel in kernels}
 
@@ -269,27 +273,27 @@ def _largest(kernels: Sequence[KernelReport]) -> list[tuple[KernelReport, int]]:
 
 
 def _reading(dump: Path) -> Iterator[str]:
-    """Which of the dumped files to read first, in the order in which they explain each other."""
+    """Yield the dumped files to read first, in reading order."""
     folder = max(dump.glob("*_*"), default=None, key=lambda path: path.stat().st_mtime)
     if folder is None:
         return
-    for name, what in (
+    for name, description in (
         ("99_report.txt", "kernels, calls that were left as they are, and what was not fused and why"),
         ("90_module.py", "the compiled graph: what is allocated, launched and called, line by line"),
         ("01_program.txt", "the lowered program, before any fusion"),
     ):
         if (folder / name).exists():
-            yield f"{folder / name}  {what}"
+            yield f"{folder / name}  {description}"
     yield f"{folder / '30_*'}  the first kernel: as a block program, as source, and what the source became"
 
 
 def _verdict(measured: Measured) -> int:
-    found = measured.explanation
-    failures = [report.failure for report in found.graphs if report.failure]
+    explanation = measured.explanation
+    failures = [report.failure for report in explanation.graphs if report.failure]
     if failures:
         print(f"\nFAILED: a region ran eagerly: {failures[0]}")
         return 1
-    if not found.kernels:
+    if not explanation.kernels:
         print("\nFAILED: no kernel was generated")
         return 1
     limit = 2 * measured.eager_error + 1e-6

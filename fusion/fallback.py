@@ -1,7 +1,7 @@
-"""Fallback: what runs in the place of a region that cannot be compiled, and how its user is told.
+"""Provides the eager fallback of a region that cannot be compiled, and tells the user.
 
 Input: the graph and the failure; output: a callable that computes what eager computes, a warning that names the line of
-the program that was called, or under strict the error to raise, with a line of the program in it.
+the program that was called, or under strict the error to raise, with a line of the program.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class FusionWarning(UserWarning):
 
 @lru_cache(maxsize=256)
 def warn_once(message: str) -> None:
-    """One warning per cause and process, however many regions share the cause (a missing compiler, say).
+    """Warn once per message and process, however many regions share the cause (a missing compiler, say).
 
-    It names the line of the program that was called, or called backward: the innermost one outside PyTorch and Fusion.
+    The warning names the line of the program that was called, or that called backward: the innermost one outside
+    PyTorch and Fusion.
     """
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
@@ -43,7 +44,7 @@ def warn_once(message: str) -> None:
 
 
 def warn_of_some(calls: Sequence[ExternReport]) -> None:
-    """One warning for what runs eagerly within a region of which the rest is compiled."""
+    """Warn about calls that run eagerly within a region whose remainder is compiled."""
     lines: dict[tuple[str, str], dict[str, None]] = {}
     for call in calls:
         lines.setdefault((call.name, call.reason), {})[call.origin.line] = None
@@ -53,11 +54,11 @@ def warn_of_some(calls: Sequence[ExternReport]) -> None:
 
 _OURS = os.path.dirname(__file__) + os.sep
 _NOT_THE_USERS = (_OURS, os.path.dirname(torch.__file__) + os.sep, contextlib.__file__, "<")
-"""How names of files begin whose lines a warning should not point at."""
+"""Prefixes of the names of files that a warning should not point at."""
 
 
 def as_captured(graph: fx.GraphModule) -> Callable[..., object]:
-    """Dynamo's graph, operation by operation.  Where one raises, gradients are on or off as before it."""
+    """Run Dynamo's graph eagerly.  When an operation raises, the grad mode is restored."""
     whole = with_checkpoints(graph)
 
     def run(*args: object) -> object:
@@ -72,7 +73,7 @@ def as_captured(graph: fx.GraphModule) -> Callable[..., object]:
 
 
 def as_it_is(graph: fx.GraphModule) -> Boxed:
-    """The operations of a graph, one by one."""
+    """Return a function that runs the operations of a graph one by one."""
 
     def run(args: list[object]) -> tuple[object, ...]:
         inputs = tuple(args)
@@ -84,7 +85,7 @@ def as_it_is(graph: fx.GraphModule) -> Boxed:
 
 
 def evaluated(graph: fx.GraphModule) -> Boxed:
-    """The graph, drawing the numbers that generated kernels draw: those of the other half of a checkpoint."""
+    """Run the graph in the reference evaluator, with the random numbers of generated kernels (for checkpoints)."""
     program = lower(graph, contractions=())
 
     def run(args: list[object]) -> tuple[object, ...]:
@@ -96,14 +97,14 @@ def evaluated(graph: fx.GraphModule) -> Boxed:
 
 
 def for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """Failures of ours with a line, as those that Dynamo would take for a break of the graph; others as they are."""
+    """Add a line to failures of this compiler, and to those that Dynamo would take for a graph break; not to others."""
     if isinstance(failure, (FusionError, TorchDynamoException, *exceptions_allowed_to_be_fallback)):
         return located(failure, graph)
     return failure
 
 
 def located(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """The failure with a line of the user's program: its own, else that of the first operation of the region."""
+    """Return the failure with a line of the user's program: its own, else that of the region's first operation."""
     line = first_line(graph)
     if not isinstance(failure, FusionError):
         return FusionError(f"{type(failure).__name__}: {failure}", origin=line)
@@ -113,6 +114,6 @@ def located(failure: Exception, graph: fx.GraphModule) -> Exception:
 
 
 def first_line(graph: fx.GraphModule) -> Origin | None:
-    """Where the first operation of a graph that is known to come from the program stands."""
+    """Return the line of the first operation of a graph whose line is known."""
     lines = (origin_of(node) for node in graph.graph.nodes if node.op.startswith("call_"))
     return next((line for line in lines if line.line), None)

@@ -1,4 +1,4 @@
-"""Graphs: what the compiler asks of an ATen graph: devices, sizes, and who gets what it takes and gives."""
+"""Queries ATen graphs: devices, sizes, results that only backward gets, inputs that may be overwritten."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ KEPT = tuple(
     for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
     if hasattr(descriptors, name)
 )
-"""What AOTAutograd calls results that backward alone gets, in this release."""
+"""AOTAutograd's descriptors of results that only backward gets, in this release."""
 
 
 def main_device(graph: fx.GraphModule) -> torch.device:
-    """The device a graph computes on: that of most of its results, an accelerator before the CPU.
+    """Return the device that a graph computes on: that of most of its tensors, an accelerator before the CPU.
 
     Raises:
         Unsupported: the graph holds no tensor.
@@ -35,7 +35,7 @@ def main_device(graph: fx.GraphModule) -> torch.device:
 
 
 def holds_tensors(graph: fx.GraphModule) -> bool:
-    """Is there any tensor in a graph?  What is left of a region between two breaks may be sizes alone."""
+    """Return whether a graph has tensors; a region between two graph breaks may have only sizes."""
     return next(_tensors(graph), None) is not None
 
 
@@ -48,7 +48,7 @@ def _tensors(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
 
 
 def size_hints(graph: fx.GraphModule) -> dict[sympy.Symbol, int]:
-    """The sizes that symbolic dimensions had when the graph was traced."""
+    """Return the traced values of symbolic sizes."""
     hints: dict[sympy.Symbol, int] = {}
     for node in graph.graph.nodes:
         val = node.meta.get("val")
@@ -62,11 +62,11 @@ def size_hints(graph: fx.GraphModule) -> dict[sympy.Symbol, int]:
 
 
 def kept_for_backward(graph: fx.GraphModule) -> frozenset[int]:
-    """The positions of those results of a forward graph that backward alone gets."""
+    """Return the positions of the results of a forward graph that only backward gets."""
     described = graph.graph.output_node().meta.get("desc", ())
     return frozenset(k for k, desc in enumerate(described) if isinstance(desc, KEPT))
 
 
 def spare_inputs(graph: fx.GraphModule) -> frozenset[int]:
-    """The positions of those inputs that only this graph is to see, and may write over."""
+    """Return the positions of inputs that only this graph reads, and may overwrite."""
     return frozenset(k for k, node in enumerate(graph.graph.find_nodes(op="placeholder")) if SPARE in node.meta)

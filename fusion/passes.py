@@ -1,12 +1,11 @@
-"""Passes: named steps of a stage, run in their order by one runner that checks, times and dumps each.
+"""Runs passes: named steps of a stage, each checked, timed and dumped.
 
-A stage is a tuple of passes over one subject: an fx graph, a `Program`, the steps of a schedule.  What enters the
-runner is the subject and a context, which says what the passes may ask (target, sizes, options); output: the
-subject after the last pass.  A pass returns the changed subject, the same object where it changes nothing, or None
-where it changes the subject in place.
+A stage is a tuple of passes over one subject: an fx graph, a `Program`, the steps of a schedule.  Input: the subject
+and a context (target, sizes, options); output: the subject after the last pass.  A pass returns the changed subject,
+the same object if it changes nothing, or None if it changes the subject in place.
 
-The runner keeps the time of each pass without that of the passes and builds inside it, so that the times of one
-compilation add up to its duration.
+The runner excludes nested passes and builds from the time of each pass, so that the times of one compilation add up to
+its duration.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ C_contra = TypeVar("C_contra", contravariant=True)
 
 
 def always(context: object) -> bool:
-    """Hold in every context."""
+    """Return True in every context."""
     return True
 
 
@@ -33,9 +32,9 @@ class Pass(Generic[S, C]):
     """One step of a stage.
 
     Attributes:
-        name: names the pass in dumps, in times and in errors of verification.
+        name: the pass in dumps, times and verification errors.
         run: takes the subject and the context; returns the subject, or None if it was changed in place.
-        when: says whether the pass runs in a context.
+        when: returns whether the pass runs in a context.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Pass(Generic[S, C]):
 
 
 def in_place(name: str, edit: Callable[[S, C], object], when: Callable[[C], bool] = always) -> Pass[S, C]:
-    """Make a pass of a function that changes its subject in place, whatever it returns."""
+    """Make a pass from a function that changes its subject in place, whatever it returns."""
 
     def run(subject: S, context: C) -> None:
         edit(subject, context)
@@ -57,7 +56,7 @@ class Stage(Generic[S, C]):
     """Passes over one subject, in order.
 
     Attributes:
-        check: raises where a pass has left a subject that is not well formed.
+        check: raises if the subject is malformed after a pass.
         text: prints the subject for dumps, as (file suffix, content) pairs.
         first: the number of the first pass in the names of dumps.
     """
@@ -74,8 +73,8 @@ class PassTime:
     """The duration of one pass.
 
     Attributes:
-        seconds: without those of the passes and builds inside it.
-        changed: whether it changed the subject; None of a pass in place whose subject was not dumped.
+        seconds: without nested passes and builds.
+        changed: whether it changed the subject; None for a pass in place whose subject was not dumped.
     """
 
     stage: str
@@ -85,7 +84,7 @@ class PassTime:
 
 
 class Dumps(Protocol):
-    """Takes the text of a stage's subject after each pass that changed it."""
+    """Receives the text of a stage's subject after each pass that changed it."""
 
     def passed(self, number: int, name: str, texts: Iterator[tuple[str, str]]) -> bool:
         """Write the texts after the pass `name`, if they differ from those before it; return whether they do."""
@@ -94,11 +93,11 @@ class Dumps(Protocol):
 def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
     """Run the passes of `stage` that apply in `context`, in order.
 
-    The subject is checked after each pass that changed it; after passes in place, which do not say so, once at the end
-    of the stage, or after each where dumps are written.
+    The subject is checked after each pass that changed it; after passes in place, which do not report changes, once at
+    the end of the stage, or after each if dumps are written.
 
     Raises:
-        Exception: what a pass or the stage's check raises.
+        Exception: of a pass or the stage's check.
 
     >>> double = Pass("double", lambda x, by: x * by)
     >>> odd = Pass("add one", lambda x, by: x + 1, when=lambda by: by % 2 == 1)
@@ -138,7 +137,7 @@ def _checked(stage: Stage[S, C], subject: S, context: C) -> float:
 
 @dataclass(slots=True)
 class _Clock:
-    """The time of what runs within; `inside` are the seconds of what is measured inside it."""
+    """A running measurement; `inside` are the seconds of nested measurements."""
 
     inside: float = 0.0
     seconds: float = 0.0
@@ -149,7 +148,7 @@ _running: ContextVar[_Clock | None] = ContextVar("running_clock", default=None)
 
 @contextmanager
 def _measured() -> Iterator[_Clock]:
-    """Measure what runs within, less what is measured inside it; `seconds` are there once it has ended."""
+    """Measure the block, without nested measurements; `seconds` is set at its end."""
     outer, clock = _running.get(), _Clock()
     token, start = _running.set(clock), time.perf_counter()
     try:
@@ -164,14 +163,14 @@ def _measured() -> Iterator[_Clock]:
 
 @dataclass(slots=True)
 class PassLog:
-    """The times of the passes of one compilation, in order, and where their dumps go."""
+    """The times of the passes of one compilation, in order, and the receiver of dumps."""
 
     dumps: Dumps | None = None
     times: list[PassTime] = field(default_factory=list)
 
     @contextmanager
     def timed(self, stage: str, name: str) -> Iterator[None]:
-        """Log the time of a step that is no pass (a trace, a build), less what is timed inside it, in whatever log."""
+        """Log the time of a step that is no pass (a trace, a build), without nested measurements in any log."""
         with _measured() as clock:
             yield
         self.times.append(PassTime(stage, name, clock.seconds))

@@ -1,14 +1,14 @@
-"""Prewarming and corrections that hold while Dynamo traces for this backend, and for no other.
+"""Hooks into Dynamo's tracing for this backend: prewarms targets and corrects PyTorch's shape functions.
 
-Which devices a graph has tensors of is known once it is traced; that this process uses an accelerator is known before,
-so the parts of an accelerator's target that are needed once in a process are prepared when Dynamo begins.  Shapes that
-PyTorch traces wrongly (`fusion.lowering.mistraced`) are corrected from the start, and masks are taken as they are given
+The devices of a graph are known once it is traced; that this process uses an accelerator is known before, so the parts
+of an accelerator's target that are needed once per process are prepared when Dynamo begins.  Shapes that PyTorch traces
+wrongly (`fusion.lowering.mistraced`) are corrected from the start, and causal hints of masks are trusted
 (`fusion.dynamo.causal_hint`).
 
-Dynamo traces before it calls a backend, and what it looks up meanwhile belongs to the process: it has no place to say
-something for one backend alone.  So importing this module puts a function around the one by which Dynamo compiles a
-frame.  That one sees for whom, and enters and leaves what holds for this backend; for any other it only passes the call
-on.  A function of the user's that hands graphs on to this backend is another one to Dynamo.
+Dynamo traces before it calls a backend, and its global state is the process's: there is no hook for one backend alone.
+So importing this module wraps Dynamo's function that compiles a frame.  The wrapper enters and leaves the corrections
+if the frame is compiled for this backend, and else passes the call on.  A user's function that passes graphs on to this
+backend counts as another backend.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _OURS: list[Callable[..., object]] = []
 
 
 def ours(backend: Kind) -> Kind:
-    """Trace for this backend, a function or a class of them, as this module says."""
+    """Decorate a function or class as a backend for which this module's hooks apply."""
     _OURS.append(backend)
     return backend
 
 
 def is_ours(backend: object) -> bool:
-    """Is this backend, or what it wraps, one of ours?"""
+    """Return whether this backend, or one that it wraps, is decorated with `ours`."""
     while backend is not None:
         if any(backend is each or (isinstance(each, type) and isinstance(backend, each)) for each in _OURS):
             return True
@@ -48,30 +48,30 @@ def is_ours(backend: object) -> bool:
 
 
 def _wrapped(backend: object) -> object:
-    """What PyTorch has wrapped in a backend, or a `partial`; None if there is nothing."""
+    """Return the backend that PyTorch, or a `partial`, has wrapped; None if there is none."""
     if isinstance(backend, torch._TorchCompileWrapper):
         return backend.compiler_fn
     if isinstance(backend, partial):
         return backend.func
-    if isinstance(backend, MethodType):  # of what parts graphs for distributed data
+    if isinstance(backend, MethodType):  # of the class that splits graphs for distributed data parallel
         return getattr(backend.__self__, "backend_compile_fn", None)
     return getattr(backend, "_torchdynamo_orig_backend", None)
 
 
 def begin() -> None:
-    """Have the target of an accelerator that is in use begin.  Whoever needs what fails then is told."""
+    """Prepare the target of an accelerator that is in use.  Errors are raised again by the first use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # PyTorch's own
         with suppress(Exception):
             prepare("cuda")
 
 
 def _around(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
-    """Dynamo's function that compiles a frame for a backend, with what holds while that is ours."""
+    """Wrap Dynamo's function that compiles a frame, with this module's hooks."""
     place = list(inspect.signature(compile_frame).parameters).index("compiler_fn")
 
     @wraps(compile_frame)
     def compile_for(*args: Any, **kwargs: Any) -> Any:
-        if "skip" in kwargs:  # so many frames of the stack are Dynamo's own, which it logs no more than this one
+        if "skip" in kwargs:  # the number of Dynamo's own frames on the stack, which its log leaves out
             kwargs["skip"] += 1
         if not is_ours(args[place] if place < len(args) else kwargs["compiler_fn"]):
             return compile_frame(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The reports of a backend: one for each graph it compiled or left to eager, in order, from any thread.
+"""Collects the reports of a backend: one for each graph that it compiled or left to eager, in order, from any thread.
 
-What is known of a region before its graphs are compiled (who computes attention, why Dynamo ended it, the time of the
-passes before autograd) goes with the report of its first graph.
+Information on a region before its graphs are compiled (attention choices, the reason of its end, the time of the passes
+before autograd) is added to the report of its first graph.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fusion.inspect.report import Report
 from fusion.passes import PassTime
 
 MOST_REPORTS = 1 << 10
-"""Of so many graphs a backend keeps the reports, sources of kernels among them; then those of the oldest go."""
+"""The number of reports that a backend keeps, with the sources of kernels; the oldest are dropped."""
 
 
 @dataclass(slots=True)
 class _Region:
-    """A region that is being compiled; `first` is the report of its first graph, once there is one."""
+    """A region under compilation; `first` is the report of its first graph, once there is one."""
 
     graph_break: Break | None = None
     notes: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Reports:
 
     @contextmanager
     def region(self, graph_break: Break | None) -> Iterator[list[PassTime]]:
-        """Have what is noted within go with the first graph that is reported; gives the times of its passes to fill."""
+        """Add notes from within to the first report; yield a list for the times of the region's passes."""
         outer, region = self._region(), _Region(graph_break)
         self._compiling.region = region
         try:
@@ -50,7 +50,7 @@ class Reports:
 
     @contextmanager
     def nested(self) -> Iterator[None]:
-        """Report graphs within (bodies of control flow) without what is known of the region."""
+        """Report graphs within (bodies of control flow) without the region's information."""
         outer = self._region()
         self._compiling.region = None
         try:

@@ -1,6 +1,6 @@
-"""How a Program becomes a schedule: the stages PROGRAM, CLUSTERS and LAUNCHES of `stages.py`, one after the other.
+"""Schedules a Program: runs the stages PROGRAM, CLUSTERS and LAUNCHES of `stages.py`.
 
-Input: a lowered Program; output: a `Schedule`, with a schedule for each body of what runs in chunks.
+Input: a lowered Program; output: a `Schedule`, with a schedule for each body of chunked calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusion.subjects import Planned, Scheduled, Scheduling
 
 
 def schedule_program(program: Program, at: Scheduling, trace: Trace) -> Schedule:
-    """Take a program through its stages; calls in chunks have bodies, which are scheduled in the same way."""
+    """Take a program through its stages; the bodies of chunked calls are scheduled in the same way."""
     trace.program(1, "program", program)
     verify_program(program, at.verified)
     clustered = run_stage(CLUSTERS, run_stage(PROGRAM, Scheduled(program), at, trace.log), at, trace.log)
@@ -33,7 +33,7 @@ def schedule_program(program: Program, at: Scheduling, trace: Trace) -> Schedule
 
 
 def _bodies(program: Program, at: Scheduling, trace: Trace) -> Iterator[tuple[Chunked[Program], tuple[Schedule, ...]]]:
-    """Schedule the bodies of each call in chunks, which have no chunks of their own."""
+    """Schedule the bodies of each chunked call, which contain no chunked calls."""
     calls = [node for node in program.nodes if isinstance(node, Chunked)]
     for number, chunks in enumerate(calls):
         traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
@@ -46,8 +46,8 @@ def _bodies(program: Program, at: Scheduling, trace: Trace) -> Iterator[tuple[Ch
 def plan(program: Program, clustering: Clustering, at: Scheduling, log: PassLog | None = None) -> Schedule:
     """Turn clusters into steps: a kernel each, or the call of an extern.
 
-    With a target, parts are added up in the launch that makes them, and independent kernels that can run side by side
-    share a launch, where it can do that.
+    With a target, partial results are combined in the launch that computes them, and independent kernels share a launch
+    (horizontal fusion), if the target can.
     """
     planned = run_stage(LAUNCHES, Planned(program, clustering), at, log or PassLog())
     return Schedule(planned.program, planned.steps, planned.refusals)

@@ -1,14 +1,15 @@
-"""The whole path: every pass of every stage, in order.
+"""Lists the whole path: every pass of every stage, in order.
 
     Dynamo's graph ── CAPTURED ── PREPARED ── AOTAutograd ─┬─ JOINT ── partition ── PARTED ── forward, backward
                                                            └─ INFERENCE ── one graph
+
     each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
 
-What stands here is the order and when a pass applies; `passes.py` runs, checks, times and dumps them.  Who begins each
-stage: `region.py` the first two, `autograd.py` those of the joint graph, `compile.py` the rest.  The same tuples serve
-just-in-time compilation, export ahead of time (`aot.py`), trials of alternatives and the price of attention.
+This module has the order and the conditions of passes; `passes.py` runs, checks, times and dumps them.  The stages are
+started by `region.py` (the first two), `autograd.py` (the joint graph) and `compile.py` (the rest).  The same tuples
+serve just-in-time compilation, export ahead of time (`aot.py`), trials of alternatives and the pricing of attention.
 
-Strict numerics (`Options.exact`) leave out every pass that computes anything in another order than eager does.
+Strict numerics (`Options.exact`) leave out every pass that changes the order of computation.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
     check=_lint,
     text=graph_text,
 )
-"""Refuses (`Unsupported`) a region that has to run as it was captured, and repairs what AOTAutograd would get wrong."""
+"""Refuses (`Unsupported`) a region that has to run eagerly, and repairs what AOTAutograd would get wrong."""
 
 
 def _relaxed(at: Capturing) -> bool:
@@ -115,7 +116,7 @@ PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     text=graph_text,
     first=len(CAPTURED.passes) + 1,
 )
-"""Decides what has to be decided while operations are still those that the program calls."""
+"""Decides what requires the operations that the program calls."""
 
 # The joint graph of forward and backward ------------------------------------------------------------------------------
 
@@ -170,7 +171,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
     check=lambda joint, at: joint.graph.graph.lint(),
     text=lambda joint: graph_text(joint.graph),
 )
-"""Readies the joint graph for the min-cut partition."""
+"""Prepares the joint graph for the min-cut partition."""
 
 
 def _uncover(halves: Halves, at: Deriving) -> None:
@@ -197,7 +198,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
     text=lambda halves: graph_text(halves.forward, halves.backward),
     first=len(JOINT.passes) + 1,
 )
-"""Settles what lies between the halves: what backward gets of forward, in which precision."""
+"""Decides what backward gets from forward, and in which precision."""
 
 
 INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
@@ -215,7 +216,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     check=_lint,
     text=graph_text,
 )
-"""The passes of the joint graph that a graph without gradients needs too."""
+"""The passes of the joint graph that also apply to a graph without gradients."""
 
 # The Program ----------------------------------------------------------------------------------------------------------
 
@@ -265,7 +266,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     text=lambda scheduled: program_text(scheduled.program),
     first=2,
 )
-"""Program → Program: equal programs that fuse better."""
+"""Program → Program: equivalent programs that fuse better."""
 
 
 def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
@@ -287,7 +288,7 @@ CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
     text=lambda scheduled: program_text(scheduled.program, scheduled.clustering),
     first=PROGRAM.first + len(PROGRAM.passes),
 )
-"""Which nodes become one kernel, and which products stay the library's."""
+"""Decides which nodes become one kernel, and which products stay library calls."""
 
 # Launches -------------------------------------------------------------------------------------------------------------
 
@@ -351,7 +352,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
     text=lambda planned: launches_text(planned.steps),
     first=CLUSTERS.first + len(CLUSTERS.passes),
 )
-"""Which kernels share a launch, and whose memory their results take."""
+"""Decides which kernels share a launch, and which memory their results reuse."""
 
 STAGES = (CAPTURED, PREPARED, JOINT, PARTED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
 """Every stage, in the order of the path."""

@@ -1,4 +1,4 @@
-"""Subjects: what the passes of each stage work on, and the contexts that say what they may ask.
+"""Defines the subjects of each stage's passes, and the contexts that passes may query.
 
 | stage | subject | context |
 |---|---|---|
@@ -32,13 +32,13 @@ from fusion.schedule.clusters.legality import Cluster, positions_in
 
 @dataclass(slots=True)
 class Capturing:
-    """What the passes over Dynamo's graph may ask.
+    """The context of passes over Dynamo's graph.
 
     Attributes:
-        inputs: the example inputs; settings of the program leave them.
-        choose_attention: replaces calls of attention whose parts are faster than the library's kernel.
-        settings: the floats of the program that earlier graphs were compiled for.
-        within: what is entered here is left once the region is compiled.
+        inputs: the example inputs, without settings of the program.
+        choose_attention: decomposes calls of attention for which generated kernels are faster than the library's.
+        settings: the program's floats with which earlier graphs were compiled.
+        within: contexts entered here are left once the region is compiled.
         launched: whether the kernels are to run in this process; False ahead of time, over fake tensors.
     """
 
@@ -58,9 +58,9 @@ class Joint:
     """A joint graph.
 
     Attributes:
-        results: how many of its results are those of forward.
-        kept: nodes that forward has to compute and keep, though only backward needs them.
-        returned: how many results forward returns, `kept` included.
+        results: the number of its results that are forward's.
+        kept: nodes that forward has to compute and save, though only backward needs them.
+        returned: the number of results that forward returns, `kept` included.
     """
 
     graph: fx.GraphModule
@@ -71,11 +71,11 @@ class Joint:
 
 @dataclass(frozen=True, slots=True)
 class Deriving:
-    """What the passes over ATen graphs may ask.
+    """The context of passes over ATen graphs.
 
     Attributes:
-        capabilities: what can be generated for the device of the graph, and what it costs there.
-        workspace: bytes above which a product is made in chunks.
+        capabilities: the capabilities and costs of the graph's device.
+        workspace: bytes above which a product is computed in chunks.
         exact: compute as eager does.
     """
 
@@ -85,18 +85,18 @@ class Deriving:
 
     @property
     def layouts(self) -> Layouts:
-        """What it costs to have tensors lie in memory otherwise."""
+        """The costs of other tensor layouts."""
         return self.capabilities.layouts
 
     @property
     def streams(self) -> bool:
-        """Can contractions be part of generated kernels, and so be made again where they are needed?"""
+        """Whether contractions can be part of generated kernels, and so be recomputed where they are needed."""
         return "dot" in self.capabilities.fold_ops
 
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """Forward and backward after the partition; forward returns more than its results until these are dropped."""
+    """Forward and backward after the partition; forward returns extra results until these are dropped."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
@@ -109,15 +109,15 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """What the passes over a Program and its launches may ask.
+    """The context of passes over a Program and its launches.
 
     Attributes:
-        target: None plans launches for no target in particular.
-        hints: size symbol → its value when the graph was traced.
-        measure: times the ways to compute a product; without it, predictions decide.
-        workspace: bytes above which a product is made in chunks.
-        spare: inputs that may be written over once they are taken over.
-        verified, kernels: remember what was verified already.
+        target: None plans launches without a target.
+        hints: size symbol → its traced value.
+        measure: times the alternatives of a product; without it, predictions decide.
+        workspace: bytes above which a product is computed in chunks.
+        spare: inputs that may be overwritten once they are taken over.
+        verified, kernels: what is verified already.
     """
 
     target: Target | None
@@ -130,24 +130,24 @@ class Scheduling:
 
     @property
     def machine(self) -> Target:
-        """The target, where there has to be one."""
+        """The target, which must be given."""
         assert self.target is not None
         return self.target
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the target can generate, and what it costs."""
+        """The target's capabilities and costs."""
         return self.machine.capabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A Program on its way to clusters.
+    """A Program before and after clustering.
 
     Attributes:
-        streams: the nodes that one walk computes together, as clusters by position in the program.
-        clustering: once clusters are grown.
-        choices: the ways to compute each product, with their prices.
+        streams: chains of nodes that one loop computes, as clusters of positions in the program.
+        clustering: None before clusters are grown.
+        choices: the alternatives of each product, with their prices.
     """
 
     program: Program
@@ -156,7 +156,7 @@ class Scheduled:
     choices: tuple[Tuning, ...] = ()
 
     def changed(self, program: Program) -> Scheduled:
-        """The same with another program, in which the nodes of the streams may stand elsewhere."""
+        """Return this with another program, in which the nodes of the chains may have other positions."""
         if program is self.program:
             return self
         return replace(self, program=program, streams=positions_in(program, self.program, self.streams))

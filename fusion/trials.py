@@ -1,11 +1,11 @@
-"""Trials: the ways to compute a cluster around a product, run and timed (`mode="max-autotune"`).
+"""Runs and times the alternatives for a cluster around a product (`mode="max-autotune"`).
 
-Input: a program, a cluster of it and the ways to compute it (`schedule.ways`); output: a `Tuning` with the microseconds
-of each.  The cluster is taken out as a program of its own, and scheduled in each of the ways, its kernels in their
-fastest configurations.  A way that fails, or that gives other numbers than the evaluator, is refused. What was found is
-recorded as it is for configurations, under the text of all kernels and calls.
+Input: a program, a cluster of it and the alternatives (`schedule.ways`); output: a `Tuning` with the microseconds of
+each.  The cluster is extracted as a program and scheduled in each of the ways, with its kernels in their fastest
+configurations.  An alternative that fails, or whose results differ from the evaluator's, is refused.  Results are
+recorded like configurations, under the text of all kernels and calls.
 
-Where sizes are not known, or memory is short, predictions decide.
+If sizes are unknown, or memory is short, predictions decide.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from fusion.subjects import Scheduling
 
 
 class Trials:
-    """Tries and times the ways to compute clusters; equal ones once."""
+    """Runs and times the alternatives of clusters; equal clusters once."""
 
     def __init__(self, target: Target, tuner: Tuner, hints: Mapping[sympy.Symbol, int] | None) -> None:
         self._target, self._tuner, self._hints = target, tuner, hints
 
     def __call__(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]) -> Tuning:
-        """See `schedule.ways.Measure`."""
+        """Measure the alternatives of a cluster; see `schedule.ways.Measure`."""
         part = alone(program, cluster)
         touched = {name for node in part.nodes for name in (*reads(node), *writes(node))}
         if not all(size.is_Integer for name in touched for size in part.buffers[name].shape):
@@ -68,9 +68,7 @@ class Trials:
         return plan(part, grow(part, self._target.capabilities, self._hints), Scheduling(self._target))
 
     def _text(self, schedule: Schedule) -> str:
-        """What a schedule does, for the key of the record; buffers go by their order, as names differ from layer to
-        layer.
-        """
+        """Print a schedule for the key of its record; buffers are numbered, as names differ between layers."""
         order: dict[str, str] = {}
         lines = []
         for name in schedule.program.inputs:
@@ -90,7 +88,7 @@ class Trials:
     def _tried(
         self, part: Program, kernel: Kernel, ways: Sequence[Alternative], schedules: Sequence[Schedule]
     ) -> Tuning:
-        """Run each schedule, check what it gives, and time it."""
+        """Run each schedule, check its results, and time it."""
         predicted = weighed(kernel, ways)
         trials = list(predicted.trials)
         try:
@@ -112,14 +110,14 @@ class Trials:
         return Tuning(kernel.name, tuple(trials), min(right, key=lambda number: trials[number].microseconds))
 
     def _expected(self, part: Program) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Inputs, and what the evaluator makes of them."""
+        """Return inputs, and the evaluator's results on them."""
         buffers = [part.buffers[name] for name in part.inputs if isinstance(name, str)]
         for limit in limits(size for buffer in buffers for size in buffer.shape):
             layouts = [(buffer.shape, buffer.strides, buffer.dtype) for buffer in buffers]
             given = [drawn(*layout, self._tuner.device, limit) for layout in layouts]
             try:
                 made = run_program(part, given)
-            except (VerifyError, CheckFailed):  # a position outside of a tensor
+            except (VerifyError, CheckFailed):  # an index out of bounds
                 continue
             return given, [tensor for tensor in made if isinstance(tensor, torch.Tensor)]
         raise VerifyError("a product reads at positions of which nothing is known")
@@ -127,7 +125,7 @@ class Trials:
     def _checked(
         self, schedule: Schedule, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
     ) -> fx.GraphModule | str:
-        """The module of a schedule, or why it may not win."""
+        """Return the module of a schedule, or why it is refused."""
         kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
         try:
             built = {made.kernel: made for made, _ in self._tuner.build(kernels)}
@@ -135,7 +133,7 @@ class Trials:
             results = _run(module, given)
             if self._tuner.device.type == "cuda":
                 torch.cuda.synchronize(self._tuner.device)
-        except Exception as error:  # whatever it is, this way does not run
+        except Exception as error:  # whatever fails, this alternative does not run
             return f"it fails: {brief(error)}"
         for name, got, want in zip(schedule.program.outputs, results, wanted, strict=True):
             assert isinstance(name, BufferRef)
@@ -151,7 +149,7 @@ def _run(module: fx.GraphModule, given: Sequence[torch.Tensor]) -> tuple[torch.T
 
 
 def _numbered(arg: ExternArg, order: dict[str, str]) -> str:
-    """An argument as text, buffers as their number in `order`, to which new ones are added."""
+    """Print an argument, with buffers as their numbers in `order`, to which new ones are added."""
     if isinstance(arg, BufferRef):
         return order.setdefault(arg.name, f"b{len(order)}")
     if isinstance(arg, (list, tuple)):

@@ -1,8 +1,8 @@
-"""One call of scaled dot-product attention, as Dynamo traced it.
+"""Reads one call of scaled dot-product attention, as Dynamo traced it.
 
 Input: a node of Dynamo's graph, whose values are fake tensors; output: a `Call`: the sizes of the attention as numbers,
-and a small graph of the call alone, with the operations that make its mask.  Calls that are not understood are refused
-with `Unsupported`.
+and a small graph of the call alone, with the operations that compute its mask.  Calls that are not understood are
+refused with `Unsupported`.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ TARGETS: tuple[Callable[..., object], ...] = (
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 RECIPE = 64
-"""The most operations that a mask is followed back through."""
+"""The most operations of a mask that are copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, priced for the sizes it was traced with.
+    """A call, priced for its traced sizes.
 
     Attributes:
         operands: the query, the key and the value, without data.
-        inputs: these, each once, and what the mask is made of.
-        graph: `inputs` → the result, by parts.
+        inputs: the operands, each once, and the inputs of the mask.
+        graph: `inputs` → the result, with attention decomposed.
         options: the arguments that are not tensors.
         mask: the mask as the library would get it.
-        order: the dimensions of the result as they lie in memory, the outermost first.
-        training: will there be a backward?
+        order: the dimensions of the result in memory order, the outermost first.
+        training: whether there will be a backward.
     """
 
     operands: tuple[Tensor, Tensor, Tensor]
@@ -61,38 +61,38 @@ class Call:
 
     @property
     def rows(self) -> int:
-        """How many queries each head has."""
+        """The number of queries of each head."""
         return self.query.shape[-2]
 
     @property
     def columns(self) -> int:
-        """How many keys each head has."""
+        """The number of keys of each head."""
         return self.operands[1].shape[-2]
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of a query (and key), and of a value."""
+        """The widths of a query (and key), and of a value."""
         return self.query.shape[-1], self.operands[2].shape[-1]
 
     @property
     def scores(self) -> int:
-        """Elements of the scores."""
+        """The number of elements of the scores."""
         leading = zip_longest(*(reversed(x.shape[:-2]) for x in self.operands), fillvalue=1)
         return math.prod(max(sizes) for sizes in leading) * self.rows * self.columns
 
     @property
     def is_causal(self) -> bool:
-        """Does the call say that queries see no later keys?"""
+        """Whether the call says that queries see no later keys."""
         return bool(self.options.get("is_causal"))
 
     @property
     def computes_mask(self) -> bool:
-        """Does the graph make the mask, from indices or what is smaller than it?"""
+        """Whether the graph computes the mask, from indices or smaller tensors."""
         steps = (node for node in self.graph.graph.nodes if node.op.startswith("call"))
         return any(node.target is not attention for node in steps)
 
     def signature(self) -> tuple[object, ...]:
-        """Calls of equal signatures become equal kernels."""
+        """Return a value that is equal for calls with equal kernels."""
         tensors = ((x.shape, x.stride(), x.dtype, x.device.type, x.requires_grad) for x in self.inputs)
         numbers = {node: number for number, node in enumerate(self.graph.graph.nodes)}
         steps = (
@@ -103,17 +103,17 @@ class Call:
 
 
 def _numbered(node: fx.Node, numbers: Mapping[fx.Node, int]) -> object:
-    """The arguments of a node, with numbers for nodes."""
+    """Return the arguments of a node, with numbers for nodes."""
     return fx.map_arg((node.args, node.kwargs), lambda arg: f"%{numbers[arg]}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A node that is a call.
+class AttentionNode:
+    """A node that calls attention.
 
     Attributes:
-        autocast: what floating-point arguments are converted to before the call.
-        nested: is the call in a graph that another one calls, such as one that is checkpointed?
+        autocast: the dtype that floating-point arguments are converted to before the call.
+        nested: whether the call is in a graph that another one calls, such as a checkpointed one.
     """
 
     node: fx.Node
@@ -121,8 +121,8 @@ class Found:
     nested: bool
 
 
-def calls(graph: fx.GraphModule) -> Iterator[Found]:
-    """Every call in a graph and its subgraphs."""
+def calls(graph: fx.GraphModule) -> Iterator[AttentionNode]:
+    """Yield every call in a graph and its subgraphs."""
     for module in graph.modules():
         if not isinstance(module, fx.GraphModule):
             continue
@@ -135,7 +135,7 @@ def calls(graph: fx.GraphModule) -> Iterator[Found]:
                 del entered[-1:]
             elif node.op == "call_function" and node.target in TARGETS:
                 query = _value(node.args[0] if node.args else node.kwargs["query"])
-                yield Found(node, _autocast(query, entered), module is not graph)
+                yield AttentionNode(node, _autocast(query, entered), module is not graph)
 
 
 def _autocast(query: object, entered: Sequence[tuple[str, torch.dtype | None]]) -> torch.dtype | None:
@@ -148,41 +148,41 @@ def _autocast(query: object, entered: Sequence[tuple[str, torch.dtype | None]]) 
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def read(found: Found, mode: FakeTensorMode) -> Call:
-    """The call of a node, with inputs made in `mode`.
+def read(found: AttentionNode, mode: FakeTensorMode) -> Call:
+    """Return the call of a node, with inputs created in `mode`.
 
     Raises:
-        Unsupported: the call is not one that could be generated.
+        Unsupported: no kernels could be generated for the call.
     """
     node, autocast = found.node, found.autocast
-    given = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
-    options = {name: value for name, value in given.items() if name not in ARGUMENTS[:4]}
+    arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+    options = {name: value for name, value in arguments.items() if name not in ARGUMENTS[:4]}
     for name, value in options.items():
         if isinstance(value, fx.Node):
             raise Unsupported(f"{name} is not a constant")
     result = _value(node)
     if not isinstance(result, FakeTensor):
         raise Unsupported("the result is not a plain tensor")
-    if given.get("attn_mask") is not None and options.get("is_causal"):
+    if arguments.get("attn_mask") is not None and options.get("is_causal"):
         raise Unsupported("a mask and is_causal at once")
     training = result.requires_grad and torch.is_grad_enabled()
     if training and found.nested:
-        raise Unsupported("in a checkpoint, whose backward makes all of forward again and would keep the scores")
+        raise Unsupported("in a checkpoint, whose backward recomputes all of forward and would keep the scores")
     if training and options.get("dropout_p"):
-        raise Unsupported("in training, what dropout drops would be kept for backward")
+        raise Unsupported("in training, dropout's mask would be kept for backward")
     recipe = _Recipe(mode, autocast)
-    taken = [recipe.input(given.get(name)) for name in ARGUMENTS[:3]]
+    taken = [recipe.input(arguments.get(name)) for name in ARGUMENTS[:3]]
     query, key, value = (recipe.values[node] for node in taken)
-    mask = given.get("attn_mask")
-    made = None if mask is None else recipe.copy(mask)
+    mask = arguments.get("attn_mask")
+    mask_copy = None if mask is None else recipe.copy(mask)
     order = tuple(sorted(range(result.dim()), key=lambda dim: -_number(result.stride(dim))))
-    recipe.graph.output((recipe.graph.call_function(attention, (*taken, made), {**options, "order": order}),))
+    recipe.graph.output((recipe.graph.call_function(attention, (*taken, mask_copy), {**options, "order": order}),))
     whole = None if mask is None else _fresh(_tensor(mask), mode, autocast)
     _check((query, key, value), whole)
     inputs, parts = tuple(recipe.values.values()), fx.GraphModule({}, recipe.graph)
     call = Call((query, key, value), inputs, parts, options, whole, order, training)
     if call.scores < SMALL:
-        raise Unsupported("few scores, which are not worth a walk")
+        raise Unsupported("few scores, not worth a loop over tiles")
     return call
 
 
@@ -199,46 +199,46 @@ def _check(operands: Sequence[Tensor], mask: Tensor | None) -> None:
 
 
 class _Recipe:
-    """The graph of a call alone, as it is copied.
+    """The graph of one call, under construction.
 
-    A mask is followed back to what is smaller than it, and to what is made of constants.
+    A mask is followed back to smaller tensors and to constants.
     """
 
     def __init__(self, mode: FakeTensorMode, autocast: torch.dtype | None) -> None:
         self.mode, self.autocast = mode, autocast
         self.graph = fx.Graph()
         self.values: dict[fx.Node, Tensor] = {}  # of the inputs, in order
-        self.made: dict[fx.Node, fx.Node] = {}
+        self.copies: dict[fx.Node, fx.Node] = {}
 
     def input(self, node: object) -> fx.Node:
         if not isinstance(node, fx.Node):
             raise Unsupported("an argument is not a tensor")
-        if node not in self.made:
-            self.made[node] = self.graph.placeholder(f"in{len(self.values)}")
-            self.values[self.made[node]] = _fresh(_tensor(node), self.mode, self.autocast)
-        elif self.made[node].op != "placeholder":
+        if node not in self.copies:
+            self.copies[node] = self.graph.placeholder(f"in{len(self.values)}")
+            self.values[self.copies[node]] = _fresh(_tensor(node), self.mode, self.autocast)
+        elif self.copies[node].op != "placeholder":
             raise Unsupported("an operand is part of the mask")
-        return self.made[node]
+        return self.copies[node]
 
     def copy(self, mask: object) -> fx.Node:
-        """The mask, from the operations that make it where that can be followed; else as an input."""
+        """Copy the operations that compute the mask, if they can be followed; else make the mask an input."""
         if not isinstance(mask, fx.Node):
             raise Unsupported("the mask is not a tensor")
         needed = _made_of(mask, math.prod(map(_number, _tensor(mask).shape[-2:])))
         if needed is None:
             return self.input(mask)
         for node in needed:
-            if node in self.made:
+            if node in self.copies:
                 continue
             if isinstance(_value(node), Tensor) and not _is_copied(node, needed[node]):
                 self.input(node)
             elif isinstance(_value(node), Tensor):
-                self.made[node] = self.graph.node_copy(node, self._argument)
-        return self.made[mask]
+                self.copies[node] = self.graph.node_copy(node, self._argument)
+        return self.copies[mask]
 
     def _argument(self, node: fx.Node) -> fx.Node:
-        made = self.made.get(node)
-        return _constant(node) if made is None else made  # type: ignore[return-value]  # a number takes a node's place
+        copy = self.copies.get(node)
+        return _constant(node) if copy is None else copy  # type: ignore[return-value]  # a number replaces a node
 
 
 def _is_copied(node: fx.Node, copied: bool) -> bool:
@@ -246,31 +246,31 @@ def _is_copied(node: fx.Node, copied: bool) -> bool:
 
 
 def _made_of(mask: fx.Node, size: int) -> dict[fx.Node, bool] | None:
-    """What a mask is made of, in order, and whether each is made again; None if that cannot be followed."""
+    """Return the nodes that a mask depends on, in order, and whether each is recomputed; None if that is unknown."""
     constant: dict[fx.Node, bool] = {}
-    found: dict[fx.Node, bool] = {}
+    nodes: dict[fx.Node, bool] = {}
 
     def visit(node: fx.Node) -> None:
-        if node in found:
+        if node in nodes:
             return
-        if len(found) > RECIPE:
+        if len(nodes) > RECIPE:
             raise Unsupported("too many operations")
         value = _value(node)
         copied = _is_computed(node) and (_is_constant(node, constant) or _elements(value) >= size)
         if copied:
             for arg in node.all_input_nodes:
                 visit(arg)
-        found[node] = copied
+        nodes[node] = copied
 
     try:
         visit(mask)
     except Unsupported:
         return None
-    return found
+    return nodes
 
 
 def _is_constant(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
-    """Is a node made of nothing but constants and sizes?"""
+    """Return whether a node depends only on constants and sizes."""
     if node not in known:
         known[node] = False
         tensors = [arg for arg in node.all_input_nodes if isinstance(_value(arg), Tensor)]
@@ -279,14 +279,14 @@ def _is_constant(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
 
 
 def _is_computed(node: fx.Node) -> bool:
-    """Is a node a function of its arguments, that nothing writes to later?"""
+    """Return whether a node is a function of its arguments that nothing mutates later."""
     if node.op not in ("call_function", "call_method"):
         return False
     return not any(_writes(user) for user in (node, *node.users))
 
 
 def _writes(node: fx.Node) -> bool:
-    """Does a call write to one of its arguments?"""
+    """Return whether a call writes to one of its arguments."""
     return "out" in node.kwargs or changes_first(node)
 
 
@@ -306,7 +306,7 @@ def _tensor(node: object) -> FakeTensor:
 
 
 def _constant(node: fx.Node) -> object:
-    """The value of a node that is not a tensor, with numbers for sizes."""
+    """Return the value of a node that is not a tensor, with numbers for sizes."""
     value = _value(node)
     if isinstance(value, torch.SymInt):
         return _number(value)
@@ -314,27 +314,27 @@ def _constant(node: fx.Node) -> object:
         return tuple(_number(each) for each in value)
     if isinstance(value, (int, float, bool, torch.dtype, torch.device)):
         return value
-    raise Unsupported("the mask is made of something unknown")
+    raise Unsupported("the mask depends on a value of unknown type")
 
 
 def _number(size: object) -> int:
-    """A size as it was when the graph was traced.
+    """Return a size as it was when the graph was traced.
 
     Raises:
-        Unsupported: it depends on what is in memory.
+        Unsupported: it is data-dependent.
     """
     hint = size.node.hint if isinstance(size, torch.SymInt) else size
     if not isinstance(hint, int):
-        raise Unsupported("a size that depends on what is in memory")
+        raise Unsupported("a data-dependent size")
     return hint
 
 
 def _fresh(value: FakeTensor, mode: FakeTensorMode, autocast: torch.dtype | None) -> Tensor:
-    """A tensor like `value`, after autocast, without data or history."""
+    """Return a tensor like `value`, after autocast, without data or history."""
     dtype = value.dtype
     if autocast is not None and dtype.is_floating_point and dtype is not torch.float64:
         dtype = autocast
     shape, strides = ([_number(size) for size in sizes] for sizes in (value.shape, value.stride()))
     with mode:
-        made = torch.empty_strided(shape, strides, dtype=dtype, device=value.device)
-    return made.requires_grad_(value.requires_grad and torch.is_grad_enabled())
+        fresh = torch.empty_strided(shape, strides, dtype=dtype, device=value.device)
+    return fresh.requires_grad_(value.requires_grad and torch.is_grad_enabled())

@@ -1,7 +1,7 @@
-"""Who computes attention that was asked for in one piece: the library's kernel, or kernels generated for its parts.
+"""Decides who computes a call of attention: the library's kernel, or kernels generated from its decomposition.
 
-Input: Dynamo's graph, in which the calls whose parts are predicted to be faster are replaced by them; output:
- a `Choice` for each call, with both prices.  What is not understood stays the library's.
+Input: Dynamo's graph, in which the calls that are predicted to be faster decomposed are decomposed; output: a `Choice`
+for each call, with both predicted times.  Calls that are not understood stay the library's.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fusion.lowering.errors import BuildError, Origin, Unsupported
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Who computes one call.
+    """The decision for one call.
 
     Attributes:
         kernel: the library's kernel for it; empty if unknown.
         library_us: predicted microseconds of that kernel, None if unknown.
-        generated_us: predicted microseconds of what would be generated, None if nothing would be.
-        reason: why there is nothing to choose between.
-        lasting: would the next process find the same?
+        generated_us: predicted microseconds of the generated kernels, None if none can be generated.
+        reason: why there is no alternative.
+        lasting: whether the next process would decide the same.
 
     >>> print(Choice(Origin("out", "", "model.py:3"), True, "efficient", 90.0, 41.5))
     attention out (model.py:3): generated, 41.5 µs against 90.0 µs of the library's efficient kernel
@@ -61,12 +61,12 @@ class Choice:
 
 
 class Chooser:
-    """Chooses for whole graphs; calls alike are priced once.
+    """Decides for all calls of a graph; equal calls are priced once.
 
     Args:
-        target_of: the target that serves a device.
-        strict: raise where a trial fails by a defect, rather than leave the call to the library and say so.
-        kept: take what an earlier process chose from the cache directory.
+        target_of: returns the target of a device.
+        strict: raise when pricing fails by an internal error, rather than leave the call to the library with a note.
+        kept: use the decisions of earlier processes from the cache directory.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class Chooser:
         self._lock = threading.Lock()
 
     def __call__(self, graph: fx.GraphModule) -> tuple[Choice, ...]:
-        """Choose for every call in `graph`, and replace those that are to be generated."""
+        """Decide for every call in `graph`, and decompose those that are to be generated."""
         with unset_fake_temporarily():
             return tuple(self._choices(graph))
 
     def _choices(self, graph: fx.GraphModule) -> Iterator[Choice]:
         changed: set[fx.GraphModule] = set()
-        for found in list(calls(graph)):
-            node = found.node
-            mode = FakeTensorMode(allow_non_fake_inputs=True)  # the library makes numbers of its own
+        for call_node in list(calls(graph)):
+            node = call_node.node
+            mode = FakeTensorMode(allow_non_fake_inputs=True)  # the library creates real tensors of numbers
             origin = origin_of(node)
             try:
-                call = read(found, mode)
+                call = read(call_node, mode)
             except Exception as failure:  # as in `choose`
                 if self._strict and not isinstance(failure, Unsupported):
                     raise
@@ -117,26 +117,26 @@ class Chooser:
         return replace(known, origin=origin)
 
     def _chosen(self, call: Call, origin: Origin, target: Target) -> Choice:
-        """What an earlier process chose, or else what is chosen now."""
+        """Return the decision of an earlier process, or else decide now."""
         key = _key(call, target) if self._kept else ""
-        with suppress(Exception):  # whatever is found there, it is not what was written
+        with suppress(Exception):  # the entry is damaged
             text = get(key) if key else None
-            found = None if text is None else read_text(text, KINDS)
-            if isinstance(found, Choice):
-                return found
-        made = choose(call, origin, target, strict=self._strict)
-        if key and made.lasting:
-            with suppress(BuildError):  # the next process chooses again
-                put(key, write(made, KINDS))
-        return made
+            cached = None if text is None else read_text(text, KINDS)
+            if isinstance(cached, Choice):
+                return cached
+        choice = choose(call, origin, target, strict=self._strict)
+        if key and choice.lasting:
+            with suppress(BuildError):  # the next process decides again
+                put(key, write(choice, KINDS))
+        return choice
 
 
 KINDS = {kind.__name__: kind for kind in (Choice, Origin)}
-"""What a choice is kept as."""
+"""The dataclasses that a cached decision consists of."""
 
 
 def _key(call: Call, target: Target) -> str:
-    """What a choice is found by; empty where that cannot be told."""
+    """Return the cache key of a decision; empty if the call cannot be serialised."""
     kernels = ("flash", "mem_efficient", "cudnn")
     try:
         enabled = [getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")() for kernel in kernels]
@@ -146,7 +146,7 @@ def _key(call: Call, target: Target) -> str:
 
 
 def _named(part: object) -> object:
-    """A part of a signature with PyTorch's functions by their names, where C defines them."""
+    """Return a part of a signature with PyTorch's functions by name, also where C defines them."""
     if isinstance(part, tuple):
         return tuple(map(_named, part))
     name = getattr(part, "__name__", "")
@@ -154,7 +154,7 @@ def _named(part: object) -> object:
 
 
 def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) -> Choice:
-    """Price one call on `target`, and choose; see `Chooser` for `strict`."""
+    """Price one call on `target`, and decide; see `Chooser` for `strict`."""
     capabilities = target.capabilities
     if "dot" not in capabilities.fold_ops:
         return Choice(origin, False, reason=f"{target.name} generates no products")
@@ -166,7 +166,7 @@ def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) 
         if least >= library:
             return Choice(origin, False, kernel, library, least)
         generated = generated_time(call, target)
-    except Exception as failure:  # whatever is wrong with the parts, the library's kernel is right
+    except Exception as failure:  # whatever fails while the kernels are generated, the library's kernel is right
         if strict and not isinstance(failure, Unsupported):
             raise
         return Choice(origin, False, kernel, reason=_reason(failure), lasting=isinstance(failure, Unsupported))

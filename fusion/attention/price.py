@@ -1,9 +1,9 @@
-"""What attention is predicted to take: as a kernel of the library, and as what would be generated for its parts.
+"""Predicts the time of attention: as a kernel of the library, and as generated kernels.
 
-The library's time is the arithmetic of its products at the share of their speed that a target says its kernel reaches.
-What would be generated is generated, up to its source: the call alone is traced, parted and scheduled as it would be in
-its graph.  Each kernel takes the larger of its traffic and its products, these at the share that the target gives this
-kernel, less the blocks that it skips.
+The library's time is the arithmetic of its GEMMs at the target's efficiency of that kernel, relative to the library's
+GEMMs.  Generated kernels are generated up to their source: the call alone is traced, partitioned and scheduled as it
+would be in its graph.  Each kernel takes the maximum of its traffic and its GEMMs, at the target's efficiency of
+attention kernels, without the tiles that it skips.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import BLOCK, FORWARD, at_width, kernel_time
 
 BACKWARD, AGAIN = 5, 7
-"""Products of backward in one kernel; and in two kernels, of which each makes the scores."""
+"""GEMMs of backward in one kernel, and in two kernels, which both compute the scores."""
 
 KERNELS = (
     ("_flash_attention_for_cpu", "flash"),
@@ -41,9 +41,9 @@ KERNELS = (
 
 
 def library_kernel(call: Call, target: Target) -> str:
-    """Which kernel the library would run: "flash", "efficient", "cudnn", or "math", its own parts one by one.
+    """Return the kernel that the library would run: "flash", "efficient", "cudnn", or "math" (decomposed).
 
-    For a device that is not the target's, what the library does where it can.
+    For a device that is not the target's, the library's choice is assumed by dtype and shape.
     """
     if DEFAULTS.get(call.query.device.type) != target.name:
         half = call.query.dtype.itemsize == 2
@@ -60,10 +60,10 @@ def library_kernel(call: Call, target: Target) -> str:
 
 
 def library_time(call: Call, kernel: str, capabilities: Capabilities) -> float:
-    """Microseconds of the library's kernel, backward included in training.
+    """Return the microseconds of the library's kernel, with backward in training.
 
     Raises:
-        Unsupported: the target does not say how fast it is.
+        Unsupported: the target has no efficiency for it.
     """
     forward, backward = _shares(call, kernel, capabilities)
     product = _product(call, capabilities)
@@ -72,10 +72,10 @@ def library_time(call: Call, kernel: str, capabilities: Capabilities) -> float:
 
 
 def least_time(call: Call, capabilities: Capabilities) -> float:
-    """Microseconds of generated kernels in one walk each; 0 where a mask that is computed may have them skip anything.
+    """Return a lower bound of the microseconds of generated kernels; 0 if a computed mask may make them skip tiles.
 
     Raises:
-        Unsupported: the target does not say how fast they are.
+        Unsupported: the target has no efficiency for them.
     """
     known = [form for form in capabilities.forms if (form, call.query.dtype.itemsize) in capabilities.attention]
     shares = [_shares(call, form, capabilities) for form in known or capabilities.forms[:1]]
@@ -88,23 +88,23 @@ def least_time(call: Call, capabilities: Capabilities) -> float:
 
 
 def _shares(call: Call, kernel: str, capabilities: Capabilities) -> tuple[float, float]:
-    """The shares of the library's speed at which a kernel computes forward and backward of a call."""
+    """Return the efficiencies of forward and backward of a call in a kernel, relative to the library's GEMMs."""
     speed = capabilities.attention.get((kernel, call.query.dtype.itemsize))
     if speed is None:
         raise Unsupported(f"nothing is known of the speed of {kernel} attention in {call.query.dtype}")
-    shares = speed.masked if call.mask is not None else speed.skipping if call.is_causal else speed.plain
-    forward, backward = at_width(shares, max(call.widths))
+    efficiencies = speed.masked if call.mask is not None else speed.skipping if call.is_causal else speed.plain
+    forward, backward = at_width(efficiencies, max(call.widths))
     return speed.forward(forward, call.columns * _causal(call)), backward
 
 
 def _product(call: Call, capabilities: Capabilities) -> float:
-    """Microseconds of half the arithmetic of forward, at the speed of the library's products."""
+    """Return the microseconds of half the arithmetic of forward, at the speed of the library's GEMMs."""
     rate = capabilities.matrix_flops * capabilities.matrix_share[call.query.dtype.itemsize]
     return call.scores * sum(call.widths) * _causal(call) / rate
 
 
 def _causal(call: Call) -> float:
-    """The share of the blocks that `is_causal` leaves."""
+    """Return the share of the tiles that remain under `is_causal`."""
     if not call.is_causal:
         return 1.0
     rows, columns = (-(-size // BLOCK) for size in (call.rows, call.columns))
@@ -112,10 +112,10 @@ def _causal(call: Call) -> float:
 
 
 def generated_time(call: Call, target: Target) -> float:
-    """Microseconds of the kernels that would be generated for the parts of a call.
+    """Return the microseconds of the kernels that would be generated for a decomposed call.
 
     Raises:
-        Unsupported: the scores would be written to memory, or be taken from there by the library.
+        Unsupported: the scores would be written to memory, or read from it by the library.
     """
     schedules: list[Schedule] = []
 
@@ -133,7 +133,7 @@ def generated_time(call: Call, target: Target) -> float:
 
 
 def _never_run(args: list[object]) -> tuple[object, ...]:
-    raise AssertionError("what was compiled to be priced does not run")
+    raise AssertionError("a compilation for pricing does not run")
 
 
 def _time(schedule: Schedule, target: Target, scores: int) -> float:
