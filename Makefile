@@ -15,7 +15,7 @@ LINT := $(MAKE) --no-print-directory lint
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow lint format bench clean
+.PHONY: help demo test test-slow docs lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -53,6 +53,10 @@ test: $(INSTALLED) ## lint, and the tests but for the slow ones (those that need
 
 test-slow: $(INSTALLED) ## the slow tests: more architectures, and their kernels compiled for a GPU
 	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 --dist worksteal -m slow
+
+docs: $(INSTALLED) ## build the documentation into build/site; fails on a link that leads nowhere
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "==> open build/site/index.html"
 
 format: $(INSTALLED) ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix .

@@ -18,8 +18,11 @@ import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--refresh-goldens` writes anew what is decided for the programs of `tests/golden/`."""
+    """`--refresh-goldens` writes anew what is decided for the programs of `tests/golden/`, `--refresh-documents` what
+    the code blocks of the documentation print.
+    """
     parser.addoption("--refresh-goldens", action="store_true", help="write the texts of tests/golden/ anew")
+    parser.addoption("--refresh-documents", action="store_true", help="write the outputs in README.md and docs/ anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:

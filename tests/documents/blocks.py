@@ -1,0 +1,115 @@
+"""The code blocks of a page: how they are written, and how what they print is written back.
+
+A fence says its language and may have a title. A title that is a file name makes the block that file; the title
+"Output" makes it what the block before it prints, in which a line `…` stands for any number of lines. A comment right
+above a block says under which conditions it runs:
+
+    <!-- run: gpu -->           where there is a GPU
+    <!-- run: not -->           not here: a command that takes minutes, or changes the machine
+    <!-- run: first             these lines before the block, of which a reader needs no sight
+    model = torch.nn.Linear(2, 2)
+    -->
+
+and one at the top of a page, `<!-- page: needs peft, accelerate -->`, which packages all of its blocks import.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = "Output"
+LEFT_OUT = "…"
+
+PAGES = tuple(
+    path.relative_to(ROOT).as_posix()
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+)
+
+_FENCE = re.compile(
+    r"(?:^<!-- run: (?P<run>[a-z]+)(?P<before>.*?)-->\n)?"
+    r'^```(?P<language>\w*)(?: title="(?P<title>[^"]*)")?\n(?P<text>.*?)^```$',
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One code block.
+
+    Attributes:
+        line: the number of its first line of text in the page.
+        run: what the comment above it says; empty without one.
+        before: what runs before it.
+    """
+
+    page: str
+    line: int
+    language: str
+    title: str
+    text: str
+    run: str
+    before: str
+
+    @property
+    def place(self) -> str:
+        """Where the block begins."""
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_output(self) -> bool:
+        """Is this what the block before it prints?"""
+        return self.title == OUTPUT
+
+    @property
+    def file(self) -> str:
+        """The name of the file that the block is; empty if it is none."""
+        return self.title if re.fullmatch(r"\w+\.py", self.title) else ""
+
+
+def blocks_of(page: str, text: str) -> list[Block]:
+    """The blocks of a page, in order."""
+    return [
+        Block(
+            page,
+            text.count("\n", 0, found.start("text")) + 1,
+            found["language"],
+            found["title"] or "",
+            found["text"],
+            found["run"] or "",
+            (found["before"] or "").strip("\n"),
+        )
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def needed_by(text: str) -> list[str]:
+    """The packages that a page needs beside those that the tests are installed with."""
+    found = re.search(r"^<!-- page: needs ([\w, ]+) -->$", text, re.MULTILINE)
+    return [] if found is None else [name.strip() for name in found[1].split(",")]
+
+
+def agrees(shown: str, printed: str) -> bool:
+    """Is `printed` what is shown, where a line `…` stands for any number of lines?
+
+    >>> agrees("a\\n…\\nd", "a\\nb\\nc\\nd\\n"), agrees("a\\nd", "a\\nb\\nd")
+    (True, False)
+    """
+    lines = [line.rstrip() for line in shown.strip("\n").split("\n")]
+    patterns = (r"(?:.*\n)*?" if line.strip() == LEFT_OUT else re.escape(line) + r"[ \t]*\n" for line in lines)
+    return re.fullmatch("".join(patterns), printed.strip("\n") + "\n") is not None
+
+
+def written_back(text: str, printed: dict[int, str]) -> str:
+    """The page with other texts in some of its blocks, by the line each begins at; those with `…` stay."""
+
+    def replaced(found: re.Match[str]) -> str:
+        line = text.count("\n", 0, found.start("text")) + 1
+        if line not in printed or LEFT_OUT in found["text"]:
+            return found[0]
+        begin, end = found.start("text") - found.start(), found.end("text") - found.start()
+        return found[0][:begin] + printed[line].strip("\n") + "\n" + found[0][end:]
+
+    return _FENCE.sub(replaced, text)
