@@ -45,14 +45,16 @@ from fusion.schedule.kernels import KernelCall
 
 @dataclass(frozen=True, slots=True)
 class ExportedKernel:
-    """One distinct kernel.
+    """Holds one kernel with every artefact on the way from block program to binary.
 
     Attributes:
-        text: the printed Kernel.
-        source: in the target's language, whose file suffix is `suffix`.
-        artefacts: the outputs of the target's tools, by file suffix ("ttir", "ptx", …), in the order from source to
-            binary.
-        origins: one line per operation of the program that it computes.
+        name: the name of the kernel, made of its operations.
+        text: the block program, printed.
+        source: the source in the language of the target.
+        suffix: the suffix of a file with the source, such as "py".
+        artefacts: file suffix ("ttir", "ttgir", "llir", "ptx", "cubin") → content, in the order of the path from source
+            to binary; what the target's tools can make here.
+        origins: the operations that it computes, a line each, with module and line of the program.
     """
 
     name: str
@@ -65,13 +67,18 @@ class ExportedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The steps of a program (launches and calls in order, by name), and each distinct kernel once."""
+    """Holds what would run.
+
+    Attributes:
+        steps: the names of launches and calls, in order.
+        kernels: each distinct kernel once.
+    """
 
     steps: tuple[str, ...]
     kernels: tuple[ExportedKernel, ...]
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write every kernel's text, source and artefacts to files in `folder`; return their paths."""
+        """Write text, source and artefacts of every kernel into `folder`, and return the paths of the files."""
         root = Path(folder)
         root.mkdir(parents=True, exist_ok=True)
         written: list[Path] = []
@@ -95,13 +102,15 @@ def export_kernels(
 
     Args:
         program: a function or `nn.Module`, in the state (train or eval) it is to be exported in.
-        args, kwargs: example inputs; their values are not used.
+        args: example inputs; only their shapes, strides and dtypes matter.
         target: the name of a target; by default that of CUDA devices.
-        arch: the architecture to build for where a target knows several, such as "sm_90".
+        arch: the architecture to build for where a target knows several, such as "sm_90"; None takes that of the
+            current device, or sm_90 where there is none.
+        kwargs: example inputs by keyword.
 
     Raises:
-        ValueError: an unknown target.
-        FusionError: an architecture that the target does not build for, or a graph that cannot be compiled as a whole.
+        ValueError: unknown target.
+        FusionError: the target does not build for this architecture, or a graph cannot be compiled as a whole.
 
     >>> export = export_kernels(lambda x: torch.exp(x) + 1, torch.empty(8, 128), target="c")
     >>> [kernel.name for kernel in export.kernels]

@@ -67,25 +67,33 @@ def fuse(
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> object:
-    """The same module or function, run on generated kernels.
+    """Compile a module or function, so that it runs on generated kernels.
+
+    Compilation happens at the first call, and again where a later call differs in what was assumed (dtypes, devices,
+    sizes unless they are dynamic, gradients or none).  Results have the shapes, dtypes, strides and devices of eager.
 
     Args:
-        program: an `nn.Module`, a function of tensors, or what `torch.export.export` returned.  Without it, returns a
-            decorator.
-        mode: "default"; "reduce-overhead" records launches as CUDA graphs; "max-autotune" times several configurations
-            of each kernel and keeps the fastest.
-        dynamic: True compiles once for all sizes, False once per size; None lets sizes that change become dynamic.
-        fullgraph: raise where a graph breaks, and Python would go on between the parts.
-        options: see `fusion.options.Options`.
+        program: an `nn.Module`, a function of tensors, or the result of `torch.export.export`.  Without it, `fuse`
+            returns a decorator.
+        mode: "default"; "reduce-overhead" records the launches of each graph as a CUDA graph; "max-autotune" times
+            several configurations of each kernel on the device and keeps the fastest.
+        dynamic: True compiles once for all sizes, and for the floats among the arguments; False once for each size;
+            None lets sizes become dynamic once they change.
+        fullgraph: raise where Dynamo breaks the graph; otherwise Python goes on between the parts.
+        options: names and values as in `fusion.Options`, but for `mode`.
 
     Returns:
-        For a module, a module of the same type that shares parameters, buffers and submodules with the given one, which
-        itself is not changed; `train` and `eval` are to be called on what is returned.  For an exported program, that
-        of its module.  For a function, a function of the same signature.  Compilation happens at the first call.
+        For a module, a module of the same type that shares parameters, buffers and submodules with `program`, which
+            itself is not changed.  Its training mode and plain attributes are its own: call `train` and `eval` on it.
+            For an exported program, the same of its module.  For a function, a function of the same signature.
 
     Raises:
-        TypeError: `program` is neither a module nor a function, or is TorchScript.
-        ValueError: an unknown mode or option.
+        TypeError: `program` is neither a module nor a function, or is a class or TorchScript; `dynamic`, `fullgraph`
+            or an option has the wrong type.
+        ValueError: unknown mode, option or value of an option.
+
+    The function that is returned raises a `FusionError` under `options={"strict": True}` where a region cannot be
+    compiled, and otherwise warns (`FusionWarning`) and runs that region eagerly.
 
     >>> import torch
     >>> double = fuse(lambda x: x * 2 + 1)
@@ -203,11 +211,17 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
 
 
 def report(fused: Callable[..., object]) -> Explanation:
-    """What has been compiled so far for the result of a `fuse` call: every graph, forward and backward.
+    """Report what has been compiled so far for the result of a `fuse` call, without running anything.
 
-    Where the program leaves its graphs is named, too: `graph_breaks`.
-    Compiled code belongs to the program text: modules of one class, or results of fusing one function again, share it
-    and its report.
+    Compiled code belongs to the program text: modules of one class, or the results of fusing one function twice, share
+    it and its report.
+
+    Args:
+        fused: the result of `fuse`, whether it has been called or not.
+
+    Returns:
+        Every graph compiled so far, forward and backward, in the order of compilation, and the places at which the
+            program leaves its graphs (`graph_breaks`).
 
     Raises:
         TypeError: `fused` did not come from `fuse`.
@@ -230,15 +244,19 @@ def report(fused: Callable[..., object]) -> Explanation:
 
 
 def explain(program: Callable[..., object], /, **settings: object) -> Callable[..., Explanation]:
-    """What fusing `program` does: `explain(model)(*args, **kwargs)` runs it once and reports.
+    """Run a program once on generated kernels and report how it was compiled: `explain(model)(*args, **kwargs)`.
 
     Args:
         program: an `nn.Module` or a function.
-        settings: `mode`, `dynamic`, `fullgraph` and `options` as for `fuse`.
+        settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
 
     Returns:
-        A function that takes the arguments of `program` and returns an `Explanation`: `kernels`, `externs`, `refusals`,
-        `graph_breaks`, `traffic_before`, `traffic_after` (bytes), and a text for `print`.
+        A function that takes the arguments of `program` and returns an `Explanation`.  It has `kernels`, `externs`,
+            `refusals`, `graph_breaks`, and `traffic_before` and `traffic_after` in bytes; printed, it is a list.
+
+    Raises:
+        TypeError: `program` cannot be called, or a setting is unknown or has the wrong type.
+        ValueError: unknown mode, option or value of an option.
 
     >>> import torch
     >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
@@ -257,18 +275,24 @@ def explain(program: Callable[..., object], /, **settings: object) -> Callable[.
 
 
 def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[..., Accuracy]:
-    """How exact each kernel of `program` is: `accuracy(model)(*args, **kwargs)` runs it once and measures.
+    """Run a program once and measure the error of each kernel against float64: `accuracy(model)(*args, **kwargs)`.
 
-    Each launch is compared with exact arithmetic on what it was given, so that an error shows where it is made and not
-    where it arrives.  If results require gradients, backward runs too; `.grad` is left alone.
+    Each launch is compared with float64 arithmetic on the tensors that it was given, so an error shows in the kernel
+    that makes it and not in the kernels that it reaches.  If results require gradients, backward runs too; the `.grad`
+    of parameters and inputs is left alone.
 
     Args:
         program: an `nn.Module` or a function.
-        settings: as for `explain`; launches are not recorded, nor graphs kept.
+        settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`; launches are not recorded as CUDA
+            graphs, and no graph is kept in the cache.
 
     Returns:
-        A function that takes the arguments of `program` and returns an `Accuracy`: `launches`, in their order, `worst`,
-        and a text for `print`.
+        A function that takes the arguments of `program` and returns an `Accuracy`.  It has `launches` in their order
+            and `worst`, the same with the largest errors first; printed, it is a list.
+
+    Raises:
+        TypeError: `program` cannot be called, or a setting is unknown or has the wrong type.
+        ValueError: unknown mode, option or value of an option.
 
     >>> import torch
     >>> found = accuracy(lambda x: torch.softmax(x, -1))(torch.randn(4, 100))

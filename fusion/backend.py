@@ -31,8 +31,11 @@ from fusion.runtime.splice import Watch
 
 @ours
 class Backend:
-    """A Dynamo backend with its options, created at `since`.
-    `watch` returns a replacement for the launcher of a kernel.
+    """Compiles the graphs of a program as a Dynamo backend, and keeps their `reports`.
+
+    Args:
+        options: the options of all its compilations.
+        watch: returns, for a kernel call and its launcher, the function that is called in place of the launcher.
 
     Dynamo caches compiled code per code object and backend, and gives up after a few backends: so all programs fused
     from the same code under the same options share one backend, with its compilations.
@@ -90,7 +93,21 @@ def fusion_backend(
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
-    """Entry point for `torch.compile(backend="fusion")`; see `Options.read` for `mode` and `options`."""
+    """Compile one graph of `torch.compile(…, backend="fusion")`; Dynamo calls it.
+
+    Args:
+        graph: the graph that Dynamo captured.
+        example_inputs: its inputs at the first call, as fake or real tensors.
+        mode: as for `fuse`.
+        options: as for `fuse`.
+
+    Returns:
+        The callable that takes the place of `graph`.
+
+    Raises:
+        ValueError: unknown mode, option or value of an option.
+        TypeError: an option has the wrong type.
+    """
     return Backend(Options.read(mode, options))(graph, example_inputs)
 
 

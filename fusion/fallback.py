@@ -27,7 +27,10 @@ from fusion.runtime.checkpoints import with_checkpoints
 
 
 class FusionWarning(UserWarning):
-    """A region of the program runs eagerly because it could not be compiled."""
+    """Warns that a region of the program runs eagerly because it could not be compiled.
+
+    There is one warning for each cause and process.  It points at the line of the program that made the call.
+    """
 
 
 @lru_cache(maxsize=256)

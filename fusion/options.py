@@ -37,18 +37,21 @@ WORKSPACE = 1 << 29
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a compilation was asked for.
+    """Holds the options of a compilation.
 
     Attributes:
         mode: "default"; "reduce-overhead", which sets `cudagraphs`; "max-autotune", which times configurations on the
             device.
-        target: name of the target to generate for; None picks by device.
-        dump: directory for dumps, or None.
-        strict: raise instead of falling back to eager.
-        workspace: bytes above which a product that nobody needs whole is made in chunks.
-        numerics: "default", or "strict": every value is rounded as eager rounds it.
-        cudagraphs: record the launches of a graph, and play them again in one call.
-        graph_cache: take what an earlier process made of the same graph from the cache directory.
+        target: name of the target to generate for: "c", "triton" or "reference"; None picks it by the device of the
+            tensors.
+        dump: directory below which every stage of every compiled graph is written; None writes nothing.
+        strict: raise where a captured region would otherwise fall back to eager, at compilation or in a call.
+        workspace: size in bytes above which a matrix product that is not needed whole is computed some rows at a time;
+            positive.
+        numerics: "default", or "strict", which rounds every value as eager rounds it (docs/numerics.md).
+        cudagraphs: record the launches of each graph as a CUDA graph, one for each set of sizes, and play it in one
+            call; results are valid until the next step.
+        graph_cache: load a graph that an earlier process compiled from the cache directory.
     """
 
     mode: str = "default"
@@ -67,12 +70,19 @@ class Options:
 
     @classmethod
     def read(cls, mode: str | None = None, options: Mapping[str, object] | None = None) -> Options:
-        """Options from a call, the environment filling in what the call leaves open.
+        """Read options from the arguments of a call and, where these leave them open, from the environment.
+
+        Args:
+            mode: one of `MODES`; None is "default".
+            options: names of the attributes above, but for `mode`, with their values.
 
         Raises:
-            ValueError: an unknown mode, key or value, also of a variable, with the known ones; a file where dumps
-                would go.
-            TypeError: a value of the wrong type.
+            ValueError: unknown mode, option or value, also of a variable of the environment (the message lists the
+                known ones); `dump` is a file.
+            TypeError: `options` is no mapping, or a value has the wrong type.
+
+        >>> Options.read("reduce-overhead", {"workspace": 1 << 20}).cudagraphs
+        True
         """
         dump = os.environ.get("FUSION_DUMP")
         result = cls(dump=_folder(Path(dump)) if dump else None, strict=_switch("FUSION_STRICT", default=False))

@@ -29,14 +29,15 @@ _UNWRITTEN = -1.2345e300
 
 @dataclass(frozen=True, slots=True)
 class LaunchError:
-    """The error of one launch in one tensor.
+    """Holds the error of one tensor that one launch wrote.
 
     Attributes:
-        kernel, tensor: their names; `tensor` is that of the kernel's parameter.
+        kernel: the name of the kernel.
+        tensor: the name of the kernel's parameter.
         origins: the operations that the launch computes, with the lines of the program (`errors.by_place`).
-        error: against float64, as norms: |written - exact| / |exact|.  Of integers and booleans, the share that is
-            wrong.  Infinite where NaN or an infinity is at another place.
-        rounding: the same of the evaluator in the kernel's dtypes.
+        error: relative error against float64, by norms: |written - exact| / |exact|.  Of integers and booleans, the
+            share of wrong elements.  Infinite where NaN or an infinity is at another place.
+        rounding: the same error of the evaluator, which computes in the kernel's dtypes: what rounding explains.
         largest: the largest absolute error of one element.
     """
 
@@ -54,13 +55,17 @@ class LaunchError:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The launches of one call, in their order, with one entry for each tensor that was written."""
+    """Holds the errors of the launches of one call, an entry for each tensor that was written.
+
+    Attributes:
+        launches: in the order in which they ran.
+    """
 
     launches: tuple[LaunchError, ...]
 
     @property
     def worst(self) -> tuple[LaunchError, ...]:
-        """The launches by error, the largest relative to the expected error first."""
+        """The same, sorted: first those whose error exceeds by the most what rounding explains."""
         return tuple(sorted(self.launches, key=_beyond, reverse=True))
 
     def __str__(self) -> str:

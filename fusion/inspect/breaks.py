@@ -25,12 +25,12 @@ RESUMED = "torch_dynamo_resume_in_"
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A graph break.
+    """Names a place at which the program leaves its graphs.
 
     Attributes:
-        reason: Dynamo's.
-        origin: the function and the line, that of the function where Dynamo does not say more.
-        whole: whether the whole function runs eagerly.  What it calls may still be compiled.
+        reason: Dynamo's reason.
+        origin: the function and the line; the function's first line where Dynamo does not say more.
+        whole: whether the whole function is left to eager.  The functions that it calls may still be compiled.
     """
 
     reason: str

@@ -24,7 +24,12 @@ from fusion.schedule.kernels import KernelCall
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes moved to and from memory by one run, if each operation reads and writes each of its tensors once."""
+    """Counts the bytes that one run moves, if every launch or call reads and writes each of its tensors once.
+
+    Attributes:
+        read: bytes read from memory.
+        written: bytes written to memory.
+    """
 
     read: int
     written: int
@@ -40,7 +45,17 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One launch of a generated kernel.  Bytes and flops are those of one run."""
+    """Describes one launch of a generated kernel.
+
+    Attributes:
+        name: the name of the kernel, made of its operations.
+        source: its source in the language of the target.
+        target: the name of the target: "c", "triton" or "reference".
+        origins: the operations that it computes, with module and line of the program.
+        bytes_read: bytes that one run reads from memory.
+        bytes_written: bytes that one run writes to memory.
+        flops: arithmetic of one run, counted in additions: an exponential is several, a multiply-add of a product two.
+    """
 
     name: str
     source: str
@@ -53,7 +68,13 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ExternReport:
-    """One call that is not generated: the operation, the reason, and its origin."""
+    """Describes one call that was left to PyTorch.
+
+    Attributes:
+        name: the operation, such as "aten.mm.default".
+        reason: why no kernel computes it; empty where it has no rule.
+        origin: module and line of the program.
+    """
 
     name: str
     reason: str
@@ -62,13 +83,19 @@ class ExternReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one ATen graph.
+    """Describes how one ATen graph was compiled.
 
     Attributes:
-        label: "forward", "backward" or "inference"; "forward_body" for a body of control flow in forward.
-        operations: pointwise, reduction and contraction nodes of the lowered graph.
+        label: "forward", "backward" or "inference"; "captured" or "called" of a region that runs eagerly;
+            "forward_body" of a graph that control flow calls in forward.
+        operations: the number of pointwise, reduction and contraction nodes of the lowered graph.
+        kernels: the launches of generated kernels, in order.
+        externs: the calls that were left to PyTorch, in order.
+        refusals: the data edges that were not fused, with reason and cost.
+        traffic_before: the bytes that the operations would move, each by itself.
+        traffic_after: the bytes that kernels and calls move.
         failure: why the whole region runs eagerly; empty if it was compiled.
-        notes: decisions about the graph as a whole.
+        notes: decisions about the graph as a whole: chunks, attention, the cache, recording.
         graph_break: why the program's next operations are in another graph, or in none; None where the program ends.
         tunings: the predicted times of each product's alternatives; under `mode="max-autotune"` the measured ones, and
             the configurations that were tried for each kernel.
@@ -99,7 +126,7 @@ class Report:
         target: str,
         hints: Mapping[sympy.Symbol, int],
     ) -> Report:
-        """Return the report of a compiled graph: `lowered` before any pass, `schedule` after all."""
+        """Make the report of a compiled graph: `lowered` before any pass, `schedule` after all."""
         kernels: list[KernelReport] = []
         externs: list[ExternReport] = []
         notes: list[str] = []
@@ -129,7 +156,7 @@ class Report:
 
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
-        """Return the report of a region that could not be compiled: every operation is an extern."""
+        """Make the report of a region that could not be compiled: every operation is an extern."""
         cause = _cause(failure)
         calls = [node for node in graph.graph.nodes if node.op == "call_function"]
         externs = tuple(ExternReport(str(node.target), cause, origin_of(node)) for node in calls)
@@ -137,7 +164,7 @@ class Report:
 
     @classmethod
     def in_parts(cls, uncompiled: Mapping[fx.Node, Exception]) -> Report:
-        """Return the report of a region that is compiled in parts, around operations that run eagerly, with the causes.
+        """Make the report of a region that is compiled in parts, around operations that run eagerly for some cause.
 
         Each part has its own reports, once it is called.
         """
@@ -174,11 +201,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The reports of all graphs of one explained call, and their sums.
+    """Holds the reports of all graphs of a program, and their sums.  `print` shows it as a list.
 
     Attributes:
-        other_breaks: breaks that ended no graph: a function that runs eagerly as a whole, a break before the first
-            operation; as far as Dynamo has recorded them.
+        graphs: the report of each graph, in the order of compilation.
+        other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
+            break before the first operation; as far as Dynamo remembers.
     """
 
     graphs: tuple[Report, ...]
@@ -186,32 +214,32 @@ class Explanation:
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
-        """The kernels of all graphs, in the order of their launches."""
+        """The launches of all graphs, in their order."""
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
 
     @property
     def externs(self) -> tuple[ExternReport, ...]:
-        """The calls that are not generated, and why."""
+        """The calls that were left to PyTorch, with their reasons."""
         return tuple(extern for graph in self.graphs for extern in graph.externs)
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """The data edges that were not fused."""
+        """The data edges that were not fused, with reason, bytes and predicted microseconds."""
         return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
 
     @property
     def graph_breaks(self) -> tuple[Break, ...]:
-        """The graph breaks, in all graphs and elsewhere."""
+        """The places at which the program leaves a graph and goes on in Python."""
         return (*(graph.graph_break for graph in self.graphs if graph.graph_break is not None), *self.other_breaks)
 
     @property
     def traffic_before(self) -> Traffic:
-        """The traffic of all operations, each run by itself."""
+        """The bytes that all operations would move, each by itself."""
         return sum((graph.traffic_before for graph in self.graphs), Traffic(0, 0))
 
     @property
     def traffic_after(self) -> Traffic:
-        """The traffic of all kernels and calls."""
+        """The bytes that all kernels and calls move."""
         return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
 
     def __str__(self) -> str:
