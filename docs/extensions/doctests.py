@@ -1,4 +1,4 @@
-"""Shows the examples of docstrings as code: Markdown would take `>>>` for a quotation."""
+"""Fences the examples in docstrings, whose `>>>` Markdown would take for quotations."""
 
 from __future__ import annotations
 

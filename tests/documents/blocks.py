@@ -1,16 +1,16 @@
-"""The code blocks of a page: how they are written, and how what they print is written back.
+"""The code blocks of a page: finds them, compares their outputs, and writes outputs back.
 
-A fence says its language and may have a title. A title that is a file name makes the block that file; the title
-"Output" makes it what the block before it prints, in which a line `…` stands for any number of lines. A comment right
-above a block says under which conditions it runs:
+A fence names its language and may have a title. A title that is a file name makes the block that file. The title
+"Output" makes it the output of the block before it, in which a line `…` stands for any number of lines. A comment right
+above a block says when it runs:
 
     <!-- run: gpu -->           where there is a GPU
     <!-- run: not -->           not here: a command that takes minutes, or changes the machine
-    <!-- run: first             these lines before the block, of which a reader needs no sight
+    <!-- run: first             these lines run before the block, and are not shown
     model = torch.nn.Linear(2, 2)
     -->
 
-and one at the top of a page, `<!-- page: needs peft, accelerate -->`, which packages all of its blocks import.
+A comment at the top of a page, `<!-- page: needs peft, accelerate -->`, names packages that all of its blocks import.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ class Block:
 
     @property
     def place(self) -> str:
-        """Where the block begins."""
+        """The page and the line."""
         return f"{self.page}:{self.line}"
 
     @property
     def is_output(self) -> bool:
-        """Is this what the block before it prints?"""
+        """Is this the output of the block before it?"""
         return self.title == OUTPUT
 
     @property
     def file(self) -> str:
-        """The name of the file that the block is; empty if it is none."""
+        """The name of the file that the block holds; empty if it is code of the page."""
         return self.title if re.fullmatch(r"\w+\.py", self.title) else ""
 
 
 def blocks_of(page: str, text: str) -> list[Block]:
-    """The blocks of a page, in order."""
+    """Find the blocks of a page, in order."""
     return [
         Block(
             page,
@@ -86,13 +86,13 @@ def blocks_of(page: str, text: str) -> list[Block]:
 
 
 def needed_by(text: str) -> list[str]:
-    """The packages that a page needs beside those that the tests are installed with."""
+    """List the packages that a page needs beside those of the extra `dev`."""
     found = re.search(r"^<!-- page: needs ([\w, ]+) -->$", text, re.MULTILINE)
     return [] if found is None else [name.strip() for name in found[1].split(",")]
 
 
 def agrees(shown: str, printed: str) -> bool:
-    """Is `printed` what is shown, where a line `…` stands for any number of lines?
+    """Is the output `printed` the one that is `shown`, where a line `…` stands for any number of lines?
 
     >>> agrees("a\\n…\\nd", "a\\nb\\nc\\nd\\n"), agrees("a\\nd", "a\\nb\\nd")
     (True, False)
@@ -103,7 +103,7 @@ def agrees(shown: str, printed: str) -> bool:
 
 
 def written_back(text: str, printed: dict[int, str]) -> str:
-    """The page with other texts in some of its blocks, by the line each begins at; those with `…` stay."""
+    """Replace the texts of blocks, given by their first lines, in a page; blocks with `…` stay as they are."""
 
     def replaced(found: re.Match[str]) -> str:
         line = text.count("\n", 0, found.start("text")) + 1

@@ -1,4 +1,4 @@
-"""Commands that pages show: whether what they name exists, and what they print."""
+"""Commands on pages: checks that files, flags and targets in them exist, and runs those with a prompt."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fusion import cli
 from tests.documents.blocks import ROOT
 
 SETTING = re.compile(r"[A-Z][A-Z0-9_]*=")
-"""How a word begins that sets a variable of the environment."""
+"""The beginning of a word that sets a variable of the environment."""
 
 ELSEWHERE = {"cd", "git", "nsys", "rm", "mkdocs", "open"}
-"""Programs that are not ours, of which nothing is checked."""
+"""Other programs, whose words are not checked."""
 
 
 def commands_of(text: str) -> list[tuple[str, str]]:
-    """The commands of a shell block, each with what is shown below it.
+    """Split a shell block into commands, each with the output that is shown below it.
 
     Where no line has a prompt, each line is a command for the reader to try, which is not run here.
     """
@@ -36,12 +36,12 @@ def commands_of(text: str) -> list[tuple[str, str]]:
 
 
 def has_prompts(text: str) -> bool:
-    """Does a shell block show commands that were run?"""
+    """Does a shell block have prompts, so that its commands run in the tests?"""
     return re.search(r"^\$ ", text, re.MULTILINE) is not None
 
 
 def words_of(command: str) -> tuple[dict[str, str], list[str]]:
-    """The variables that a command sets, and its words, with `fusion` for each way to call it."""
+    """Split a command into the variables that it sets and its words; `python -m fusion` becomes `fusion`."""
     words = shlex.split(command, comments=True)
     settings: dict[str, str] = {}
     while words and SETTING.match(words[0]):
@@ -58,7 +58,10 @@ def words_of(command: str) -> tuple[dict[str, str], list[str]]:
 
 
 def complaint(command: str, files: set[str]) -> str:
-    """What a command names that does not exist; `files` are those of the page.  Empty if all of it does."""
+    """Say which file, flag, target or variable of a command does not exist; empty if all do.
+
+    `files` are those that the page itself defines.
+    """
     settings, words = words_of(command)
     if unknown := [name for name in settings if name.startswith("FUSION_") and name not in variables()]:
         return f"no variable {unknown[0]}"
@@ -83,7 +86,7 @@ def complaint(command: str, files: set[str]) -> str:
 
 
 def _parsed(words: list[str]) -> str:
-    """What is wrong with the words of our own command line."""
+    """Return the error of our command line for these words; empty if it takes them."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
             cli._parser().parse_args([word for word in words if word != "…"])
@@ -93,7 +96,7 @@ def _parsed(words: list[str]) -> str:
 
 
 def _pytest_options(words: list[str]) -> str:
-    """An option of a pytest command that neither pytest nor `tests/conftest.py` has."""
+    """Say which option of a pytest command neither pytest nor `tests/conftest.py` has."""
     if words[0] != "pytest":
         return ""
     own = re.findall(r'addoption\("(--[\w-]+)"', (ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
@@ -107,23 +110,23 @@ def _extras(words: list[str]) -> list[str]:
 
 
 def extras() -> set[str]:
-    """The extras of the project."""
+    """List the extras of the project."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     table = text.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
     return set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
 
 
 def variables() -> set[str]:
-    """The variables of the environment that are read somewhere."""
+    """List the variables of the environment that the sources read."""
     folders = ("fusion", "codegen", "lowering")
     sources = (path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py"))
     return {name for source in sources for name in re.findall(r"\"(FUSION_[A-Z_]+)\"", source)}
 
 
 def runs(command: str, files: set[str]) -> bool:
-    """Does a command run here: one of ours, or one that runs a file of the page?"""
+    """Is a command one of ours, or one that runs a file of the page?"""
     words = words_of(command)[1]
-    if words[:2] == ["fusion", "demo"]:  # which trains nothing, but takes as long as all the rest
+    if words[:2] == ["fusion", "demo"]:  # takes as long as all the rest, and has a test of its own
         return False
     return words[:1] == ["fusion"] or bool(files & {*words})
 
@@ -143,11 +146,11 @@ for path in sys.argv[1:]:
 if rank == 0:
     print(json.dumps(printed))
 """
-"""Runs programs one after the other, in each of the processes of one launch: to start these takes longest."""
+"""Runs programs one after the other in the processes of one launch, because starting these takes longest."""
 
 
 def printed_by_all(commands: list[str], folder: Path) -> dict[str, str]:
-    """Run commands of `torchrun` that differ by the file alone, in one launch; by command, what each prints."""
+    """Run commands of `torchrun` that differ only in the file in one launch, and return the output of each."""
     if not commands:
         return {}
     words = [words_of(command)[1] for command in commands]
@@ -158,7 +161,7 @@ def printed_by_all(commands: list[str], folder: Path) -> dict[str, str]:
 
 
 def printed_by(command: str, folder: Path) -> str:
-    """Run a command in `folder`, and return what it prints."""
+    """Run a command in `folder`, and return its output."""
     settings, words = words_of(command)
     if words[0] == "fusion" and not settings:
         before = Path.cwd()
