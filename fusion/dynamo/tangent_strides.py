@@ -2,8 +2,8 @@
 
 AOTAutograd is told to assume that the gradient of a result has the strides of the result, and to copy others into
 memory with those strides, as eager does: library calls may rely on it, and PyTorch 2.11 assumes contiguous gradients by
-default.  If elements of the result share memory (overlapping windows of `unfold`), that memory holds fewer elements than
-the gradient, and most are lost.  The gradients of such graphs are contiguous.
+default.  If elements of the result share memory (overlapping windows of `unfold`), that memory holds fewer elements
+than the gradient, and most are lost.  The gradients of such graphs are contiguous.
 
 Input: Dynamo's graph; output: a setting for as long as AOTAutograd traces it.
 """

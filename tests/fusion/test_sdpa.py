@@ -304,7 +304,7 @@ def test_calls_alike_are_priced_once(chosen: Chosen, monkeypatch: pytest.MonkeyP
 
 
 def test_what_would_write_its_scores_is_the_library_s(chosen: Chosen) -> None:
-    """Few scores are not worth a loop over tiles; written to memory, they are not worth leaving the library's kernel."""
+    """Few scores are not worth a loop over tiles; stored, they are not worth leaving the library's kernel."""
     torch.compile(masked, backend=chosen)(*(x.bfloat16() for x in operands(1, 64, 64)), some()[:64, :64])
     assert not chosen.only.generated and chosen.only.reason
 

@@ -7,8 +7,9 @@ probabilities of all), unless it is stored anyway, by the kernel of a product, o
 for: reading its operands instead would extend their live ranges, back to the first layer of a model whose last one
 reads one position.  It stays a node only where an extern or the caller needs the tensor, or where a library may be
 called with it: `growth.py` fuses an operand into a contraction as a prologue, if that pays off.  Readers through such a
-node, or through a tensor that it copies, round as the stored tensor is rounded, so that all see the same numbers.  A tensor that is compared with a result
-derived from it stays a node if a recomputation may differ in the last bit (`lowering/last_bits.py`).
+node, or through a tensor that it copies, round as the stored tensor is rounded, so that all see the same numbers.  A
+tensor that is compared with a result derived from it stays a node if a recomputation may differ in the last bit
+(`lowering/last_bits.py`).
 """
 
 from __future__ import annotations
