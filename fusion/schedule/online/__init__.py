@@ -25,8 +25,10 @@ import torch
 from fusion.lowering.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import FoldName
+from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.names import Names
-from fusion.schedule.online.split import Splitter
+from fusion.schedule.online.split import terms_of
+from fusion.schedule.online.sums import check_moments
 from fusion.schedule.online.terms import (
     Kind,
     Part,
@@ -74,8 +76,8 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
     >>> print(format_expr(online(total, {"top": top}).folds[0].carry))
     total' * where(top' == top, 1.0, exp(top' - top))
     """
-    splitter = Splitter(fold.over, running)
-    if not any(splitter.kind(arg) & Kind.RUNNING for arg in fold.args):
+    dependences = Dependences(fold.over, running)
+    if not any(dependences.kind(arg) & Kind.RUNNING for arg in fold.args):
         return Online((fold,), fold.ref)
     names = Names.plain((*running.values(), fold))
     own = names.tiles[fold.name]
@@ -90,9 +92,9 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
 def _followed(fold: Fold, folds: tuple[Fold, ...]) -> Online | str:
     """Derive the online form by algebra and trial; cached, because layers of a model differ in names alone."""
     running = {each.name: each for each in folds}
-    splitter = Splitter(fold.over, running)
+    dependences = Dependences(fold.over, running)
     try:
-        return _Rule(fold, running, splitter).run()
+        return _Rule(fold, running, dependences).run()
     except Refused as refused:
         reason = str(refused)
     if reason.startswith("no factor"):
@@ -116,8 +118,8 @@ class _Piece:
 
 
 class _Rule:
-    def __init__(self, fold: Fold, running: Mapping[str, Fold], splitter: Splitter) -> None:
-        self.fold, self.running, self.splitter = fold, running, splitter
+    def __init__(self, fold: Fold, running: Mapping[str, Fold], dependences: Dependences) -> None:
+        self.fold, self.running, self.dependences = fold, running, dependences
 
     def run(self) -> Online:
         fold = self.fold
@@ -141,12 +143,12 @@ class _Rule:
 
     def _terms(self) -> list[tuple[Term, ...]]:
         """Return the terms of the fold's value, a `Term` for each operand."""
-        operands = [self.splitter.terms(arg) for arg in self.fold.args]
+        operands = [terms_of(self.dependences, arg) for arg in self.fold.args]
         if len(operands) == 2:
             if all(len(terms) > 1 or terms[0].shift for terms in operands):
                 raise Refused("cancels: a product of sums of varying and running values needs raw moments")
             for terms, others in (operands, operands[::-1]):
-                self.splitter.check_moments(terms, others[0])
+                check_moments(self.dependences, terms, others[0])
         elif self.fold.op == "sum":
             self._check_deviations(operands[0])
         return list(product(*operands))
@@ -159,12 +161,12 @@ class _Rule:
         """
         for node in postorder(*self.fold.args) if self.fold.op != "dot" else ():
             narrows = isinstance(node, Cast) and node.dtype.itemsize < node.arg.dtype.itemsize
-            if narrows and self.splitter.kind(node) is Kind.MIXED:
+            if narrows and self.dependences.kind(node) is Kind.MIXED:
                 raise Refused(f"rounded: a {self.fold.op} of values rounded to {node.dtype} at their final scale")
 
     def _check_deviations(self, terms: Terms) -> None:
         """Refuse Σ (x - d) where d depends on Σ x: the difference of the two sums is nearly nothing."""
-        summed = [unmasked(loop_of(term)) for term in terms if not self.splitter.is_fixed(term)]
+        summed = [unmasked(loop_of(term)) for term in terms if not self.dependences.is_fixed(term)]
         for ref in refs_of([Part(step.value, False) for term in terms for step in term.steps]):
             fold = self.running[ref.name]
             if len(terms) > 1 and fold.op == "sum" and unmasked(fold.args[0]) in summed:
@@ -186,7 +188,7 @@ class _Rule:
     def _key(self, loops: list[Expr | None]) -> _Key:
         """Return the fold of the varying parts; a product with a fixed factor is a sum."""
         dtype = self.fold.dtype
-        fixed = [loop is None or self.splitter.kind(loop) is Kind.FIXED for loop in loops]
+        fixed = [loop is None or self.dependences.kind(loop) is Kind.FIXED for loop in loops]
         if self.fold.op != "dot" or not any(fixed):
             pairs = zip(loops, self.fold.args, strict=True)
             return self.fold.op, tuple(const(1, arg.dtype) if loop is None else loop for loop, arg in pairs)
@@ -196,7 +198,7 @@ class _Rule:
 
     def _extreme(self, terms: list[tuple[Term, ...]]) -> tuple[list[tuple[Term, ...]], tuple[Term, ...]]:
         """Return the one varying term of a max or min, and the terms that only shift it."""
-        walked = [term for (term,) in terms if not self.splitter.is_fixed(term)]
+        walked = [term for (term,) in terms if not self.dependences.is_fixed(term)]
         if len(walked) != 1 or walked[0].shift:
             raise Refused(f"no factor: a {self.fold.op} of a sum of varying and running values")
         term = walked[0]

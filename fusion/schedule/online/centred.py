@@ -22,7 +22,7 @@ import torch
 from fusion.lowering.expr import Const, Expr, Op, const, make_op
 from fusion.lowering.kernel import Fold
 from fusion.schedule.online import Online
-from fusion.schedule.online.split import Splitter
+from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.terms import Kind
 
 
@@ -36,9 +36,9 @@ def about_means(fold: Fold, running: Mapping[str, Fold], points: Expr) -> Online
     if not isinstance(deviation, Op) or deviation.name != "sub" or deviation.dtype is not fold.dtype:
         return None
     x, mean = deviation.args
-    splitter = Splitter(fold.over, running)
+    dependences = Dependences(fold.over, running)
     total = _known(lambda name: replace(fold, name=name, args=(x,)), running)
-    if total is None or splitter.kind(x) is not Kind.VARYING or splitter.kind(mean) is not Kind.RUNNING:
+    if total is None or dependences.kind(x) is not Kind.VARYING or dependences.kind(mean) is not Kind.RUNNING:
         return None
     # A part may lie behind the end of the axis.
     several = points if isinstance(points, Const) else make_op("maximum", points, const(1, fold.dtype))

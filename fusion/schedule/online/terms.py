@@ -228,7 +228,7 @@ def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Ex
 
 
 def step_under(name: ScalarName, step: Step, exponent: Expr | None) -> Step:
-    """Return the factor f(d) of f(x · d), for the functions of `Splitter._scaled`."""
+    """Return the factor f(d) of f(x · d), for the functions of `functions.scaled`."""
     if step.name == "where" or name in ("maximum", "minimum"):
         return step
     if name == "rsqrt":
