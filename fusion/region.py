@@ -203,7 +203,12 @@ class RegionCompiler:
 
 def compile_anew(program: Run, backend: Run, **settings: object) -> Run:
     """Make Dynamo compile `program` at its call, without its limit on recompilations."""
-    compiled = torch.compile(program, backend=backend, **settings)  # type: ignore[call-overload]  # PyTorch checks them
+
+    def compile_graph(graph: fx.GraphModule, inputs: Sequence[object]) -> object:
+        """A function has no state that could be copied: Lightning's `torch.compile` copies its settings deeply."""
+        return backend(graph, inputs)
+
+    compiled = torch.compile(program, backend=compile_graph, **settings)  # type: ignore[call-overload]  # PyTorch checks them
     unlimited = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
     return unlimited(compiled)  # type: ignore[no-any-return]  # PyTorch does not say
 

@@ -32,13 +32,15 @@ SHELL = {"sh", ""}
 
 @contextlib.contextmanager
 def registries_kept() -> Iterator[None]:
-    """Remove the rules, targets and devices that are registered inside."""
+    """Remove the rules, targets, devices and forms that are registered inside."""
     assert rules.__all__, "importing the rules registers them"
     tables: list[dict] = [RULES, TARGETS]
     if importlib.util.find_spec("triton"):
         from fusion.codegen.triton.devices import KNOWN, device_of
+        from fusion.codegen.triton.forms import alone
 
         tables.append(KNOWN)
+        order = alone.ALONE
     kept = [dict(table) for table in tables]
     try:
         yield
@@ -48,6 +50,7 @@ def registries_kept() -> Iterator[None]:
             table.update(before)
         if len(tables) == 3:
             device_of.cache_clear()
+            alone.ALONE = order
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -82,6 +84,18 @@ def test_files_are_written_for_every_artefact(tmp_path):
     written = export.write(tmp_path)
     assert {path.suffix for path in written} >= {".txt", ".py", ".ptx"}
     assert all(path.stat().st_size for path in written)
+
+
+def test_settings_of_torch_compile_may_be_copied(monkeypatch):
+    """Lightning's `torch.compile` copies its settings deeply; the compiler among them has locks."""
+    compiles = torch.compile
+
+    def copying(program, **settings):
+        assert "backend" in copy.deepcopy(settings)
+        return compiles(program, **settings)
+
+    monkeypatch.setattr(torch, "compile", copying)
+    assert len(export_kernels(torch.sin, torch.empty(64), target="c").kernels) == 1
 
 
 def test_an_unknown_target_is_refused_by_name():

@@ -204,9 +204,9 @@ def test_what_shares_a_launch_is_independent_and_has_nothing_of_its_own() -> Non
     assert [part.params for part in whole.parts] == [one.params, two.params, three.params]
     refused_kernel(replace(whole, params=params[:-1]), "it runs beside others in a launch that does not take c")
     refused_kernel(replace(one, params=params, beside=(two, scaled("b", "c", 4))), "one of them writes b")
-    refused_kernel(replace(whole, beside=(two, two, three)), "it stands beside itself")
+    refused_kernel(replace(whole, beside=(two, two, three)), "it runs beside itself")
     refused_kernel(replace(whole, beside=(two, replace(two, name="again"), three)), "one of them writes b")
-    refused_kernel(replace(one, params=params, beside=(replace(two, beside=(three,)), three)), "others stand beside it")
+    refused_kernel(replace(one, params=params, beside=(replace(two, beside=(three,)), three)), "others run beside it")
     last = kernel(three.params, {R0: (9, Role.WHOLE)}, Store("c", sympy.Integer(0), Const(0.0, F32)))
     refused_kernel(replace(whole, then=last), "it runs beside others in a launch that goes on")
 
