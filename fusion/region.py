@@ -23,7 +23,7 @@ from fusion.attention import Chooser
 from fusion.autograd import aot_backend
 from fusion.codegen.interpreter import for_compiling
 from fusion.codegen.targets import DEFAULTS
-from fusion.dynamo.parts import can_split, in_parts
+from fusion.dynamo.parts import can_split, compile_in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
 from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some
 from fusion.graph_cache import keeps_graphs
@@ -124,22 +124,22 @@ class RegionCompiler:
         reason = failure
         if isinstance(failure, NEEDS_DATA):
             try:
-                if (parts := self._in_parts(graph, part_backend)) is not None:
+                if (parts := self._compile_in_parts(graph, part_backend)) is not None:
                     return parts
             except Exception as defect:  # internal error: the whole region runs eagerly, and the report names it
                 reason = defect
         self.graphs.gave_up(graph, "captured", reason)
         return as_captured(graph)
 
-    def _in_parts(self, graph: fx.GraphModule, part_backend: Run) -> Run | None:
+    def _compile_in_parts(self, graph: fx.GraphModule, part_backend: Run) -> Run | None:
         """Run `graph` in parts around untraceable operations; None if there are none, or it cannot be split."""
         inputs = graph.graph.find_nodes(op="placeholder")
         dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
         compile_part = partial(torch.compile, backend=part_backend, dynamic=dynamic)
         if not can_split(graph) or not (apart := untraceable(graph)):
             return None
-        parts = as_captured(in_parts(graph, apart, compile_part))
-        report = Report.in_parts(apart)
+        parts = as_captured(compile_in_parts(graph, apart, compile_part))
+        report = Report.of_parts(apart)
         warn_of_some(report.externs)
         self.graphs.reports.add(report)
         return parts

@@ -24,7 +24,7 @@ BETA = sympy.Symbol("chunk_beta", integer=True, nonnegative=True)
 POINTS = sympy.Symbol("chunk_points", integer=True, positive=True)
 """The points of a chunk, where they are not known before it runs."""
 
-ROWS = 16
+ROW_MULTIPLE = 16
 """Chunks start at multiples of this, so that slices keep the alignment of the full tensors."""
 
 COMBINED_BY: Mapping[FoldName, str] = {"sum": "add", "max": "maximum", "min": "minimum"}
@@ -38,7 +38,7 @@ def even(length: int, fitting: int, most: int) -> int:
     (96, 144, 16)
     """
     count = max(1, min(-(-length // fitting), most))
-    return max(ROWS, -(-length // (count * ROWS)) * ROWS)
+    return max(ROW_MULTIPLE, -(-length // (count * ROW_MULTIPLE)) * ROW_MULTIPLE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

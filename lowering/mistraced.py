@@ -103,7 +103,7 @@ def _dropout(traced: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return dropped
 
 
-def _in_parts(parts: Callable[..., object]) -> Callable[..., object]:
+def _corrected_norm(parts: Callable[..., object]) -> Callable[..., object]:
     """Correct the decomposition of a norm, which PyTorch uses for fake tensors of symbolic sizes."""
 
     def norm(x: torch.Tensor, *args: Any, **options: Any) -> object:
@@ -118,7 +118,7 @@ _PARTS = global_decomposition_table["post_autograd"]
 """The table that fake tensors of symbolic sizes use first."""
 
 _ENTRIES: tuple[Entry, ...] = (
-    *([(op_implementations_dict, NORM, _faked), (_PARTS, NORM, _in_parts(_PARTS[NORM]))] if NORMS_ERR else []),
+    *([(op_implementations_dict, NORM, _faked), (_PARTS, NORM, _corrected_norm(_PARTS[NORM]))] if NORMS_ERR else []),
     (op_implementations_dict, PAD, _padded),
     *(
         (DROPOUT.py_kernels, key, _dropout(DROPOUT.py_kernels[key]))

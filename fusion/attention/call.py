@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from fusion.dynamo.writes import changes_first
 from fusion.lowering.attention import attention
 from fusion.lowering.errors import Unsupported
-from fusion.schedule.chained.candidates import SMALL
+from fusion.schedule.chained.candidates import LEAST_TILE
 
 TARGETS: tuple[Callable[..., object], ...] = (
     torch.nn.functional.scaled_dot_product_attention,
@@ -181,7 +181,7 @@ def read(found: AttentionNode, mode: FakeTensorMode) -> Call:
     _check((query, key, value), whole)
     inputs, parts = tuple(recipe.values.values()), fx.GraphModule({}, recipe.graph)
     call = Call((query, key, value), inputs, parts, options, whole, order, training)
-    if call.scores < SMALL:
+    if call.scores < LEAST_TILE:
         raise Unsupported("few scores, not worth a loop over tiles")
     return call
 

@@ -34,7 +34,7 @@ def can_split(graph: fx.GraphModule) -> bool:
     return not any(str(getattr(node.target, "__module__", "")).startswith(LEVELS) for node in graph.graph.nodes)
 
 
-def in_parts(
+def compile_in_parts(
     graph: fx.GraphModule,
     uncompiled: Collection[fx.Node],
     compile_part: Callable[[fx.GraphModule], Callable[..., object]],

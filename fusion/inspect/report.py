@@ -163,7 +163,7 @@ class Report:
         return cls(label, 0, (), externs, (), Traffic(0, 0), Traffic(0, 0), cause)
 
     @classmethod
-    def in_parts(cls, uncompiled: Mapping[fx.Node, Exception]) -> Report:
+    def of_parts(cls, uncompiled: Mapping[fx.Node, Exception]) -> Report:
         """Make the report of a region that is compiled in parts, around operations that run eagerly for some cause.
 
         Each part has its own reports, once it is called.

@@ -21,7 +21,7 @@ from torch import fx
 
 from fusion.codegen.target import Layouts
 from fusion.joint.factors import value_of
-from fusion.joint.layout_plans import CONVOLUTIONS, Plan, Refused, Strides, bytes_of, is_known
+from fusion.joint.layout_plans import CONVOLUTIONS, NoLayout, Plan, Strides, bytes_of, is_known
 
 aten = torch.ops.aten
 
@@ -46,7 +46,7 @@ def prefer_channels_last(
     plan = Plan(partial(_wanted, chosen), layouts.begins, lambda node: node.target in CONVOLUTIONS)
     try:
         plan.propagate(graph.graph)
-    except Refused:
+    except NoLayout:
         return False
     if not plan.copies or gained <= plan.cost():
         return False

@@ -11,7 +11,7 @@ from torch import fx
 
 from fusion.joint.factors import operands, value_of
 from fusion.lowering.sizes import elements, hint_of
-from fusion.schedule.chained.candidates import SMALL
+from fusion.schedule.chained.candidates import LEAST_TILE
 from fusion.schedule.chained.place_producers import HELD
 
 
@@ -26,7 +26,7 @@ def grows(product: fx.Node) -> bool:
 
 def is_tile(product: fx.Node) -> bool:
     """Return whether a product grows, and is too large for the library's result to be stored."""
-    return grows(product) and elements(value_of(product).shape) >= SMALL
+    return grows(product) and elements(value_of(product).shape) >= LEAST_TILE
 
 
 def short(product: fx.Node) -> int | torch.SymInt:

@@ -28,7 +28,7 @@ CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 
 """Convolution → how many of its first arguments are images or weights."""
 
 
-class Refused(Exception):
+class NoLayout(Exception):
     """A tensor cannot have the strides that it must have."""
 
 
@@ -36,7 +36,7 @@ class Plan:
     """New strides of tensors, and the copies that they require; nothing is changed before `apply`.
 
     Args:
-        wanted: returns the strides that operands of a node should have, given the plan so far; raises `Refused` if
+        wanted: returns the strides that operands of a node should have, given the plan so far; raises `NoLayout` if
             the node gains nothing by them.
         begins: bytes that could be moved in the launch overhead of a copy.
         fixed: returns whether the operands of a node keep their strides, where none are wanted.
@@ -57,7 +57,7 @@ class Plan:
         """Plan for all nodes in order.
 
         Raises:
-            Refused: a tensor must get its old strides back, or other ones, and cannot.
+            NoLayout: a tensor must get its old strides back, or other ones, and cannot.
         """
         for node in graph.nodes:
             changed = [arg for arg in node.all_input_nodes if arg in self._values]
@@ -66,12 +66,12 @@ class Plan:
                     if self.value_of(arg).stride() != strides:
                         self._copy(node, arg, strides)
                 if not self._follow(node):
-                    raise Refused
+                    raise NoLayout
             elif changed and (self._fixed(node) or not (takes_any_strides(node) and self._follow(node))):
                 for arg in changed:
                     before = arg.meta["val"]
                     if not isinstance(before, torch.Tensor) or not is_dense(before):
-                        raise Refused
+                        raise NoLayout
                     self._copy(node, arg, before.stride())
 
     def cost(self) -> float:

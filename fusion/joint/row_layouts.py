@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fusion.codegen.target import Layouts
-from fusion.joint.layout_plans import Plan, Refused, Strides, bytes_of, is_generated, is_known, takes_any_strides
+from fusion.joint.layout_plans import NoLayout, Plan, Strides, bytes_of, is_generated, is_known, takes_any_strides
 
 aten = torch.ops.aten
 
@@ -50,7 +50,7 @@ def _move(graph: fx.GraphModule, start: fx.Node, layouts: Layouts) -> bool:
     plan = Plan(partial(_wanted, start), layouts.begins)
     try:
         plan.propagate(graph.graph)
-    except Refused:
+    except NoLayout:
         return False
     before = sum(_crossed(node, lambda arg: arg.meta.get("val")) for node in graph.graph.nodes)
     after = sum(_crossed(node, partial(plan.read_by, node)) for node in graph.graph.nodes)

@@ -19,14 +19,14 @@ from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
 from fusion.lowering.indexing import ONE
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
-ROWS = 192
+MOST_ROWS = 192
 """Most rows of a program: packing the other operand of a product costs little when so many rows share it."""
 
 FEWEST_ROWS = 24
 """Threads are not given work by making blocks smaller than this."""
 
 COLUMNS = 192
-"""Most points of a second blocked GRID axis, or of one block of a loop: with ROWS float32 rows, a seventh of 1 MiB."""
+"""Most points of a second blocked GRID axis, or of one block of a loop; with MOST_ROWS float32 rows, 1/7 of 1 MiB."""
 
 FOOTPRINT = 1 << 16
 """Elements of a tile whose columns are held whole, however many: fewer rows then."""
@@ -92,7 +92,7 @@ def choose_blocks(kernel: Kernel, names: Names) -> Blocks:
     """The blocks of `kernel`, whose axes and sizes are called `names` in C."""
     spread = _spread(kernel)
     held = max((_held(kernel, stmt) for stmt in statements(kernel.body, Fold)), default=1)
-    most = min(ROWS, max(2 * ROW_BLOCK, FOOTPRINT // held // ROW_BLOCK * ROW_BLOCK))
+    most = min(MOST_ROWS, max(2 * ROW_BLOCK, FOOTPRINT // held // ROW_BLOCK * ROW_BLOCK))
     blocked_loops = {_longest(kernel, stmt.axes) for stmt in statements(kernel.body, Loop)}
     before: list[str] = []
     found: dict[sympy.Symbol, Block] = {}

@@ -31,7 +31,7 @@ from fusion.schedule.chained.merge_loops import merged
 from fusion.schedule.chained.occupancy import time_alone, time_in_parts
 from fusion.schedule.chained.place_producers import Chain, ProducerPlacement, products_of_vectors
 from fusion.schedule.chained.rows import with_shared_columns
-from fusion.schedule.chained.split_loops import best_cut, in_parts
+from fusion.schedule.chained.split_loops import best_cut, split_loops
 from fusion.schedule.clusters.expand import expand
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.dependences import Dependences
@@ -54,7 +54,7 @@ def stream(
     if not chains:
         return program, ()
     changed, clusters = separated(program, chains)
-    changed, clusters = in_parts(changed, clusters, capabilities, hints)
+    changed, clusters = split_loops(changed, clusters, capabilities, hints)
     inlined = inline_cheap_maps(changed)
     return inlined, positions_in(inlined, changed, clusters)
 

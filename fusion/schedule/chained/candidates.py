@@ -18,7 +18,7 @@ from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.chained.rows import FEW
 from fusion.schedule.iteration.dependences import Dependences
 
-SMALL = 1 << 18
+LEAST_TILE = 1 << 18
 """Elements of tiles below which two launches and a trip through the cache are too cheap to avoid."""
 
 
@@ -46,9 +46,9 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
     sizes = {axis.symbol: dependences.estimate(axis.size) for axis in node.axes}
     operand_bytes = sum(dependences.bytes(name) for name in reads(node))
     if dependences.bytes(node.out) > operand_bytes:
-        return math.prod(sizes.values()) >= SMALL
+        return math.prod(sizes.values()) >= LEAST_TILE
     sides = [math.prod(sizes[symbol] for symbol in side) for side in (node.rows, node.columns)]
-    return min(sides) <= FEW and operand_bytes >= SMALL * node.lhs.dtype.itemsize
+    return min(sides) <= FEW and operand_bytes >= LEAST_TILE * node.lhs.dtype.itemsize
 
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:

@@ -32,7 +32,7 @@ def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilit
     return 1, None
 
 
-def in_parts(
+def split_loops(
     program: Program,
     clusters: Sequence[Cluster],
     capabilities: Capabilities,

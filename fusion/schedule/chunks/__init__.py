@@ -21,7 +21,7 @@ import networkx as nx
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import POINTS, ROWS, Chunked, even
+from fusion.lowering.chunks import POINTS, ROW_MULTIPLE, Chunked, even
 from fusion.lowering.expr import Expr, Load, free_axes
 from fusion.lowering.live import named_buffers
 from fusion.lowering.printer import format_bytes
@@ -85,7 +85,7 @@ def _replaced(dependences: Dependences, region: Region, workspace: int, alignmen
     program = dependences.program
     parts = cut(dependences, region)
     traced = dependences.estimate(region.length)
-    fitting, most = max(ROWS, workspace * traced // region.bytes), sys.maxsize
+    fitting, most = max(ROW_MULTIPLE, workspace * traced // region.bytes), sys.maxsize
     if any(program.buffers[name].dtype.itemsize < 4 for name in parts.sums):
         most = MAX_ROUNDED
     points: tuple[sympy.Expr, ...] = (POINTS,)

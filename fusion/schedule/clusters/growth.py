@@ -19,7 +19,7 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Contract, Extern, Program, writes
-from fusion.schedule.clusters.legality import Cluster, Link, Refused, may_join, may_share_body, single
+from fusion.schedule.clusters.legality import CannotJoin, Cluster, Link, may_join, may_share_body, single
 from fusion.schedule.clusters.profit import EARLY, Prices
 from fusion.schedule.iteration.dependences import Dependences
 
@@ -214,7 +214,7 @@ class _Growth:
             self.reasons[link.first, link.second] = "another node that must run in between stands apart"
             return
         joined = may_join(self.dependences, self.capabilities, self.clusters[a], self.clusters[b], link)
-        if isinstance(joined, Refused):
+        if isinstance(joined, CannotJoin):
             self.reasons[link.first, link.second] = joined.reason
             for side in (a, b):
                 self.refused.setdefault(side, []).append(link)

@@ -17,7 +17,7 @@ from fusion.lowering.program import Contract, Map
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 
-ROWS, COLUMNS, LEAST = 128, 256, 64
+TILE_ROWS, TILE_COLUMNS, LEAST_COLUMNS = 128, 256, 64
 """The tile of one contraction that has all registers, and the columns below which matrix units are not filled."""
 TOGETHER = 0.8
 """The speed of several contractions in one loop that cannot be stacked into one, relative to the same tile of one."""
@@ -89,10 +89,10 @@ def divided(count: int) -> float:
     >>> divided(1), divided(2), round(divided(3), 2), divided(4), divided(8)
     (1.0, 1.0, 1.11, 1.0, 2.0)
     """
-    columns = 1 << (COLUMNS // count).bit_length() - 1
-    single = (ROWS + COLUMNS) / (ROWS * COLUMNS)
-    together = (ROWS + count * columns) / (ROWS * count * columns)
-    return max(1.0, together / single) * max(1.0, LEAST / columns)
+    columns = 1 << (TILE_COLUMNS // count).bit_length() - 1
+    single = (TILE_ROWS + TILE_COLUMNS) / (TILE_ROWS * TILE_COLUMNS)
+    together = (TILE_ROWS + count * columns) / (TILE_ROWS * count * columns)
+    return max(1.0, together / single) * max(1.0, LEAST_COLUMNS / columns)
 
 
 def _have_one_layout(dependences: Dependences, products: Sequence[int]) -> bool:

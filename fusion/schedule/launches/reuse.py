@@ -31,7 +31,7 @@ from fusion.schedule.launches.updates import written_into
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
 """Calls whose results are new tensors, without other views."""
 
-SMALL = 1 << 16
+LEAST_BYTES = 1 << 16
 """Bytes below which saved memory is not worth a kernel of its own."""
 
 
@@ -131,7 +131,7 @@ def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
 
 def _alike(a: Buffer, b: Buffer) -> bool:
     same = (a.dtype, a.shape, a.strides, a.device) == (b.dtype, b.shape, b.strides, b.device)
-    return same and _bytes(a) >= SMALL
+    return same and _bytes(a) >= LEAST_BYTES
 
 
 def _bytes(buffer: Buffer) -> int:

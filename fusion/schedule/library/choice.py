@@ -25,7 +25,7 @@ from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.iteration.contractions import leading_to
 from fusion.schedule.kernels import kernel_of
 from fusion.schedule.library.copies import merge_copies
-from fusion.schedule.library.split_k import in_parts
+from fusion.schedule.library.split_k import split_k
 from fusion.schedule.reductions.partial import with_cuts
 
 
@@ -139,7 +139,7 @@ def _offer(
         generated += _epilogue_time(prices, cluster, products)
     calls = prices.dependences.program.library
     library = {position: calls[contract.out] for position, contract in products.items()}
-    parts = in_parts(prices, cluster, products, target)
+    parts = split_k(prices, cluster, products, target)
     ways = (
         Alternative("one kernel", generated),
         *([] if parts is None else [parts]),

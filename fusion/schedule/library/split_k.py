@@ -25,7 +25,7 @@ from fusion.schedule.reductions.partial import cut, with_cuts
 
 BLOCK = 64
 """Parts end with a block of the sum, the largest that any kernel processes at once."""
-ROWS, COLUMNS = 128, 64
+TILE_ROWS, TILE_COLUMNS = 128, 64
 """A tile of which two fit on a multiprocessor."""
 SHORTEST = 8 * BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
@@ -39,7 +39,7 @@ SUMMED = 4
 """Rows or columns up to which a single product may be summed without matrix units."""
 
 
-def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Alternative | None:
+def split_k(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Alternative | None:
     """Return the alternative of the only product of `cluster` in parts, if that keeps more of the device busy."""
     if len(products) != 1 or len(cluster.space.reduced) != 1:
         return None
@@ -74,7 +74,7 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
         room = capabilities.narrow_tiles * capabilities.parallelism // 2
         tiles = batch * math.ceil(max(rows, columns) / BLOCK)
         return max((count for count in counts if count * tiles <= room and count <= MOST), default=1)
-    tiles = batch * math.ceil(rows / ROWS) * math.ceil(columns / COLUMNS)
+    tiles = batch * math.ceil(rows / TILE_ROWS) * math.ceil(columns / TILE_COLUMNS)
     rate = capabilities.matrix_flops * capabilities.matrix_share[product.lhs.dtype.itemsize]
 
     def time(count: int) -> float:

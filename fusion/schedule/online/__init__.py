@@ -9,7 +9,7 @@ Factors that depend on a running value, but are safe alone (1/l, rsqrt, a scale)
 that would leave the range of floats without its shift (exp) stays inside, and is carried.  A fold has several
 accumulators if its value is a sum, as in Σ p·(x - d).
 
-Refused, with a reason: values in which varying and running parts cannot be separated, raw moments and sums of
+Inseparable, with a reason: values in which varying and running parts cannot be separated, raw moments and sums of
 deviations, which cancel, sums and extremes of rounded values, and exponents that are not bounded by an extreme value.
 """
 
@@ -30,9 +30,9 @@ from fusion.schedule.online.names import Names
 from fusion.schedule.online.split import terms_of
 from fusion.schedule.online.sums import check_moments
 from fusion.schedule.online.terms import (
+    Inseparable,
     Kind,
     Part,
-    Refused,
     Term,
     Terms,
     add_all,
@@ -95,7 +95,7 @@ def _followed(fold: Fold, folds: tuple[Fold, ...]) -> Online | str:
     dependences = Dependences(fold.over, running)
     try:
         return _Rule(fold, running, dependences).run()
-    except Refused as refused:
+    except Inseparable as refused:
         reason = str(refused)
     if reason.startswith("no factor"):
         matrix_rank = rank_of(fold, running)
@@ -124,9 +124,9 @@ class _Rule:
     def run(self) -> Online:
         fold = self.fold
         if fold.op not in ("sum", "dot", "max", "min"):
-            raise Refused(f"a {fold.op} of running values cannot be brought up to date")
+            raise Inseparable(f"a {fold.op} of running values cannot be brought up to date")
         if fold.dtype not in (torch.float32, torch.float64):
-            raise Refused(f"a running value of {fold.dtype} is too narrow to be brought up to date")
+            raise Inseparable(f"a running value of {fold.dtype} is too narrow to be brought up to date")
         self._check_roundings()
         terms = self._terms()
         walked, rest = self._extreme(terms) if fold.op in ("max", "min") else (terms, ())
@@ -146,7 +146,7 @@ class _Rule:
         operands = [terms_of(self.dependences, arg) for arg in self.fold.args]
         if len(operands) == 2:
             if all(len(terms) > 1 or terms[0].shift for terms in operands):
-                raise Refused("cancels: a product of sums of varying and running values needs raw moments")
+                raise Inseparable("cancels: a product of sums of varying and running values needs raw moments")
             for terms, others in (operands, operands[::-1]):
                 check_moments(self.dependences, terms, others[0])
         elif self.fold.op == "sum":
@@ -162,7 +162,7 @@ class _Rule:
         for node in postorder(*self.fold.args) if self.fold.op != "dot" else ():
             narrows = isinstance(node, Cast) and node.dtype.itemsize < node.arg.dtype.itemsize
             if narrows and self.dependences.kind(node) is Kind.MIXED:
-                raise Refused(f"rounded: a {self.fold.op} of values rounded to {node.dtype} at their final scale")
+                raise Inseparable(f"rounded: a {self.fold.op} of values rounded to {node.dtype} at their final scale")
 
     def _check_deviations(self, terms: Terms) -> None:
         """Refuse Σ (x - d) where d depends on Σ x: the difference of the two sums is nearly nothing."""
@@ -170,7 +170,7 @@ class _Rule:
         for ref in refs_of([Part(step.value, False) for term in terms for step in term.steps]):
             fold = self.running[ref.name]
             if len(terms) > 1 and fold.op == "sum" and unmasked(fold.args[0]) in summed:
-                raise Refused(f"cancels: the sum of differences from {ref.name}, which is a sum of the same")
+                raise Inseparable(f"cancels: the sum of differences from {ref.name}, which is a sum of the same")
 
     def _piece(self, terms: tuple[Term, ...]) -> _Piece:
         """Return one accumulator: the operands' varying parts under the fold, everything else combined."""
@@ -200,11 +200,11 @@ class _Rule:
         """Return the one varying term of a max or min, and the terms that only shift it."""
         walked = [term for (term,) in terms if not self.dependences.is_fixed(term)]
         if len(walked) != 1 or walked[0].shift:
-            raise Refused(f"no factor: a {self.fold.op} of a sum of varying and running values")
+            raise Inseparable(f"no factor: a {self.fold.op} of a sum of varying and running values")
         term = walked[0]
         for step in term.steps:
             if step.name != "where" and not nonnegative(step.value, self.running):
-                raise Refused(f"no factor: a {self.fold.op} of a product with a factor of unknown sign")
+                raise Inseparable(f"no factor: a {self.fold.op} of a product with a factor of unknown sign")
         if term.negative and term.loop is not None:
             term = replace(term, loop=make_op("neg", term.loop), negative=False)
         return [(term,)], tuple(other for (other,) in terms if other is not walked[0])
@@ -288,7 +288,7 @@ class _Rule:
                     starts[ref] = start
                     break
             else:
-                raise Refused(f"start: while {ref.name} is at its identity, the accumulator is not")
+                raise Inseparable(f"start: while {ref.name} is at its identity, the accumulator is not")
         return starts
 
 

@@ -1,6 +1,6 @@
 """Decomposes functions of a product or sum of varying and running values: exponentials, powers, extremes with 0.
 
-Refused (`Refused`): exponents that no extreme value bounds, factors of unknown sign, powers of sums.
+Inseparable (`Inseparable`): exponents that no extreme value bounds, factors of unknown sign, powers of sums.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from fusion.lowering.expr import Const, Expr, Op, TileRef, const, make_op, posto
 from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.terms import (
+    Inseparable,
     Kind,
     Part,
     Range,
-    Refused,
     Step,
     Term,
     Terms,
@@ -36,7 +36,7 @@ def exponential(dependences: Dependences, node: Op, terms: Terms, logarithm: Sca
     steps: list[Step] = []
     for term in terms:
         if term.ranges or term.shift or (term.steps and not dependences.is_fixed(term)):
-            raise Refused(f"no factor: {node.name} of a product of a running and a varying value")
+            raise Inseparable(f"no factor: {node.name} of a product of a running and a varying value")
         part = part_of(term, node.dtype) if term.steps else None
         if part is None:
             inside.append((loop_of(term), term.negative))
@@ -54,23 +54,23 @@ def _check_bounded(dependences: Dependences, node: Op, part: Part) -> None:
     """Refuse an exponent shifted by another running value than an extreme, which bounds it in every block."""
     for ref in postorder(part.value):
         if isinstance(ref, TileRef) and dependences.running[ref.name].op not in ("max", "min"):
-            raise Refused(f"out of range: the exponent of {node.name} is shifted by {ref.name}, no extreme value")
+            raise Inseparable(f"out of range: the exponent of {node.name} is shifted by {ref.name}, no extreme value")
 
 
 def scaled(dependences: Dependences, node: Op, args: list[Terms]) -> Term:
     """Decompose functions with f(x · d) = f(x) · d^k, at least for non-negative d: powers, and extremes with 0."""
     if node.name == "pow" and is_sum(args[0]):
-        raise Refused("cancels: a power of a sum of varying and running values needs raw moments")
+        raise Inseparable("cancels: a power of a sum of varying and running values needs raw moments")
     term = one_of(node.name, args[0] if dependences.kind(node.args[0]) is Kind.MIXED else args[1])
     if node.name in ("maximum", "minimum"):
         other = node.args[1] if dependences.kind(node.args[0]) is Kind.MIXED else node.args[0]
         if not isinstance(other, Const) or other.value != 0:
-            raise Refused(f"no factor: {node.name} of a product and something that is not 0")
+            raise Inseparable(f"no factor: {node.name} of a product and something that is not 0")
     exponent: Expr | None = None
     if node.name == "pow":
         exponent = node.args[1]
         if not isinstance(exponent, Const):
-            raise Refused("no factor: a running value under an exponent that is no constant")
+            raise Inseparable("no factor: a running value under an exponent that is no constant")
     _check_signs(dependences, node, term)
     signed = signed_loop(term, node.dtype)
     rest = node.args[1:] if node.name == "pow" else ()
@@ -87,8 +87,8 @@ def _check_signs(dependences: Dependences, node: Op, term: Term) -> None:
     is_integer_power = node.name == "pow" and isinstance(node.args[1], Const) and float(node.args[1].value).is_integer()
     for step in term.steps:
         if step.name == "where" and node.name in ("rsqrt", "pow"):
-            raise Refused(f"no factor: {node.name} of what a running value switches off")
+            raise Inseparable(f"no factor: {node.name} of what a running value switches off")
         if node.name == "abs" or is_integer_power or step.name == "where":
             continue
         if not nonnegative(step.value, dependences.running):
-            raise Refused(f"no factor: {node.name} of a product with a factor of unknown sign")
+            raise Inseparable(f"no factor: {node.name} of a product with a factor of unknown sign")

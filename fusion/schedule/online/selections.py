@@ -1,6 +1,6 @@
 """Decomposes `where` and casts of varying and running values.
 
-Refused (`Refused`): a condition that depends on both, roundings of sums, operands that may not fit float16.
+Inseparable (`Inseparable`): a condition that depends on both, roundings of sums, operands that may not fit float16.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 from fusion.lowering.expr import Cast, Expr, Op, const, make_op
 from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.terms import (
+    Inseparable,
     Kind,
-    Refused,
     Step,
     Term,
     Terms,
@@ -33,7 +33,7 @@ def choice(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
     """Decompose a `where`: a condition that varies masks each term, one that is running may only switch a value off."""
     mask, one, other = node.args
     if dependences.kind(mask) is Kind.MIXED:
-        raise Refused("no factor: a choice by a running value and a varying one")
+        raise Inseparable("no factor: a choice by a running value and a varying one")
     if dependences.kind(mask) is Kind.RUNNING:
         return _switched(dependences, node, args)
     if is_infinite(one) or is_infinite(other):
@@ -67,7 +67,7 @@ def _switched(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
     """Decompose a `where` with a running condition, which may only switch a value off."""
     mask, one, other = node.args
     if not is_zero(one) and not is_zero(other):
-        raise Refused("no factor: a running value chooses between two values")
+        raise Inseparable("no factor: a running value chooses between two values")
     off = mask if is_zero(one) else make_op("not", mask)
     terms = args[2] if is_zero(one) else args[1]
     return tuple(replace(term, steps=(*term.steps, Step("where", off))) for term in terms)
@@ -77,10 +77,10 @@ def _masked(dependences: Dependences, node: Op, terms: Terms) -> Terms:
     """Decompose an infinity under a mask: it is unchanged by summands and positive factors."""
     varying = [term for term in terms if not dependences.is_fixed(term)]
     if len(varying) != 1 or varying[0].ranges or varying[0].shift:
-        raise Refused("no factor: an infinity instead of a sum")
+        raise Inseparable("no factor: an infinity instead of a sum")
     for step in varying[0].steps:
         if step.name == "where" or not nonnegative(step.value, dependences.running):
-            raise Refused("no factor: an infinity instead of a product with a factor of unknown sign")
+            raise Inseparable("no factor: an infinity instead of a product with a factor of unknown sign")
     mask, one, other = node.args
     loop = signed_loop(varying[0], node.dtype)
     loop = make_op("where", mask, one, loop) if is_infinite(one) else make_op("where", mask, loop, other)
@@ -91,14 +91,14 @@ def rounded(node: Cast, terms: Terms) -> Terms:
     """Decompose a rounding, which commutes with scaling up to rounding; in a sum, it would round what cancels."""
     source = node.arg.dtype
     if not (node.dtype.is_floating_point and source.is_floating_point):
-        raise Refused("no factor: a running value is rounded to an integer together with a varying one")
+        raise Inseparable("no factor: a running value is rounded to an integer together with a varying one")
     narrow = node.dtype.itemsize < source.itemsize
     if narrow and is_sum(terms):
-        raise Refused("cancels: a sum of varying and running values is rounded")
+        raise Inseparable("cancels: a sum of varying and running values is rounded")
     for term in terms:
         half = node.dtype is torch.float16 and narrow and term.steps and term.loop is not None
         if half and not fits_half(loop_of(term)):
-            raise Refused("out of range: without its running factor, an operand may not fit float16")
+            raise Inseparable("out of range: without its running factor, an operand may not fit float16")
     return tuple(
         replace(
             term,

@@ -16,8 +16,8 @@ from fusion.schedule.online.functions import exponential, scaled
 from fusion.schedule.online.selections import choice, rounded
 from fusion.schedule.online.sums import added, inverse, summands, with_shift
 from fusion.schedule.online.terms import (
+    Inseparable,
     Kind,
-    Refused,
     Terms,
     negated,
     one_of,
@@ -29,9 +29,9 @@ def terms_of(dependences: Dependences, root: Expr) -> Terms:
     """Return the terms of `root`.
 
     Raises:
-        Refused: no rule separates varying and running values, or the terms would cancel.
+        Inseparable: no rule separates varying and running values, or the terms would cancel.
     """
-    done: dict[Expr, Terms | Refused] = {}
+    done: dict[Expr, Terms | Inseparable] = {}
     stack = [root]
     while stack:
         node = stack[-1]
@@ -43,16 +43,16 @@ def terms_of(dependences: Dependences, root: Expr) -> Terms:
         stack.pop()
         done[node] = _node(dependences, node, done) if mixed else undivided(dependences, node)
     result = done[root]
-    if isinstance(result, Refused):
+    if isinstance(result, Inseparable):
         raise result
     return result
 
 
-def _node(dependences: Dependences, node: Expr, done: Mapping[Expr, Terms | Refused]) -> Terms | Refused:
+def _node(dependences: Dependences, node: Expr, done: Mapping[Expr, Terms | Inseparable]) -> Terms | Inseparable:
     args: list[Terms] = []
     for child in node.children():
         terms = done[child]
-        if isinstance(terms, Refused):
+        if isinstance(terms, Inseparable):
             return terms
         args.append(terms)
     try:
@@ -60,14 +60,14 @@ def _node(dependences: Dependences, node: Expr, done: Mapping[Expr, Terms | Refu
             return rounded(node, args[0])
         if isinstance(node, Op):
             return _operation(dependences, node, args)
-    except Refused as refused:
+    except Inseparable as refused:
         return refused
-    return Refused("an address depends on a running value")
+    return Inseparable("an address depends on a running value")
 
 
 def _operation(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
     if not node.dtype.is_floating_point:
-        raise Refused(f"no factor: {node.name} compares a running value with a varying one")
+        raise Inseparable(f"no factor: {node.name} compares a running value with a varying one")
     if node.name in ("add", "sub"):
         left, right = (summands(dependences, arg, found) for arg, found in zip(node.args, args, strict=True))
         return added(left, negated(right) if node.name == "sub" else right, node.dtype)
@@ -86,4 +86,4 @@ def _operation(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
         return choice(dependences, node, args)
     if (row.arity == 1 and row.degree) or node.name in ("pow", "maximum", "minimum"):
         return (scaled(dependences, node, args),)
-    raise Refused(f"no factor: {node.name} of a running value and a varying one")
+    raise Inseparable(f"no factor: {node.name} of a running value and a varying one")

@@ -1,6 +1,6 @@
 """Decomposes sums, products and quotients of varying and running values into terms.
 
-Refused (`Refused`): sums that cancel: products of (x - d) and x, which are raw moments.
+Inseparable (`Inseparable`): sums that cancel: products of (x - d) and x, which are raw moments.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from fusion.lowering.expr import Expr, Op, const, make_op, postorder
 from fusion.schedule.online.dependences import Dependences, undivided
 from fusion.schedule.online.terms import (
+    Inseparable,
     Kind,
     Part,
     Range,
-    Refused,
     Step,
     Term,
     Terms,
@@ -111,13 +111,13 @@ def check_moments(dependences: Dependences, terms: Terms, factor: Term) -> None:
     factor_cores = cores(factor.loop)
     for term in terms:
         if term.loop is not None and not dependences.is_fixed(term) and cores(term.loop) & factor_cores:
-            raise Refused("cancels: the difference of a varying and a running value, times that varying value")
+            raise Inseparable("cancels: the difference of a varying and a running value, times that varying value")
 
 
 def inverse(term: Term, dtype: torch.dtype) -> Term:
     """Return 1 / term."""
     if any(step.name == "where" for step in term.steps):
-        raise Refused("no factor: a division by what a running value switches off")
+        raise Inseparable("no factor: a division by what a running value switches off")
     steps = tuple(Step("truediv" if step.name == "mul" else "mul", step.value) for step in term.steps)
     loop = None if term.loop is None else make_op("truediv", const(1, dtype), term.loop)
     ranges = tuple(Range(r.function, negated(r.parts)) for r in term.ranges)

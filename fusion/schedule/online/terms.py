@@ -20,7 +20,7 @@ from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 
-class Refused(Exception):
+class Inseparable(Exception):
     """There is no online form; the text is the reason."""
 
 
@@ -143,10 +143,10 @@ def one_of(name: str, terms: Terms) -> Term:
     """Return the only term of the operand of `name`.
 
     Raises:
-        Refused: it is a sum.
+        Inseparable: it is a sum.
     """
     if is_sum(terms):
-        raise Refused(f"no factor: {name} of a sum of varying and running values")
+        raise Inseparable(f"no factor: {name} of a sum of varying and running values")
     return terms[0]
 
 
@@ -167,10 +167,10 @@ def product(left: Terms, right: Terms) -> Terms:
     """Multiply each term of a sum by the one term of the other side.
 
     Raises:
-        Refused: both are sums.
+        Inseparable: both are sums.
     """
     if is_sum(left) and is_sum(right):
-        raise Refused("cancels: a product of sums of varying and running values needs raw moments")
+        raise Inseparable("cancels: a product of sums of varying and running values needs raw moments")
     if is_sum(right):
         return tuple(_times(term, left[0], True) for term in right)
     return tuple(_times(term, right[0], False) for term in left)

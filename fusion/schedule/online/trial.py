@@ -20,9 +20,9 @@ from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import identity
 from fusion.schedule.online.merge import merged_op
 from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves, wide
-from fusion.schedule.online.terms import Refused, nonnegative
+from fusion.schedule.online.terms import Inseparable, nonnegative
 
-_ROWS, _COLUMNS = 12, 8
+_SAMPLE_ROWS, _SAMPLE_COLUMNS = 12, 8
 
 _ALIKE = 96
 """Rows of two equal elements for each leaf that is infinite or NaN in them: enough that conditions hold in some."""
@@ -81,15 +81,15 @@ class Trial:
         """Check that the form equals the fold, and that carries lead from any running values to any others.
 
         Raises:
-            Refused: that is not so, or there are too few finite numbers to tell.
+            Inseparable: that is not so, or there are too few finite numbers to tell.
         """
         for positive in (False, True):
-            values = _drawn(self.fold, self.running, _ROWS, _COLUMNS, positive)
+            values = _drawn(self.fold, self.running, _SAMPLE_ROWS, _SAMPLE_COLUMNS, positive)
             later = dict(values)
             later.update((ref, values[ref].roll(3, dims=1)) for ref in self.refs)
             if self._confirmed(form, values, later):
                 return
-        raise Refused("no numbers to try it with")
+        raise Inseparable("no numbers to try it with")
 
     def _confirmed(self, form: Form, values: Values, later: Values) -> bool:
         state = self._state(form, values)
@@ -103,7 +103,7 @@ class Trial:
             # A difference is only as precise as its operands.
             size = reduce(torch.maximum, [value.abs().nan_to_num(0, 0, 0) for value in (want, *new.values())])
             if (usable & ((want - found).abs() > 1e-8 * (size + 1))).any():
-                raise Refused("no factor: the rules say otherwise, but the numbers differ")
+                raise Inseparable("no factor: the rules say otherwise, but the numbers differ")
         return True
 
     def _state(self, form: Form, values: Values) -> Values:
@@ -127,7 +127,7 @@ class Trial:
         """Check that with an infinity, NaN or 0 among the elements, the form is finite where the fold is.
 
         Raises:
-            Refused: it is not, as for max(x · d): with x = (-inf, 1) and d = 0, that is NaN, but max(x) · d is 0.
+            Inseparable: it is not, as for max(x · d): with x = (-inf, 1) and d = 0, that is NaN, but max(x) · d is 0.
         """
         values = self._pairs(Source())
         for name in (ref.name for ref in self.refs):
@@ -137,7 +137,7 @@ class Trial:
             values[fold.ref] = _folded(fold, values)
         got = evaluate([form.value], values)[0]
         if bool((want.isfinite() != got.isfinite()).any()):
-            raise Refused("infinity: at an infinite value or 0, what is NaN would be finite or the other way round")
+            raise Inseparable("infinity: at an infinite value or 0, what is NaN would be finite or the other way round")
 
     def _pairs(self, source: Source) -> Values:
         """Draw two elements in each row; in some, a leaf of the first is infinite or NaN, or one of both is 0.
@@ -198,7 +198,7 @@ class Trial:
         """Return the fold's value if an extreme value ends at its identity, where the form does not give that value.
 
         Raises:
-            Refused: it is not constant.
+            Inseparable: it is not constant.
         """
         constants: dict[TileRef, float] = {}
         for ref in self.refs:
@@ -211,7 +211,7 @@ class Trial:
                 continue
             first = want.flatten()[0]
             if not _same(want, first) or (self.fold.op in ("sum", "dot") and math.isfinite(first) and first != 0):
-                raise Refused(f"start: if {ref.name} ends at its identity, the result is not a constant")
+                raise Inseparable(f"start: if {ref.name} ends at its identity, the result is not a constant")
             constants[ref] = float(first)
         return constants
 

@@ -8,7 +8,7 @@ follow the merge.
 
 Where the parts do not end with the axis, folds see their identity behind its end.
 
-Refused, by None: folds without an online form, and folds of positions.
+Inseparable, by None: folds without an online form, and folds of positions.
 """
 
 from __future__ import annotations

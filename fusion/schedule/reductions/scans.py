@@ -9,7 +9,7 @@ second time.  Parts are joined by the operation itself; for positions by the ext
 Sums and products of float32 are carried from part to part in float64, so that the error does not grow with their
 number.
 
-Refused, by leaving the scan unchanged: symbolic lengths, and lengths without a suitable divisor.
+Inseparable, by leaving the scan unchanged: symbolic lengths, and lengths without a suitable divisor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fusion.schedule.reductions.split import near_divisor, reads_contiguously, w
 COLUMNS = 8
 """Columns of one program if the scanned axis is not the contiguous one: a sector of float32."""
 
-ROWS, BLOCKS = 0.2, 1.5
+ENOUGH_ROWS, ENOUGH_BLOCKS = 0.2, 1.5
 """From how many rows, or blocks of columns, a scan is faster in one piece, relative to the parallelism of the device
 (measured on an H200: 40 µs for 64 rows of 131072 against 45 in parts, 105 µs for 8192 rows of 4096 columns)."""
 
@@ -58,7 +58,7 @@ def _parts(program: Program, node: Scan, capabilities: Capabilities) -> int:
     length = int(node.scanned.size)
     rows = math.prod(int(axis.size) for axis in node.axes) // max(1, length)
     contiguous = reads_contiguously(program, node, [node.scanned])
-    programs, enough = (rows, ROWS) if contiguous else (-(-rows // COLUMNS), BLOCKS)
+    programs, enough = (rows, ENOUGH_ROWS) if contiguous else (-(-rows // COLUMNS), ENOUGH_BLOCKS)
     if not rows or programs >= enough * capabilities.parallelism:  # the second read costs half as much again
         return 1
     wanted = wanted_parts(rows, length, capabilities, contiguous=contiguous)

@@ -29,7 +29,7 @@ from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.reductions.flat import flattened
 from fusion.schedule.reductions.partial import Cut, cut, with_cuts
 
-SMALL = 1 << 17
+LEAST_ELEMENTS = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
 
 HELD = 1 << 10
@@ -230,7 +230,7 @@ def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguo
         programs, enough, shortest = rows, capabilities.parallelism, 1024
     else:  # a program of few columns has few bytes in flight: more programs are needed
         programs, enough, shortest = -(-rows // LANES), 4 * capabilities.parallelism, 64
-    if rows * length < SMALL or programs >= enough:
+    if rows * length < LEAST_ELEMENTS or programs >= enough:
         return 1
     wanted = -(-2 * enough // programs)
     if contiguous:  # long parts are held by so many threads that few programs fit on a multiprocessor

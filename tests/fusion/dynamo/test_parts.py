@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusion
-from fusion.dynamo.parts import in_parts
+from fusion.dynamo.parts import compile_in_parts
 from fusion.dynamo.untraceable import untraceable
 from fusion.fallback import warn_once
 from tests.fusion.agreement import compare, differentiate, error, gradients
@@ -297,7 +297,7 @@ def test_a_defect_of_the_parts_leaves_all_to_eager_and_is_named(monkeypatch: pyt
     def fails(*args: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("fusion.region.in_parts", fails)
+    monkeypatch.setattr("fusion.region.compile_in_parts", fails)
     fused = fusion.fuse(lambda *given: written(*given) * 3)
     with pytest.warns(fusion.FusionWarning, match="a defect"):
         fused(*(t.requires_grad_() for t in of_written(8)))
@@ -309,7 +309,7 @@ def test_gradients_are_turned_on_and_off_between_parts() -> None:
     parts: list[fx.GraphModule] = []
 
     def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        return in_parts(graph, untraceable(graph), lambda part: parts.append(part) or part).forward
+        return compile_in_parts(graph, untraceable(graph), lambda part: parts.append(part) or part).forward
 
     x, v = of_written(8)[::2]
     made = torch.compile(within_no_grad, backend=backend)(x.requires_grad_(), v.requires_grad_())

@@ -10,7 +10,7 @@ leaves the pair and comes back is a property of the graph, not of the pair, and 
 
 from __future__ import annotations
 
-from fusion.schedule.clusters.legality.cluster import Cluster, Link, Refused, positions, positions_in, single
+from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster, Link, positions, positions_in, single
 from fusion.schedule.clusters.legality.join import may_join, may_share_body
 
-__all__ = ["Cluster", "Link", "Refused", "may_join", "may_share_body", "positions", "positions_in", "single"]
+__all__ = ["CannotJoin", "Cluster", "Link", "may_join", "may_share_body", "positions", "positions_in", "single"]

@@ -26,7 +26,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CannotJoin:
     """Why two clusters may not be joined."""
 
     reason: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.program import Map
-from fusion.schedule.clusters.legality.cluster import Cluster, Link, Refused
+from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster, Link
 from fusion.schedule.clusters.legality.joined import refusal_of
 from fusion.schedule.clusters.legality.pairs import (
     Pair,
@@ -21,26 +21,26 @@ from fusion.schedule.iteration.dependences import Dependences
 
 def may_join(
     dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, link: Link
-) -> Cluster | Refused:
+) -> Cluster | CannotJoin:
     """Return the joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
     pair = Pair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold, stored_where_ranked, not_empty):
         reason = rule(pair)
         if reason is not None:
-            return Refused(reason)
-    refused: Refused | None = None
+            return CannotJoin(reason)
+    refused: CannotJoin | None = None
     for target, moved, target_node, moved_node in directions(first, second, link):
         placement = placed_in(dependences, target, moved, target_node, moved_node, link.buffer)
         if isinstance(placement, str):
-            refused = refused or Refused(placement)
+            refused = refused or CannotJoin(placement)
             continue
         space, places = placement
         joined = Cluster(members, space, places)
         reason = refusal_of(dependences, capabilities, joined, target, moved)
         if reason is None:
             return joined
-        refused = Refused(reason)
+        refused = CannotJoin(reason)
     maps = all(isinstance(dependences.node(member), Map) for member in first.members)
     if link.vertical and maps:  # inlined at whatever index the readers use
         joined = Cluster(members, second.space, second.places)
@@ -52,14 +52,14 @@ def may_join(
 
 def may_share_body(
     dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster
-) -> Cluster | Refused:
+) -> Cluster | CannotJoin:
     """Join two clusters without a common tensor over one space: their axes have the same sizes, in order."""
     members = tuple(sorted((*first.members, *second.members)))
     pair = Pair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold):
         reason = rule(pair)
         if reason is not None:
-            return Refused(reason)
+            return CannotJoin(reason)
     pairs = zip(second.space.axes, first.space.axes, strict=True)
     change = {axis.symbol: other.symbol for axis, other in pairs if axis.symbol != other.symbol}
     sizes = first.space.sizes
