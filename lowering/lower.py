@@ -8,7 +8,7 @@ rule does not take, becomes an Extern with the reason.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
@@ -125,8 +125,7 @@ class Lowering:
             else:
                 self.calls.values[node] = self.call(node)
         self.builder.current = end
-        outputs = self._outputs(end.args[0])
-        self._write_last()
+        outputs = self._outputs(end)
         buffers, origins = self.builder.buffers, self.builder.origins
         for name, buffer in buffers.items():
             for size in (*buffer.shape, *buffer.strides):
@@ -313,7 +312,12 @@ class Lowering:
         """
         targets: set[str] = set()
         realised = self.calls.realised
-        calls = [call for call in self.last_writes if not self._is_unchanged(call)]
+        calls: list[fx.Node] = []
+        for call in self.last_writes:
+            if self._is_unchanged(call):
+                self.calls.values[call] = self.calls.values[call.all_input_nodes[0]]
+            else:
+                calls.append(call)
         for call in calls:
             self.builder.current = call
             target, source = call.args
@@ -349,11 +353,24 @@ class Lowering:
             return sympy.Integer(arg)
         raise Unsupported(f"the graph returns {arg!r}")
 
-    def _outputs(self, returned: object) -> tuple[BufferRef | sympy.Expr | None, ...]:
-        """Return the outputs, a tensor of its own for each node: detached tensors share memory, not identity."""
+    def _outputs(self, end: fx.Node) -> tuple[BufferRef | sympy.Expr | None, ...]:
+        """Return the outputs, after the writes to inputs: the inputs that are returned as written come last."""
+        returned = end.args[0]
+        args = list(returned) if isinstance(returned, (tuple, list)) else [returned]
         owners: dict[str, object] = {}
+        before = self._tensors_of([arg for arg in args if arg not in self.last_writes], owners)
+        self._write_last()
+        self.builder.current = end
+        after = self._tensors_of([arg for arg in args if arg in self.last_writes], owners)
+        return tuple(next(after if arg in self.last_writes else before) for arg in args)
+
+    def _tensors_of(self, args: Sequence[object], owners: dict[str, object]) -> Iterator[BufferRef | sympy.Expr | None]:
+        """Return each argument as a tensor of its own for each node: detached tensors share memory, not identity.
+
+        Args:
+            owners: the nodes that own the buffers returned so far; those of `args` are added.
+        """
         outputs: list[BufferRef | sympy.Expr | None] = []
-        args = returned if isinstance(returned, (tuple, list)) else (returned,)
         for arg, out in zip(args, [self._output(arg) for arg in args], strict=True):
             if isinstance(out, BufferRef) and owners.setdefault(out.name, arg) is not arg:
                 buffer = self.builder.buffers[out.name]
@@ -361,12 +378,14 @@ class Lowering:
                 self.builder.nodes.append(Extern((alias.name,), torch.ops.aten.alias.default, (out,), {}, is_view=True))
                 out = BufferRef(alias.name)
             outputs.append(out)
-        return tuple(outputs)
+        return iter(outputs)
 
 
 def _is_last_write(node: fx.Node) -> bool:
-    """Return whether this is a copy into an input, as at the end of a functional graph."""
-    if node.target is not torch.ops.aten.copy_.default or node.users or node.kwargs or len(node.args) != 2:
+    """Return whether this is a copy into an input, as at the end of a functional graph; it may be returned."""
+    if node.target is not torch.ops.aten.copy_.default or node.kwargs or len(node.args) != 2:
+        return False
+    if any(user.op != "output" for user in node.users):
         return False
     target, source = node.args
     return isinstance(target, fx.Node) and isinstance(source, fx.Node) and target.op == "placeholder"

@@ -49,6 +49,27 @@ RESULTS = {
         """,
         calls=({"A": 4, "B": 5},),
     ),
+    "a copy of an input stays what it was where the input is returned as it is overwritten": Program(
+        inputs=(Input("x0", ("A", 4), torch.float32, layout="transposed"), Input("x1", (4,), torch.float32)),
+        source="""
+            t0 = x0.to(torch.float32)
+            t1 = x0.unsqueeze(1).repeat_interleave(1, 1)
+            t2 = x0.flip(0)
+            x0.lerp_(x1.expand_as(x0), 0.5)
+            x1.add_(x0.sum(0))
+            return (t0, t1, t2, x1, x0,)
+        """,
+        calls=({"A": 3},),
+    ),
+    "an input that is overwritten by what it holds, and returned": Program(
+        inputs=(Input("x0", ("A", "B"), torch.float32),),
+        source="""
+            t0 = x0.to(torch.float32)
+            x0.copy_(x0.clone())
+            return (t0, x0.sum(),)
+        """,
+        calls=({"A": 4, "B": 5},),
+    ),
     "two inputs change places": Program(
         inputs=(Input("x0", ("A", "B"), torch.float32), Input("x1", ("A", "B"), torch.float32)),
         source="""
