@@ -1,1 +1,1 @@
-"""From Kernels to launchable code: one folder per target, one protocol (`target.py`), one build path (`build.py`)."""
+"""Turns Kernels into launchable code: one folder per target, one protocol (`target.py`), a build path (`build.py`)."""

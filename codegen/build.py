@@ -1,8 +1,8 @@
-"""Building: kernels become launchers, each distinct one once, several at a time.
+"""Builds kernels: turns them into launchers, each distinct one once, several at a time.
 
-Equal kernels (every layer of a transformer) are one build.  The `MOST` that were asked for last stay in the process;
-what a target keeps on disk is its own affair (`cache.py`).  Compilers run in threads, beside whatever else is to be
-done: they are subprocesses or release the interpreter lock, and no worker ever touches a device before it launches.
+Equal kernels (every layer of a transformer) are one build.  The `MOST` recently requested ones are cached in the
+process; targets manage their files on disk themselves (`cache.py`).  Compilers run in threads, concurrently with other
+work: they are subprocesses or release the interpreter lock, and no worker uses a device before it launches.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fusion.codegen.target import Launcher, Target
 from fusion.lowering.kernel import Kernel, Role
 
 MOST = 1 << 12
-"""Kernels that a builder remembers: more than any program has.  Others go on in whatever launches them."""
+"""The most kernels that a builder caches: more than any program has.  Evicted ones live on in their users."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A kernel ready to run: its source text and what launches it."""
+    """A kernel ready to run: its source and its launcher."""
 
     kernel: Kernel
     source: str
@@ -38,14 +38,14 @@ class _Begun:
 
 
 class Building:
-    """Kernels that are being built.  `sources` has the source of each."""
+    """A running build.  `sources` has the source of each kernel."""
 
     def __init__(self, begun: Mapping[Kernel, _Begun]) -> None:
         self._futures = {kernel: each.built for kernel, each in begun.items()}
         self.sources = {kernel: each.source for kernel, each in begun.items()}
 
     def wait(self) -> dict[Kernel, Built]:
-        """What was built of each, once all are.
+        """Wait for all kernels and return them.
 
         Raises:
             BuildError: of the first kernel that could not be built.
@@ -54,9 +54,7 @@ class Building:
 
 
 class Builder:
-    """Builds kernels for one target and remembers them.  Thread-safe; two callers of the same kernel share one
-    build.
-    """
+    """Builds kernels for one target and caches them.  Thread-safe; two callers of the same kernel share one build."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -73,10 +71,10 @@ class Builder:
         return [built[kernel] for kernel in kernels]
 
     def begin(self, kernels: Sequence[Kernel], sources: Mapping[Kernel, str] | None = None) -> Building:
-        """Generate `kernels`, and begin to build each as soon as it is generated.
+        """Generate `kernels`, and start to build each as soon as it is generated.
 
         Args:
-            sources: the sources of kernels that were generated before, for the same target.
+            sources: sources that were generated before, for the same target.
         """
         workers = ThreadPoolExecutor(max(1, min(len(kernels), os.cpu_count() or 1)), "fusion-build")
         try:
@@ -94,7 +92,7 @@ class Builder:
                 source = sources[kernel] if kernel in sources else self.target.emit(kernel)
                 begun = _Begun(source, Future())
                 workers.submit(self._build_one, kernel, begun)
-        self._begun[kernel] = begun  # behind all others
+        self._begun[kernel] = begun  # the most recently used
         while len(self._begun) > MOST:
             del self._begun[next(iter(self._begun))]
         return begun
@@ -102,21 +100,21 @@ class Builder:
     def _build_one(self, kernel: Kernel, begun: _Begun) -> None:
         try:
             begun.built.set_result(Built(kernel, begun.source, self.target.build(kernel, begun.source)))
-        except BaseException as failure:  # handed to whoever waits; a later request tries again
+        except BaseException as failure:  # raised in the waiting threads; a later request tries again
             with self._lock:
                 self._begun.pop(kernel, None)
             begun.built.set_exception(failure)
 
 
 def is_idle(kernel: Kernel) -> bool:
-    """Is the grid of everything in the launch empty?  Then nothing is stored."""
+    """Return whether the grids of all kernels in the launch are empty, so that nothing is stored."""
     empty = (any(axis.size == 0 for axis in part.with_role(Role.GRID)) for part in kernel.parts)
     return kernel.then is None and all(empty)
 
 
 def _idle(kernel: Kernel) -> _Begun:
     def launch(*args: torch.Tensor | int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     built = Built(kernel, f"# {kernel.name}: an empty grid, nothing is launched\n", launch)
     done = Future[Built]()

@@ -1,9 +1,9 @@
-"""The directory of built things: content-addressed, private to the user, safe under concurrent processes.
+"""Manages the cache directory: content-addressed, private to the user, safe under concurrent processes.
 
-Input: a path below `cache_dir()` and bytes; output: a file that is either complete or absent: it is written beside its
-place and moved there in one step, so a reader never sees half of it and two writers of the same content cannot disturb
-each other.  A directory of another user is refused, because what lies in it is loaded and run; one of one's own that
-others could write to is closed to them.
+Input: a path below `cache_dir()` and bytes; output: a file that is either complete or absent: it is written to a
+temporary file and renamed, so a reader never sees half of it and two writers of the same content cannot disturb each
+other.  A directory of another user is refused, because its contents are loaded and run; write permission of others is
+removed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fusion.lowering.errors import BuildError
 
 
 def cache_dir() -> Path:
-    """Where built things are kept: `$FUSION_CACHE_DIR`, else `$XDG_CACHE_HOME/fusion`, else `~/.cache/fusion`.
+    """Return the cache directory: `$FUSION_CACHE_DIR`, else `$XDG_CACHE_HOME/fusion`, else `~/.cache/fusion`.
 
-    Where nobody chose the directory and the home does not let itself be written, as that of a container's user often
-    does not, it is `fusion-` and the user's number in the directory of temporary files.  It is made with mode 0700.
+    If none is chosen and the home directory is not writable, as is common in containers, it is `fusion-` with the
+    user's number in the directory of temporary files.  It is created with mode 0700.
 
     Raises:
-        BuildError: it cannot be made, or it belongs to somebody else.
+        BuildError: it cannot be created, or it belongs to another user.
     """
     chosen = os.environ.get("FUSION_CACHE_DIR")
     if chosen:
@@ -49,7 +49,7 @@ def _private(path: Path) -> Path:
         status = path.stat()
     except OSError as error:
         raise BuildError(f"the cache directory {path} cannot be used: {error}", hint="set FUSION_CACHE_DIR") from error
-    if not (is_own(status) and is_own(path.lstat())):  # nor may a link lead there that somebody else has laid
+    if not (is_own(status) and is_own(path.lstat())):  # nor may a link of another user lead there
         raise BuildError(
             f"the cache directory {path} belongs to another user", hint="set FUSION_CACHE_DIR to a directory of yours"
         )
@@ -65,27 +65,27 @@ FOLDERS: Mapping[str, str] = {
     "graphs": "finished graphs",
     "regions": "traced regions",
 }
-"""The folders of the cache directory, and what lies in each."""
+"""The folders of the cache directory → their contents."""
 
 _OWN_NAME = re.compile(r"\.?(fusion_triton_)?[0-9a-f]{32,64}(\..*)?")
 
 
 def kept(folder: str) -> list[Path]:
-    """The files that were published in a folder of the cache directory, and what Python has made of them.
+    """Return the files that were published in a folder of the cache directory, and their compiled Python files.
 
-    A file of another name was put there by somebody else, and is none of them.
+    Files with other names were put there by somebody else, and are left out.
     """
-    found = (cache_dir() / folder).rglob("*")
-    return sorted(path for path in found if _OWN_NAME.fullmatch(path.name) and path.is_file())
+    files = (cache_dir() / folder).rglob("*")
+    return sorted(path for path in files if _OWN_NAME.fullmatch(path.name) and path.is_file())
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Does a file belong to the user of this process, as far as the system tells?"""
+    """Return whether a file belongs to the user of this process, as far as the system tells."""
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 
 def digest(*parts: str | bytes) -> str:
-    """The sha256 of `parts` as hexadecimal text; where one part ends and the next begins counts.
+    """Return the sha256 of `parts` as hexadecimal text; the boundaries of parts count.
 
     >>> digest("ab", "c") == digest("a", "bc")
     False
@@ -99,7 +99,7 @@ def digest(*parts: str | bytes) -> str:
 
 
 def publish(path: Path, content: bytes) -> None:
-    """Put `content` at `path` in one step; whoever reads `path` sees all of it or what was there before.
+    """Write `content` to `path` atomically; readers see all of it or the previous content.
 
     Raises:
         BuildError: the file system refuses.

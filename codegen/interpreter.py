@@ -1,8 +1,8 @@
-"""The interpreter while something is compiled: how long threads take turns, and how often garbage is looked for.
+"""Adjusts the Python interpreter during compilation: the thread switch interval and the garbage collector's threshold.
 
-Python has a thread go on for 5 ms while another one waits.  One that reads a file piece by piece, or compiles, lets go
-at each piece, and waits as long for the next.  And it looks for garbage at every 700 objects that are more than before:
-graphs are many objects, which all live, and 5 to 9% of a compilation on a CPU went by in looking.
+Python lets a thread run for 5 ms while another one waits.  A thread that reads a file piece by piece, or compiles,
+releases the lock at each piece, and waits as long for the next.  And the garbage collector runs after every 700 new
+objects: graphs are many objects, which all live, and collections took 5 to 9% of a compilation on a CPU.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ OBJECTS = 50_000
 
 _lock = threading.Lock()
 _before: tuple[float, tuple[int, int, int]] = sys.getswitchinterval(), gc.get_threshold()
-"""What was set before the first of those who ask now."""
+"""The settings before the first active request."""
 _asked: list[float] = []
-"""How long turns are to be, of each who asks."""
+"""The switch interval of each active request."""
 
 
 @contextmanager
 def for_compiling(seconds: float = SECONDS) -> Iterator[None]:
-    """Have turns last `seconds` at most, and looks for garbage be rare, until the last of those who ask is done."""
+    """Limit the thread switch interval to `seconds`, and make collections rare, until the last active request ends."""
     global _before
     with _lock:
         if not _asked:
@@ -41,7 +41,7 @@ def for_compiling(seconds: float = SECONDS) -> Iterator[None]:
 
 
 def _set() -> None:
-    """What is asked for, or what was set before if nothing is."""
+    """Apply the active requests, or restore the previous settings if there are none."""
     interval, (objects, *others) = _before
     sys.setswitchinterval(min(interval, *_asked) if _asked else interval)
     gc.set_threshold(max(OBJECTS, objects) if objects and _asked else objects, *others)

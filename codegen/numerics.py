@@ -1,7 +1,7 @@
-"""Numerics: how exactly generated arithmetic follows eager's, as far as a target decides it.
+"""Defines numerics: how exactly generated arithmetic follows eager's, as far as a target decides it.
 
-Input: what the user asked for and what PyTorch is set to; output: a value that is part of a target, so that kernels for
-one are never taken for another.
+Input: the options and PyTorch's settings; output: a value that is part of a target, so that kernels of different
+numerics have different cache keys.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """What a target may do to the last bits.
+    """Permitted deviations in the last bits.
 
     Attributes:
-        strict: nothing: no multiplication is fused with an addition, no quick form of the hardware is used, and sums
-            are not brought from one running value to another.
-        tf32: products of float32 may round their operands to 19 bits.
+        strict: none: no multiplication is fused with an addition, no approximation of the hardware is used, and sums
+            are not rescaled from one running value to another.
+        tf32: GEMMs of float32 may round their operands to 19 bits.
     """
 
     strict: bool = False
@@ -29,9 +29,9 @@ DEFAULT = Numerics()
 
 
 def current(*, strict: bool) -> Numerics:
-    """The numerics of a compilation that begins now.
+    """Return the numerics of a compilation that starts now.
 
-    Products of float32 are as PyTorch is set to compute its own on a GPU: `torch.set_float32_matmul_precision`,
+    GEMMs of float32 follow PyTorch's setting for its own on a GPU: `torch.set_float32_matmul_precision`,
     `torch.backends.cuda.matmul.allow_tf32` and `.fp32_precision` are names of one setting.  Dynamo guards it: after a
     change it compiles again.
     """

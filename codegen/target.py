@@ -1,7 +1,7 @@
-"""What a target is: the protocol between the compiler and the machine.
+"""Defines targets: the protocol between the compiler and the machine.
 
-A target turns a Kernel into source, source into something launchable, and says what it can do and what things cost
-there.  Nothing outside a target's folder names it; `codegen/targets.py` has the only list.
+A target turns a Kernel into source and source into a launcher, and states its capabilities and costs.  Nothing outside
+a target's folder names it; `codegen/targets.py` has the only list.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 
 Launcher: TypeAlias = Callable[..., None]
-"""Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are
-written in place.
+"""Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are written in
+place.
 """
 
 Refused: TypeAlias = Callable[[BuildError, Sequence[object]], None]
-"""Does what a launch was to do, by other means: called with why it cannot be launched, and its arguments."""
+"""Replaces a launch: called with the reason why it is not possible, and its arguments."""
 
 
 @runtime_checkable
 class LateLauncher(Protocol):
-    """A launcher that may have to build or load what it launches, and raises a BuildError where that fails."""
+    """A launcher that may have to build or load its kernel first, and raises a BuildError if that fails."""
 
     def __call__(self, *args: object) -> None:
-        """Runs the kernel, as any launcher does."""
+        """Run the kernel."""
 
     def or_else(self, refused: Refused | None) -> Launcher:
-        """What launches the same at less cost, and then calls `refused` instead, if given; it stores nothing before."""
+        """Return a cheaper launcher, which calls `refused`, if given, instead of raising; nothing is stored before."""
 
 
 def busy(tiles: int, slots: int) -> float:
-    """The share of its speed at which a device makes so many tiles, of which so many run at once, two on a processor.
+    """Return the efficiency of a device on `tiles` tiles, of which `slots` run at once, two per multiprocessor.
 
-    Alone on its processor, one reaches three quarters.  Half of what the last round leaves idle is hidden, as measured.
+    Alone on its multiprocessor, a tile reaches three quarters.  Half of the last wave's idle time is hidden, as
+    measured.
 
     >>> busy(66, 264), busy(132, 264), busy(264, 264), busy(396, 264)
     (0.375, 0.75, 1.0, 0.875)
@@ -69,12 +70,12 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class OddRows:
-    """Products of halves whose rows do not start at multiples of 16 bytes, against aligned ones.
+    """The efficiency of 16-bit GEMMs whose rows do not start at multiples of 16 bytes, relative to aligned ones.
 
     Attributes:
-        product: the speed of a product, generated or the library's.
-        walked: the speed of a walk that multiplies such rows.
-        library: bytes of which all rows of operands and result start at multiples → the speed of the library's product.
+        product: of a GEMM, generated or the library's.
+        walked: of a loop that multiplies such rows.
+        library: bytes to which all rows of operands and result are aligned → the efficiency of the library's GEMM.
     """
 
     product: float
@@ -84,12 +85,12 @@ class OddRows:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """What it costs to have tensors lie in memory otherwise, in bytes that could be moved meanwhile.
+    """The costs of other tensor layouts, in bytes that could be moved in that time.
 
     Attributes:
-        begins: that the kernel of a copy begins and ends.
-        multiplication: forward and backward, what the library's convolution of one channel each takes longer for a
-            multiplication where channels come first.
+        begins: the launch of a copy's kernel.
+        multiplication: forward and backward, the extra time per multiplication of the library's depthwise convolution
+            in channels-first layout.
     """
 
     begins: float
@@ -97,12 +98,12 @@ class Layouts:
 
 
 ALIGNED = OddRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
-"""Of a device on which it does not matter where rows start."""
+"""Of a device on which alignment does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One form of such a kernel; `refused` says why it does not take it."""
+    """One form of a kernel with several products; `refused` says why the kernel cannot take it."""
 
     name: str
     refused: str = ""
@@ -110,42 +111,42 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the scheduler may know about a target, which spells every scalar operation in every dtype.
+    """A target's capabilities and costs, for the scheduler.  Every target has every scalar operation in every dtype.
 
     Attributes:
-        fold_ops: folds that can be spelled; without "dot", contractions are left to the library.
+        fold_ops: supported folds; without "dot", contractions are left to the library.
         whole_limit: the longest reduced row, in elements, that one program holds whole.
-        window_limit: the most points of a window that overlaps others which a map takes; a larger one is folded.  Of 1,
-            only what folds nothing is a map.
-        parallelism: how many programs keep the device busy (few rows below it call for a split reduction).
+        window_limit: the most points of an overlapping window that a map computes; a larger one is folded.  With 1,
+            only windows without a fold are maps.
+        parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
         launch_us: microseconds of one launch.
-        product_us: microseconds that the library's smallest product takes beside its launch.
+        product_us: microseconds of the library's smallest GEMM beside its launch.
         bandwidth: bytes per microsecond to memory.
         flops: float operations per microsecond of the scalar units.
-        matrix_flops: float operations per microsecond of the matrix units (16-bit operands), by the library.
-        matrix_share: bytes of an operand's element → rate of the matrix units, or of what stands in for them, against
+        matrix_flops: float operations per microsecond of the tensor cores (16-bit operands), in the library.
+        matrix_share: bytes of an operand's element → rate of the tensor cores, or of their substitute, relative to
             16-bit operands.
-        streamed: the share of that speed that contractions reach in a kernel that walks their results at once.
-        padded: are axes that a walk holds whole padded to a power of two?
-        alignment: bytes of which the library's products want sizes, and what rows start at, to be multiples; 1 where
-            they do not care.
-        lone_products: is a contraction generated where nothing walks its result?  Else it is the library's.
-        attention: (the name of a form or of the library's kernel, bytes of an element) → how fast it is; what was not
-            measured is not there.  Generated kernels of backward make the scores twice, which counts as arithmetic.
-        forms: the names of the forms that generated kernels of several products may have.
-        follows: may a fold follow the running value of another one over the same axis, at the price of other
-            roundings (the online rule)?
-        crowding: the share of its time that a kernel may lose to others in its launch, whose needs it has to meet.
-        max_params: how many tensors one kernel may take.
-        scatters: operations of `program.SCATTER_OPS` with which elements are updated at which sources may meet.
-        ordered: are sources that meet taken in the order of a loop, so that the result is always the same?  Else each
-            update is atomic.
-        odd_rows: products of rows at odd addresses; asked only where `alignment` is more than 1.
-        narrow_tiles: tiles of a product with few rows or columns that share a processor, where its sum is cut into
-            parts: it waits for memory, not for matrix units.
-        narrow_share: of the speed of memory, what such a product reaches in parts, whatever makes its operands.
-        waiting: of a launch, what it costs that the last program of each tile adds up its parts.
-        layouts: what it costs to have tensors lie otherwise.
+        streamed: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
+            one loop.
+        padded: whether WHOLE axes are padded to a power of two.
+        alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
+        lone_products: whether a contraction whose result no loop consumes is generated; else it is the library's.
+        attention: (the name of a form or of the library's kernel, bytes of an element) → its speed; only measured ones.
+            Generated kernels of backward compute the scores twice, which counts as arithmetic.
+        forms: the names of the forms of generated kernels with several products.
+        follows: whether a fold may be rescaled by the running value of another one over the same axis, which rounds
+            differently (online rule).
+        crowding: the share of its time that a kernel may lose to others in its launch, whose resources it has to share.
+        max_params: the most tensors of one kernel.
+        scatters: operations of `program.SCATTER_OPS` that colliding writes may use.
+        ordered: whether colliding writes happen in loop order, so that the result is deterministic; else each is
+            atomic.
+        odd_rows: GEMMs of unaligned rows; used only if `alignment` is more than 1.
+        narrow_tiles: tiles per multiprocessor of a split-K GEMM with few rows or columns: it is bound by memory
+            latency, not by tensor cores.
+        narrow_share: the share of the memory bandwidth that such a split-K GEMM reaches, whatever its prologue.
+        waiting: the cost, in launches, of combining partial results in the last program of each tile.
+        layouts: the costs of other tensor layouts.
         part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
     """
 
@@ -179,7 +180,7 @@ class Capabilities:
 
 
 class Target(Protocol):
-    """One way to run kernels; `suffix` is that of a file of its source."""
+    """One way to run kernels; `suffix` is the file suffix of its source."""
 
     name: str
     suffix: str
@@ -187,48 +188,48 @@ class Target(Protocol):
 
     @property
     def identity(self) -> str:
-        """The machine that is generated for, as far as what is generated depends on it."""
+        """The machine, as far as generated code depends on it."""
 
     @property
     def capabilities(self) -> Capabilities:
         """What can be generated here, and what it costs."""
 
     def prepare(self) -> None:
-        """Begin, beside what the caller does, what any build will need."""
+        """Start, concurrently with the caller, what any build will need."""
 
     def lacking(self) -> str:
-        """What makes launches slower on this machine than they could be; empty if nothing does."""
+        """Return what makes launches slower on this machine than necessary; empty if nothing does."""
 
     def emit(self, kernel: Kernel) -> str:
-        """Source text of `kernel`.  Equal kernels give equal text."""
+        """Return the source of `kernel`.  Equal kernels give equal text."""
 
     def refuses(self, kernel: Kernel) -> str:
-        """Why `kernel` cannot be generated as one; empty if it can.  What a single node computes always can."""
+        """Return why `kernel` cannot be generated as one kernel; empty if it can.  A single node always can."""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """Ways to compute `kernel` that are worth timing, the default first."""
+        """Return the configurations of `kernel` that are worth timing, the default first."""
 
     def efficiency(self, kernel: Kernel) -> float:
-        """The share of a library's speed at which a contraction `kernel` runs here; 1 where they are equal."""
+        """Return the efficiency of a contraction `kernel` relative to the library; 1 if they are equal."""
 
     def waits(self, kernel: Kernel) -> bool:
-        """Is what a contraction `kernel` computes behind its products time of its own, beside its `efficiency`?"""
+        """Return whether the epilogue time of a contraction `kernel` adds to its GEMM time, beside its `efficiency`."""
 
     def forms(self, kernel: Kernel) -> Sequence[Form]:
-        """The forms of a kernel whose walk has several products, the one that it takes first."""
+        """Return the forms of a kernel whose loop has several products, the one that it takes first."""
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
-        """Do two independent kernels run side by side in one launch about as fast as each alone?"""
+        """Return whether two independent kernels run in one launch about as fast as each alone (horizontal fusion)."""
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
-        """Can the last of the programs that differ along a GRID axis alone go on with what all of them have written?"""
+        """Return whether the last of the programs along a GRID axis can continue with the results of all of them."""
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
-        """Compile `source` (of `kernel`) and return what launches it.  Thread-safe.
+        """Compile `source` (of `kernel`) and return its launcher.  Thread-safe.
 
         Raises:
             BuildError: with the tool's own message.
         """
 
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
-        """The artefacts after the source, in order, for dumps (works without the device where the tools allow it)."""
+        """Yield the artefacts after the source, in order, for dumps (without the device if the tools allow it)."""

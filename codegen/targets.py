@@ -1,4 +1,4 @@
-"""The list of targets: which one serves which device."""
+"""Lists the targets: which one serves which device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TARGETS: dict[str, Callable[..., Target]] = {"triton": _triton, "c": _c, "refere
 first use: no target is needed to use another."""
 
 DEFAULTS = {"cuda": "triton", "cpu": "c"}
-"""Device type → the target that serves it unless the user names another."""
+"""Device type → its default target."""
 
 _builders: dict[tuple[str, Numerics], Builder] = {}
 _lock = threading.Lock()
@@ -56,7 +56,7 @@ _tuners: dict[tuple[Builder, torch.device], Tuner] = {}
 
 
 def tuner_for(device: torch.device, builder: Builder) -> Tuner:
-    """What picks the fastest configurations on `device` of the kernels that `builder` builds."""
+    """Return the tuner that picks the fastest configurations on `device` for kernels of `builder`."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     with _lock:
@@ -64,12 +64,12 @@ def tuner_for(device: torch.device, builder: Builder) -> Tuner:
 
 
 def prepare(device_type: str) -> None:
-    """Have the target of `device_type` begin what any of its builds will need, before there is anything to build."""
+    """Let the target of `device_type` prepare what all of its builds need, before there is anything to build."""
     TARGETS[DEFAULTS[device_type]]().prepare()
 
 
 def builder_for(device_type: str, name: str | None = None, numerics: Numerics = DEFAULT) -> Builder:
-    """The builder (and with it the target) for tensors of `device_type`; `name` picks one other than the default.
+    """Return the builder (and with it the target) for tensors of `device_type`; `name` overrides the default target.
 
     Raises:
         Unsupported: no target serves this device.

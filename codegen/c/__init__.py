@@ -1,8 +1,8 @@
 """The C target: kernels for CPU tensors as plain C, built by the system's compiler.
 
 Input: a Kernel; output: one C function, threads over its grid axes and SIMD lanes over the innermost, and a launcher
-for it.  Contractions are written tile by tile (`blocked`), but not announced: alone, or with what is merely
-element-wise around them, they are left to the library, whose calls take a bias along.
+for it.  Contractions are computed tile by tile (`blocked`), but not announced as capabilities: alone, or with only
+element-wise neighbours, they stay library calls, which take a bias along.
 
 kernel → forms → walks → loops     `text` is what each of them writes with
                → walks → blocked   where there are products, running values
@@ -29,7 +29,7 @@ from fusion.lowering.program import SCATTER_OPS
 from fusion.lowering.scalar_ops import FOLD_OPS
 
 ONE_FOLD, SEVERAL_FOLDS = 0.05, 0.6
-"""Shares of a library's speed: so low that it keeps every single product; and what is left of it beside other folds."""
+"""Efficiencies relative to the library: so low that every single product stays a library call; and with other folds."""
 
 
 class CTarget:
@@ -43,7 +43,7 @@ class CTarget:
 
     @property
     def device(self) -> Cpu:
-        """The CPU, with as many threads as PyTorch uses of it now."""
+        """The CPU, with the number of threads that PyTorch uses now."""
         return present()
 
     @property
@@ -53,7 +53,7 @@ class CTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What can be written in C, and what it costs on the threads that PyTorch uses."""
+        """What can be generated in C, and its costs on the threads that PyTorch uses."""
         device = self.device
         return Capabilities(
             fold_ops=frozenset(FOLD_OPS),
@@ -74,14 +74,14 @@ class CTarget:
         )
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing: there is nothing to prepare."""
 
     def lacking(self) -> str:
-        """Nothing."""
+        """Return nothing: nothing is lacking."""
         return ""
 
     def emit(self, kernel: Kernel) -> str:
-        """C source of `kernel`.
+        """Return the C source of `kernel`.
 
         Raises:
             BuildError: the kernel cannot be written in C.
@@ -89,32 +89,32 @@ class CTarget:
         return emit_kernel(kernel)
 
     def refuses(self, kernel: Kernel) -> str:
-        """Nothing."""
+        """Return nothing: all kernels are accepted."""
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """One: the compiler chooses what there is to choose."""
+        """Return one: the C compiler makes the remaining choices."""
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
-        """Several folds in one kernel pay for themselves; a product alone is what the library is for."""
-        found = list(statements(kernel.body, Fold))
-        return SEVERAL_FOLDS if len(found) > 1 else ONE_FOLD
+        """Return a high efficiency for several folds in one kernel; a single product is better left to the library."""
+        folds = list(statements(kernel.body, Fold))
+        return SEVERAL_FOLDS if len(folds) > 1 else ONE_FOLD
 
     def waits(self, kernel: Kernel) -> bool:
-        """No."""
+        """Return False: epilogue time does not add to GEMM time."""
         return False
 
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
-        """One."""
+        """Return the only form."""
         return (Form(GENERATED),)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
-        """Any two: they run one after the other, in one call."""
+        """Return True: the kernels run one after the other, in one call."""
         return True
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
-        """No: another loop over what has been made costs no launch."""
+        """Return False: another loop over the results costs no launch."""
         return False
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
@@ -126,7 +126,7 @@ class CTarget:
         return build_kernel(kernel, source)
 
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
-        """The assembly text.
+        """Yield the assembly text.
 
         Raises:
             BuildError: no compiler, or the compiler's message.

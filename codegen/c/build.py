@@ -1,10 +1,10 @@
-"""From C text to a callable: the system's compiler, a cache of shared objects, and ctypes.
+"""Builds C text into a callable: the system's compiler, a cache of shared objects, and ctypes.
 
 Input: source text; output: a launcher that passes data pointers.  The shared object is named by the hash of everything
 that decides its content: the text, the compiler's command with its flags and its version, and the CPU it is tuned for.
 
-OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one PyTorch has loaded, so both use one
-pool of threads; a second pool would fight the first for the cores.
+OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one that PyTorch has loaded, so both use
+one thread pool; two pools would compete for the cores.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-nostdlib")
 
 TIME_LIMIT = 300
-"""Seconds after which a compiler is taken to hang."""
+"""Seconds after which the compiler counts as hung."""
 
 SEAL_BYTES = 32
 
@@ -68,7 +68,7 @@ _bind_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler and the text that tells it from others."""
+    """A C compiler with its version text."""
 
     command: tuple[str, ...]
     version: str
@@ -77,22 +77,22 @@ class Compiler:
 @lru_cache(maxsize=8)
 def _compiler(chosen: str | None) -> Compiler:
     candidates = [chosen] if chosen else ["cc", "gcc", "clang"]
-    found: list[Compiler] = []
+    compilers: list[Compiler] = []
     for candidate in candidates:
         command = tuple(candidate.split())
         if command and shutil.which(command[0]):
             shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
             if shown.returncode == 0:
-                found.append(Compiler(command, shown.stdout))
-    if found:  # clang, under whatever name, calls another OpenMP run time than the one PyTorch has loaded
-        return min(found, key=lambda compiler: "clang" in compiler.version)
+                compilers.append(Compiler(command, shown.stdout))
+    if compilers:  # clang, under whatever name, calls another OpenMP run time than the one PyTorch has loaded
+        return min(compilers, key=lambda compiler: "clang" in compiler.version)
     raise BuildError(
         f"no C compiler found (tried {', '.join(candidates)})", hint="install gcc, or name a compiler in $CC"
     )
 
 
 def find_compiler() -> Compiler:
-    """`$CC`, else `cc`, `gcc` or `clang`.
+    """Return `$CC`, else `cc`, `gcc` or `clang`.
 
     Raises:
         BuildError: there is none.
@@ -102,7 +102,7 @@ def find_compiler() -> Compiler:
 
 @lru_cache(maxsize=1)
 def cpu_identity() -> str:
-    """What `-march=native` depends on: the model of this machine's CPU and its features."""
+    """Return what `-march=native` depends on: the model of this machine's CPU and its features."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
@@ -138,7 +138,7 @@ def build_kernel(kernel: Kernel, source: str) -> Launcher:
 
 
 def assembly(source: str) -> str:
-    """The assembly text that the compiler makes of `source`.
+    """Return the assembly text of `source`.
 
     Raises:
         BuildError: no compiler, or the compiler's message.
@@ -165,7 +165,7 @@ def bind_openmp() -> None:
 
 
 def _launcher(function: Callable[..., T], count: int, has_sizes: bool) -> Callable[..., T]:
-    """What calls `function` on tensors and sizes, and returns what that does."""
+    """Return a function that calls `function` on tensors and sizes, and returns its result."""
     pointer = torch.Tensor.data_ptr
     threads = torch.get_num_threads
 
@@ -183,7 +183,7 @@ def _compile(compiler: Compiler, source: str) -> bytes:
         place = Path(folder)
         compiled = _run(compiler, source, place, "-c", "kernel.o")
         linked = place / "kernel.so"
-        # Linked apart: with -fopenmp the linker would be told to use a library of its own choice.
+        # Linked separately: with -fopenmp the linker would choose an OpenMP library.
         _call(compiler, *LINK_FLAGS, str(compiled), "-o", str(linked), "-lm", "-lc")
         return linked.read_bytes()
 
@@ -206,12 +206,12 @@ def _call(compiler: Compiler, *arguments: str) -> None:
 
 
 def _seal(binary: bytes) -> bytes:
-    """What is appended to a shared object (loaders ignore it) so that a damaged file is noticed before it is mapped."""
+    """Return a hash to append to a shared object (loaders ignore it), by which damage is noticed before loading."""
     return hashlib.sha256(binary).digest()
 
 
 def _is_sound(path: Path) -> bool:
-    """Is there a whole object at `path`, put there by this user?  Another one's is not loaded, but made anew."""
+    """Return whether there is an undamaged object of this user at `path`; another user's is built anew."""
     try:
         content = path.read_bytes()
         if not is_own(path.stat()):

@@ -1,7 +1,7 @@
-"""Device: a CPU as a value, what its cores and its memory reach.
+"""Describes a CPU: the throughput of its cores and its memory.
 
-All CPUs are taken for the one that was measured, with as many threads as PyTorch uses; compilers are asked for what the
-machine's own instructions are (`build.py`).
+All CPUs are assumed equal to the measured one, with as many threads as PyTorch uses; the C compiler targets the
+machine's own instructions (`build.py`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ class Cpu:
     """A CPU.
 
     Attributes:
-        threads: that run kernels, one to a core.
+        threads: that run kernels, one per core.
         launch_us: microseconds of one launch.
         core_bandwidth: bytes per microsecond to memory, of one core.
-        memory_cores: so many cores keep the memory busy.
-        core_flops: float32 operations per microsecond of one core, in loops that compilers make vectors of.
-        core_matrix_flops: the same of the library's products.
-        matrix_share: bytes of an operand's element → rate of the library's products against that.
+        memory_cores: the number of cores that saturate memory.
+        core_flops: float32 operations per microsecond of one core, in vectorised loops.
+        core_matrix_flops: the same in the library's GEMMs.
+        matrix_share: bytes of an operand's element → the relative rate of the library's GEMMs.
         attention: (form, or kernel of the library, bytes of an element) → its speed.
-        layouts: what it costs to have tensors lie otherwise.
+        layouts: the costs of other tensor layouts.
 
     >>> replace(EPYC, threads=4).flops / EPYC.flops
     4.0
@@ -57,7 +57,7 @@ class Cpu:
 
     @property
     def matrix_flops(self) -> float:
-        """Operations per microsecond of the library's products."""
+        """Operations per microsecond of the library's GEMMs."""
         return self.core_matrix_flops * self.threads
 
 
@@ -84,5 +84,5 @@ EPYC = Cpu(
 
 
 def present() -> Cpu:
-    """The CPU of this machine, on the threads that PyTorch uses."""
+    """Return the CPU of this machine, with the threads that PyTorch uses."""
     return replace(EPYC, threads=torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""From a Kernel to the text of one C function.
+"""Turns a Kernel into the text of one C function.
 
 What enters is a kernel; what leaves is a function of the same name that takes the data pointers of its params, its
 sizes as int64_t and the number of threads, with the few definitions it needs before it.  Its form (`forms`) writes it.
@@ -15,7 +15,7 @@ from fusion.lowering.kernel import Kernel
 
 
 def emit_kernel(kernel: Kernel) -> str:
-    """C source of `kernel`.  Equal kernels give equal text.
+    """Return the C source of `kernel`.  Equal kernels give equal text.
 
     Raises:
         BuildError: the kernel cannot be written in C.

@@ -1,6 +1,6 @@
-"""What every C function of a kernel has: its names, its signature, and the calls of what shares its launch.
+"""Frames every C function of a kernel: its names, its signature, and the calls of kernels that share its launch.
 
-What stands beside a kernel runs after it, each on all threads: on a CPU a launch shared is one call instead of several.
+Kernels that share a launch run one after the other, each on all threads: on a CPU that saves calls.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from fusion.lowering.checks import has_checks
 from fusion.lowering.kernel import Kernel, Param
 from fusion.lowering.printer import format_param
 
-# Of a load under a mask that it knows (of lanes that it counts one by one), GCC 12 reads all lanes for AVX-512, and
-# chooses then: it reads behind a row, which may be behind the memory of the process.
+# For a load under a mask that it knows (of lanes that it counts one by one), GCC 12 reads all lanes with AVX-512, and
+# selects then: it reads past the end of a row, which may be past the memory of the process.
 _MASKED = (f"_Bool {YES} = 1;", f'__asm__("" : "+r"({YES}));  // unknown to the compiler, and so is a mask with it')
 
-# A position with it is neither a condition nor a step of so many elements (see `values.py`).
+# An offset with it is neither a condition nor a multiple of elements (see `values.py`).
 _HIDDEN = (f"int64_t {NONE} = 0;", f'__asm__("" : "+r"({NONE}));  // unknown to the compiler, too')
 
 
 def called_by(kernel: Kernel) -> tuple[Kernel, ...]:
-    """What runs once `kernel` is done, in order, each under a name of its own."""
-    found = [replace(part, name=f"{kernel.name}_{number}") for number, part in enumerate(kernel.beside, 1)]
+    """Return the kernels that run after `kernel` in its launch, in order, each under its own name."""
+    parts = [replace(part, name=f"{kernel.name}_{number}") for number, part in enumerate(kernel.beside, 1)]
     last, name = kernel.then, f"{kernel.name}_last"
-    while last is not None:  # all are called from here, where the parameters of all of them are known
-        found.append(replace(last, name=name, then=None))
+    while last is not None:  # all are called here, where the parameters of all of them are known
+        parts.append(replace(last, name=name, then=None))
         last, name = last.then, f"{name}_last"
-    return tuple(found)
+    return tuple(parts)
 
 
 class Frame:
     """The names of one kernel in C.
 
     Attributes:
-        space: gives out the names that are still free.
+        space: allocates unused names.
         params: param → its name.
         names: size and axis symbols → their names.
     """
@@ -53,7 +53,7 @@ class Frame:
             self.space.reserve(f"{name}_0", f"{name}_end", f"{name}_step")
 
     def function(self, lines: Sequence[str]) -> str:
-        """The function whose body is `lines`, followed by what shares its launch.
+        """Return the function whose body is `lines`, followed by the kernels that share its launch.
 
         It returns whether a check has failed, if it has any.
         """

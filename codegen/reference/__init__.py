@@ -1,8 +1,8 @@
-"""The reference target: a Kernel is not compiled but evaluated, statement by statement, in torch.
+"""The reference target: evaluates a Kernel statement by statement in torch, without compiling it.
 
-Input: a verified Kernel; output: a launcher that gives the values every other target must give, on any device, and that
-refuses accesses outside of a tensor.  The source is the Kernel's own text; it is for reading, and an edited one is
-refused.  For tests, for checking configurations, and where no compiler is present.
+Input: a verified Kernel; output: a launcher that returns the values every other target must return, on any device, and
+that refuses out-of-bounds accesses.  The source is the Kernel's text; it is for reading, and an edited one is refused.
+For tests, for checking configurations, and where there is no compiler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fusion.lowering.verify import verify_kernel
 
 
 class ReferenceTarget:
-    """Runs the evaluator.  It can do everything the IR can say; its prices are those of any machine, not of torch.
+    """Runs the evaluator.  It supports all of the IR; its costs are those of a generic device, not of torch.
 
     >>> ReferenceTarget().capabilities.fold_ops >= {"dot", "argmax"}
     True
@@ -39,12 +39,12 @@ class ReferenceTarget:
 
     @property
     def identity(self) -> str:
-        """Any machine."""
+        """The empty text: results do not depend on the machine."""
         return ""
 
     @property
     def capabilities(self) -> Capabilities:
-        """All operations, with the prices of a small many-core device, so that it schedules as such a device would."""
+        """All operations, with the costs of a small many-core device, so that it schedules as such a device would."""
         return Capabilities(
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 15,
@@ -61,50 +61,50 @@ class ReferenceTarget:
         )
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing: there is nothing to prepare."""
 
     def lacking(self) -> str:
-        """Nothing."""
+        """Return nothing: nothing is lacking."""
         return ""
 
     def emit(self, kernel: Kernel) -> str:
-        """The text form of `kernel`."""
+        """Return the text form of `kernel`."""
         return format_kernel(kernel)
 
     def refuses(self, kernel: Kernel) -> str:
-        """Nothing."""
+        """Return nothing: all kernels are accepted."""
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """One: the evaluator."""
+        """Return one: the evaluator."""
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
-        """As fast as any library, so that schedules show what can be fused."""
+        """Return the library's efficiency, so that schedules show what can be fused."""
         return 1.0
 
     def waits(self, kernel: Kernel) -> bool:
-        """No."""
+        """Return False: epilogue time does not add to GEMM time."""
         return False
 
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
-        """One."""
+        """Return the only form."""
         return (Form(GENERATED),)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
-        """Any two, so that schedules show what is independent."""
+        """Return True, so that schedules show what is independent."""
         return True
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
-        """Along any axis, so that schedules show what could follow in a launch."""
+        """Return True along any axis, so that schedules show what could follow in a launch."""
         return True
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
-        """What runs `kernel` on its tensors, then its sizes.
+        """Return a launcher that evaluates `kernel` on its tensors and sizes.
 
         Raises:
             BuildError: `source` is not the text of `kernel`; only the Kernel itself can be run.
-            VerifyError: the kernel is not well formed.
+            VerifyError: the kernel is malformed.
         """
         if source != self.emit(kernel):
             raise BuildError(
@@ -121,7 +121,7 @@ class ReferenceTarget:
         return launch
 
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
-        """Nothing comes after the source."""
+        """Return nothing: there are no artefacts after the source."""
         return iter(())
 
 

@@ -1,11 +1,11 @@
-"""Tuning: which configuration of a kernel is fastest here, by trying (`mode="max-autotune"`).
+"""Autotunes kernels: finds the fastest configuration by measurement (`mode="max-autotune"`).
 
-Input: kernels and a device; output: launchers of the fastest configurations, and a `Tuning` for each kernel with what
-was tried.  The target says which configurations are worth trying (`alternatives`), the default first. Each is built and
-run once on random numbers; one that cannot be built, fails, or gives other numbers than the evaluator is refused and
-named.  The others are timed.  What won is kept in the cache directory (`record`).
+Input: kernels and a device; output: launchers of the fastest configurations, and a `Tuning` for each kernel with its
+trials.  The target lists the configurations worth trying (`alternatives`), the default first. Each is built and run
+once on random numbers; one that cannot be built, fails, or whose results differ from the evaluator's is refused with
+the reason.  The others are timed.  The winner is stored in the cache directory (`record`).
 
-A kernel with sizes that are not known, or with others in its launch, keeps its default configuration.
+A kernel with unknown sizes, or with others in its launch, keeps its default configuration.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fusion.lowering.expr import free_axes
 from fusion.lowering.kernel import Fold, Kernel, loaded, statements
 
 MOST = 10
-"""How many configurations of a kernel are tried."""
+"""The most configurations of a kernel that are tried."""
 
 
 class Tuner:
-    """Tunes kernels for one target on one device, and remembers them.  Thread-safe."""
+    """Tunes kernels for one target on one device, and caches them.  Thread-safe."""
 
     def __init__(self, builder: Builder, device: torch.device) -> None:
         self._builder, self.device = builder, device
@@ -46,31 +46,31 @@ class Tuner:
         """Build the fastest configuration of each of `kernels`.
 
         Raises:
-            BuildError: a kernel that could not be built at all.
+            BuildError: a kernel for which no configuration can be built.
         """
-        with self._lock:  # one at a time on the device: otherwise they would time each other
+        with self._lock:  # one at a time on the device, so that they do not disturb each other's timing
             new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._known]
             choices = {kernel: self._builder.target.alternatives(kernel)[:MOST] for kernel in new}
-            kept = {kernel: record.read(self._key(kernel, found)) for kernel, found in choices.items()}
+            kept = {kernel: record.read(self._key(kernel, alternatives)) for kernel, alternatives in choices.items()}
             wanted: list[tuple[Kernel, Alternative]] = []
-            for kernel, found in choices.items():
+            for kernel, alternatives in choices.items():
                 old = kept[kernel]
-                if len(found) > 1:
-                    wanted += [(kernel, way) for way in (found if old is None else [found[old.chosen]])]
+                if len(alternatives) > 1:
+                    wanted += [(kernel, way) for way in (alternatives if old is None else [alternatives[old.chosen]])]
             built = self._build(wanted)
-            for kernel, found in choices.items():
-                self._known[kernel] = self._tuned(kernel, found, kept.get(kernel), built)
+            for kernel, alternatives in choices.items():
+                self._known[kernel] = self._tuned(kernel, alternatives, kept.get(kernel), built)
             return [self._known[kernel] for kernel in kernels]
 
     def key(self, texts: Sequence[str]) -> str:
-        """What is measured here for these texts is recorded under this key."""
+        """Return the key of the record of measurements for these texts, here."""
         return record.key_of(self.device, self._builder.target.name, texts)
 
-    def _key(self, kernel: Kernel, found: Sequence[Alternative]) -> str:
-        return self.key([_without(kernel.origins, way.source) for way in found])
+    def _key(self, kernel: Kernel, alternatives: Sequence[Alternative]) -> str:
+        return self.key([_without(kernel.origins, way.source) for way in alternatives])
 
     def _build(self, wanted: Sequence[tuple[Kernel, Alternative]]) -> dict[tuple[Kernel, str], Built | str]:
-        """What each way was built to, or why it was not."""
+        """Build each configuration; a text says why one could not be built."""
 
         def one(pair: tuple[Kernel, Alternative]) -> Built | str:
             kernel, way = pair
@@ -80,32 +80,32 @@ class Tuner:
                 return f"it cannot be built: {brief(error)}"
 
         with ThreadPoolExecutor(max_workers=max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
-            found = list(pool.map(one, wanted))
-        return {(kernel, way.source): result for (kernel, way), result in zip(wanted, found, strict=True)}
+            results = list(pool.map(one, wanted))
+        return {(kernel, way.source): result for (kernel, way), result in zip(wanted, results, strict=True)}
 
     def _tuned(
         self,
         kernel: Kernel,
-        found: Sequence[Alternative],
+        alternatives: Sequence[Alternative],
         kept: Tuning | None,
         built: Mapping[tuple[Kernel, str], Built | str],
     ) -> tuple[Built, Tuning]:
-        if len(found) < 2:
+        if len(alternatives) < 2:
             (default,) = self._builder.build([kernel])
             return default, Tuning(kernel.name, reason="there is nothing to choose")
-        results = {way.source: built.get((kernel, way.source), "") for way in found}
+        results = {way.source: built.get((kernel, way.source), "") for way in alternatives}
         if kept is None:
-            kept = self._tried(kernel, found, results)
+            kept = self._tried(kernel, alternatives, results)
             if not kept.reason:
-                record.write(self._key(kernel, found), kept)
-        chosen = results[found[kept.chosen].source]
+                record.write(self._key(kernel, alternatives), kept)
+        chosen = results[alternatives[kept.chosen].source]
         if isinstance(chosen, Built) and not kept.reason:
             return chosen, kept
         (default,) = self._builder.build([kernel])
         return default, replace(kept, reason=kept.reason or str(chosen))
 
-    def _tried(self, kernel: Kernel, found: Sequence[Alternative], results: Mapping[str, Built | str]) -> Tuning:
-        """Check and time what was built."""
+    def _tried(self, kernel: Kernel, alternatives: Sequence[Alternative], results: Mapping[str, Built | str]) -> Tuning:
+        """Check and time the built configurations."""
         capabilities = self._builder.target.capabilities
         trials = [Trial(way.name, predicted(kernel, way.price, capabilities)) for way in found]
         try:
@@ -113,7 +113,7 @@ class Tuner:
         except (FusionError, torch.OutOfMemoryError) as error:
             return Tuning(kernel.name, tuple(trials), reason=brief(error))
         right: dict[int, Built] = {}
-        for number, way in enumerate(found):
+        for number, way in enumerate(alternatives):
             result = results[way.source]
             refused = result if isinstance(result, str) else self._refused(kernel, result, given, after)
             if refused is None and isinstance(result, Built):
@@ -130,23 +130,23 @@ class Tuner:
     def _refused(
         self, kernel: Kernel, built: Built, given: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
     ) -> str | None:
-        """Why a configuration may not win: it fails, or its numbers are wrong; None if it may."""
+        """Return why a configuration may not win: it fails, or its results are wrong; None if it may."""
         tensors = [clone(tensor) for tensor in given]
         read = frozenset[str]().union(*map(loaded, kernel.launched))
         for param, tensor in zip(kernel.params, tensors, strict=True):
             if param.written and param.dtype.is_floating_point and param.name not in read:
-                tensor.fill_(float("nan"))  # what is not written shows
+                tensor.fill_(float("nan"))  # shows elements that are not written
         try:
             built.launch(*tensors)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-        except Exception as error:  # whatever it is, this configuration does not run
+        except Exception as error:  # whatever fails, this configuration does not run
             return f"it fails: {brief(error)}"
         return wrong(kernel, tensors, after)
 
 
 def _without(origins: Sequence[str], source: str) -> str:
-    """A source without the lines that say where its operations come from: these do not count."""
+    """Return a source without the lines that name the origins of its operations, which do not count."""
     return "\n".join(line for line in source.splitlines() if line.strip(" */#") not in origins)
 
 

@@ -1,7 +1,7 @@
-"""Check: are the numbers of a configuration right?
+"""Checks the results of a configuration against the evaluator's.
 
-Input: what a configuration has written and what the evaluator wrote; output: None, or a sentence.  The measure is the
-error of a whole tensor, relative to its norm: configurations sum up in different orders.
+Input: the tensors that a configuration wrote and those that the evaluator wrote; output: None, or a sentence.  The
+measure is the error of a whole tensor, relative to its norm: configurations sum in different orders.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import torch
 from fusion.lowering.kernel import Kernel
 
 _ROUNDINGS = 8.0
-"""Half units in the last place that the numbers of a tensor may differ by, root mean square."""
+"""Allowed root mean square difference, in half units in the last place."""
 _SUMS = 1e-4
 """The same for long sums in float32, relative to the norm."""
 
 
 def wrong(kernel: Kernel, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str | None:
-    """Why `got` cannot be what `kernel` computes; None if it can."""
+    """Return why `got` cannot be the result of `kernel`; None if it can."""
     for param, ours, theirs in zip(kernel.params, got, expected, strict=True):
         if param.written:
-            if (found := wrong_tensor(param.name, ours, theirs)) is not None:
-                return found
+            if (message := wrong_tensor(param.name, ours, theirs)) is not None:
+                return message
         elif not torch.equal(_numbers(ours), _numbers(theirs)):
             return f"{param.name}, which is only read, has changed"
     return None
 
 
 def wrong_tensor(name: str, got: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """Why `got` cannot be the result that is called `name`; None if it can."""
+    """Return why `got` cannot be the result called `name`; None if it can."""
     if not got.dtype.is_floating_point:
         share = (got != expected).float().mean().item() if got.numel() else 0.0
-        return f"{share:.2%} of {name} is wrong" if share > 1e-4 else None  # rounded sums may compare otherwise
-    found = _wrong_floats(got.double(), expected.double(), torch.finfo(got.dtype).eps)
-    return None if found is None else f"{name}: {found}"
+        return f"{share:.2%} of {name} is wrong" if share > 1e-4 else None  # rounded sums may compare differently
+    message = _wrong_floats(got.double(), expected.double(), torch.finfo(got.dtype).eps)
+    return None if message is None else f"{name}: {message}"
 
 
 def _wrong_floats(ours: torch.Tensor, theirs: torch.Tensor, eps: float) -> str | None:
@@ -51,5 +51,5 @@ def _wrong_floats(ours: torch.Tensor, theirs: torch.Tensor, eps: float) -> str |
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same with NaN as a number that equals itself."""
+    """Return the tensor with NaN and infinities replaced by numbers, which equal themselves."""
     return torch.nan_to_num(tensor, nan=0.5, posinf=1.5, neginf=-1.5) if tensor.is_floating_point() else tensor

@@ -1,11 +1,11 @@
-"""Inputs: tensors to try a kernel on.
+"""Creates inputs to try a kernel on.
 
 Input: a kernel with known sizes and a device; output: a tensor for each of its parameters, with the declared shape and
-strides.  Floating-point numbers are drawn from a normal distribution, not zeros: a device that multiplies zeros draws
-less power and runs faster.  Integers may be positions: they are drawn from the largest range for which the evaluator
-finds every access inside its tensor.  The user's generators are not touched.
+strides.  Floating-point numbers are normally distributed, not zeros: a device that multiplies zeros draws less power
+and runs faster.  Integers may be indices: they are drawn from the largest range for which the evaluator finds every
+access in bounds.  The user's generators are not touched.
 
-Refused, by `Unsupported`: sizes that are not known.
+Refused, by `Unsupported`: unknown sizes.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CPU = torch.device("cpu")
 
 
 def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Tensors to call `kernel` with, and the same after the evaluator has run it.
+    """Return tensors to call `kernel` with, and the same after the evaluator has run it.
 
     Raises:
-        Unsupported: a size is not known, or no range of integers is safe.
+        Unsupported: a size is unknown, or no range of integers is safe.
     """
     every = (
         size for part in (kernel, *kernel.beside) for param in part.params for size in (*param.shape, *param.strides)
@@ -44,24 +44,24 @@ def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], 
         after = [clone(tensor) for tensor in given]
         try:
             run_kernel(kernel, after)
-        except (VerifyError, CheckFailed):  # a position outside of a tensor
+        except (VerifyError, CheckFailed):  # an index out of bounds
             continue
         return given, after
     raise Unsupported(f"{kernel.name} is called with positions of which nothing is known")
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, gaps included."""
+    """Return a copy with the same strides, gaps included."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def limits(sizes: Iterable[sympy.Expr]) -> list[int]:
-    """Ends of ranges for integers that may be positions along axes of these sizes, the largest first."""
+    """Return ends of ranges for integers that may be indices along axes of these sizes, the largest first."""
     return sorted({int(size) for size in sizes} | {1}, reverse=True)
 
 
 def _positions(kernel: Kernel) -> bool:
-    """Does a loaded number say where something is read or written?"""
+    """Return whether a loaded number is an index of a load or store."""
     for stmt in statements(kernel.body):
         offsets = [index for load in loads(*values_of(stmt)) for index in load.index]
         offsets += [stmt.offset] if isinstance(stmt, Store) else []
@@ -77,7 +77,7 @@ def drawn(
     device: torch.device,
     limit: int | None = None,
 ) -> torch.Tensor:
-    """A tensor of random numbers, the same each time; integers below `limit`, or any small ones."""
+    """Return a tensor of random numbers, the same each time; integers below `limit`, or any small ones."""
     generator = torch.Generator(device).manual_seed(_SEED)
     sizes, steps = [int(size) for size in shape], [int(stride) for stride in strides]
     result = torch.empty_strided(sizes, steps, dtype=dtype, device=device)

@@ -1,7 +1,7 @@
-"""Record: what was measured is kept, so that a second process does not measure again.
+"""Records measurements, so that a second process does not repeat them.
 
-Reads and writes a `Tuning` as JSON in the cache directory.  The key is all that decides: the text of every
-configuration, the device and the versions.  A record that cannot be read is as good as none.
+Reads and writes a `Tuning` as JSON in the cache directory.  The key covers everything that decides: the text of every
+configuration, the device and the versions.  A record that cannot be read counts as absent.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fusion.codegen.cache import cache_dir, digest, publish
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One way to compute something, with what it was predicted to take and what it took, in microseconds.
+    """One alternative, with its predicted and its measured time in microseconds.
 
-    `refused` says why it may not win: it could not be built, or its numbers were wrong.
+    `refused` says why it may not win: it could not be built, or its results were wrong.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Trial:
 
     @property
     def microseconds(self) -> float:
-        """As measured, or else as predicted; endless where it is refused."""
+        """The measured time, or else the predicted one; infinite if it is refused."""
         if self.refused:
             return math.inf
         return self.predicted if self.measured is None else self.measured
@@ -47,7 +47,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What was tried for one subject, and which trial won.  `reason` says why nothing was tried."""
+    """The trials of one subject, and the winner.  `reason` says why nothing was tried."""
 
     subject: str
     trials: tuple[Trial, ...] = ()
@@ -63,7 +63,7 @@ class Tuning:
 
 
 def key_of(device: torch.device, target: str, texts: Sequence[str]) -> str:
-    """What a record is found by."""
+    """Return the key of a record."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     threads = str(torch.get_num_threads()) if device.type == "cpu" else ""
     return digest(target, name, threads, torch.__version__, _triton(), *texts)
@@ -77,18 +77,18 @@ def _triton() -> str:
 
 
 def read(key: str) -> Tuning | None:
-    """The record of `key`; None where there is none."""
+    """Return the record of `key`, or None."""
     try:
-        found = json.loads(_path(key).read_text(encoding="utf-8"))
-        trials = tuple(Trial(**trial) for trial in found["trials"])
-        tuning = Tuning(str(found["subject"]), trials, int(found["chosen"]))
+        record = json.loads(_path(key).read_text(encoding="utf-8"))
+        trials = tuple(Trial(**trial) for trial in record["trials"])
+        tuning = Tuning(str(record["subject"]), trials, int(record["chosen"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return tuning if 0 <= tuning.chosen < len(trials) else None
 
 
 def write(key: str, tuning: Tuning) -> None:
-    """Keep `tuning`."""
+    """Store `tuning`."""
     publish(_path(key), json.dumps(asdict(tuning), indent=1).encode())
 
 

@@ -1,7 +1,7 @@
-"""Timing: how long calls take on a device.
+"""Times calls on a device.
 
-Input: functions; output: the median of each, in microseconds.  On a GPU the caches are emptied before each call, and
-calls take turns, so that a change of the clock rate falls on all of them alike.
+Input: functions; output: the median of each, in microseconds.  On a GPU the caches are flushed before each call, and
+calls alternate, so that a change of the clock rate affects all of them equally.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 
 _ROUNDS, _FIRST = 15, 3
 _CLOSE = 1.3
-"""What took longer than so many times the fastest in the first rounds is not measured again."""
+"""Calls that took longer than this times the fastest in the first rounds are not measured again."""
 _LONG = 1e5
 """Microseconds above which the first rounds are enough."""
 _FLUSH = 1 << 29
-"""Bytes that are written between two calls: several times the caches of any device; long enough to launch in."""
+"""Bytes that are written between two calls: several times the caches of any device; long enough to hide a launch."""
 
 
 def medians(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """The median time of each of `calls`, which have run before."""
+    """Return the median time of each of `calls`, which have run before."""
     measure = _on_gpu if device.type == "cuda" else _on_cpu
-    found = measure(calls, _FIRST, device)
-    if min(found) > _LONG:
-        return found
-    close = [k for k, took in enumerate(found) if took <= _CLOSE * min(found)]
+    times = measure(calls, _FIRST, device)
+    if min(times) > _LONG:
+        return times
+    close = [k for k, took in enumerate(times) if took <= _CLOSE * min(times)]
     for k, took in zip(close, measure([calls[k] for k in close], _ROUNDS, device), strict=True):
-        found[k] = took
-    return found
+        times[k] = took
+    return times
 
 
 def _on_gpu(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:

@@ -1,8 +1,8 @@
-"""Blocked: kernels with products, running values or loops inside loops, computed tile by tile.
+"""Computes kernels with products, running values or nested loops tile by tile.
 
 Input: a kernel; output: the text of one C function.  `function` is the path: threads take `blocks` of the grid, and
-what statements leave for each other is `held` in tiles of their own, in the nests of a `scope`; a product is calls that
-multiply its `factors`, and a block that cannot change anything is skipped (`skips`).
+intermediate values are `held` in private tiles, which the loop nests of a `scope` fill; a product becomes calls that
+multiply its `factors`, and blocks without effect are skipped (`skips`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The factors of a product: where they lie, and the calls that multiply them.
+"""Places the factors of a product in memory, and writes the calls that multiply them.
 
-Input: a `dot` between values of a scope; output: lines that bring its factors into memory, where they are not yet, and
-calls of `products`.  A tensor that is only read is a factor as it is, whatever its strides.
+Input: a `dot` between values of a scope; output: lines that bring its factors into memory, if they are not there, and
+calls of `products`.  A tensor that is only read is used in place, whatever its strides.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fusion.lowering.kernel import Fold
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """How a `dot` becomes calls: axes of the tile and its factors; None where there is no such axis.
+    """How a `dot` becomes calls: axes of the tile and its factors; None for absent axes.
 
-    `left` spans `row` and `depth`, `right` spans `depth` and `column`; one call per point of the `others`, which the
-    result has, and of `deeper`, which are summed over too.
+    `left` spans `row` and `depth`, `right` spans `depth` and `column`; there is one call per point of the `others`,
+    which are axes of the result, and of `deeper`, which are summed over too.
     """
 
     left: Expr
@@ -41,7 +41,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A packed factor called `name`: the lines before all calls of a product, and those before each of them."""
+    """A packed factor called `name`: the lines before all calls of a product, and those before each call."""
 
     lines: list[str]
     each: list[str]
@@ -52,7 +52,7 @@ class Factors:
     """The factors of the products of one kernel.
 
     Attributes:
-        packed: which factors, over which two axes, lie packed in the current scope.
+        packed: the factors that are packed in the current scope, with their two axes.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -60,13 +60,13 @@ class Factors:
         self.packed: dict[tuple[Expr, sympy.Symbol | None, sympy.Symbol | None], Tile] = {}
 
     def product(self, fold: Fold) -> Product:
-        """The calls that make up a `dot`.  The longer side becomes the columns where the other one is too short."""
+        """Return the calls that compute a `dot`.  The longer side becomes the columns if the other one is too short."""
         left, right = fold.args
 
         def longest(symbols: Sequence[sympy.Symbol]) -> sympy.Symbol | None:
             return max(reversed(symbols), key=self.scope.blocks.points, default=None)
 
-        # An expanded factor varies along no row (column) of the product, and nor does then the result.
+        # An expanded factor varies along no row (column) of the product, so neither does the result.
         row = longest([symbol for symbol in self.scope.tiled(left) if symbol in fold.rows])
         column = longest([symbol for symbol in self.scope.tiled(right) if symbol in fold.columns])
         width, height = (1 if symbol is None else self.scope.blocks.points(symbol) for symbol in (column, row))
@@ -78,18 +78,18 @@ class Factors:
         return Product(left, right, row, column, depth, tuple(others), tuple(s for s in over if s != depth))
 
     def ahead(self, product: Product, closed: Collection[sympy.Symbol]) -> list[str]:
-        """Lines that pack the right factor, if one packing serves all calls, outside loops over the axes `closed`."""
+        """Return lines that pack the right factor outside loops over the axes `closed`, if all calls can share it."""
         packed = {product.depth, product.column}
         if set(self.scope.tiled(product.right)) - packed or packed.intersection(closed):
             return []
         return self.right(product).lines
 
     def left(self, product: Product) -> tuple[list[str], str]:
-        """Lines that put the left factor into memory, and where it lies: pointer and two strides."""
+        """Return lines that put the left factor into memory, and its location: pointer and two strides."""
         return self._factor(product.left, product.row, product.depth)
 
     def right(self, product: Product) -> Packed:
-        """How the right factor is packed; no lines and no call where that is done already."""
+        """Return the packing of the right factor, without lines if it is packed already."""
         key = (product.right, product.depth, product.column)
         if key in self.packed:
             return Packed([], [], self.packed[key].name)
@@ -105,7 +105,7 @@ class Factors:
         return Packed([*lines, call], [], name)
 
     def _factor(self, value: Expr, first: sympy.Symbol | None, second: sympy.Symbol | None) -> tuple[list[str], str]:
-        """Lines, then `pointer, stride along first, stride along second` of a factor in memory."""
+        """Return lines, and `pointer, stride along first, stride along second` of a factor in memory."""
         direct = self._in_place(value, (first, second))
         if direct is not None:
             return [], direct
@@ -117,7 +117,7 @@ class Factors:
         return lines, ", ".join([pointer, *strides])
 
     def _in_place(self, value: Expr, inner: Sequence[sympy.Symbol | None]) -> str | None:
-        """The same of a tensor that can be read where it is; None where it must be computed."""
+        """Return the location of a tensor that can be read in place; None if it must be computed."""
         if not isinstance(value, Load) or value.mask is not None or value.buffer in self.scope.written:
             return None
         offset = value.index[0]
@@ -136,7 +136,7 @@ class Factors:
         return ", ".join([f"{self.scope.params[value.buffer]} + {position}", *(index_text(s, names) for s in strides)])
 
     def multiply(self, product: Product, tile: Tile, left: str, right: Packed, *, fresh: bool) -> list[str]:
-        """The calls that add the product to `tile`, or put it there if `fresh`."""
+        """Return the calls that accumulate the product into `tile`, or overwrite it if `fresh`."""
         position = tile.position(self.scope.blocks, self.scope.names, (product.row, product.column))
         stride = index_text(row_stride(product.column, self.scope.blocks), self.scope.names)
         counts = ", ".join(self._count(symbol) for symbol in (product.row, product.column, product.depth))

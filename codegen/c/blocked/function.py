@@ -1,12 +1,12 @@
-"""Kernels with contractions: computed tile by tile.
+"""Computes kernels with contractions tile by tile.
 
-Input: a kernel with products (`dot`), running values or loops inside loops; output: one C function. Each thread takes
-blocks of the grid (`blocks`) and holds what statements leave for each other in tiles of its own (`held`), small enough
-for its caches.  A statement is one nest of loops over the points of its tiles (`scope`); a product is a call once its
-factors lie in memory (`factors`).
+Input: a kernel with products (`dot`), running values or nested loops; output: one C function. Each thread takes blocks
+of the grid (`blocks`) and holds intermediate values in private tiles (`held`), small enough for its caches.  A
+statement is one loop nest over the points of its tiles (`scope`); a product is a call once its factors are in memory
+(`factors`).
 
-What several statements need is computed once per scope, by the first that needs it; what a loop does not change, before
-the loop.  A fold that carries is brought up to date in place before the current block is added to it.
+Values that several statements need are computed once per scope, by the first that needs them; loop invariants before
+the loop.  The accumulator of a loop-carried fold is rescaled in place before the current block is added to it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.updates import statement
-from fusion.codegen.c.walks.scratch import outermost
-from fusion.codegen.c.walks.sweeps import extend_spans, with_plain_folds
-from fusion.codegen.c.walks.threads import ENOUGH
 from fusion.lowering.expr import Expr, Load, TileRef, make_cast, postorder
 from fusion.lowering.kernel import (
     Fold,
@@ -49,7 +46,7 @@ from fusion.lowering.scalar_ops import keeps_position
 
 
 def needs_blocks(kernel: Kernel) -> bool:
-    """Does `kernel` hold what only this file writes: products, running values, loops with more than their own folds?"""
+    """Return whether `kernel` needs tiles: it has products, running values, or loops with more than their own folds."""
     found = list(statements(with_plain_folds(kernel, FACTORS).body))
     loops = [stmt for stmt in found if isinstance(stmt, Loop)]
     inner = [(loop, stmt) for loop in loops for stmt in loop.body]
@@ -62,7 +59,7 @@ def needs_blocks(kernel: Kernel) -> bool:
 
 
 def blocked_function(kernel: Kernel) -> str:
-    """The text of one C function.
+    """Return the text of one C function.
 
     Raises:
         BuildError: a dtype or operation without a C form.
@@ -71,13 +68,13 @@ def blocked_function(kernel: Kernel) -> str:
 
 
 class _Blocked:
-    """Writes one kernel: `text` walks its statements once, in order."""
+    """Writes one kernel: `text` visits its statements once, in order."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.frame = kernel, Frame(kernel)
         self.scope = Scope(kernel, self.frame)
         self.products = Factors(self.scope)
-        self.best: dict[str, Tile] = {}  # of an argmax or argmin: the value at the position found
+        self.best: dict[str, Tile] = {}  # of an argmax or argmin: the value at its position
         self.open: frozenset[sympy.Symbol] = frozenset()  # LOOP axes whose loop is open
 
     def text(self) -> str:
@@ -87,7 +84,7 @@ class _Blocked:
     # The grid ----------------------------------------------------------------------------------------------------
 
     def _around(self, body: Sequence[str]) -> list[str]:
-        """`body` for every block of the grid, with its tiles allocated once per thread."""
+        """Return `body` in loops over all blocks of the grid, with its tiles allocated once per thread."""
         allocate = [tile.allocation(self.scope.names) for tile in self.scope.tiles]
         free = [f"__builtin_free({tile.name});" for tile in self.scope.tiles]
         grid = [self.scope.blocks.of[axis.symbol] for axis in self.kernel.with_role(Role.GRID)]
@@ -98,12 +95,12 @@ class _Blocked:
         if not clauses:
             return [*self.scope.blocks.before, *allocate, *nest, *free]
         collapse = f" collapse({len(grid)})" if len(grid) > 1 else ""
-        # Blocks that skip part of their loops end early: whoever is free takes the next one.
+        # Blocks that skip part of their loops end early, so blocks are distributed dynamically.
         region = [*allocate, f"#pragma omp for{collapse} schedule(dynamic)", *nest, *free]
         return [*self.scope.blocks.before, f"#pragma omp parallel {clauses}", "{", *indented(region), "}"]
 
     def _team(self) -> str:
-        """The clauses of a parallel region; "" where there is too little work for one."""
+        """Return the clauses of a parallel region; "" if there is too little work for one."""
         amount = sympy.Integer(0)
         for stmt in statements(self.kernel.body):
             for value in values_of(stmt):
@@ -116,7 +113,7 @@ class _Blocked:
     # Scopes ------------------------------------------------------------------------------------------------------
 
     def _body(self, body: Sequence[Stmt]) -> list[str]:
-        """The statements of one scope.  What they have put into tiles is forgotten after it, except for results."""
+        """Return the statements of one scope.  Its tiles are forgotten after it, except for results."""
         outside = self.scope.shared, dict(self.scope.known), dict(self.products.packed)
         self.scope.shared = self.scope.shared | self._shared_in(body)
         lines: list[str] = []
@@ -138,17 +135,17 @@ class _Blocked:
         return lines
 
     def _shared_in(self, body: Sequence[Stmt]) -> frozenset[Expr]:
-        """What more than one statement of a scope evaluates and is better kept."""
+        """Return the values that more than one statement of a scope evaluates and that are worth a tile."""
         counts: Counter[Expr] = Counter()
         for stmt in body:
             if not isinstance(stmt, Loop):
                 counts.update(set(postorder(*values_of(stmt))))
 
-        def wanted(node: Expr) -> bool:
+        def repeated(node: Expr) -> bool:
             return counts[node] > 1 and self.scope.worth_keeping(node)
 
         own = [stmt for stmt in body if not isinstance(stmt, Loop)]
-        return frozenset(node for stmt in own for node in outermost(values_of(stmt), set(), wanted))
+        return frozenset(node for stmt in own for node in outermost(values_of(stmt), set(), repeated))
 
     # Loops -------------------------------------------------------------------------------------------------------
 
@@ -171,15 +168,15 @@ class _Blocked:
         return [*lines, *inner]
 
     def _ahead(self, loop: Loop) -> list[str]:
-        """What the loop does not change, computed before it: packed factors, and values that cost something."""
-        made = {stmt.name for stmt in statements(loop.body, Fold)}
+        """Return lines before the loop that compute its invariants: packed factors, and costly values."""
+        loop_results = {stmt.name for stmt in statements(loop.body, Fold)}
         closed = {axis.symbol for axis in self.kernel.with_role(Role.LOOP)} - self.open
         fixed: dict[Expr, bool] = {}
 
-        def settled(value: Expr) -> bool:
+        def invariant(value: Expr) -> bool:
             for node in postorder(value):
                 if node not in fixed:
-                    own = not (isinstance(node, TileRef) and node.name in made)
+                    own = not (isinstance(node, TileRef) and node.name in loop_results)
                     own &= not (isinstance(node, Load) and node.buffer in self.scope.written)
                     own &= not self.scope.where[node] & closed
                     fixed[node] = own and all(fixed[child] for child in node.children())
@@ -190,18 +187,18 @@ class _Blocked:
             if isinstance(stmt, Loop):
                 continue
             values = values_of(stmt)
-            for node in outermost(values, set(), lambda node: settled(node) and self.scope.worth_keeping(node)):
+            for node in outermost(values, set(), lambda node: invariant(node) and self.scope.worth_keeping(node)):
                 lines += self.scope.materialise(node)
             if isinstance(stmt, Fold) and stmt.op == "dot":
                 product = self.products.product(stmt)
-                if settled(product.left) and self.scope.tiled(product.left):
+                if invariant(product.left) and self.scope.tiled(product.left):
                     lines += self.products.left(product)[0]
-                if settled(product.right):
+                if invariant(product.right):
                     lines += self.products.ahead(product, closed)
         return lines
 
     def _copies(self, loop: Loop) -> list[str]:
-        """Copies of the running values that are still named as they were before the block once they have moved on."""
+        """Return copies of running values whose previous value is read after their update."""
         lines: list[str] = []
         for fold in loop_folds(loop):
             tile = self.scope.known[fold.ref]
@@ -240,7 +237,7 @@ class _Blocked:
     # Folds -------------------------------------------------------------------------------------------------------
 
     def _start(self, fold: Fold) -> list[str]:
-        """A tile for the result of `fold`, that holds its identity."""
+        """Return a tile for the result of `fold`, filled with the fold's identity."""
         scope, held = self.scope, HELD[fold.dtype]
         axes = tuple(symbol for symbol in scope.tiled(*fold.args) if symbol not in fold.over)
         name = scope.space.exactly(fold.name)
@@ -259,7 +256,7 @@ class _Blocked:
 
     def _fold(self, fold: Fold) -> list[str]:
         lines: list[str] = []
-        complete = fold.ref not in self.scope.known  # at once; others were started before their loop
+        complete = fold.ref not in self.scope.known  # without a loop; others were started before their loop
         fresh = complete and fold.op == "dot" and not self.products.product(fold).deeper
         if complete:
             started = self._start(fold)
@@ -281,7 +278,7 @@ class _Blocked:
         return [*lines, *nest.lines()]
 
     def _dot(self, fold: Fold, tile: Tile, *, fresh: bool) -> list[str]:
-        """A product; its factors are read before what the fold holds is brought up to date."""
+        """Return a product; its factors are read before the accumulator is rescaled."""
         product = self.products.product(fold)
         lines, left = self.products.left(product)
         right = self.products.right(product)
@@ -289,7 +286,7 @@ class _Blocked:
         return [*lines, *self.products.multiply(product, tile, left, right, fresh=fresh)]
 
     def _carry(self, fold: Fold, tile: Tile) -> list[str]:
-        """Bring what `fold` holds up to date with the running values it was summed up with."""
+        """Return lines that rescale the accumulator of `fold` by its running values."""
         if fold.carry is None:
             return []
         lines = self.scope.parts([fold.carry], tile.axes)
@@ -298,7 +295,7 @@ class _Blocked:
         return [*lines, *nest.lines()]
 
     def _across(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
-        """A fold whose lanes run along a folded axis: each takes a share, the shares are put together at the end."""
+        """Return a fold whose lanes run along a folded axis: each lane has a partial result, combined at the end."""
         held = HELD[fold.dtype]
         name = self.scope.space.fresh(f"{fold.name}_part")
         outer = sum(symbol not in fold.over for symbol in axes)

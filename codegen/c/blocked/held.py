@@ -1,4 +1,4 @@
-"""Tiles in memory: the arrays of one thread that hold a value for every point of a block."""
+"""Tiles in memory: private arrays of a thread with a value for every point of a block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusion.codegen.c.text.storage import operand
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv
 
 LINE = 16
-"""Elements that are added to rows of a multiple of a kilobyte, whose columns would all fall into the same cache set."""
+"""Padding in elements of rows whose length is a multiple of a kilobyte: their columns would share a cache set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Tile:
     count: sympy.Expr
 
     def stride(self, symbol: sympy.Symbol | None) -> sympy.Expr:
-        """Elements from one point of `symbol` to the next: 0 where the tile does not have it."""
+        """Return the stride of `symbol` in elements: 0 if the tile does not have it."""
         return self.strides[self.axes.index(symbol)] if symbol is not None and symbol in self.axes else ZERO
 
     def position(self, blocks: Blocks, names: Names, first: Sequence[sympy.Symbol | None] = ()) -> str:
-        """Where the element of the current point lies; for the axes in `first`, of their first point.
+        """Return the offset of the current point's element; of the first point for the axes in `first`.
 
-        Axes of one point are walked by no loop where an index does not name them.
+        Axes of one point have no loop, so they are left out.
         """
         parts = []
         for symbol, stride in zip(self.axes, self.strides, strict=True):
@@ -44,11 +44,11 @@ class Tile:
         return " + ".join(parts) or "0"
 
     def element(self, blocks: Blocks, names: Names) -> str:
-        """The element of the current point."""
+        """Return the element of the current point."""
         return f"{self.name}[{self.position(blocks, names)}]"
 
     def allocation(self, names: Names) -> str:
-        """The declaration of the array, taken from the heap."""
+        """Return the declaration of the array, on the heap."""
         size = f"{_factor(self.count, names)}*sizeof({self.held})"
         return f"{self.held} *restrict {self.name} = aligned_alloc(64, ({size} + 63)/64*64);"
 
@@ -59,14 +59,14 @@ def _factor(expr: sympy.Expr, names: Names) -> str:
 
 
 def round_up(size: sympy.Expr, multiple: int) -> sympy.Expr:
-    """The least multiple of `multiple` that is not below `size`."""
+    """Return the least multiple of `multiple` that is not below `size`."""
     if size.is_Integer:
         return sympy.Integer(-(-int(size) // multiple) * multiple)
     return multiple * FloorDiv(size + multiple - 1, multiple)
 
 
 def tile_over(name: str, held: str, axes: Sequence[sympy.Symbol], blocks: Blocks) -> Tile:
-    """A tile over `axes`, contiguous along the last."""
+    """Return a tile over `axes`, contiguous along the last."""
     strides: list[sympy.Expr] = []
     step = ONE
     for symbol in reversed(axes):
@@ -85,7 +85,7 @@ def product_tile(
     column: sympy.Symbol | None,
     blocks: Blocks,
 ) -> Tile:
-    """A tile that products over (`row`, `column`) write: with the room that whole register blocks need."""
+    """Return a tile for products over (`row`, `column`), padded to whole register blocks."""
     width = _row(_bound(column, blocks))
     strides = [*([width] if row is not None else []), *([ONE] if column is not None else [])]
     step = width * round_up(_bound(row, blocks), ROW_BLOCK)
@@ -97,12 +97,12 @@ def product_tile(
 
 
 def packed_tile(name: str, held: str, depth: sympy.Symbol | None, column: sympy.Symbol | None, blocks: Blocks) -> Tile:
-    """Room for a packed operand."""
+    """Return a tile for a packed operand."""
     return Tile(name, held, (), (), _bound(depth, blocks) * round_up(_bound(column, blocks), COLUMN_BLOCK))
 
 
 def row_stride(column: sympy.Symbol | None, blocks: Blocks) -> sympy.Expr:
-    """Elements from one row to the next of a `product_tile`."""
+    """Return the row stride of a `product_tile`, in elements."""
     return _row(_bound(column, blocks))
 
 

@@ -1,8 +1,7 @@
-"""What lies in tiles while a kernel is written, and the nests of loops that put it there.
+"""Tracks which values are in tiles while a kernel is written, and writes the loop nests that fill tiles.
 
-A value that is known to lie in a tile is read from it wherever the current scope names it.  Values that cost something
-are put into tiles of their own where a nest would compute them again and again; those that several statements share,
-by the first nest that has all of their axes, in passing.
+A value that is in a tile is read from it in the whole scope.  Costly values get tiles if a nest would recompute them;
+those that several statements share are stored by the first nest with all of their axes.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import sympy
 from fusion.codegen.c.blocked.blocks import choose_blocks
 from fusion.codegen.c.blocked.held import Tile, tile_over
 from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.plan.scratch import WORTH_KEEPING, outermost
+from fusion.codegen.c.plan.threads import cost_of
 from fusion.codegen.c.text.nest import Level, render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.values import Speller
-from fusion.codegen.c.walks.scratch import WORTH_KEEPING, outermost
-from fusion.codegen.c.walks.threads import cost_of
 from fusion.lowering.expr import Expr, Load, TileRef, postorder
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Kernel, spans
@@ -28,11 +27,11 @@ from fusion.lowering.kernel import Kernel, spans
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A nest of loops that is being written.
+    """A loop nest that is being written.
 
     Attributes:
-        levels: what is outside of all loops, then each loop, innermost last.
-        texts: the values that were asked for, in the innermost loop.
+        levels: the level outside of all loops, then each loop, innermost last.
+        texts: the requested values, in the innermost loop.
     """
 
     levels: list[Level]
@@ -40,7 +39,7 @@ class Nest:
     _speller: Speller
 
     def position(self, offset: sympy.Expr) -> str:
-        """A position in a flat buffer, in the innermost loop."""
+        """Return an offset in a flat buffer, in the innermost loop."""
         return self._speller.position(offset)
 
     def write(self, *statements: str) -> None:
@@ -48,20 +47,20 @@ class Nest:
         self.levels[-1].before += statements
 
     def lines(self) -> list[str]:
-        """The nest as it is written by then."""
+        """Return the nest as written so far."""
         return render(self.levels)
 
 
 class Scope:
-    """The tiles of one kernel and what they hold at the place that is being written.
+    """The tiles of one kernel and their contents at the current statement.
 
     Attributes:
         where: the axes of each expression.
-        blocks: how far each axis runs.
-        written: params whose elements change: what is read from them is not kept.
-        tiles: all that one thread allocates.
-        known: what lies in a tile, wherever the current scope names it.
-        shared: what several statements of the scope need.
+        blocks: the range of each axis.
+        written: params that are mutated: values loaded from them are not kept.
+        tiles: all tiles that one thread allocates.
+        known: values that are in tiles → their tiles.
+        shared: values that several statements of the scope need.
     """
 
     def __init__(self, kernel: Kernel, frame: Frame) -> None:
@@ -74,11 +73,11 @@ class Scope:
         self.shared: frozenset[Expr] = frozenset()
 
     def tiled(self, *values: Expr) -> tuple[sympy.Symbol, ...]:
-        """The axes that a tile of `values` has."""
+        """Return the axes that a tile of `values` has."""
         return self.blocks.tiled(symbol for value in values for symbol in self.where[value])
 
     def worth_keeping(self, node: Expr) -> bool:
-        """Does a tile of `node` save work, and stay true until the scope ends?"""
+        """Return whether a tile of `node` saves work, and stays valid until the scope ends."""
         if not self.tiled(node) or isinstance(node, TileRef):
             return False
         cost = 0
@@ -91,7 +90,7 @@ class Scope:
         return cost >= WORTH_KEEPING
 
     def _unknown(self, roots: Sequence[Expr]) -> Iterator[Expr]:
-        """The parts of `roots` that do not lie in tiles."""
+        """Yield the parts of `roots` that are not in tiles."""
         seen: set[Expr] = set()
         stack = list(roots)
         while stack:
@@ -102,22 +101,22 @@ class Scope:
                 stack.extend(node.children())
 
     def allocate(self, tile: Tile) -> Tile:
-        """`tile`, which every thread now has."""
+        """Register `tile` for allocation by every thread, and return it."""
         self.tiles.append(tile)
         return tile
 
     def at(self, tile: Tile) -> str:
-        """The element of `tile` at the current point."""
+        """Return the element of `tile` at the current point."""
         return tile.element(self.blocks, self.names)
 
     def fill(self, tile: Tile, text: str) -> list[str]:
-        """Lines that put `text` into every element of `tile`."""
+        """Return lines that put `text` into every element of `tile`."""
         levels, _ = self.levels(tile.axes, lanes=True)
         levels[-1].before.append(f"{self.at(tile)} = {text};")
         return render(levels)
 
     def materialise(self, node: Expr) -> list[str]:
-        """Put a value into a tile, unless it lies in one."""
+        """Return lines that put a value into a tile, unless it is in one."""
         if node in self.known:
             return []
         axes = self.order(self.tiled(node), [node])
@@ -130,7 +129,7 @@ class Scope:
         return [*lines, *nest.lines()]
 
     def parts(self, roots: Sequence[Expr], axes: Sequence[sympy.Symbol]) -> list[str]:
-        """Tiles for the costly parts of `roots` that a nest over `axes` would compute again and again."""
+        """Return lines that compute tiles for costly parts of `roots` that a nest over `axes` would recompute."""
         span = set(axes)
         lines: list[str] = []
 
@@ -152,9 +151,9 @@ class Scope:
         named: frozenset[Expr] = frozenset(),
         lanes: bool = True,
     ) -> Nest:
-        """A nest over `axes`, innermost last, in which `roots` are computed, those in `named` under names.
+        """Return a nest over `axes`, innermost last, that computes `roots`, those in `named` as named variables.
 
-        Shared parts that have all the axes are kept in passing.
+        Shared values that have all the axes are stored to tiles on the way.
         """
         span = set(axes)
         passing = outermost(roots, set(self.known), lambda node: node in self.shared and set(self.tiled(node)) == span)
@@ -172,7 +171,7 @@ class Scope:
         return found
 
     def levels(self, axes: Sequence[sympy.Symbol], *, lanes: bool) -> tuple[list[Level], dict[sympy.Symbol, int]]:
-        """Empty loops over `axes`, the last one over SIMD `lanes` or not, and the level of each."""
+        """Return empty loops over `axes`, the last one over SIMD `lanes` or not, and the level of each."""
         levels = [Level(), *(Level(self.blocks.of[symbol].extent.header) for symbol in axes)]
         if axes and lanes:
             levels[-1].pragma = "#pragma omp simd"
@@ -185,7 +184,7 @@ class Scope:
         stored: Sequence[sympy.Expr] = (),
         folded: frozenset[sympy.Symbol] = frozenset(),
     ) -> tuple[sympy.Symbol, ...]:
-        """`axes` as a nest walks them: last the one that most of what is read and `stored` is contiguous along."""
+        """Return `axes` in loop order: last the one along which most loads and `stored` offsets are contiguous."""
         scores = dict.fromkeys(axes, 0)
 
         def count(stride: sympy.Expr | None, symbol: sympy.Symbol, weight: int) -> None:

@@ -1,10 +1,9 @@
-"""Whether a block of a loop can change anything: `Loop.where` over a whole block, as a C condition.
+"""Decides whether a block of a loop can have an effect: `Loop.where` over a whole block, as a C condition.
 
-Input: a bool expression and how far each axis runs; output: a C text that is false only where the expression is false
-throughout, and the lines that it needs before it.  Comparisons of affine indices are settled by the corner of the block
-that favours them.  What is read from memory along one axis of the block is an interval, from its least to its greatest
-value: `==` does not hold where two of them are disjoint.  `and` and `or` go by their parts; anything else counts as
-true.
+Input: a bool expression and the range of each axis; output: a C text that is false only if the expression is false
+throughout, and the lines that it needs before it.  Comparisons of affine indices are evaluated at their most favourable
+corner of the block.  Values loaded along one axis of the block are intervals, from their least to their greatest value:
+`==` does not hold if two of them are disjoint.  `and` and `or` combine their operands; anything else counts as true.
 """
 
 from __future__ import annotations
@@ -33,18 +32,19 @@ _APART = {  # of the intervals {0} … {1} and {2} … {3}
 
 
 def possible(where: Expr, scope: Scope) -> tuple[list[str], str]:
-    """Lines, and C text: may `where` be true somewhere in the current block?  `ALWAYS` where that cannot be decided.
+    """Return lines, and C text: may `where` be true somewhere in the current block?  `ALWAYS` if that cannot be
+    decided.
 
-    Each cut axis `i` runs from `i_0` up to `i_end`; every other GRID or LOOP axis stands at one point.
+    Each blocked axis `i` runs from `i_0` up to `i_end`; every other GRID or LOOP axis is at one point.
     """
-    known, found = dict(scope.known), _Possible(scope)
-    text = found.text(where)
+    known, condition = dict(scope.known), _Possible(scope)
+    text = condition.text(where)
     scope.known = known
-    return found.lines, text
+    return condition.lines, text
 
 
 class _Possible:
-    """Writes one condition; `lines` are to stand before it."""
+    """Writes one condition; `lines` go before it."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope, self.blocks, self.names = scope, scope.blocks, scope.names
@@ -81,13 +81,13 @@ class _Possible:
         return _below(left - right, _SIGNS[name], blocks, names)
 
     def _is_vector(self, expr: Expr) -> bool:
-        """Does `expr` vary along at most one axis of a block, and is it known before anything in it is computed?"""
+        """Return whether `expr` varies along at most one axis of a block, and depends only on loads and indices."""
         if expr.dtype not in INTEGERS or any(isinstance(node, (TileRef, Random)) for node in postorder(expr)):
             return False
         return len(self.scope.tiled(expr)) <= 1 and all(load.buffer not in self.scope.written for load in loads(expr))
 
     def _interval(self, expr: Expr) -> tuple[str, str]:
-        """The names of the least and the greatest value of `expr` in the current block."""
+        """Return the names of the least and the greatest value of `expr` in the current block."""
         axes = self.scope.tiled(expr)
         low, high = self.scope.space.fresh("least"), self.scope.space.fresh("greatest")
         nest = self.scope.nest([expr], axes, named=frozenset([expr]))
@@ -103,7 +103,7 @@ def _both(left: str, right: str) -> str:
 
 
 def _below(difference: sympy.Expr, sign: str, blocks: Blocks, names: Names) -> str:
-    """May `difference` be below zero (`<`), or not above it (`<=`)?"""
+    """Return C text: may `difference` be below zero (`<`), or not above it (`<=`)?"""
     least = _least(sympy.expand_mul(difference), blocks)
     if least is None:
         return ALWAYS
@@ -112,7 +112,7 @@ def _below(difference: sympy.Expr, sign: str, blocks: Blocks, names: Names) -> s
 
 
 def _least(expr: sympy.Expr, blocks: Blocks) -> sympy.Expr | None:
-    """The least value that `expr` has in the current block; None where it is not affine."""
+    """Return the least value of `expr` in the current block; None if it is not affine."""
     corner: dict[sympy.Symbol, sympy.Expr] = {}
     for symbol in symbols_of(expr):
         block = blocks.of.get(symbol)

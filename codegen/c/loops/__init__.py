@@ -1,5 +1,5 @@
-"""Loops: the lines of kernels without products and running values.
+"""Writes the loops of kernels without products and running values.
 
-The grid as loops over blocks and threads (`grid`), what is carried through a loop (`folds`, `prefixes`), loads that are
-brought in turned (`tiles`), and numbers of float16 that are converted in blocks (`halves`).
+The grid as loops over blocks and threads (`grid`), loop-carried values (`folds`, `prefixes`), transposed loads
+(`tiles`), and float16 numbers that are converted in blocks (`halves`).
 """

@@ -1,14 +1,15 @@
-"""How a fold accumulates: what is declared before its loops, done in them, and read after them.
+"""Accumulates folds: decides what is declared before their loops, done in them, and read after them.
 
-Two forms.  *Across* lanes: the lanes run along a folded axis, each lane accumulates its share and the shares are
-combined at the end.  Along a short axis OpenMP's `reduction` clause says so to the compiler, which keeps one register
-of shares: each addition waits for the one before it, and the shares are added up one by one.  Along others they are an
-array of several registers, whose halves are combined until one share is left.  *Per* lane: the lanes run along an axis
-that the fold keeps, and the accumulators are an array with one element per lane.  Sums across few lanes, inside a loop
-over another folded axis, are such an array too until that loop is done: to add lanes up takes longer than to fill them.
+Two forms.  *Across* lanes: the lanes run along a folded axis, each lane has a partial result and these are combined at
+the end.  Along a short axis OpenMP's `reduction` clause expresses that; the compiler keeps one register of partial
+results: each addition waits for the one before it, and the lanes are added one by one.  Along other axes the partial
+results are an array of several registers, whose halves are combined until one value is left.  *Per* lane: the lanes run
+along an axis that the fold keeps, and the accumulators are an array with one element per lane.  Sums across few lanes,
+inside a loop over another folded axis, are such an array too until that loop ends: adding the lanes takes longer than
+filling them.
 
-float32 sums are added up in chunks and the chunks in double, so that the error does not grow with the length; eager's
-cascade of partial sums is no better.
+float32 sums are accumulated in chunks and the chunks in double, so that the error does not grow with the length;
+eager's cascade of partial sums is no better.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from fusion.lowering.kernel import Fold, KernelAxis
 from fusion.lowering.scalar_ops import keeps_position
 
 SHARES = 128
-"""Shares of a fold across lanes: eight registers of float32, which are added to while others wait."""
+"""Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""
 
 FEW_SHARES = 32
 """The same along an axis of at most `SHORT` points."""
 
 SHORT = 256
-"""Shorter axes that are no whole number of `FEW_SHARES` have as many as a register holds."""
+"""The longest axis with `FEW_SHARES`; shorter axes that are no multiple of it have one register."""
 
 CHUNK_ACROSS = 512
-"""Elements that are added up in float32 across a register of shares: 32 in each, where it holds 16."""
+"""Elements that are summed in float32 in one register of lanes: 32 in each lane, if it holds 16."""
 
 CHUNK_PER_LANE = 16
-"""Elements that are added up in float32 by one lane, or in one share of an array: of 64, a sum was 2.7 times as far off
-as eager's."""
+"""Elements that are summed in float32 by one lane, or in one partial sum of an array: with 64 the error was 2.7 times
+that of eager."""
 
 ARG_SHARES = 64
 """Candidates of an argmax across lanes."""
 
 REPEATING = frozenset(("max", "min", "argmax", "argmin"))
-"""Folds whose text names their arguments more than once."""
+"""Folds whose text repeats their arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,12 @@ class Place:
         outer: the level that holds the accumulators, just outside the first folded loop.
         part: the level just outside the innermost folded loop, or outside one chunk of it.
         inner: the innermost level.
-        chunked: the folded elements are more than one run of the innermost folded loop.
+        chunked: whether the folded elements exceed one run of the innermost folded loop.
         lanes: the extent of the accumulators' array, None for across lanes.
-        cell: where the result of each point of the kept axes is put (an array element), None for a scalar.
-        shares: how many shares a fold across lanes has in arrays, `l` being the current one; None for a register.
-        apart: the extent of lanes along a folded axis whose sums are kept apart until the loops are done.
+        cell: returns the array element for the result of each point of the kept axes; None for a scalar.
+        shares: the number of partial results in arrays of a fold across lanes, `l` being the current one; None for a
+            register.
+        apart: the extent of lanes along a folded axis whose sums stay separate until the loops end.
     """
 
     outer: Level
@@ -78,15 +80,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How far the folds of a sweep accumulate before partial results are handed on.
+    """How far the folds of a sweep accumulate before partial results are passed on.
 
     Attributes:
         across: the lanes run along a folded axis.
-        apart: these lanes have a sum each until the loops are done.
-        shares: how many shares folds across lanes have, in arrays; None: as many as a register holds.
-        axis: the folded axis whose loop a run ends with; None where the sweep folds nothing.
-        length: after how many elements of `axis` it ends; None: after all.
-        alone: the loops fold so few elements that one run has them all, whichever loops there are.
+        apart: these lanes have a sum each until the loops end.
+        shares: the number of partial results of folds across lanes, in arrays; None: one register.
+        axis: the folded axis whose loop a run ends with; None if the sweep folds nothing.
+        length: the number of elements of `axis` in a run; None: all.
+        alone: the loops fold so few elements that one run has them all.
     """
 
     across: bool
@@ -98,7 +100,7 @@ class Runs:
 
 
 def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None) -> Runs:
-    """The runs of a sweep with scalar loops over the axes `folded`, outermost first, and lanes along `lane`."""
+    """Return the runs of a sweep with scalar loops over the axes `folded`, outermost first, and lanes along `lane`."""
     across = lane is not None and lane.symbol in sweep.over
     apart = across and lane is not None and _keeps_apart(sweep, lane, folded)
     shared = across and not apart
@@ -110,13 +112,13 @@ def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None)
 
 
 def _keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:
-    """Are there too few lanes, along a folded axis, to be added up in each turn of the loops over `folded`?"""
+    """Return whether lanes along a folded axis are too few to combine them in each iteration over `folded`."""
     few = bool(folded) and lane.size.is_Integer and bool(lane.size <= FEW)
     return few and not sweep.scans and all(fold.op == "sum" for fold in sweep.folds)
 
 
 def _chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]:
-    """The innermost of the folded axes, but for very short ones, and how many points these have."""
+    """Return the innermost of the folded axes, except for very short ones, and how many points these have."""
     run, rest = 1, list(folded)
     while len(rest) > 1 and rest[-1].size.is_Integer and run * rest[-1].size <= FEWER:
         run *= int(rest.pop().size)
@@ -124,7 +126,7 @@ def _chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]
 
 
 def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
-    """How many shares a fold across lanes that run along `lane` has; None: as many as a register holds."""
+    """Return the number of partial results of a fold across lanes along `lane`; None: one register."""
     if any(keeps_position(fold.op) for fold in sweep.folds):
         return ARG_SHARES
     if sweep.scans:
@@ -135,9 +137,9 @@ def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
 
 
 def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares: int | None, run: int) -> int | None:
-    """After how many elements of `last`, a folded axis, partial results are handed on; None: after all.
+    """Return after how many elements of `last`, a folded axis, partial results are passed on; None: after all.
 
-    `run`: how many elements are folded for each of `last`.
+    `run`: the number of elements folded for each of `last`.
     """
     if last is None or not any(fold.op == "sum" and HELD[fold.dtype] == "float" for fold in sweep.folds):
         return None
@@ -148,8 +150,8 @@ def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares
 def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
     """Put the code of `fold` on its levels and return the text of its result.
 
-    `args` are of no narrow float type; those of `REPEATING` folds are names or literals.  Where `place.cell` is given,
-    it is called with the C type of the accumulators and returns the element that holds them.
+    `args` are of no narrow float type; those of `REPEATING` folds are names or literals.  `place.cell`, if given, is
+    called with the C type of the accumulators and returns the element that holds them.
 
     Raises:
         BuildError: a fold that the C target does not know.
@@ -170,7 +172,7 @@ def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> s
 
 
 def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
-    """Declare accumulators with value `first` at `level`; returns the one of the current point."""
+    """Declare accumulators with value `first` at `level`; return the one of the current point."""
     if place.shares is not None:
         each = f"for (int l = 0; l < {place.shares}; l++)"
         level.before += [f"_Alignas(64) {held} {name}[{place.shares}];", f"{each} {name}[l] = {first};"]
@@ -196,7 +198,7 @@ def _combined(fold: Fold, held: str, name: str, place: Place) -> str:
 
 
 def _finish(held: str, name: str, text: str, place: Place) -> str:
-    """The result across lanes, which is `text`: put into its cell if there is one, else under a name."""
+    """Store `text`, the result across lanes, in its cell if there is one, else under a name."""
     if place.cell is not None:
         element = place.cell(held)
         place.outer.after.append(f"{element} = {text};")
@@ -250,7 +252,7 @@ def _logical(fold: Fold, value: str, place: Place, space: Namespace) -> str:
 
 
 def _extreme(fold: Fold, value: str, place: Place, space: Namespace) -> str:
-    """max and min; beside a register of shares NaN is noted, which leaves one machine instruction for the rest."""
+    """Write max or min; in a register of lanes NaN is noted separately, which leaves one instruction for the rest."""
     dtype = fold.dtype
     held = HELD[dtype]
     if place.lanes is not None or place.shares is not None:
@@ -268,7 +270,7 @@ def _extreme(fold: Fold, value: str, place: Place, space: Namespace) -> str:
 
 
 def _arg(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
-    """argmax and argmin: the best value so far and where it was; which of two is better, `takes_…` decides."""
+    """Write argmax or argmin: the best value so far and its position; `takes_…` compares two."""
     dtype = fold.args[0].dtype
     value, index = args
     name = space.exactly(fold.name)

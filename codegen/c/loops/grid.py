@@ -1,4 +1,4 @@
-"""How the points of a grid become programs: the loops around a kernel's body, in blocks and over threads."""
+"""Turns the points of a grid into programs: the loops around a kernel's body, over blocks and threads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusion.codegen.c.plan.lanes import TILE, Lanes
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, indented, whole_extent
-from fusion.codegen.c.walks.lanes import TILE, Lanes
 from fusion.lowering.kernel import Kernel, KernelAxis, Role
 
 STACK = 1 << 18
-"""Bytes of scratch arrays of one thread that are put on its stack; more is taken from the heap."""
+"""The most bytes of a thread's scratch arrays on its stack; larger ones are on the heap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class Grid:
     """The loops over the grid of one kernel.
 
     Attributes:
-        extents: how far each axis of the kernel runs inside one program.
+        extents: the range of each axis of the kernel inside one program.
     """
 
     def __init__(self, kernel: Kernel, lanes: Lanes, names: Names, team: str) -> None:
-        """`team` are the clauses of a parallel region, "" for none."""
+        """`team`: the clauses of a parallel region, "" for none."""
         self._lanes, self._names, self._team = lanes, names, team
         self._axes = kernel.with_role(Role.GRID)
         self.extents = {axis.symbol: self._extent(axis) for axis in kernel.axes}
 
     def lane_pragma(self) -> str:
-        """What stands before a loop over lanes."""
+        """Return the pragma before a loop over lanes."""
         if self._lanes.streams and self._team:
             return f"#pragma omp parallel for simd {self._team}"
         return "#pragma omp simd"
 
     def around(self, body: Sequence[str], arrays: Sequence[Array]) -> list[str]:
-        """`body`, which uses `arrays`, for every point of the grid."""
+        """Return `body`, which uses `arrays`, in loops over every point of the grid."""
         sizes = [array.bytes for array in arrays]
         on_stack = all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= STACK
         loops, inside, before = self._loops()
@@ -94,7 +94,7 @@ class Grid:
         return Extent(name, start, end, str(block), f"{name} - {start}")
 
     def _loops(self) -> tuple[list[str], list[str], list[str]]:
-        """Headers of the loops, what stands first inside the innermost, and what stands before them all."""
+        """Return headers of the loops, the first lines inside the innermost, and the lines before them all."""
         lanes = self._lanes
         loops = [
             self.extents[axis.symbol].header for axis in self._axes if axis is not lanes.axis and axis is not lanes.tile

@@ -1,8 +1,8 @@
-"""Numbers of float16 that lie along the lanes: a block of them is converted at once, by the machine's own instruction.
+"""Converts float16 numbers along the lanes in blocks, with the machine's own instruction.
 
-Lanes have no such instruction in C: each conversion is a dozen operations there.  Input: the one sweep of a kernel
-without inner axes; output: the lines before and after it, and what its loads and stores become: elements of arrays of
-float.  Left as they are: sweeps with masks, whose lanes are cut instead, and tensors that are read and written.
+C has no such instruction in lanes: each conversion is a dozen operations there.  Input: the one sweep of a kernel
+without inner axes; output: the lines before and after it, and elements of float arrays that replace its loads and
+stores.  Left alone: sweeps with masks, whose lanes are split instead, and tensors that are read and written.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
+from fusion.codegen.c.plan.lanes import Lanes, in_blocks
+from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent
-from fusion.codegen.c.walks.lanes import Lanes, in_blocks
-from fusion.codegen.c.walks.sweeps import Sweep
 from fusion.lowering.expr import Cast, Expr, Index, Load, make_cast, postorder
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Kernel, Store
 
 BLOCK = 1024
-"""Numbers that are converted at once: arrays of so many floats stay in the first-level cache."""
+"""Numbers that are converted at once: arrays of so many floats stay in the L1 cache."""
 
 
 SHORTEST = 16
-"""Points of the least axis whose blocks are converted: one register."""
+"""The shortest axis whose blocks are converted: one register."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """What of a sweep is converted in blocks.
+    """The conversions of a sweep that are done in blocks.
 
     Attributes:
         loads: conversions of a loaded number to float.
+        stores: those whose last step is a conversion from float.
         stores: those whose last step is a conversion from float.
     """
 
@@ -44,7 +45,7 @@ class Halves:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The lines before and after a sweep; conversion → element of an array; param that is stored to → the same."""
+    """Lines before and after a sweep; conversion → element of an array; param that is stored to → the same."""
 
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Converted:
 
 
 def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves:
-    """The conversions of a kernel that are made in blocks of its lanes."""
+    """Return the conversions of a kernel to do in blocks of its lanes."""
     if len(sweeps) != 1 or sweeps[0].axes or lanes.axis is None or lanes.tile is not None:
         return Halves()
     if lanes.axis.size.is_Integer and lanes.axis.size < SHORTEST:
@@ -63,10 +64,10 @@ def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves
     if any(isinstance(node, Load) and node.mask is not None for node in order):
         return Halves()
     written = [store.param for store in sweep.stores]
-    found = (node for node in order if isinstance(node, Cast) and node.dtype is torch.float32)
+    casts = (node for node in order if isinstance(node, Cast) and node.dtype is torch.float32)
     loads = tuple(
         node
-        for node in found
+        for node in casts
         if isinstance(node.arg, Load)
         and node.arg.dtype is torch.float16
         and node.arg.buffer not in written
@@ -86,7 +87,7 @@ def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves
 
 
 def narrowed_value(kernel: Kernel, store: Store) -> Expr | None:
-    """The float that a store rounds to float16, if it does."""
+    """Return the float that a store rounds to float16, if it does."""
     value = make_cast(store.value, kernel.param(store.param).dtype)
     rounds = isinstance(value, Cast) and value.dtype is torch.float16 and value.arg.dtype is torch.float32
     return value.arg if isinstance(value, Cast) and rounds else None
@@ -97,14 +98,14 @@ def _along(offset: Index, lane: sympy.Symbol) -> bool:
 
 
 def lanes_for(kernel: Kernel, lanes: Lanes, halves: Halves, *, shared: bool) -> Lanes:
-    """The lanes in blocks that are converted at once; as they are where nothing is."""
+    """Return the lanes in blocks that are converted at once; unchanged if there are no conversions."""
     return in_blocks(kernel, lanes, BLOCK, shared=shared) if halves.loads or halves.stores else lanes
 
 
 def convert_halves(
     halves: Halves, lanes: Lanes, extent: Extent, names: Names, params: Mapping[str, str], array: Callable[[], str]
 ) -> Converted:
-    """The lines that convert blocks; `array` gives the element, at the current lane, of a new array of floats."""
+    """Return the lines that convert blocks; `array` returns the current lane's element of a new float array."""
     done = Converted()
     if lanes.axis is None or not (halves.loads or halves.stores):
         return done

@@ -1,9 +1,9 @@
-"""How a scan is carried: what is declared before its loop, and done at each point of it.
+"""Writes scans: what is declared before their loop, and computed at each point.
 
 Input: a `Prefix` with the texts of its operands; output: the text of its value at the current point. The lanes of a
-nest never run along a scanned axis: either there are none, or each has a value of its own, in an array.
+nest never run along a scanned axis: either there are none, or each has its own scan, in an array.
 
-float32 is carried in double, as eager does on a CPU.  Extremes keep the later of equals and let NaN win.
+float32 is accumulated in double, as eager does on a CPU.  Extremes keep the later of equals, and NaN wins.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def write_scan(scan: Prefix, args: Sequence[str], place: Place, space: Namespace
 
 
 def _extreme(scan: Prefix, name: str, args: Sequence[str], place: Place, space: Namespace) -> list[str]:
-    """The best value so far, or where it was."""
+    """Return lines that compute the best value so far, or its position."""
     dtype, value = scan.args[0].dtype, args[0]
     best = _state(dtype, space.fresh(f"{name}_best"), identity(scan.op, dtype), place)
     sign = ">=" if scan.op in ("max", "argmax") else "<="
@@ -61,7 +61,7 @@ def _extreme(scan: Prefix, name: str, args: Sequence[str], place: Place, space: 
 
 
 def _log_sum(held: str, name: str, value: str, place: Place, space: Namespace) -> list[str]:
-    """The largest value so far, and the sum of the exponentials relative to it; of equal infinities these are 1."""
+    """Return lines for the running maximum, and the sum of exponentials relative to it (1 for equal infinities)."""
     largest = _state(torch.float64, space.fresh(f"{name}_largest"), float("-inf"), place)
     total = _state(torch.float64, space.fresh(f"{name}_total"), 0.0, place)
     x, scale = space.fresh("x"), space.fresh("scale")
@@ -75,7 +75,7 @@ def _log_sum(held: str, name: str, value: str, place: Place, space: Namespace) -
 
 
 def _state(dtype: torch.dtype, name: str, first: Scalar, place: Place) -> str:
-    """Declare what is carried from point to point, which begins as `first`; returns it at the current lane."""
+    """Declare a loop-carried value with the initial value `first`; return it at the current lane."""
     held, start = HELD[dtype], constant(first, dtype)
     if place.lanes is None:
         place.outer.before.append(f"{held} {name} = {start};")

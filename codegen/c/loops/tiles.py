@@ -1,4 +1,4 @@
-"""Transposes: loads that are contiguous along the other axis of a tile, brought in turned by a whole tile at a time."""
+"""Transposes tiles: loads that are contiguous along the other axis are staged in a transposed tile."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 
+from fusion.codegen.c.plan.lanes import TILE, Lanes
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, Namespace
 from fusion.codegen.c.text.storage import loaded, memory_type
-from fusion.codegen.c.walks.lanes import TILE, Lanes
 from fusion.lowering.expr import Expr, Load, postorder
 from fusion.lowering.indexing import coefficient
 
@@ -22,9 +22,9 @@ def stage_tiles(
     params: Mapping[str, str],
     space: Namespace,
 ) -> tuple[list[str], dict[Load, str]]:
-    """Lines that fill the tiles of one program, and how each load reads from its tile.
+    """Return lines that fill the tiles of one program, and how each load reads from its tile.
 
-    A load under a mask stays as it is: part of its tile may lie outside the tensor.
+    A load under a mask is not staged: part of its tile may be outside of the tensor.
     """
     if lanes.tile is None or lanes.axis is None:
         return [], {}
@@ -51,6 +51,6 @@ def stage_tiles(
 
 
 def _points(extent: Extent) -> str:
-    """How many points of an axis lie in the tile."""
+    """Return the number of points of an axis in the tile."""
     fixed = extent.end.removeprefix(f"{extent.start} + ")
     return fixed if fixed != extent.end else f"{extent.end} - {extent.start}"

@@ -1,7 +1,7 @@
-"""Functions of floats written out in C, where the libraries of C have none for lanes or a slower one.
+"""Defines functions of floats in C, where C's libraries have none for lanes or a slower one.
 
-Branches are choices between values, so that lanes compute all of them.  Each polynomial is a least-maximum fit, or
-interpolates at Chebyshev nodes.
+Branches are selects, so that lanes compute both sides.  Each polynomial is a minimax fit, or interpolates at Chebyshev
+nodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Index expressions in C: sympy over axis and size symbols becomes int64_t arithmetic.
+"""Writes index expressions in C: sympy over axis and size symbols becomes int64_t arithmetic.
 
-Index values are not negative, so C's truncating `/` and `%` are the flooring ones of the IR; where a part that is
-divided may be negative (a flipped and rolled axis), more is written.
+Indices are not negative, so C's truncating `/` and `%` equal the flooring ones of the IR; dividends that may be
+negative (a flipped and rolled axis) are corrected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INDEX_OPS: dict[str, Callable[..., sympy.Expr]] = {
 
 
 def affine(expr: Expr) -> sympy.Expr | None:
-    """An integer expression as an index; None where it holds more than indices and their sums and products."""
+    """Return an integer expression as an index; None if it has more than indices and their sums and products."""
     if expr.dtype.is_floating_point:
         return None
     if isinstance(expr, IndexValue):
@@ -43,7 +43,7 @@ def affine(expr: Expr) -> sympy.Expr | None:
 
 
 def index_text(expr: sympy.Expr, names: Names) -> str:
-    """`expr` in C; a sum or difference is not parenthesised.
+    """Return `expr` in C; a sum or difference is not parenthesised.
 
     >>> i, j = sympy.symbols("i j", integer=True, nonnegative=True)
     >>> index_text(12 * i + j - 3, {i: "i0", j: "i1"}), index_text(FloorDiv(i + 1, 4) * j, {i: "i0", j: "i1"})

@@ -1,13 +1,13 @@
-"""The functions of the C library that a kernel's text may call: alone, and in lanes.
+"""Declares the functions of the C library that a kernel's text may call: scalar, and in lanes.
 
 <math.h> is not included: declaring the few functions used is quicker to compile, and lets each be declared with its
-forms for lanes, where the vector math library (libmvec) of this machine has them.
+vector forms, if the vector math library (libmvec) of this machine has them.
 
-A function of equal numbers is equal wherever it is computed.  Eager's are, within a tensor, and what compares numbers
-that were computed twice relies on it: ties of extremes, flags of where a row's maximum is, places in a sort.  But of
-libmvec's forms the one for 16 lanes differs from that for 8 in last bits, both from libm's for one number, and which of
-them a compiler calls depends on the other types of a loop, and on how much is left at its end.  So all of them become
-the widest form.  A call of that takes about as long as one of libm's; narrower forms in lanes take up to twice as long.
+A function of equal numbers must be equal wherever it is computed.  Eager's are, within a tensor, and comparisons of
+numbers that were computed twice rely on it: ties of extremes, flags of a row's maximum, positions in a sort.  But
+libmvec's form for 16 lanes differs from that for 8 in last bits, both from libm's scalar one, and which of them a
+compiler calls depends on the other types of a loop, and on its remainder.  So all of them are computed with the widest
+form.  Its call takes about as long as one of libm's; narrower forms in lanes take up to twice as long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection
 from functools import lru_cache
 
 FLOATS = {"float": "f", "double": ""}
-"""Types of C → the suffix of their functions."""
+"""C types → the suffix of their functions."""
 
 _ONE_ARGUMENT = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc"),
@@ -81,14 +81,14 @@ DEFINED = frozenset(
 """Names that declarations define beside those of functions."""
 
 _WIDTHS = {"float": (16, 8, 4), "double": (8, 4, 2)}
-"""Type of C → how many of it are the lanes of 64, 32 and 16 bytes."""
+"""C type → the numbers of lanes in 64, 32 and 16 bytes."""
 
 
 @lru_cache(maxsize=1)
 def vector_functions() -> frozenset[str]:
-    """Those functions of `LIBRARY` that libmvec has for vectors on this machine (none where there is no libmvec).
+    """Return the functions of `LIBRARY` that libmvec vectorises on this machine (none without libmvec).
 
-    Only those of x86-64 are brought to one form here, so on other processors each number is given to libm alone.
+    Only those of x86-64 are brought to one form here, so on other processors libm computes each number.
     """
     if platform.machine() != "x86_64":
         return frozenset()
@@ -104,11 +104,11 @@ def vector_functions() -> frozenset[str]:
 
 
 def declarations(names: Collection[str]) -> list[str]:
-    """The lines that declare the functions `names` of the library, in a fixed order."""
+    """Return the lines that declare the library functions `names`, in a fixed order."""
     wanted = [name for name in LIBRARY if name in names]
     vector = [name for name in wanted if name in vector_functions()]
     lines = []
-    if vector:  # GCC may take a function for lanes that stands in a loop only if it knows that nothing else is done
+    if vector:  # GCC vectorises a call in a loop only if it knows that the function has no side effects
         lines.append('#define VECTOR __attribute__((const, simd("notinbranch")))  // libmvec has this one for vectors')
     lines += [f"{'VECTOR ' if name in vector else ''}{LIBRARY[name]};" for name in wanted]
     if vector:
@@ -119,10 +119,10 @@ def declarations(names: Collection[str]) -> list[str]:
 
 
 def _held(name: str) -> str:
-    """The type that a function of the library takes and gives."""
+    """Return the type of a library function's arguments and result."""
     return "float" if LIBRARY[name].startswith("float") else "double"
 
 
 def _vectors(name: str) -> str:
-    """How names of forms in lanes tell the parameters of a function: a letter for each."""
+    """Return the parameters in the names of a function's vector forms: a letter for each."""
     return "v" * (LIBRARY[name].count(",") + 1)

@@ -1,7 +1,7 @@
-"""A loop nest as text: levels that hold statements, and the names used in it.
+"""Represents a loop nest as text: levels that hold statements, and the names used in it.
 
 `Level` 0 is one grid point (or one block of lanes); each further level is a loop inside the one before.  Statements are
-put on the level they belong to, in any order of levels; `render` prints the nest when all are in place.
+added to their level, in any order of levels; `render` prints the nest when all are in place.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WRONG = "wrong"
 """The variable of a function that tells whether a check has failed."""
 
 YES = "yes"
-"""A variable that is 1, which the compiler does not know."""
+"""A variable that is 1, which the compiler cannot know."""
 
 NONE = "none"
-"""A variable that is 0, which the compiler does not know."""
+"""A variable that is 0, which the compiler cannot know."""
 
 _KEYWORDS = frozenset(
     (
@@ -40,9 +40,9 @@ _KEYWORDS = frozenset(
 class Level:
     """A loop and the statements directly in it, before and after the next inner loop.
 
-    `pragma`: what is said to the compiler about the loop, followed by `clauses` (of its reductions).
-    `rest`: the header of the same loop where it stands once more, behind the loop around it.
-    `turns`: this loop and the one inside it are those of one axis; what belongs outside that stands outside both.
+    `pragma`: precedes the loop, followed by `clauses` (of its reductions).
+    `rest`: the header of the remainder loop, which repeats the loop after the one around it.
+    `turns`: this loop and the one inside it are of one axis; statements outside that axis are outside both.
     """
 
     header: str = ""
@@ -55,7 +55,7 @@ class Level:
 
 
 def render(levels: Sequence[Level]) -> list[str]:
-    """The lines of a nest; the outermost level has no loop of its own."""
+    """Return the lines of a nest; the outermost level has no loop."""
     lines: list[str] = []
     rest: list[str] = []
     for level in reversed(levels):
@@ -73,12 +73,12 @@ def render(levels: Sequence[Level]) -> list[str]:
 
 
 def indented(lines: Iterable[str]) -> list[str]:
-    """`lines`, one step further in."""
+    """Return `lines`, indented by one step."""
     return [f"    {line}" for line in lines]
 
 
 def identifier(name: str) -> str:
-    """`name` as a C identifier that is no keyword, no library function and none of the prelude's.
+    """Return `name` as a C identifier that is no keyword, no library function and none of the prelude's.
 
     >>> identifier("double"), identifier("my.weight"), identifier("exp")
     ('double_', 'my_weight', 'exp_')
@@ -95,14 +95,14 @@ def identifier(name: str) -> str:
 
 
 class Namespace:
-    """The identifiers of one kernel, each given out once."""
+    """The identifiers of one kernel, each used once."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._next: dict[str, int] = {}
 
     def exactly(self, hint: str) -> str:
-        """`hint` as an identifier, with a number only if it is taken."""
+        """Return `hint` as an identifier, with a number only if it is taken."""
         name = identifier(hint)
         if name in self._taken:
             return self.fresh(f"{name}_")
@@ -110,11 +110,11 @@ class Namespace:
         return name
 
     def reserve(self, *names: str) -> None:
-        """Keep `names` from being given out."""
+        """Reserve `names`."""
         self._taken.update(names)
 
     def fresh(self, stem: str) -> str:
-        """`stem0`, `stem1`, …"""
+        """Return the next of `stem0`, `stem1`, …"""
         while True:
             number = self._next.get(stem, 0)
             self._next[stem] = number + 1
@@ -126,9 +126,9 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far one loop variable runs, in C: from `start` up to `end`; `size` points at most.
+    """The range of one loop variable, in C: from `start` up to `end`; `size` points at most.
 
-    `slot` is the position inside an array of `size` elements that belongs to the current point.
+    `slot` is the position of the current point in an array of `size` elements.
     """
 
     name: str
@@ -139,18 +139,18 @@ class Extent:
 
     @property
     def header(self) -> str:
-        """The loop over it."""
+        """The header of its loop."""
         return f"for (int64_t {self.name} = {self.start}; {self.name} < {self.end}; {self.name}++)"
 
 
 def whole_extent(symbol: sympy.Symbol, size: sympy.Expr, names: Names) -> Extent:
-    """The extent of an axis walked from end to end."""
+    """Return the extent of a whole axis."""
     text = index_text(size, names)
     return Extent(names[symbol], "0", text, text, names[symbol])
 
 
 def chunks_of(extent: Extent, size: sympy.Expr, length: int) -> tuple[str, Extent]:
-    """The header of a loop over chunks of an axis of this size, walked from end to end, and the extent of one chunk."""
+    """Return the header of a loop over chunks of a whole axis of this size, and the extent of one chunk."""
     start, end = f"{extent.name}_0", f"{extent.name}_0 + {length}"
     if not (size.is_Integer and size % length == 0):
         end = f"imin({end}, {extent.end})"
@@ -159,10 +159,10 @@ def chunks_of(extent: Extent, size: sympy.Expr, length: int) -> tuple[str, Exten
 
 
 def turns_of(extent: Extent, size: sympy.Expr, lanes: int, start: str, around: Level) -> list[Level]:
-    """Loops over an axis of this size, or a chunk of it, in turns of so many lanes, and over the lanes `l` of a turn.
+    """Return loops over an axis of this size, or a chunk of it, in steps of `lanes`, and over the lanes `l` of a step.
 
-    Compilers know their number then; what is left after the last whole turn has a loop of its own.  A turn begins at
-    `start`, which is declared `around` the loops where that needs it.
+    The compiler then knows the number of lanes; the remainder has a loop of its own.  A step begins at `start`, which
+    is declared `around` the loops if there is a remainder.
     """
     each = Level(f"for (int l = 0; l < {lanes}; l++)", before=[f"const int64_t {extent.name} = {start} + l;"])
     first, step = f"int64_t {start} = {extent.start};", f"{start} += {lanes}"
@@ -174,7 +174,7 @@ def turns_of(extent: Extent, size: sympy.Expr, lanes: int, start: str, around: L
 
 
 def flat(extents: Sequence[Extent]) -> tuple[str, str]:
-    """Number of elements of a row-major array over `extents`, and the position of the current point in it."""
+    """Return the number of elements of a row-major array over `extents`, and the offset of the current point in it."""
     count, position = "", ""
     for extent in extents:
         size = f"({extent.size})" if " " in extent.size else extent.size

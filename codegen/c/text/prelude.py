@@ -1,6 +1,6 @@
-"""What a kernel's text may call: small inline functions, and those of the C library (`library`).
+"""Defines what a kernel's text may call: small inline functions, and those of the C library (`library`).
 
-`prelude(text)` gives the definitions that `text` needs, and what those need in turn, in a fixed order.
+`prelude(text)` returns the definitions that `text` needs, with those they need in turn, in a fixed order.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def _function(name: str, T: str, body: str, parameters: str = "{T} a, {T} b", **
 
 
 def _of_integers(T: str) -> dict[str, str]:
-    """The arithmetic of integers that C leaves undefined, or rounds otherwise."""
+    """Return integer arithmetic that is undefined in C, or rounds differently."""
     bits, signed = int(re.sub(r"\D", "", T)), T in _SIGNED
     words = {
         "U": _INTEGERS[T],
@@ -274,39 +274,39 @@ def _of_integers(T: str) -> dict[str, str]:
         "minus_a": "-a" if signed else "(a == b)",  # for an unsigned type the greatest value is not minus one
         "rest": "0" if signed else "(b == 0 || a == b ? 0 : a)",
     }
-    found = {f"{name}_{T}": _function(name, T, text, **words) for name, text in _INTEGER_TEMPLATES.items()}
-    return {**found, f"abs_{T}": _function("abs", T, "return ({T})(a < 0 ? -a : a);", "{T} a")}
+    functions = {f"{name}_{T}": _function(name, T, text, **words) for name, text in _INTEGER_TEMPLATES.items()}
+    return {**functions, f"abs_{T}": _function("abs", T, "return ({T})(a < 0 ? -a : a);", "{T} a")}
 
 
 def _of_floats(T: str) -> dict[str, str]:
-    """The quotients and rests of floats."""
+    """Return the quotients and remainders of floats."""
     return {f"{name}_{T}": _function(name, T, text, f=FLOATS[T]) for name, text in _FLOAT_TEMPLATES.items()}
 
 
 def _of_order(T: str) -> dict[str, str]:
-    """What compares two numbers: the larger and the smaller one, where NaN wins, the sign, and places of extremes."""
+    """Return comparisons of two numbers: maximum and minimum, where NaN wins, the sign, and positions of extremes."""
     takes = _TAKES_INTEGER if T in _INTEGERS else _TAKES
-    found = {"sign": _function("sign", T, "return ({T})((a > 0) - (a < 0));", "{T} a")}
+    functions = {"sign": _function("sign", T, "return ({T})((a > 0) - (a < 0));", "{T} a")}
     for end, better in (("max", ">"), ("min", "<")):
         first = f"a {better} b" if T in _INTEGERS else f"(a {better} b) | (a != a)"
-        found[f"{end}imum"] = _function(f"{end}imum", T, f"return {first} ? a : b;")
-        found[f"arg{end}_takes"] = takes.format(op=f"arg{end}", T=T, better=better)
-    return {f"{name}_{T}": text for name, text in found.items()}
+        functions[f"{end}imum"] = _function(f"{end}imum", T, f"return {first} ? a : b;")
+        functions[f"arg{end}_takes"] = takes.format(op=f"arg{end}", T=T, better=better)
+    return {f"{name}_{T}": text for name, text in functions.items()}
 
 
 def _of_shares(T: str) -> dict[str, str]:
-    """What folds come to."""
+    """Return the functions that combine the partial results of folds."""
     whole = _COMBINED if T in _INTEGERS else {op: text for op, text in _COMBINED.items() if op not in ("any", "all")}
     return {f"{op}_of_{T}": _OF_SHARES.format(op=op, T=T, combined=text.format(T=T)) for op, text in whole.items()}
 
 
 _LANES = {"float": "int32_t", "double": "int64_t", "uint8_t": "int8_t", "uint16_t": "int16_t"}
-"""Types that are no signed integers → those of the places of their lanes, which are as wide."""
+"""Types that are no signed integers → the integers of the same width that number their lanes."""
 
 
 def _definitions() -> dict[str, str]:
     types = (*_INTEGERS, *FLOATS)
-    found = {
+    functions = {
         "APART": _APART,
         "REACHED": _REACHED,
         "bits_to_float": _BITS,
@@ -323,17 +323,17 @@ def _definitions() -> dict[str, str]:
     for T, whole in product(FLOATS, ("int32_t", "int64_t")):
         end, other = ("0x1p31f", "INT32_MIN") if whole == "int32_t" else ("0x1p63f", "INT64_MIN")
         text = f"return REACHED(x, {end}, {other}, APART(({whole})x));"
-        found[f"{T}_to_{whole}"] = f"INLINE {whole} {T}_to_{whole}({T} x) {{ {text} }}"
-    found["fmod_float"] = found["fmod_double"] = _FMOD
+        functions[f"{T}_to_{whole}"] = f"INLINE {whole} {T}_to_{whole}({T} x) {{ {text} }}"
+    functions["fmod_float"] = functions["fmod_double"] = _FMOD
     for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, FLOATS), (_of_shares, types)):
         for T in those:
-            found |= of_type(T)
-    found |= FUNCTIONS
-    found["philox"] = found["unit_interval"] = _PHILOX
-    found["random_uniform"] = _RANDOM_UNIFORM
-    found["random_normal"] = _RANDOM_NORMAL
-    found |= {f"transpose_{T}": _TRANSPOSE.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
-    return found | definitions()
+            functions |= of_type(T)
+    functions |= FUNCTIONS
+    functions["philox"] = functions["unit_interval"] = _PHILOX
+    functions["random_uniform"] = _RANDOM_UNIFORM
+    functions["random_normal"] = _RANDOM_NORMAL
+    functions |= {f"transpose_{T}": _TRANSPOSE.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
+    return functions | definitions()
 
 
 INLINES: dict[str, str] = _definitions()
@@ -344,7 +344,7 @@ _TYPES_OF = {f"{name}_{T}": ("product_types", f"vector_{T}") for T in FACTORS.va
 
 
 def prelude(text: str) -> str:
-    """All that has to stand before `text`.
+    """Return all definitions that `text` needs.
 
     >>> print(prelude("y = to_bf16(x);").splitlines()[0])
     #include <stdint.h>

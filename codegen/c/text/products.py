@@ -1,16 +1,15 @@
-"""The small matrix product of blocked kernels, as C text: operands that fit the caches, one thread.
+"""The small GEMM of blocked kernels, as C text: operands that fit the caches, one thread.
 
-`multiply_T(a, ra, ca, b, c, rc, rows, columns, depth, fresh)` adds a · b to c, or puts it there if `fresh`.  Element
-(i, p) of a lies at `a[i*ra + p*ca]`: its numbers are broadcast one by one, so that any strides do.  b was laid out by
-`pack_T(b, rb, cb, depth, columns, packed)` in panels, each with the columns of one register block side by side, filled
-up with zeros.  c has rows of `rc` numbers and room for `rows` rounded up to `ROW_BLOCK` and `columns` rounded up to
-`COLUMN_BLOCK`.
+`multiply_T(a, ra, ca, b, c, rc, rows, columns, depth, fresh)` adds a · b to c, or overwrites c if `fresh`.  Element
+(i, p) of a is at `a[i*ra + p*ca]`: its numbers are broadcast one by one, so any strides are allowed.  b was packed by
+`pack_T(b, rb, cb, depth, columns, packed)` into panels, each with the columns of one register block, padded with zeros.
+c has rows of `rc` numbers and room for `rows` rounded up to `ROW_BLOCK` and `columns` rounded up to `COLUMN_BLOCK`.
 
-The registers hold ROW_BLOCK × (up to four vectors) sums, which is what keeps two units of 512-bit multiply-adds busy;
-panels share the columns evenly, since a narrow last one would leave them waiting for each other's results.  Long
-sums are sums of parts, whose roundings add up less: within a call of PART terms, which costs nothing that was measured
-(twice as many parts, 2 to 6%), and since each call sums up from zero, of the blocks of their walk.  A mean of 1,000
-equal numbers is off by 8 units of 2⁻²⁴ then, by 4 in parts of half as many terms, by 130 in a single one.
+The registers hold ROW_BLOCK × (up to four vectors) sums, which saturates two units of 512-bit multiply-adds; panels
+share the columns evenly, since a narrow last one would be latency-bound.  Long sums are sums of partial sums, whose
+rounding errors accumulate less: within a call of PART terms, at no measured cost (twice as many parts, 2 to 6%), and,
+since each call starts from zero, of the blocks of their loop.  A mean of 1,000 equal numbers is off by 8 units of 2⁻²⁴
+then, by 4 in parts of half as many terms, by 130 in a single one.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ROW_BLOCK = 6
 COLUMN_BLOCK = 16
 
 PART = 64
-"""Most terms that are summed up one after the other: the roundings of equal terms are equal, and add up."""
+"""The most terms that are summed sequentially: the roundings of equal terms are equal, and accumulate."""
 
 _TYPES = """\
 #if defined(__AVX512F__)
@@ -116,7 +115,7 @@ static __attribute__((noinline)) void multiply_{T}(const {T} *a, int64_t ra, int
 
 _WIDER = "            else if (wide == {P}) product_{T}_{P}(from, ra, ca, b, to, rc, rows - i, depth, fresh);\n"
 
-# 16 columns at a time: rows of b are copied, columns of it are turned 16 × 16 at a time.
+# 16 columns at a time: rows of b are copied, columns of it are transposed 16 × 16 at a time.
 _PACK = """\
 static __attribute__((noinline)) void pack_{T}(const {T} *b, int64_t rb, int64_t cb, int64_t depth, int64_t columns,
         {T} *restrict to) {{
@@ -151,19 +150,19 @@ static __attribute__((noinline)) void pack_{T}(const {T} *b, int64_t rb, int64_t
 }}"""
 
 FACTORS = {torch.float32: "float", torch.float64: "double", torch.int32: "int32_t"}
-"""Types that have a product, in C."""
+"""Types with a GEMM, in C."""
 
 
 def definitions() -> dict[str, str]:
-    """Function → its definition, for the prelude; those that come first are needed by the others."""
-    found: dict[str, str] = {}
+    """Return function → its definition, for the prelude; definitions come before their users."""
+    functions: dict[str, str] = {}
     for T in FACTORS.values():
         panels = 2 if T == "double" else 4
         words: dict[str, object] = {"T": T, "rows": ROW_BLOCK, "columns": COLUMN_BLOCK, "part": PART}
         wider = "".join(_WIDER.format(T=T, P=panel) for panel in range(3, panels + 1))
         blocks = [_BLOCK.format(P=panel, **words) for panel in range(1, panels + 1)]
         wide = "\n".join(["#if PRODUCT_BYTES == 64", *blocks[1:], "#endif"])
-        found[f"vector_{T}"] = _VECTORS.format(**words)
-        found[f"pack_{T}"] = _PACK.format(**words)
-        found[f"multiply_{T}"] = "\n".join([blocks[0], wide, _MULTIPLY.format(wider=wider, **words)])
-    return {"product_types": _TYPES.rstrip(), **found}
+        functions[f"vector_{T}"] = _VECTORS.format(**words)
+        functions[f"pack_{T}"] = _PACK.format(**words)
+        functions[f"multiply_{T}"] = "\n".join([blocks[0], wide, _MULTIPLY.format(wider=wider, **words)])
+    return {"product_types": _TYPES.rstrip(), **functions}

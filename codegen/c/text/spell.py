@@ -1,7 +1,7 @@
-"""How each scalar operation is written in C: one table row each, the same keys as `SCALAR_OPS`.
+"""Writes each scalar operation in C: a table with one row each, and the keys of `SCALAR_OPS`.
 
-A row is a template; a tuple holds one template for floats, one for integers and one for bools, "" where eager has no
-such operation.  `{0}`, `{1}`, `{2}` are operands, `{T}` the C type held, `{f}` the suffix of its math functions.
+A row is a template; a tuple holds one template for floats, one for integers and one for bools, "" if eager has no such
+operation.  `{0}`, `{1}`, `{2}` are operands, `{T}` the C type held, `{f}` the suffix of its math functions.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _LEVELS = {
     **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), (SUM, SUM)),
     **dict.fromkeys("&|^", (UNARY, UNARY)),
 }
-"""Sign between two operands → how tightly each has to bind."""
+"""Operator between two operands → the precedence that each needs."""
 
 _BETWEEN = re.compile(r"\{0\} (\S+) \{1\}")
 
@@ -85,11 +85,11 @@ _CALL = re.compile(r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)")
 """Templates that are calls: their operands need no parentheses."""
 
 _OWN = frozenset(("exp", "erf"))
-"""Functions written out for floats only (`functions.py`); C's library has them for doubles."""
+"""Functions defined for floats only (`functions.py`); C's library has them for doubles."""
 
 
 def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str]) -> str:
-    """The C expression of operation `name` on operands held as `dtype` (of the last one for `where`).
+    """Return the C expression of operation `name` on operands held as `dtype` (of the last one for `where`).
 
     >>> spell("mul", torch.float32, torch.float32, ["x", "y"])
     'x * y'

@@ -1,7 +1,7 @@
-"""Element types in C: how a dtype lies in memory, how it is held while computing, how constants and casts read.
+"""Maps dtypes to C: their types in memory and in computations, constants and casts.
 
-bfloat16 and float16 are held as they lie in memory, as `uint16_t`: moving them costs nothing and changes no bit, and
-arithmetic on them goes through float.  bool lies as `uint8_t` and is held as `_Bool`.
+bfloat16 and float16 are held as `uint16_t`, as in memory: moving them is free and changes no bit, and arithmetic on
+them goes through float.  bool is `uint8_t` in memory and held as `_Bool`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMPUTED: dict[torch.dtype, str] = {**HELD, **dict.fromkeys(NARROW_FLOATS, "floa
 """C type in which arithmetic on a dtype is done."""
 
 
-# How tightly C binds an expression, loosest first.
+# The precedence of C's operators, loosest first.
 CHOICE, BITS, COMPARE, SUM, PRODUCT, UNARY, ATOM = range(7)
 
 _OPERATOR = re.compile(
@@ -50,14 +50,14 @@ _BINDS = {"choice": CHOICE, "bits": BITS, "compare": COMPARE, "sum": SUM, "produ
 
 
 def binds(text: str) -> int:
-    """How tightly the loosest operator of `text` outside of brackets binds: binary ones but products stand in spaces.
+    """Return the precedence of the loosest operator of `text` outside of brackets; binary ones but products are spaced.
 
     >>> binds("a[i + 1]") == ATOM, binds("f(x)*b + c") == SUM, binds("-1e-05f") == UNARY
     (True, True, True)
     """
     inside, loosest = 0, ATOM
-    for found in _OPERATOR.finditer(text):
-        kind = found.lastgroup or ""
+    for match in _OPERATOR.finditer(text):
+        kind = match.lastgroup or ""
         inside += (kind == "bracket") - (kind == "end")
         if not inside:
             loosest = min(loosest, _BINDS.get(kind, ATOM))
@@ -65,7 +65,7 @@ def binds(text: str) -> int:
 
 
 def operand(text: str, level: int = ATOM) -> str:
-    """`text` as an operand that has to bind at least as tightly as `level`.
+    """Return `text` as an operand with at least the precedence `level`.
 
     >>> operand("a[i + 1]"), operand("a + b"), operand("-a"), operand("i0/4"), operand("i0/4", SUM)
     ('a[i + 1]', '(a + b)', '(-a)', '(i0/4)', 'i0/4')
@@ -74,10 +74,10 @@ def operand(text: str, level: int = ATOM) -> str:
 
 
 def memory_type(dtype: torch.dtype) -> str:
-    """The C type of an element in memory.
+    """Return the C type of an element in memory.
 
     Raises:
-        BuildError: elements of this dtype cannot be handled.
+        BuildError: elements of this dtype are not supported.
     """
     if dtype not in MEMORY:
         raise BuildError(f"the C target does not know the element type {dtype}")
@@ -85,7 +85,7 @@ def memory_type(dtype: torch.dtype) -> str:
 
 
 def loaded(dtype: torch.dtype, element: str) -> str:
-    """The value of a memory element.
+    """Return the value of a memory element.
 
     >>> loaded(torch.bool, "x[i0]"), loaded(torch.float32, "x[i0]")
     ('(x[i0] != 0)', 'x[i0]')
@@ -94,7 +94,7 @@ def loaded(dtype: torch.dtype, element: str) -> str:
 
 
 def widened(dtype: torch.dtype, value: str) -> str:
-    """A value in the type in which arithmetic on its dtype is done.
+    """Return a value in the type in which arithmetic on its dtype is done.
 
     >>> widened(torch.bfloat16, "x[i0]"), widened(torch.float32, "x[i0]")
     ('from_bf16(x[i0])', 'x[i0]')
@@ -103,7 +103,7 @@ def widened(dtype: torch.dtype, value: str) -> str:
 
 
 def narrowed(dtype: torch.dtype, value: str) -> str:
-    """A value of `dtype` from what arithmetic on it gave: rounds to the narrow floats.
+    """Return the result of arithmetic as a value of `dtype`: rounds to the narrow floats.
 
     >>> narrowed(torch.float16, "x + y"), narrowed(torch.float32, "x + y")
     ('to_half(x + y)', 'x + y')
@@ -112,7 +112,7 @@ def narrowed(dtype: torch.dtype, value: str) -> str:
 
 
 def converted(source: torch.dtype, target: torch.dtype, value: str) -> str:
-    """A value of `source` as `target`, as PyTorch converts: truncating, `!= 0` for bool, rounding to nearest even.
+    """Convert a value of `source` to `target` as PyTorch does: truncating, `!= 0` for bool, rounding to nearest even.
 
     >>> converted(torch.float32, torch.uint8, "t0"), converted(torch.int64, torch.bool, "a + b")
     ('(uint8_t)float_to_int32_t(t0)', '((a + b) != 0)')
@@ -126,17 +126,17 @@ def converted(source: torch.dtype, target: torch.dtype, value: str) -> str:
         return narrowed(target, value if held == "float" else f"(float){operand(value)}")
     if held == HELD[target]:
         return value
-    if source is torch.bool:  # a choice is a mask of lanes; of a cast, GCC makes no lanes where the bool is stored too
+    if source is torch.bool:  # GCC vectorises the select, but not a cast if the bool is stored too
         return f"{operand(value, COMPARE)} ? {constant(True, target)} : {constant(False, target)}"
     if source.is_floating_point and not target.is_floating_point:
-        if target.itemsize < 4:  # a float has no direct way to a narrow integer; eager goes the same way
+        if target.itemsize < 4:  # floats have no direct conversion to narrow integers; eager does the same
             return f"({HELD[target]}){held}_to_int32_t({value})"
         return f"{held}_to_{HELD[target]}({value})"
     return f"({HELD[target]}){operand(value)}"
 
 
 def constant(value: Scalar, dtype: torch.dtype) -> str:
-    """A literal.
+    """Return a literal.
 
     >>> constant(0.1, torch.float32), constant(-0.0, torch.float64), constant(float("inf"), torch.float32)
     ('0.1f', '-0.0', '__builtin_inff()')

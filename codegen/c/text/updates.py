@@ -1,7 +1,7 @@
-"""Updates: what is done to an element of memory at which points of a kernel may meet.
+"""Writes stores: plain ones, and those that combine with the element if several points may collide.
 
-Input: a store and the texts of its element, value and condition; output: one C statement.  Points are taken one after
-the other, so that nothing needs to be atomic.  Refused (BuildError): sums of 16-bit floats in memory.
+Input: a store and the texts of its element, value and condition; output: one C statement.  Points run one after the
+other, so that nothing needs to be atomic.  Refused (BuildError): sums of 16-bit floats in memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _JOINS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 
 
 def statement(store: Store, dtype: torch.dtype, element: str, value: str, where: str | None) -> str:
-    """The statement that writes `value` to an element of `dtype`, or joins the two."""
+    """Return the statement that writes `value` to an element of `dtype`, or combines the two."""
     if store.op != "store":
         if dtype in NARROW_FLOATS:
             raise BuildError(f"{store.param}: values that meet are joined in 32 bits, not in {dtype}")

@@ -1,9 +1,9 @@
-"""Expressions as C text, each at the loop level where its operands first exist.
+"""Writes expressions as C text, each at the outermost loop level where its operands exist.
 
-A value used once, where it is computed, is written into its use; any other gets a name.  What does not depend on an
-inner loop is computed outside it, index arithmetic included: the part of an offset that is known further out is named
-there.  Values of the outermost level stay known for the sweeps that follow.  Positions that are checked are where they
-are first known; the loops go on with another one where a check fails, and the function says so when it returns.
+A value used once, where it is computed, is inlined; any other gets a name.  Loop invariants are computed outside of the
+loop, index arithmetic included: the part of an offset that is known further out is named there.  Values of the
+outermost level stay valid for the sweeps that follow.  Checked indices are checked where they are first known; after a
+failed check the loops go on with another index, and the function returns the failure.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Spans
 
 FARTHEST_UNROLLED = 64
-"""Most elements from one turn of a loop to the next whose loads may make a group once the loops inside are unrolled."""
+"""The largest stride of a loop whose loads GCC may group once inner loops are unrolled."""
 
 CHOICES = frozenset(("where", "minimum", "maximum", "sign"))
 """Operations that C computes by a condition."""
 
 LONGEST, LONGEST_ROOT = 64, 96
-"""Most characters of a value that is written into its use rather than named; of one that makes up a statement."""
+"""The longest value, in characters, that is inlined; the longest that is a whole statement."""
 
 
 class Speller:
@@ -46,10 +46,10 @@ class Speller:
         params: Mapping[str, str],
         written: frozenset[str],
     ) -> None:
-        """`written`: params whose elements change; they are read once, before the stores."""
+        """`written`: params that are mutated; they are read once, before the stores."""
         self._where, self._space, self._axes, self._params, self._written = where, space, axes, params, written
         self._known: dict[Expr, str] = {}  # valid everywhere in the grid point
-        self._local: dict[Expr, str] = {}  # valid in the sweep that is open
+        self._local: dict[Expr, str] = {}  # valid in the open sweep
         self._known_offsets: dict[sympy.Expr, str] = {}
         self._local_offsets: dict[sympy.Expr, str] = {}
         self._levels: Sequence[Level] = ()
@@ -63,15 +63,15 @@ class Speller:
         self._chosen = chosen_positions(self._where)
 
     def learn(self, value: Expr, text: str) -> None:
-        """From now on `value` is `text`, at every point of the axes it spans."""
+        """Record `text` for `value`, at every point of the axes it spans."""
         self._known[value] = text
 
     def learn_here(self, value: Expr, text: str) -> None:
-        """The same, for the nest that is open."""
+        """Record `text` for `value` in the open nest."""
         self._local[value] = text
 
     def spell(self, roots: Sequence[Expr], *, named: frozenset[Expr] = frozenset()) -> list[str]:
-        """Texts of `roots`, valid in the innermost loop; those in `named` are names, literals or array elements.
+        """Return texts of `roots`, valid in the innermost loop; those in `named` are names, literals or array elements.
 
         Raises:
             BuildError: an operation, dtype or index that has no C text.
@@ -80,9 +80,9 @@ class Speller:
         uses = Counter(child for node in order for child in node.children())
         uses.update(roots)
         reader_depth = {child: self._depth_of(node) for node in order for child in node.children()}
-        # C reads only the chosen side of a `?:`; named before it, both are read, which costs lanes no masks.
+        # C reads only the selected side of a `?:`; if both are named before, lanes need no masks.
         arms = {arm for node in order if isinstance(node, Op) and node.name == "where" for arm in node.args[1:]}
-        inside: list[Expr] = []  # written into their uses: nobody else has a name for them
+        inside: list[Expr] = []  # inlined: without a name for other uses
         for node in order:
             depth = self._depth_of(node)
             if isinstance(node, Op) and node.name == CHECKED:
@@ -103,7 +103,7 @@ class Speller:
         return texts
 
     def position(self, offset: sympy.Expr) -> str:
-        """A position in a flat buffer, valid in the innermost loop."""
+        """Return an offset in a flat buffer, valid in the innermost loop."""
         return self._index(offset)
 
     # Levels ------------------------------------------------------------------------------------------------------
@@ -112,11 +112,11 @@ class Speller:
         return max((self._depth.get(symbol, 0) for symbol in self._where[node]), default=0)
 
     def _is_updated(self, node: Expr) -> bool:
-        """Is this read from a tensor that the kernel writes, so that it has to be read before that?"""
+        """Return whether this loads from a tensor that the kernel writes, and so has to precede the stores."""
         return isinstance(node, Load) and node.buffer in self._written
 
     def _named(self, node: Expr, text: str, depth: int) -> str:
-        """The name of a value, which it has from here on at its level."""
+        """Declare a name for a value at its level, and return it."""
         name = self._space.fresh(f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t")
         self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {text};")
         return name
@@ -125,7 +125,7 @@ class Speller:
         return self._local[node] if node in self._local else self._known[node]
 
     def _unknown(self, roots: Sequence[Expr]) -> Iterator[Expr]:
-        """Sub-expressions that have no text yet, operands first."""
+        """Yield sub-expressions without a text, operands first."""
         seen: set[Expr] = set()
         stack = [(root, False) for root in reversed(roots)]
         while stack:
@@ -162,7 +162,7 @@ class Speller:
                 assert_never(unknown)
 
     def _element(self, load: Load) -> str:
-        """The element that a load reads; 0 where its mask is false."""
+        """Return the element that a load reads; 0 if its mask is false."""
         index = load.index[0]
         position = self._get(index) if isinstance(index, Expr) else self._index(index)
         if load.mask is not None and self._may_be_grouped(load, load.mask):
@@ -175,9 +175,9 @@ class Speller:
         return f"({mask} & {YES}) ? {element} : 0" if varies else f"{mask} ? {element} : 0"
 
     def _may_be_grouped(self, node: Load, mask: Expr) -> bool:
-        """May lanes read neighbours of this element under the same mask, each lane some elements after the one before?
+        """Return whether lanes may read neighbours of this element under the same mask, with a stride between lanes.
 
-        GCC 12 reads such a group as whole vectors, all under the mask of the first of them.
+        GCC 12 loads such a group as whole vectors, all under the mask of the first of them.
         """
         index = affine(node.index[0]) if isinstance(node.index[0], Expr) else node.index[0]
         innermost = len(self._levels) - 1
@@ -191,9 +191,9 @@ class Speller:
         return False
 
     def _checked(self, node: Op, depth: int) -> str:
-        """A position, checked where it is known; `wrong` is set and some position taken where the check fails.
+        """Return an index, checked where it is known; if the check fails, `wrong` is set and a valid index used.
 
-        Lanes do not branch: they keep the farthest of their positions, negative ones being the farthest of all.
+        Lanes do not branch: they keep the farthest of their indices, negative ones being the farthest of all.
         """
         index, wrap, last = (operand(self._get(arg)) for arg in node.args[:3])
         level, place, inside = self._levels[depth], self._space.fresh("place"), self._space.fresh("inside")
@@ -213,14 +213,14 @@ class Speller:
             outside.after.insert(0, f"if ({farthest} > {last}) {WRONG} = 1;")
         else:
             level.before.append(f"if ({place} > {last}) {WRONG} = 1;")
-        # With a name: written into a subscript, the choice would cost lanes a mask.
+        # Named: inlined into a subscript, the select would need masks in lanes.
         text = f"{place} < {last} ? {place} : {last}"
         text = _hidden(text) if node.args[2] is const(1, torch.int64) else text
         level.before.append(f"const int64_t {inside} = {text};")
         return inside
 
     def _index(self, expr: sympy.Expr) -> str:
-        """`expr`, with the parts that inner loops do not change named outside them."""
+        """Return `expr`, with its loop-invariant parts named outside of the inner loops."""
         groups: dict[int, list[sympy.Expr]] = {}
         for term in sympy.Add.make_args(sympy.expand_mul(expr)):
             depth = max((self._depth.get(symbol, 0) for symbol in term.free_symbols), default=0)
@@ -235,22 +235,22 @@ class Speller:
         return f"{base} + {rest}" if base else rest
 
     def _named_offset(self, total: sympy.Expr, part: sympy.Expr, base: str, depth: int) -> str:
-        found = self._local_offsets.get(total) or self._known_offsets.get(total)
-        if found is None:
-            found = index_text(part, self._axes)
-            found = f"{base} + {found}" if base else found
-            if not re.fullmatch(r"\w+", found):
+        text = self._local_offsets.get(total) or self._known_offsets.get(total)
+        if text is None:
+            text = index_text(part, self._axes)
+            text = f"{base} + {text}" if base else text
+            if not re.fullmatch(r"\w+", text):
                 name = self._space.fresh("at")
-                self._levels[depth].before.append(f"const int64_t {name} = {found};")
-                found = name
-            (self._local_offsets if depth else self._known_offsets)[total] = found
-        return found
+                self._levels[depth].before.append(f"const int64_t {name} = {text};")
+                text = name
+            (self._local_offsets if depth else self._known_offsets)[total] = text
+        return text
 
 
 def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
-    """The integers that conditions give, of those that positions are made of.
+    """Return the integers that conditions select and that indices depend on.
 
-    GCC 12 takes such a position for the condition itself where it sees through it, and reads at masks of lanes.
+    GCC 12 treats such an index as the condition itself if it sees through it, and loads under masks of lanes.
     """
     roots = [value.index[0] for value in values if isinstance(value, Load) and isinstance(value.index[0], Expr)]
     return frozenset(
@@ -263,7 +263,7 @@ def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
 
 
 def _hidden(text: str, dtype: torch.dtype = torch.int64) -> str:
-    """An integer of which the compiler does not know how it was made."""
+    """Return an integer whose origin is hidden from the compiler."""
     text = f"{operand(text)} | {NONE}"
     return text if dtype is torch.int64 else f"({HELD[dtype]})({text})"
 

@@ -1,9 +1,9 @@
-"""Where folds change nothing, so that lanes need no masks.
+"""Restricts loops to where folds have an effect, so that lanes need no masks.
 
-What lies in the padding of a window counts as what a fold begins with.  Lanes would ask that of each point, and a
-condition that is the same for all of them, compilers do not put into lanes at all.  A loop over those lanes where the
-condition holds asks nothing.  Input: a sweep that only folds, along other axes than its lanes; output: the sweep as it
-is where all of its folds change something, and where that is: comparisons of affine indices.
+The padding of a window is a fold's identity.  Lanes would test each point for it, and compilers do not vectorise a
+condition that is the same for all lanes.  A loop over only those lanes where the condition holds needs no test.  Input:
+a sweep that only folds, along other axes than its lanes; output: the sweep simplified to where all of its folds have an
+effect, and the bounds of that region: comparisons of affine indices.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
+from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.indices import Names, affine, index_text
 from fusion.codegen.c.text.nest import Extent, Namespace
-from fusion.codegen.c.walks.sweeps import Sweep
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.conditions import simpler
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite
@@ -30,35 +30,35 @@ _NEVER = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """`sweep` as it is where each of `limits` is at least 0; elsewhere none of its folds changes anything."""
+    """`sweep`, simplified for where all `limits` are at least 0; elsewhere its folds have no effect."""
 
     sweep: Sweep
     limits: tuple[sympy.Expr, ...]
 
 
 def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
-    """Where `sweep` changes something, if comparisons say that; its lanes run along `lane`."""
+    """Return where `sweep` has an effect, if comparisons decide that; its lanes run along `lane`."""
     if not sweep.folds or sweep.stores or sweep.keeps or sweep.scans or lane in sweep.over:
         return None
     order = postorder(*sweep.roots)
     if any(_is_check(node) and lane in free_axes(node) for node in order):
-        return None  # eager looks at each position, whatever becomes of it
-    found = {}
+        return None  # eager checks each index, whatever its use
+    conditions = {}
     for node in order:
         limit = _limit(node, lane)
         if limit is not None and all(_is_idle(fold, node) for fold in sweep.folds):
-            found[node] = limit
-    if not found:
+            conditions[node] = limit
+    if not conditions:
         return None
 
     def rule(node: Expr) -> Expr | None:
-        return const(True, torch.bool) if node in found else simpler(node)
+        return const(True, torch.bool) if node in conditions else simpler(node)
 
     folds = tuple(replace(fold, args=tuple(rewrite(fold.args, rule))) for fold in sweep.folds)
     unmasked = set(postorder(*(arg for fold in folds for arg in fold.args))).difference(order)
     if any((isinstance(node, Load) or _is_check(node)) and lane not in free_axes(node) for node in unmasked):
-        return None  # the same in all lanes, it is read or asked before their loop, also where that has none to run
-    return Busy(replace(sweep, folds=folds), tuple(dict.fromkeys(found.values())))
+        return None  # the same in all lanes: it is loaded or checked before their loop, also if that is empty
+    return Busy(replace(sweep, folds=folds), tuple(dict.fromkeys(conditions.values())))
 
 
 def _is_check(node: Expr) -> bool:
@@ -66,7 +66,7 @@ def _is_check(node: Expr) -> bool:
 
 
 def _limit(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
-    """What is at least 0 where a comparison of indices holds, if it is affine in the lane."""
+    """Return an expression that is at least 0 where a comparison of indices holds, if it is affine in the lane."""
     if not isinstance(node, Op) or node.name not in ("lt", "le", "gt", "ge") or node.args[0].dtype is not torch.int64:
         return None
     left, right = map(affine, node.args)
@@ -79,7 +79,7 @@ def _limit(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
 
 
 def _undivided(limit: sympy.Expr, lane: sympy.Symbol) -> sympy.Expr:
-    """`limit`, or what is at least 0 at the same points: ⌊a/k⌋ is at least m where a is at least k·m.
+    """Return `limit` without division, at least 0 at the same points: ⌊a/k⌋ ≥ m where a ≥ k·m.
 
     >>> i, m = sympy.symbols("i m", integer=True)
     >>> _undivided(FloorDiv(i + 1, 2) - m, i), _undivided(m - FloorDiv(i + 1, 2), i)
@@ -97,14 +97,14 @@ def _undivided(limit: sympy.Expr, lane: sympy.Symbol) -> sympy.Expr:
 
 
 def _is_idle(fold: Fold, condition: Expr) -> bool:
-    """Is what `fold` takes in what it begins with wherever a condition does not hold?"""
+    """Return whether the arguments of `fold` are its identity wherever a condition does not hold."""
     args = rewrite(fold.args, lambda node: const(False, torch.bool) if node is condition else simpler(node))
-    begun = [identity(fold.op, fold.args[0].dtype), *([_NEVER] if keeps_position(fold.op) else [])]
-    return all(_value(arg) == start for arg, start in zip(args, begun, strict=True))
+    identities = [identity(fold.op, fold.args[0].dtype), *([_NEVER] if keeps_position(fold.op) else [])]
+    return all(_value(arg) == start for arg, start in zip(args, identities, strict=True))
 
 
 def _value(arg: Expr) -> bool | int | float | None:
-    """The number that an expression is, whatever is chosen in it."""
+    """Return the constant value of an expression, if all sides of its selects agree."""
     if isinstance(arg, Cast):
         return _value(arg.arg)
     if isinstance(arg, Op) and arg.name == "where":
@@ -116,13 +116,13 @@ def _value(arg: Expr) -> bool | int | float | None:
 def within(
     limits: Sequence[sympy.Expr], lane: sympy.Symbol, extent: Extent, names: Names, space: Namespace
 ) -> tuple[list[str], Extent]:
-    """Lines to stand before a loop over lanes, and how far it runs, where all `limits` are at least 0."""
+    """Return lines before a loop over lanes, and its extent, restricted to where all `limits` are at least 0."""
     start, end, holds = extent.start, extent.end, []
     for limit in limits:
         weight = coefficient(limit, lane)
         assert weight is not None
         rest = sympy.expand_mul(limit - weight * lane)
-        # Of a negative number C's quotient is too large, but no larger than 0, where lanes begin at the earliest.
+        # For a negative number C's quotient is too large, but at most 0, where lanes begin at the earliest.
         if weight > 0:
             start = f"imax({start}, ({index_text(weight - 1 - rest, names)})/{weight})"
         elif weight < 0:

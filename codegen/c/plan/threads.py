@@ -1,8 +1,8 @@
-"""When a kernel runs on several threads: only if there is enough to do.
+"""Decides whether a kernel runs on several threads: only if there is enough work.
 
-A parallel region costs a few microseconds even when its threads are already spinning, which is as long as some tens of
-thousands of element-wise operations on one thread.  All threads take part or none: a team of another size would make
-the OpenMP run time start and stop threads.
+A parallel region costs a few microseconds even if its threads are already spinning, as long as some tens of thousands
+of element-wise operations on one thread.  All threads take part or none: a team of another size would make the OpenMP
+run time start and stop threads.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Sequence
 import sympy
 from typing_extensions import assert_never
 
+from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.indices import Names, index_text
-from fusion.codegen.c.walks.sweeps import Sweep
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 from fusion.lowering.kernel import Kernel, Role
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
 ENOUGH = 1 << 18
-"""Loads, stores and units of `ScalarOp.cost` that are worth a parallel region: measured, about 10 µs on one thread."""
+"""The least work (loads, stores, units of `ScalarOp.cost`) for a parallel region: measured, 10 µs on one thread."""
 
 RANDOM_COST = 40
 
 
 def cost_of(node: Expr) -> int:
-    """What evaluating `node` itself costs, in additions."""
+    """Return the cost of evaluating `node` itself, in additions."""
     match concrete(node):
         case Op(name):
             return SCALAR_OPS[name].cost
@@ -40,7 +40,7 @@ def cost_of(node: Expr) -> int:
 
 
 def work(kernel: Kernel, sweeps: Sequence[Sweep]) -> sympy.Expr:
-    """The work of one launch, in additions; symbolic if the sizes are."""
+    """Return the work of one launch, in additions; symbolic if the sizes are."""
     points = sympy.Mul(*(axis.size for axis in kernel.with_role(Role.GRID)))
     per_point = sympy.Integer(0)
     for sweep in sweeps:
@@ -50,13 +50,13 @@ def work(kernel: Kernel, sweeps: Sequence[Sweep]) -> sympy.Expr:
 
 
 def may_share(kernel: Kernel, sweeps: Sequence[Sweep]) -> bool:
-    """Can there be enough work for several threads?"""
+    """Return whether there may be enough work for several threads."""
     amount = work(kernel, sweeps)
     return bool(kernel.with_role(Role.GRID)) and (not amount.is_Integer or bool(amount >= ENOUGH))
 
 
 def team(kernel: Kernel, sweeps: Sequence[Sweep], names: Names) -> str:
-    """The clauses of a parallel region: how many threads and, where sizes are not known, when."""
+    """Return the clauses of a parallel region: the number of threads and, if sizes are unknown, the condition."""
     amount = work(kernel, sweeps)
     condition = "" if amount.is_Integer else f" if({index_text(amount, names)} >= {ENOUGH})"
     return f"num_threads(threads){condition}"

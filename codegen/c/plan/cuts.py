@@ -1,8 +1,8 @@
-"""Where a loop over lanes is cut, so that masks disappear.
+"""Splits loops over lanes so that masks disappear.
 
-A concatenation or a padding asks of every element on which side of a fixed position it lies.  Lanes would answer with
-masks, for each load on each side; a loop for each side has none.  Input: a sweep that only stores and the axis its
-lanes run along; output: the pieces of that axis, each with the sweep as it reads there.
+A concatenation or a padding compares every index with a fixed position.  In lanes that needs masks, for each load on
+each side; one loop per side needs none.  Input: a sweep that only stores and the axis of its lanes; output: the pieces
+of that axis, each with the sweep simplified for it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from itertools import pairwise
 
 import torch
 
-from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.lowering.conditions import simpler
 from fusion.lowering.expr import Const, Expr, IndexValue, Op, const, postorder, rewrite
 from fusion.lowering.kernel import KernelAxis, Store, values_of, with_values
 from fusion.lowering.scalar_ops import ScalarName
 
 SHORTEST = 64
-"""Points of the least axis that is cut: the pieces have to fill registers."""
+"""The shortest axis that is split: the pieces have to fill registers."""
 
 MOST_CUTS = 7
-"""Pieces repeat the text of the sweep; beyond, masks are the lesser evil."""
+"""The most splits: pieces repeat the text of the sweep, so beyond this masks are cheaper."""
 
 MOST_NODES = 200
 """Size of the largest sweep that is repeated."""
@@ -32,7 +32,7 @@ _MIRRORED: dict[ScalarName, ScalarName] = {"lt": "gt", "le": "ge", "gt": "lt", "
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`sweep` as it is for the lanes `start ≤ lane < end`."""
+    """`sweep`, simplified for the lanes `start ≤ lane < end`."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ class Piece:
 
 
 def cut(sweep: Sweep, lane: KernelAxis) -> tuple[Piece, ...]:
-    """The pieces of `lane`; none if it is better left whole."""
+    """Return the pieces of `lane`; none if it is better not split."""
     if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST:
         return ()
     order = postorder(*sweep.roots)
@@ -54,7 +54,7 @@ def cut(sweep: Sweep, lane: KernelAxis) -> tuple[Piece, ...]:
 
 
 def _side(node: Expr, lane: KernelAxis) -> tuple[int, bool] | None:
-    """`(p, below)` if `node` asks whether the lane lies below p, or (not `below`) at or above it."""
+    """Return `(p, below)` if `node` compares the lane: below p, or (not `below`) at or above it."""
     if not isinstance(node, Op) or node.name not in _MIRRORED:
         return None
     (left, right), name = node.args, node.name

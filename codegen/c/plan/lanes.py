@@ -1,14 +1,14 @@
-"""Which axis the SIMD lanes run along.
+"""Chooses the axis that the SIMD lanes run along.
 
 Lanes want memory that is contiguous along them.  Three cases follow from the strides of a kernel's accesses:
 
-- the accesses inside the reduced axes are contiguous along a reduced axis (a row): every grid point is a program of
-  its own, and lanes run along that axis inside each sweep;
-- they are contiguous along a grid axis (a column): that axis is cut into blocks, and each block is a program whose
-  lanes are its points; sums of columns become arrays of accumulators.  So it is where they are contiguous along an axis
-  of two to four points that the grid axis continues (groups of channels that lie last): a vector is full all the same;
-- nothing is reduced: lanes run along the grid axis that most accesses, stores before loads, are contiguous along.  If
-  some loads are contiguous along another one (a transpose), both are walked in 16 × 16 tiles, so that both sides use
+- the accesses inside the reduced axes are contiguous along a reduced axis (a row): every grid point is a program, and
+  lanes run along that axis inside each sweep;
+- they are contiguous along a grid axis (a column): that axis is split into blocks, and each block is a program whose
+  lanes are its points; sums of columns become arrays of accumulators.  The same holds if they are contiguous along an
+  axis of two to four points that the grid axis continues (groups of channels in the last dimension): vectors are full;
+- nothing is reduced: lanes run along the grid axis along which most accesses, stores before loads, are contiguous.  If
+  some loads are contiguous along another one (a transpose), both are split into 16 × 16 tiles, so that both sides use
   whole cache lines.
 """
 
@@ -19,17 +19,17 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
 from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Spans
 
 TILE = 16
 BLOCK = 256
-"""The most lanes of a block that has accumulators: 1 KiB of each row it walks, and accumulators that stay in L1."""
+"""The most lanes of a block with accumulators: 1 KiB of each row, and accumulators that stay in L1."""
 
 STREAM = 4096
-"""Points of a block of plain element-wise work: large enough for prefetching, small enough to share out."""
+"""Points of a block of element-wise work: large enough for prefetching, small enough to distribute."""
 
 FEW = 16
 """A reduced axis of at most so many points is too short to fill lanes."""
@@ -38,26 +38,26 @@ FEWER = 4
 """An axis of at most so many points leaves most lanes idle, and vectors can be sorted by its points."""
 
 FOOTPRINT = 1 << 18
-"""Bytes of a block that several sweeps read again: they should find it in the second-level cache."""
+"""Bytes of a block that several sweeps read: it should stay in the L2 cache."""
 
 MANY = 64
-"""Programs that surely give every thread some."""
+"""A number of programs that gives every thread some."""
 
 NARROW = 64
-"""But a block is not made narrower than this: its rows would be too short for the prefetcher."""
+"""The least width of a block: shorter rows would be too short for the prefetcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Where the lanes run.
+    """The placement of the lanes.
 
     Attributes:
         axis: the grid axis whose points are lanes; None: they run inside the sweeps.
-        block: that axis is cut into blocks of so many points; None: the whole axis is one.
-        varies: `block` is an upper bound; the width is settled at launch, so that every thread finds work.
-        tile: the grid axis that makes up 16 × 16 tiles with `axis`.
-        streams: element-wise work along one axis: threads share out the lane loop itself.
-        inner: the very short axis that `axis` continues in memory: its loop stands inside that of the lanes.
+        block: the number of points per block of that axis; None: the whole axis is one block.
+        varies: `block` is an upper bound; the width is computed at launch, so that every thread has work.
+        tile: the grid axis that forms 16 × 16 tiles with `axis`.
+        streams: element-wise work along one axis: threads divide the lane loop itself.
+        inner: the very short axis that `axis` continues in memory: its loop is inside that of the lanes.
     """
 
     axis: KernelAxis | None = None
@@ -77,12 +77,12 @@ class Access:
     weight: int
 
     def stride(self, axis: KernelAxis) -> sympy.Expr | None:
-        """Elements from one point of `axis` to the next; None where it varies."""
+        """Return the stride along `axis` in elements; None if it varies."""
         return _step(self.offset, axis.symbol) if axis.symbol in self.axes else ZERO
 
 
 def _step(offset: Index, axis: sympy.Symbol) -> sympy.Expr | None:
-    """The same of an offset; of the row that data name, columns lie beside each other."""
+    """Return the stride of an offset; columns of a data-dependent row are contiguous."""
     if not isinstance(offset, Expr):
         return coefficient(offset, axis)
     if axis not in free_axes(offset):
@@ -96,19 +96,19 @@ def _step(offset: Index, axis: sympy.Symbol) -> sympy.Expr | None:
 
 
 def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[Access]:
-    """Every load and store of `sweeps`; stores weigh double, since a partly written cache line is also read."""
-    found: list[Access] = []
+    """Return every load and store of `sweeps`; stores weigh double, since a partly written cache line is also read."""
+    result: list[Access] = []
     for sweep in sweeps:
         for node in postorder(*sweep.roots):
             if isinstance(node, Load):
                 offset = node.index[0]
                 span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
-                found.append(Access(offset, span, 1))
+                result.append(Access(offset, span, 1))
         for store in sweep.stores:
             offset = store.offset
             span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
-            found.append(Access(offset, span, 2))
-    return found
+            result.append(Access(offset, span, 2))
+    return result
 
 
 def _score(axis: KernelAxis, found: Sequence[Access]) -> int:
@@ -117,12 +117,12 @@ def _score(axis: KernelAxis, found: Sequence[Access]) -> int:
 
 
 def _best(axes: Sequence[KernelAxis], found: Sequence[Access]) -> KernelAxis:
-    """The axis most accesses are contiguous along; of equals the last."""
+    """Return the axis along which most accesses are contiguous; the last of equals."""
     return max(reversed(axes), key=lambda axis: _score(axis, found))
 
 
 def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, shared: bool) -> Lanes:
-    """Decide for a whole kernel; `shared`: threads may share the grid."""
+    """Choose the lanes for a whole kernel; `shared`: threads may share the grid."""
     grid = kernel.with_role(Role.GRID)
     inner = [axis for axis in kernel.axes if axis.role is not Role.GRID and any(axis in s.axes for s in sweeps)]
     found = accesses(sweeps, where)
@@ -147,7 +147,7 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
 
 
 def _continued(inner: KernelAxis, grid: Sequence[KernelAxis], found: Sequence[Access]) -> KernelAxis | None:
-    """The axis of `grid` that goes on where a very short `inner` ends, in all memory that is contiguous along that."""
+    """Return the axis of `grid` that continues a very short `inner` in all memory that is contiguous along that."""
     if not inner.size.is_Integer or not 1 < inner.size <= FEWER:
         return None
     along = [access for access in found if access.stride(inner) == 1]
@@ -156,7 +156,7 @@ def _continued(inner: KernelAxis, grid: Sequence[KernelAxis], found: Sequence[Ac
 
 
 def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:
-    """The width of a block that has accumulators."""
+    """Return the width of a block with accumulators."""
     width = BLOCK
     if sum(bool(sweep.axes) for sweep in sweeps) > 1:
         rows = int(length) if length.is_Integer else STREAM
@@ -166,7 +166,7 @@ def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:
 
 
 def _blocks(axis: KernelAxis, width: int, points: sympy.Expr, *, shared: bool) -> Lanes:
-    """Cut `axis` into blocks of `width`, or narrower ones where that leaves threads without work."""
+    """Split `axis` into blocks of `width`, or narrower ones if threads would have no work."""
     varies = shared and not (points.is_Integer and points >= MANY * width)
     if axis.size.is_Integer and axis.size <= width:
         if not varies or axis.size <= TILE:
@@ -192,7 +192,7 @@ def _pointwise(grid: Sequence[KernelAxis], found: Sequence[Access]) -> Lanes:
 
 
 def in_blocks(kernel: Kernel, lanes: Lanes, width: int, *, shared: bool) -> Lanes:
-    """Lanes along a grid axis in blocks of at most `width`."""
+    """Return lanes along a grid axis in blocks of at most `width`."""
     assert lanes.axis is not None
     points = sympy.Mul(*(axis.size for axis in kernel.with_role(Role.GRID)))
     return _blocks(lanes.axis, width, points, shared=shared)
@@ -203,9 +203,9 @@ def _fills_tile(axis: KernelAxis) -> bool:
 
 
 def loop_order(sweep: Sweep, lanes: Lanes, where: Spans) -> tuple[tuple[KernelAxis, ...], KernelAxis | None]:
-    """The scalar loops of a sweep, outermost first, and the axis its lanes run along (innermost).
+    """Return the scalar loops of a sweep, outermost first, and the axis of its lanes (innermost).
 
-    Axes that a fold keeps stand outside those it folds away, unless the lanes run along one.
+    Loops over kept axes are outside of those over folded axes, unless the lanes run along one.
     """
     symbols = {s for root in sweep.roots for s in where[root]}
     symbols |= {s for store in sweep.stores if isinstance(store.offset, sympy.Expr) for s in store.offset.free_symbols}

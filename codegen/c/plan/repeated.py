@@ -1,9 +1,9 @@
-"""Which axes of a grid become loops inside a program: short ones, along which most of the work is the same.
+"""Decides which axes of a grid become loops inside a program: short ones, along which most of the work is the same.
 
 A kernel that only stores has all its axes in its grid, with lanes along the last one, and computes what varies along
-fewer axes once for all these lanes, one after the other.  Where that is most of its work, as in small matrices whose
-elements each pick one of the results of a long elimination, a whole matrix belongs to one program, which finds these
-results once; lanes may run along what is left of the grid, many matrices at a time.
+fewer axes once for all these lanes, sequentially.  If that is most of its work, as in small matrices whose elements
+each select one of the results of a long elimination, a program computes a whole matrix, and these results once; lanes
+may run along the remaining grid, many matrices at a time.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.codegen.c.walks.threads import cost_of
+from fusion.codegen.c.plan.threads import cost_of
 from fusion.lowering.expr import postorder
 from fusion.lowering.kernel import Kernel, Role, Store, spans
 
 UNROLLED = 4
-"""Rounds of a loop that a C compiler unrolls, and then finds by itself what they have in common."""
+"""Iterations of a loop that a C compiler unrolls, and then eliminates common subexpressions of."""
 
 MOST_POINTS = 64
-"""Points of a matrix that one program holds: results of a block of programs stay in the first-level cache."""
+"""The most points of a matrix in one program: results of a block of programs stay in the L1 cache."""
 
 FEWEST = 16
-"""Matrices that fill lanes."""
+"""The number of matrices that fill lanes."""
 
 
 def with_inner_axes(kernel: Kernel) -> Kernel:
-    """`kernel`, with all axes but the first inside its programs where most of its work does not vary along them all."""
+    """Move all axes but the first into the programs of `kernel` if most of its work does not vary along them all."""
     first, *inner = kernel.with_role(Role.GRID) or (None,)
     sizes = [axis.size for axis in inner]
     plain = all(isinstance(stmt, Store) and stmt.axes is None for stmt in kernel.body)
@@ -36,10 +36,10 @@ def with_inner_axes(kernel: Kernel) -> Kernel:
     lanes_fill = not first.size.is_Integer or first.size >= FEWEST
     if not lanes_fill or sympy.Mul(*sizes[:-1]) <= UNROLLED or sympy.Mul(*sizes) > MOST_POINTS:
         return kernel
-    found, within = spans(kernel), {axis.symbol for axis in inner}
+    spans_of, within = spans(kernel), {axis.symbol for axis in inner}
     same = other = 0
     for node in postorder(*(stmt.value for stmt in kernel.body if isinstance(stmt, Store))):
-        if within <= found[node]:
+        if within <= spans_of[node]:
             other += cost_of(node)
         else:
             same += cost_of(node)

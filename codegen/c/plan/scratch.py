@@ -1,11 +1,11 @@
-"""Which values are computed once and kept in a scratch array, rather than computed again.
+"""Decides which values are kept in a scratch array rather than recomputed.
 
 Two reasons to keep a value:
 
-- a later sweep over the same resident axes needs it and computing it costs more than reading it back (the exponential
-  of a softmax; not `x - mean`, nor a load);
-- it does not depend on some loop that stands outside a loop it does depend on, and would be computed again on every
-  turn (a reciprocal per column, used for every row of a block).
+- a later sweep over the same resident axes needs it and recomputing costs more than reading it back (the exponential of
+  a softmax; not `x - mean`, nor a load);
+- it is invariant in a loop that is outside of a loop it varies in, and would be recomputed in every iteration (a
+  reciprocal per column, used for every row of a block).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.codegen.c.walks.lanes import Lanes, loop_order
-from fusion.codegen.c.walks.sweeps import Keep, Sweep
-from fusion.codegen.c.walks.threads import cost_of
+from fusion.codegen.c.plan.lanes import Lanes, loop_order
+from fusion.codegen.c.plan.sweeps import Keep, Sweep
+from fusion.codegen.c.plan.threads import cost_of
 from fusion.lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
 from fusion.lowering.kernel import KernelAxis, Spans
 
 WORTH_KEEPING = 6
-"""Least cost of a value that is kept for a later sweep: a store and a load from the cache, and the room they take."""
+"""The least cost of a value that is kept for a later sweep: a store and a load from the cache, and their space."""
 
 WORTH_HOISTING = 4
-"""Least cost of a value that is computed before the loop it does not depend on."""
+"""The least cost of a value that is hoisted out of a loop."""
 
 LIMIT = 1 << 22
-"""Most bytes of one scratch array; beyond, a value is computed again."""
+"""The most bytes of one scratch array; beyond, a value is recomputed."""
 
 
 def plan_scratch(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
-    """`sweeps` with keeps added, and sweeps added that only keep."""
+    """Return `sweeps` with keeps added, and sweeps added that only keep."""
     return _hoist(_carry(sweeps, lanes, where, fresh), lanes, where, fresh)
 
 
@@ -70,7 +70,7 @@ def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
     for sweep in sweeps:
         order, lane = loop_order(sweep, lanes, where)
         axes = (*order, *((lane,) if lane else ()))
-        own_keeps = {keep.value for keep in sweep.keeps}  # computed here, of what may be invariant
+        own_keeps = {keep.value for keep in sweep.keeps}  # computed here, from possible invariants
         for node in _invariants(sweep.roots, axes, kept - own_keeps, where):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
             if _fits(spanned, lanes, node):
@@ -83,7 +83,7 @@ def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
 
 
 def _invariants(roots: Sequence[Expr], axes: Sequence[KernelAxis], kept: Set[Expr], where: Spans) -> list[Expr]:
-    """What costs something and does not depend on a loop that stands outside one it depends on."""
+    """Return costly values that are invariant in a loop outside of one they vary in."""
 
     def invariant(node: Expr) -> bool:
         depends = [axis.symbol in where[node] for axis in axes]
@@ -95,8 +95,8 @@ def _invariants(roots: Sequence[Expr], axes: Sequence[KernelAxis], kept: Set[Exp
 
 
 def outermost(roots: Sequence[Expr], kept: Set[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
-    """The largest sub-expressions of `roots` that are wanted and not inside a kept one, in a fixed order."""
-    found: dict[Expr, None] = {}
+    """Return the largest sub-expressions of `roots` that are wanted and not inside a kept one, in a fixed order."""
+    result: dict[Expr, None] = {}
     seen: set[Expr] = set()
     stack = list(reversed(roots))
     while stack:
@@ -105,16 +105,16 @@ def outermost(roots: Sequence[Expr], kept: Set[Expr], wanted: Callable[[Expr], b
             continue
         seen.add(node)
         if not isinstance(node, (Const, IndexValue, TileRef, Load)) and wanted(node):
-            found[node] = None
+            result[node] = None
         else:
             stack.extend(reversed(node.children()))
-    return list(found)
+    return list(result)
 
 
 def _costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, before: Set[Expr] = frozenset()) -> bool:
-    """Does one evaluation cost `least` inside the loops over `symbols`?  Loads are free: they are read again.
+    """Return whether one evaluation costs `least` inside the loops over `symbols`.  Loads are free: they are repeated.
 
-    So is what has been computed `before` them.
+    So is what has been computed `before` the loops.
     """
     seen = {node}
     stack = [node]
@@ -130,7 +130,7 @@ def _costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, bef
 
 
 def _fits(axes: Sequence[KernelAxis], lanes: Lanes, value: Expr) -> bool:
-    """Is the array known to be small enough?  Sizes that are not known are taken as resident rows usually are."""
+    """Return whether the array is small enough; unknown sizes are assumed to be."""
     size = sympy.Integer(max(value.dtype.itemsize, 4))
     for axis in axes:
         block = lanes.block if axis is lanes.axis else None

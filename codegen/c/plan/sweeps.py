@@ -1,9 +1,8 @@
-"""Which statements of a kernel share a walk over the reduced axes.
+"""Decides which statements of a kernel share a loop over the reduced axes.
 
-Input: a kernel; output: a list of sweeps, to be run one after the other for every point of the grid. Over axes that are
-held whole, statements that do not need each other's folds share a sweep (mean and maximum of a row are one pass).  A
-`Loop` is a sweep as it is written; `blocked` takes the kernels with loops inside loops, and with folds over other axes
-than those of their loop.
+Input: a kernel; output: a list of sweeps, to be run one after the other for every point of the grid. Over WHOLE axes,
+statements that do not need each other's folds share a sweep (mean and maximum of a row are one pass).  A `Loop` is a
+sweep as it is; `blocked` takes the kernels with nested loops, and with folds over other axes than those of their loop.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Symbols = frozenset[sympy.Symbol]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A value put into a scratch array `name` over `axes` (in the order of its dimensions), for sweeps that follow."""
+    """A value stored in a scratch array `name` over `axes` (in the order of its dimensions), for later sweeps."""
 
     name: str
     value: Expr
@@ -49,9 +48,9 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One walk over `axes` (none: once per grid point): carry scans, keep values, accumulate folds, write stores.
+    """One loop over `axes` (none: once per grid point): continue scans, keep values, accumulate folds, write stores.
 
-    `resident`: the axes are held whole, so that values may be kept for later sweeps over them.
+    `resident`: the axes are WHOLE, so that values may be kept for later sweeps over them.
     """
 
     axes: tuple[KernelAxis, ...]
@@ -63,7 +62,7 @@ class Sweep:
 
     @property
     def over(self) -> Symbols:
-        """The axes folded away or scanned; all folds and scans of a sweep agree on them."""
+        """The axes folded or scanned; all folds and scans of a sweep have the same."""
         if self.scans:
             return frozenset({self.scans[0].along})
         return frozenset(self.folds[0].over) if self.folds else frozenset()
@@ -78,11 +77,11 @@ class Sweep:
 
 
 def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> Kernel:
-    """`kernel` with only folds that C has a type for.
+    """Return `kernel` with only folds of types that C has.
 
-    A fold of bfloat16 or float16 values becomes one of float32 that is rounded when it is complete.  The factors of a
-    `dot` become of its own type; unless that is one of `products`, it becomes the sum of products that it means.  A
-    factor that is stored too stays rounded as it is stored: who reads it multiplies by the same number.
+    A fold of bfloat16 or float16 values becomes one of float32 whose result is rounded.  The factors of a `dot` are
+    converted to its own type; unless that is one of `products`, the `dot` becomes a sum of products.  A factor that is
+    stored too stays rounded as stored: readers of either get the same number.
     """
     narrow = {stmt.name: stmt.dtype for stmt in statements(kernel.body, Fold) if stmt.dtype in NARROW_FLOATS}
 
@@ -113,7 +112,7 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
 
 
 def extend_spans(where: dict[Expr, Symbols], roots: Sequence[Expr]) -> None:
-    """Add the spans of expressions that were made of those in `where`."""
+    """Add the spans of expressions over those in `where`."""
     for node in postorder(*roots):
         if node not in where:
             own = frozenset(s for index in index_of(node) for s in index.free_symbols)
@@ -121,19 +120,19 @@ def extend_spans(where: dict[Expr, Symbols], roots: Sequence[Expr]) -> None:
 
 
 def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
-    """The sweeps of a kernel, in order."""
+    """Return the sweeps of a kernel, in order."""
     where = spans(kernel)
     may_move = _updates_in_place(kernel, where)
     done: list[Sweep] = []
     producer: dict[str, int] = {}
-    last_read: dict[str, int] = {}  # by a statement before: no store to it may move ahead of that
+    last_read: dict[str, int] = {}  # by an earlier statement: no store to it may move before that
     scans = {stmt.name: stmt for stmt in statements(kernel.body, Prefix)}
     for stmt in kernel.body:
         match stmt:
             case Loop():
                 start = len(done)
                 for inner in stmt.body:
-                    assert not isinstance(inner, Loop), "blocked writes loops inside loops"
+                    assert not isinstance(inner, Loop), "blocked writes nested loops"
                     if isinstance(inner, Prefix):
                         continue
                     axes = _inner(kernel, where, inner) | frozenset(stmt.axes)
@@ -148,19 +147,19 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
                 for load in loads(*values_of(stmt)):
                     last_read[load.buffer] = max(position, last_read.get(load.buffer, 0))
             case Prefix():
-                pass  # each sweep that names it carries it
+                pass  # each sweep that names it computes it
             case _:
                 assert_never(stmt)
     return tuple(_with_scans(sweep, scans) for sweep in done)
 
 
 def _with_scans(sweep: Sweep, scans: Mapping[str, Prefix]) -> Sweep:
-    """A sweep with the scans that it names, which every sweep carries for itself."""
+    """Return a sweep with the scans that it names, which every sweep computes itself."""
     return replace(sweep, scans=tuple(scans[name] for name in named(sweep.roots, scans) if name in scans))
 
 
 def _updates_in_place(kernel: Kernel, where: Spans) -> bool:
-    """Is each element that is both read and written read only where it is written?  Then stores may change places."""
+    """Return whether elements that are read and written are read only where they are written: stores may then move."""
     places: dict[str, set[Index]] = {}
     for stmt in statements(kernel.body):
         if isinstance(stmt, Store):
@@ -170,7 +169,7 @@ def _updates_in_place(kernel: Kernel, where: Spans) -> bool:
 
 
 def _join(done: list[Sweep], start: int, fresh: Sweep, stmt: Fold | Store, producer: dict[str, int]) -> int:
-    """Add `stmt` to the first sweep from `start` on that walks the same axes, else to a new one; its position."""
+    """Add `stmt` to the first sweep from `start` on over the same axes, else to a new one; return its position."""
     over = frozenset(stmt.over) if isinstance(stmt, Fold) else None
     for k in range(start, len(done)):
         same = done[k].axes == fresh.axes and done[k].resident is fresh.resident
@@ -191,7 +190,7 @@ def _join(done: list[Sweep], start: int, fresh: Sweep, stmt: Fold | Store, produ
 
 
 def _inner(kernel: Kernel, where: Spans, stmt: Fold | Store) -> Symbols:
-    """The axes inside the grid that a statement walks."""
+    """Return the axes inside the grid that a statement varies along."""
     symbols: set[sympy.Symbol] = set()
     for value in values_of(stmt):
         symbols |= where[value]
