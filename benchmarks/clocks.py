@@ -1,4 +1,4 @@
-"""Time and memory of several calls: in turn, so that a busy moment of the machine hits all of them."""
+"""Measures time and memory of several calls, alternating, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 FLUSH_BYTES = 512 << 20
-"""Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the launch of what follows."""
+"""Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the next launch."""
 
 WARM_UP = 5
 IN_A_ROW = 3
 
 
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call in each of `rounds` rounds, by name.
+    """Return the seconds of each call in each of `rounds` rounds, by name.
 
     On a CPU short calls are repeated until a sample lasts about 5 ms; on a GPU the time is the device's, between
     events, with a cold L2 cache.
@@ -60,8 +60,8 @@ def _cuda_seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dic
 
 
 def wall_seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds by the clock of each call in each of `rounds` rounds, by name: three one after the other, until all is
-    done.  That is the host's time where it is longer than the device's.
+    """Return the wall-clock seconds of each call in each of `rounds` rounds, by name: of three in a row, with the final
+    synchronisation.  That is the host's time if it exceeds the device's.
     """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name in [*calls] * rounds:
@@ -80,7 +80,7 @@ def _finish(device: str) -> None:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most that one run holds on the GPU beyond what was there before it."""
+    """Return the most memory that one run allocates on the GPU, beyond what was allocated before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

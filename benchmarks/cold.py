@@ -1,7 +1,7 @@
-"""One cold compilation, timed in this process: `python -m benchmarks.cold SUITE CASE SYSTEM` prints JSON.
+"""Times one cold compilation in this process: `python -m benchmarks.cold SUITE CASE SYSTEM` prints JSON.
 
-`harness.start_seconds` starts it with empty caches, and again with what was left in them.  The clock runs from
-the first call until its result is there; what is imported before (PyTorch, and the compiler itself) is not counted.
+`harness.start_seconds` starts it with empty caches, and again with the caches of the first start.  The measurement
+lasts from the first call to its result; imports before it (PyTorch, and the compiler itself) are not counted.
 """
 
 import importlib
@@ -19,7 +19,7 @@ def main(suite: str, name: str, system: str) -> None:
     case = next(case for case in module.CASES if case.name == name)
     once = case.prepared(module.DEVICE)
     if system == "inductor":
-        importlib.import_module("torch._inductor.compile_fx")  # now, so that it is not on the clock
+        importlib.import_module("torch._inductor.compile_fx")  # now, so that it is not measured
     backend = "inductor" if system == "inductor" else fusion.fusion_backend
     once(lambda program: program)
     start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""What is built around matrix products, on a GPU: epilogues, attention, losses, quantised weights, norms.
+"""Benchmarks kernels around GEMMs on a GPU: epilogues, attention, losses, quantised weights, norms.
 
-Each is written as one would without thinking of a compiler; what PyTorch offers for the same in one call is its rival.
+Each is written without a compiler in mind; PyTorch's operations that do the same in one call are its rivals.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.suite import run_suite
 BF16, I8, U8, I64 = torch.bfloat16, torch.int8, torch.uint8, torch.int64
 DEVICE = "cuda"
 
-# Products with what follows them ---------------------------------------------------------------------------------
+# GEMMs with epilogues --------------------------------------------------------------------------------------------
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _attention() -> Iterator[Case]:
 
 
 def softcapped_alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Scores bounded by 20 tanh(x / 20), with a penalty per head that grows with the distance; causal."""
+    """Compute causal attention with scores bounded by 20 tanh(x / 20), and ALiBi penalties."""
     heads, length, width = q.shape[-3:]
     position = torch.arange(length, device=q.device)
     slope = torch.exp2(-8 / heads * torch.arange(1, heads + 1, device=q.device))[:, None, None]
@@ -87,7 +87,7 @@ def softcapped_alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sliding_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Each position sees itself and the 511 before it."""
+    """Compute attention in which each position sees itself and the 511 before it."""
     position = torch.arange(q.shape[-2], device=q.device)
     distance = position[:, None] - position
     scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -95,7 +95,7 @@ def sliding_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def within_documents(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
-    """Each position sees what came before it in its own document."""
+    """Compute attention in which each position sees the earlier ones in its document."""
     position = torch.arange(q.shape[-2], device=q.device)
     seen = (document[:, None] == document) & (position[:, None] >= position)
     scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
@@ -103,7 +103,7 @@ def within_documents(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tenso
 
 
 def _flexible(score: Callable[..., Tensor] | None, mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """FlexAttention with a mask whose blocks are made once."""
+    """Return FlexAttention with a block mask that is created once."""
     compiled = torch.compile(flex_attention, dynamic=False)
     blocks: list[object] = []
 
@@ -149,7 +149,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def linear_wide_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """As libraries of language models write it: the logits in float32."""
+    """Compute the loss as libraries of language models do: from logits in float32."""
     return F.cross_entropy(F.linear(x, weight).float(), target)
 
 
@@ -172,7 +172,7 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 
 def _unpacked(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Two numbers of [-8, 8) in each byte, the lower bits first."""
+    """Unpack two numbers of [-8, 8) from each byte, the lower bits first."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(dtype) - 8
 
 
@@ -205,7 +205,7 @@ def _quantised() -> Iterator[Case]:
 
 
 def norm_qkv(x: Tensor, gain: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of a normalised input."""
+    """Return queries, keys and values of a normalised input."""
     y = F.rms_norm(x, x.shape[-1:], gain)
     return F.linear(y, q), F.linear(y, k), F.linear(y, v)
 
@@ -233,6 +233,6 @@ CASES = (*_products(), *_attention(), *_masked(), *_losses(), *_quantised(), *_n
 
 
 def run(*, only: str, quick: bool) -> int:
-    """All cases whose name contains `only`; nothing is compiled in a process of its own here."""
+    """Run all cases whose name contains `only`; cold compilations are not measured."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; device time, L2 cold; MiB beyond the inputs")
     return run_suite("contractions", CASES, DEVICE, rounds=20 if quick else 60, cold=False, only=only)

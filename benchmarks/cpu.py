@@ -1,4 +1,4 @@
-"""CPU: Fusion's C against TorchInductor's C++ and eager, on two threads; run time and cold compilation."""
+"""Benchmarks CPU kernels: Fusion's C against TorchInductor's C++ and eager, on two threads; also cold compilation."""
 
 from __future__ import annotations
 

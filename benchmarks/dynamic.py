@@ -1,10 +1,10 @@
-"""Sizes that change, and processes that start again: GPT-2 of a few layers, in three groups.
+"""Benchmarks dynamic sizes and process starts: GPT-2 of a few layers, in three groups.
 
-    sizes   what a call takes whose code serves any size, beside code for its own size; traced at the first size
-    loop    how often calls of fifty sizes compile, each result checked
+    sizes   the time of a call with code for any size, beside code for its own size; traced at the first size
+    loop    the number of compilations in calls of fifty sizes, each result checked
     start   seconds until the first training step is done, in a process with empty caches and in the next one
 
-On a GPU in bfloat16, by the clock; without one, a narrow model in float32.
+On a GPU in bfloat16, wall clock; without one, a narrow model in float32.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from benchmarks.suite import print_rows
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SYSTEMS = ("inductor", "fusion")
 ALLOWED = 2.0
-"""The error of a result, in eager's."""
+"""The largest error of a result, relative to eager's."""
 MOST = 2
-"""Compilations of a loop: for the first size, and for all others."""
+"""The most compilations of a loop: for the first size, and for all others."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the model is, in which type, and the rows and lengths of the calls that are timed."""
+    """The size and dtype of the model, and the rows and lengths of the timed calls."""
 
     width: int
     heads: int
@@ -58,9 +58,9 @@ class Scale:
         return models.tokens(rows, length, self.words)(device)
 
     def changing(self, count: int) -> list[tuple[int, int]]:
-        """Pairs of rows and lengths, of which both differ from one pair to the next, as Dynamo has to see it once.
+        """Return pairs of rows and lengths; both differ from one pair to the next, so that Dynamo makes them dynamic.
 
-        Neither is 1, for which Dynamo compiles anew, and no length is a number of rows: it takes equal sizes for one.
+        Neither is 1, for which Dynamo specialises, and no length is a number of rows: it unifies equal sizes.
         """
         lengths = random.Random(0).sample(range(self.most_rows + 1, self.longest + 1), count)
         return [(2 + place % (self.most_rows - 1), length) for place, length in enumerate(lengths)]
@@ -72,7 +72,7 @@ SCALE = FULL if DEVICE == "cuda" else NARROW
 
 
 class Counted:
-    """A Dynamo backend that counts the graphs it is given."""
+    """A Dynamo backend that counts the graphs that it compiles."""
 
     def __init__(self, backend: Callable[..., Callable[..., object]]) -> None:
         self.backend, self.count = backend, 0
@@ -82,7 +82,7 @@ class Counted:
         return self.backend(graph, inputs)
 
 
-# What is called -------------------------------------------------------------------------------------------------------
+# The calls ------------------------------------------------------------------------------------------------------------
 
 
 Call = Callable[[nn.Module, Batch], Tensor]
@@ -107,14 +107,14 @@ KINDS: dict[str, tuple[Callable[[Call, nn.Module, Batch], Tensor], Call]] = {
 
 
 class Judge:
-    """The errors of one kind of call of a model, against its copy in float64."""
+    """Computes the errors of one kind of call of a model, against its copy in float64."""
 
     def __init__(self, kind: str, model: nn.Module) -> None:
         self.run, self.call = KINDS[kind]
         self.model, self.wide = model, copy.deepcopy(model).double()
 
     def ratio(self, program: Call, batch: Batch) -> float:
-        """The error of a program in eager's: of the result, or of all gradients if that is more."""
+        """Return the error of a program relative to eager's: of the result, or of all gradients if that is more."""
         exact = self._made(self.call, self.wide, batch)
         eager, ours = (self._made(each, self.model, batch) for each in (self.call, program))
         triples = zip(ours, eager, exact, strict=True)
@@ -128,12 +128,12 @@ class Judge:
 
 
 def _largest(numbers: Sequence[float]) -> float:
-    """The largest number; NaN if one is."""
+    """Return the largest number; NaN if one is."""
     return torch.tensor(numbers).max().item()
 
 
 def _alone(call: Call) -> Call:
-    """The function with code of its own: Dynamo keeps what it compiles with the code, and only a few of each."""
+    """Copy a function with its code: Dynamo caches compilations per code object, and only a few of each."""
     assert isinstance(call, FunctionType)
     return FunctionType(call.__code__.replace(), call.__globals__, call.__name__)
 
@@ -142,10 +142,10 @@ def _alone(call: Call) -> Call:
 
 
 def sizes(kind: str, scale: Scale, device: str, rounds: int) -> Iterator[str]:
-    """Rows of the table for one kind of call, a size each.
+    """Yield rows of the table for one kind of call, one per size.
 
     Raises:
-        Refused: a wrong result, code that is compiled again, or no generated kernel.
+        Refused: a wrong result, a recompilation, or no generated kernel.
     """
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -184,7 +184,7 @@ def sizes(kind: str, scale: Scale, device: str, rounds: int) -> Iterator[str]:
 
 
 def loop(kind: str, system: str, scale: Scale, device: str, count: int) -> str:
-    """Calls of `count` sizes, as a row of the table: compilations, and the largest error in eager's.
+    """Call `count` sizes, and return a row of the table: compilations, and the largest error relative to eager's.
 
     Raises:
         Refused: a wrong result or too many compilations by Fusion, or no generated kernel.
@@ -214,7 +214,7 @@ class Start:
     name: str = "start"
 
     def prepared(self, device: str) -> Callable[[Callable[..., Callable[..., Tensor]]], object]:
-        """What runs the step once, under what compiles the function that it is given."""
+        """Return a function that runs the step once, with its argument as the compiler."""
         rows, length = SCALE.timed[0]
         model, batch = SCALE.model().to(device), SCALE.batch(device, rows, length)
         return lambda compiled: step(compiled(models.own_loss), model, batch)
@@ -224,7 +224,7 @@ CASES = (Start(),)
 
 
 def run(*, only: str, quick: bool) -> int:
-    """The groups whose name contains `only`; 1 if one was refused."""
+    """Run the groups whose name contains `only`; return 1 if one was refused."""
     where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}; GPT-2 of {SCALE.layers} layers, {SCALE.width} wide, {SCALE.dtype}")
     groups: dict[str, Callable[[], Iterator[str]]] = {

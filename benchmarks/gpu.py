@@ -1,4 +1,4 @@
-"""GPU: Fusion's Triton against TorchInductor (default mode) and eager: device time, L2 cold; and cold compilation."""
+"""Benchmarks GPU kernels: Fusion's Triton against TorchInductor (default mode) and eager; device time, L2 cold."""
 
 from __future__ import annotations
 

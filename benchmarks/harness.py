@@ -1,8 +1,8 @@
-"""The harness: the same program on the same inputs under several systems, run in turn, checked before it is reported.
+"""Measures the same program on the same inputs under several systems, alternating, and checks it first.
 
 A number is only reported if the result was right (its error against float64 no more than twice eager's), if Fusion
 generated at least one kernel and if no region of it fell back to eager; otherwise the case is refused, with the reason.
-Times are medians; a row whose runs differ much from each other is marked as noisy.
+Times are medians; a row with widely spread times is marked as noisy.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from benchmarks.clocks import peak_bytes, seconds_in_turn
 from benchmarks.programs import Case
 
 NOISE = 0.25
-"""Half of the runs of one system may differ by this share of their median before the row is marked."""
+"""The interquartile range of a system's times, relative to their median, above which the row is marked."""
 
 Results = tuple[Tensor, ...]
 Program = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class Refused(Exception):
-    """A case that may not be reported, and why."""
+    """A case may not be reported; the message says why."""
 
 
 REFUSALS = (Refused, fusion.FusionError, fusion.FusionWarning, torch.OutOfMemoryError)
-"""What a suite says of a case before it goes on with the next."""
+"""Exceptions that a suite reports for a case before it continues with the next."""
 
 
 @dataclass
 class Result:
-    """By system: seconds per run, error against float64, bytes held at most and seconds of a cold compilation.
+    """By system: seconds per run, error against float64, peak bytes and seconds of a cold compilation.
 
-    `bytes` is what has to be moved at least: inputs, result and gradients, once each.
+    `bytes` is the minimal traffic: inputs, result and gradients, once each.
     """
 
     case: Case
@@ -83,7 +83,7 @@ def measure(case: Case, device: str, *, rounds: int) -> Result:
 
 
 def _under(system: str, program: Program, backend: fusion.Backend) -> Program:
-    """The program under one of `eager`, `inductor`, `max-autotune` (inductor's) and `fusion`."""
+    """Return the program under one of `eager`, `inductor`, `max-autotune` (inductor's) and `fusion`."""
     if system == "eager":
         return program
     if system == "fusion":
@@ -93,7 +93,7 @@ def _under(system: str, program: Program, backend: fusion.Backend) -> Program:
 
 
 def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[[], Results]:
-    """A call of no arguments: the result, and the gradients if the case asks for them."""
+    """Return a call without arguments, which returns the result, and the gradients if the case asks for them."""
     if not case.gradients:
 
         def forward() -> Results:
@@ -103,7 +103,7 @@ def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[
 
         return forward
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    weights: list[Tensor] = []  # of the sum that is differentiated: the same numbers in every type
+    weights: list[Tensor] = []  # of the differentiated sum: the same numbers in every dtype
 
     def both() -> Results:
         result = program(*inputs)
@@ -117,7 +117,7 @@ def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[
 
 
 def check_generated(backend: fusion.Backend) -> None:
-    """See that what is measured is Fusion's.
+    """Check that Fusion's kernels were measured.
 
     Raises:
         Refused: a region fell back to eager, or there is no generated kernel.
@@ -130,9 +130,9 @@ def check_generated(backend: fusion.Backend) -> None:
 
 
 def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Results]) -> dict[str, float]:
-    """The length of each system's error against float64 in units of the result's, of the tensor where it is largest.
+    """Return the norm of each system's error against float64 relative to the result's, of the tensor with the largest.
 
-    Also no element may be off by far: a wrong one among millions does not change a length.
+    Single elements are also checked: a wrong one among millions does not change a norm.
     """
     wide = [tensor.detach().double() if tensor.is_floating_point() else tensor for tensor in inputs]
     for tensor, given in zip(wide, inputs, strict=True):
@@ -147,18 +147,18 @@ def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Results]) -
 
 
 def _length(values: Results, exact: Results) -> list[float]:
-    """The Euclidean length of each error over that of the result."""
+    """Return the norm of each error over that of the result."""
     pairs = zip(values, exact, strict=True)
     return [distance(given, right) for given, right in pairs]
 
 
 def distance(given: Tensor, exact: Tensor) -> float:
-    """The length of an error, in units of what is exact."""
+    """Return the norm of an error, relative to that of the exact result."""
     return ((given.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
 
 
 def _largest(values: Results, exact: Results) -> list[float]:
-    """The largest error of one element over the largest number."""
+    """Return the largest error of one element over the largest number."""
     pairs = zip(values, exact, strict=True)
     return [
         ((given.double() - right).abs().max() / right.abs().max().clamp_min(1e-30)).item() for given, right in pairs
@@ -166,12 +166,12 @@ def _largest(values: Results, exact: Results) -> list[float]:
 
 
 def cold_seconds(suite: str, name: str, system: str) -> float:
-    """Seconds of the first call in a fresh process with empty caches, imports not counted."""
+    """Return the seconds of the first call in a fresh process with empty caches, without imports."""
     return start_seconds(suite, name, system, starts=1)[0]
 
 
 def start_seconds(suite: str, name: str, system: str, starts: int = 2) -> list[float]:
-    """The same in so many processes one after the other: the later ones find what the first left in its caches.
+    """Return the same for `starts` processes in a row: the later ones use the caches of the first.
 
     Raises:
         Refused: a process failed.

@@ -1,7 +1,7 @@
-"""Forward passes on a GPU, by the clock: whole models, and calls so short that they are recorded as CUDA graphs.
+"""Benchmarks forward passes on a GPU, wall clock: whole models, and short calls recorded as CUDA graphs.
 
-Every system calls the same module on the same batch in turn; results are compared with eager's and float64's before
-anything is timed.
+Every system calls the same module on the same batch, alternating; results are compared with eager's and float64's
+before anything is timed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.suite import print_rows
 DEVICE = "cuda"
 SYSTEMS = ("eager", "inductor", "fusion")
 ALLOWED = 2.0
-"""The error of a result, in eager's."""
+"""The largest error of a result, relative to eager's."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ CASES = (
 
 
 def run(*, only: str, quick: bool) -> int:
-    """All cases whose name contains `only`; 1 if one was refused."""
+    """Run all cases whose name contains `only`; return 1 if one was refused."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; milliseconds a call, by the clock")
     print(f"{'model':<34}{'mode':<18}" + "".join(f"{system:>10}" for system in SYSTEMS) + f"{'error':>8}")
     rounds = 10 if quick else 50
@@ -77,7 +77,7 @@ def run(*, only: str, quick: bool) -> int:
 
 
 def measured(case: Case, device: str, rounds: int) -> Iterator[str]:
-    """One case, as a row of the table.
+    """Yield the row of one case.
 
     Raises:
         Refused: a wrong result, or no generated kernel.

@@ -1,4 +1,4 @@
-"""A limit on the time that something takes, wherever in Python it is then."""
+"""Limits the time of a block, wherever in Python it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class TimeUp(BaseException):
-    """What was limited has used up its time."""
+    """The limited block has used up its time."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The models that are measured as a whole: those of `transformers` and `torchvision`, with random weights, and batches.
+"""Defines the models of the whole-model benchmarks: those of `transformers` and `torchvision`, with random weights.
 
 Dropout is off, so that systems agree.  Nothing is downloaded.
 """
@@ -17,7 +17,7 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Model:
-    """A model, a batch for it on a device, and the one tensor that is asked of both: a loss, or a result."""
+    """A model, a batch for it on a device, and the compared tensor: a loss, or a result."""
 
     name: str
     make: Callable[[], nn.Module]
@@ -26,10 +26,10 @@ class Model:
 
 
 def gpt2(**sizes: int) -> nn.Module:
-    """GPT-2 of 124 M parameters, or of other sizes.
+    """Return GPT-2 of 124 M parameters, or of other sizes.
 
-    Its loss is named, as the class does not tell transformers which it is: that warns of it while the loss is looked
-    up, and Dynamo ends a graph at a warning, so that the logits would be written for a loss in a graph of its own.
+    Its loss is named, as transformers cannot derive it from the class: it would warn when it looks the loss up, and
+    Dynamo breaks the graph at a warning, so that the logits would be written to memory for a graph of the loss.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -40,7 +40,7 @@ def gpt2(**sizes: int) -> nn.Module:
 
 
 def bert() -> nn.Module:
-    """BERT base with its head for masked words."""
+    """Return BERT base with its head for masked words."""
     from transformers import BertConfig, BertForMaskedLM
 
     return BertForMaskedLM(BertConfig(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0))
@@ -54,7 +54,7 @@ def resnet50() -> nn.Module:
 
 
 def convnext_tiny() -> nn.Module:
-    """ConvNeXt-T without stochastic depth, whose draws would differ between systems."""
+    """Return ConvNeXt-T without stochastic depth, whose random draws would differ between systems."""
     from torchvision.models import convnext_tiny
 
     model: nn.Module = convnext_tiny(weights=None, stochastic_depth_prob=0.0)
@@ -62,7 +62,7 @@ def convnext_tiny() -> nn.Module:
 
 
 def tokens(rows: int, length: int, words: int, *, masked: bool = False) -> Callable[[str], Batch]:
-    """Batches of random words, with themselves as labels; `masked`: rows of at least half that length, and a mask."""
+    """Return batches of random words, with themselves as labels; `masked`: with a mask, rows half filled or more."""
 
     def batch(device: str) -> Batch:
         ids = torch.randint(words, (rows, length), device=device)
@@ -76,7 +76,7 @@ def tokens(rows: int, length: int, words: int, *, masked: bool = False) -> Calla
 
 
 def images(rows: int, size: int = 224) -> Callable[[str], Batch]:
-    """Batches of random images, and labels of a thousand classes."""
+    """Return batches of random images, and labels of a thousand classes."""
 
     def batch(device: str) -> Batch:
         pixels = torch.randn(rows, 3, size, size, device=device)
@@ -86,23 +86,23 @@ def images(rows: int, size: int = 224) -> Callable[[str], Batch]:
 
 
 def own_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss that a model of transformers computes of its labels."""
+    """Return the loss that a model of transformers computes from its labels."""
     loss: Tensor = model(**batch).loss
     return loss
 
 
 def logits(model: nn.Module, batch: Batch) -> Tensor:
-    """The logits of a model of transformers."""
+    """Return the logits of a model of transformers."""
     result: Tensor = model(input_ids=batch["input_ids"]).logits
     return result
 
 
 def classes(model: nn.Module, batch: Batch) -> Tensor:
-    """What a model of images makes of a batch in the type of its parameters."""
+    """Return the scores of an image model for a batch in the dtype of its parameters."""
     result: Tensor = model(batch["images"].to(next(model.parameters()).dtype))
     return result
 
 
 def classified(model: nn.Module, batch: Batch) -> Tensor:
-    """The cross-entropy of `classes`."""
+    """Return the cross-entropy of `classes`."""
     return F.cross_entropy(classes(model, batch).float(), batch["labels"])

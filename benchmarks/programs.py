@@ -1,6 +1,6 @@
-"""What is measured: programs as a user would write them, with the sizes of each suite.
+"""Defines the benchmarked programs as a user would write them, with the sizes of each suite.
 
-Every program is plain PyTorch; nothing in it calls an operation that is already fused unless its name says so.
+Every program is plain PyTorch; it calls no fused operation unless its name says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How one input is drawn: normal numbers times `scale`, or integers of [low, high)."""
+    """The random draw of one input: normal numbers times `scale`, or integers of [low, high)."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -24,7 +24,7 @@ class Draw:
     high: int = 8
 
     def tensor(self, generator: torch.Generator) -> Tensor:
-        """Never zeros: they compress, and hide errors."""
+        """Draw a tensor; never zeros, which compress, and hide errors."""
         if self.dtype.is_floating_point:
             return (torch.randn(self.shape, generator=generator) * self.scale).to(self.dtype)
         return torch.randint(self.low, self.high, self.shape, generator=generator).to(self.dtype)
@@ -32,14 +32,14 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program with its inputs, and other ways to compute the same that it is compared with.
+    """A program with its inputs, and rivals: other ways to compute the same.
 
     Attributes:
-        name: what `--only` looks in.
+        name: matched by `--only`.
         program: from the inputs to one tensor, or to several.
         inputs: how each is drawn.
-        rivals: by name, programs of the same inputs that run as they are.
-        systems: what the program itself is run under.
+        rivals: by name, programs of the same inputs that run eagerly.
+        systems: the systems that run the program.
         gradients: of the one result times random numbers, for every floating input, in the same run.
     """
 
@@ -51,7 +51,7 @@ class Case:
     gradients: bool = False
 
     def make(self, device: str, seed: int = 0) -> list[Tensor]:
-        """Random inputs, the same for the same seed."""
+        """Return random inputs, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         made = [draw.tensor(generator).to(device) for draw in self.inputs]
         for tensor in made:
@@ -59,7 +59,7 @@ class Case:
         return made
 
     def prepared(self, device: str) -> Callable[[Callable[..., Callable[..., object]]], object]:
-        """What runs the program once, without gradients, under what compiles the function that it is given."""
+        """Return a function that runs the program once, without gradients, with its argument as the compiler."""
         inputs = self.make(device)
 
         def once(compiled: Callable[..., Callable[..., object]]) -> object:
@@ -120,12 +120,12 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attention_case(program: Callable[..., Tensor], heads: int, length: int, width: int, dtype: torch.dtype) -> Case:
-    """A case over queries, keys and values of the same length."""
+    """Return a case over queries, keys and values of the same length."""
     return Case(f"{program.__name__} {heads}x{length}x{width}", program, (Draw((1, heads, length, width), dtype),) * 3)
 
 
 def row_case(program: Callable[..., Tensor], rows: int, columns: int, dtype: torch.dtype, vectors: int = 0) -> Case:
-    """A case over a matrix and `vectors` vectors as long as its rows."""
+    """Return a case over a matrix and `vectors` vectors as long as its rows."""
     inputs = (Draw((rows, columns), dtype), *(Draw((columns,), dtype),) * vectors)
     return Case(f"{program.__name__} {rows}x{columns}", program, inputs)
 

@@ -1,8 +1,9 @@
-"""Random programs through `fuse` against eager: `python -m benchmarks random [options]`.
+"""Runs random programs through `fuse` against eager: `python -m benchmarks random [options]`.
 
 The grammar and the judge are those of `tests/random_programs`.  Program K of seed S is the same on every machine.  With
-`--jobs N`, N processes share the work; a program that takes its process down counts as an error.  One that takes longer
-than `--limit` is late, wherever it hangs: its process is ended.  That may be the machine's load, and is counted apart.
+`--jobs N`, N processes share the work; a program that crashes its process counts as an error.  One that takes longer
+than `--limit` is late, wherever it hangs: its process is killed.  The machine's load may cause that, so it is counted
+separately.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from tests.random_programs.smaller import smallest
 FAILED = ("mismatch", "error", "late")
 
 GRACE = 10
-"""Seconds beyond `--limit` after which a process that does not end a program by itself is ended."""
+"""Seconds beyond `--limit` after which a process that does not end a program by itself is killed."""
 
 HERE = Path(__file__).parents[1]
 
 RESTART = 200
-"""Programs after which a process of `--jobs` is replaced by a fresh one: what is compiled adds up."""
+"""Programs after which a process of `--jobs` is replaced by a fresh one: compiled code accumulates."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Entry:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the command line asks for; 1 if anything is wrong."""
+    """Run the requested programs; return 1 if anything is wrong."""
     options = _parser().parse_args(arguments)
     part, parts = (int(text) for text in options.shard.split("/"))
     numbers = range(options.first + part, options.first + options.count, parts)
@@ -107,12 +108,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def program_of(options: argparse.Namespace, number: int) -> Program:
-    """Program `number` of the seed."""
+    """Return program `number` of the seed."""
     return generate(random.Random(f"{options.seed}/{number}"), number, options.largest)
 
 
 def worked(numbers: Sequence[int], options: argparse.Namespace, end: float) -> Iterator[Entry]:
-    """The verdicts of this process; a worker says of each program that it is begun, first."""
+    """Yield the verdicts of this process; a worker reports each program before it starts."""
     torch.set_num_threads(1)
     for number in numbers:
         if time.monotonic() > end:
@@ -134,7 +135,7 @@ def _one(number: int, options: argparse.Namespace) -> Iterator[Entry]:
 
 
 def shared(numbers: Sequence[int], options: argparse.Namespace, end: float) -> Iterator[Entry]:
-    """The verdicts of several processes, as they come."""
+    """Yield the verdicts of several processes, as they come."""
     found: SimpleQueue[Entry | None] = SimpleQueue()
 
     def work(part: Sequence[int]) -> None:
@@ -152,7 +153,7 @@ def shared(numbers: Sequence[int], options: argparse.Namespace, end: float) -> I
 def _processes(
     numbers: Sequence[int], options: argparse.Namespace, end: float, found: SimpleQueue[Entry | None]
 ) -> None:
-    """One process after the other, each of which goes on where the last one ended."""
+    """Run one process after the other, each continuing where the last one ended."""
     rest = list(numbers)
     while rest and time.monotonic() < end:
         chunk = rest[:RESTART]
@@ -164,7 +165,7 @@ def _processes(
 
 
 def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) -> Iterator[Entry]:
-    """The verdicts of one process; the last one is on what took it down, if anything did."""
+    """Yield the verdicts of one process; the last one is on the program that crashed it, if any."""
     command = [*(sys.executable, "-m", "benchmarks", "random", "--worker"), f"--seed={options.seed}"]
     command += [f"--first={numbers[0]}", f"--count={numbers[-1] - numbers[0] + 1}"]
     command += [f"--shard=0/{numbers[1] - numbers[0] if len(numbers) > 1 else 1}"]
@@ -200,22 +201,22 @@ def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) ->
 
 
 def _late(options: argparse.Namespace, trace: TracebackType | None = None) -> Verdict:
-    """Of a program that took too long; with where it was, for one that said so itself."""
-    frames = traceback.extract_tb(trace)[:-1]  # but for what raised it
-    innermost = {frame.filename.startswith(str(HERE)): frame for frame in frames}  # of ours, and of others
+    """Return the verdict on a program that took too long; with its location, if it was interrupted from inside."""
+    frames = traceback.extract_tb(trace)[:-1]  # without the frame that raised
+    innermost = {frame.filename.startswith(str(HERE)): frame for frame in frames}  # of this repository, and of others
     places = [f"{frame.filename.removeprefix(str(HERE) + '/')}:{frame.lineno}" for frame in innermost.values()]
     return Verdict("late", " in ".join([f"took more than {options.limit} s", *places]))
 
 
 def _down(verdict: Verdict, code: int, said: IO[str]) -> Verdict:
-    """Of a program that took its process down: what that ended with, and its last words."""
+    """Return the verdict on a program that crashed its process: the exit code, and the last line of output."""
     said.seek(0)
     words = said.read().strip().splitlines()[-1:]
     return replace(verdict, reason=": ".join([f"{verdict.reason} (exit code {code})", *words]))
 
 
 def shown(entry: Entry, options: argparse.Namespace) -> str:
-    """A failure, and the program as a test can hold it."""
+    """Return a failure, and the program as text for a test."""
     if options.names:
         return f"{entry.verdict.status} {options.seed}/{entry.number}: {entry.verdict.reason}"
     program, verdict = program_of(options, entry.number), entry.verdict
@@ -231,20 +232,20 @@ def shown(entry: Entry, options: argparse.Namespace) -> str:
 
 
 def forgiven(entry: Entry, options: argparse.Namespace) -> list[str]:
-    """What is not held against the compiler in a program."""
+    """Return what is not counted as the compiler's failure in a program."""
     verdict, name = entry.verdict, f"{options.seed}/{entry.number}"
     skipped = [f"not captured {name}: {verdict.reason}"] if verdict.status == "skipped" else []
     return skipped + [f"excused {name}: {excused}" for excused in verdict.excused]
 
 
 def alike(one: str, other: str) -> bool:
-    """Do two failures of a kind look like the same one: errors by what is raised where, results by their kind?"""
+    """Return whether two failures look alike: errors by type and place, results by their kind."""
     places = [reason.rpartition(" at ")[2] if " at /" in reason else "" for reason in (one, other)]
     return places[0] == places[1] and one.split()[2:3] == other.split()[2:3]
 
 
 def report(verdicts: Sequence[Verdict]) -> list[str]:
-    """What became of all of them."""
+    """Return the summary of all verdicts."""
     status = Counter(verdict.status for verdict in verdicts)
     native = sum(verdict.operations for verdict in verdicts)
     calls = Counter(name for verdict in verdicts for name in verdict.externs)

@@ -1,8 +1,8 @@
-"""Scheduling: how compile time grows with the graph, without generating any code.
+"""Benchmarks scheduling: how compile time grows with the graph, without code generation.
 
 Synthetic graphs of one to ten thousand nodes are built directly as fx graphs and taken through lowering, verification,
-the passes, clustering and planning.  The last columns say how the total grew: seconds per node against the smallest
-graph of the kind, and the exponent of the growth (1 is linear).
+the passes, clustering and planning.  The last columns show the growth of the total: seconds per node against the
+smallest graph of the kind, and the exponent (1 is linear).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Graph:
 
 
 def chain(size: int) -> fx.GraphModule:
-    """One pointwise operation after the other."""
+    """Return a chain of pointwise operations."""
     graph = _Graph()
     x, y = graph.input("x"), graph.input("y")
     operations = (aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor)
@@ -59,7 +59,7 @@ def chain(size: int) -> fx.GraphModule:
 
 
 def layers(size: int) -> fx.GraphModule:
-    """Residual layers: a softmax-like normalisation, a gate and an addition, each reading what the last one wrote."""
+    """Return residual layers: a softmax-like normalisation, a gate and an addition, each reading its predecessor."""
     graph = _Graph()
     x, gate = graph.input("x"), graph.input("gate")
     while graph.count < size:
@@ -73,7 +73,7 @@ def layers(size: int) -> fx.GraphModule:
 
 
 def siblings(size: int) -> fx.GraphModule:
-    """Many small independent updates, as an optimizer makes them."""
+    """Return many small independent updates, like an optimizer's."""
     graph = _Graph()
     step = graph.input("step")
     outputs = []
@@ -90,7 +90,7 @@ STAGES = ("lower", "program", "clusters", "launches")
 
 
 def timed(graph: fx.GraphModule) -> tuple[dict[str, float], int]:
-    """Seconds of each stage, with the checks of its passes, and the number of kernels planned."""
+    """Return the seconds of each stage, with the checks of its passes, and the number of kernels planned."""
     trace = Trace(None, "scheduling")
     _, schedule = schedule_graph(graph, builder_for("cpu").target, trace)
     seconds = dict.fromkeys(STAGES, 0.0)

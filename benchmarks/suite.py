@@ -1,4 +1,4 @@
-"""A suite of cases: measured one after the other, each printed as soon as it is there, or why it may not be."""
+"""Runs a suite of cases: measures them in order, and prints each at once, or why it is refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from benchmarks.tables import header, row, summary
 
 
 def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, cold: bool, only: str) -> int:
-    """Measure and print all cases; returns 1 if any was refused.
+    """Measure and print all cases; return 1 if any was refused.
 
-    Cases that follow each other under the same systems share a header.
+    Consecutive cases under the same systems share a header.
     """
     chosen = [case for case in cases if only in case.name]
     if not chosen:
@@ -40,7 +40,7 @@ def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, co
 
 
 def print_rows(cases: Iterable[tuple[str, Callable[[], Iterable[str]]]]) -> int:
-    """Print the rows of each named case; returns 1 if any was refused."""
+    """Print the rows of each named case; return 1 if any was refused."""
     refused = 0
     for name, rows in cases:
         try:

@@ -1,4 +1,4 @@
-"""What a suite prints: a row per case, and the geometric mean of the ratios."""
+"""Prints the results of a suite: a row per case, and the geometric mean of the ratios."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = 50
 
 
 def geomean(values: Sequence[float]) -> float:
-    """The geometric mean.
+    """Return the geometric mean.
 
     >>> geomean([1.0, 4.0])
     2.0
@@ -21,7 +21,7 @@ def geomean(values: Sequence[float]) -> float:
 
 
 def header(systems: Sequence[str], *, cold: bool) -> str:
-    """The names of the columns: milliseconds, how much longer the others take, error, and memory or traffic."""
+    """Return the names of the columns: milliseconds, ratios of times, error, and memory or traffic."""
     others = [system for system in systems if system != "fusion"]
     text = f"{'case':<{NAME}}" + "".join(f"{system + ' ms':>{_width(system)}}" for system in systems)
     text += "".join(f"{'vs ' + system:>{_width(system)}}" for system in others)
@@ -30,7 +30,7 @@ def header(systems: Sequence[str], *, cold: bool) -> str:
 
 
 def row(result: Result) -> str:
-    """One case; `~` marks one whose runs differ much from each other."""
+    """Return the row of a case; `~` marks widely spread times."""
     medians = result.seconds
     others = [system for system in medians if system != "fusion"]
     text = f"{result.case.name:<{NAME}}"
@@ -52,7 +52,7 @@ def _share(values: dict[str, float]) -> str:
 
 
 def summary(results: Sequence[Result], chosen: int) -> list[str]:
-    """The geometric means over the cases, against each system that all of these were run under."""
+    """Return the geometric means over the cases, against each system that all of them were run under."""
     common = set.intersection(*(set(result.seconds) for result in results)) - {"fusion"}
     parts = [
         f"{geomean([result.seconds[other] / result.seconds['fusion'] for result in results]):.2f}x against {other}"

@@ -1,7 +1,7 @@
-"""Training steps of whole models on a GPU, by the clock: forward, loss and backward, and the memory at their peak.
+"""Benchmarks training steps of whole models on a GPU, wall clock: forward, loss and backward, and peak memory.
 
 The models are those of `transformers` and `torchvision`, with random weights, and those of `zoo.py`, in one mode.
-Every system trains the same parameters in turn; gradients are compared with those of eager and of float64 beforehand.
+Every system trains the same parameters, alternating; gradients are compared with eager's and float64's beforehand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.zoo import ZOO
 DEVICE = "cuda"
 SYSTEMS = ("eager", "inductor", "fusion")
 ALLOWED = 2.0
-"""Errors of all gradients together, in eager's."""
+"""The largest error of all gradients together, relative to eager's."""
 
 MODELS = (
     Model("GPT-2 8x1024", models.gpt2, models.tokens(8, 1024, 50257), models.own_loss),
@@ -38,7 +38,7 @@ MODELS = (
 
 
 def run(*, only: str, quick: bool) -> int:
-    """All models whose name contains `only`; 1 if one was refused."""
+    """Run all models whose name contains `only`; return 1 if one was refused."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; bfloat16, milliseconds a step, by the clock")
     print(f"{'model':<24}{'mode':<18}" + "".join(f"{system:>10}{'MiB':>8}" for system in SYSTEMS) + f"{'error':>8}")
     return print_rows(
@@ -50,7 +50,7 @@ def run(*, only: str, quick: bool) -> int:
 
 
 def measured(model: Model, mode: str | None, device: str, rounds: int) -> Iterator[str]:
-    """One model under one mode of both compilers, as a row of the table.
+    """Yield the row of one model under one mode of both compilers.
 
     Raises:
         Refused: wrong gradients, or no generated kernel.
@@ -101,12 +101,12 @@ def _step(module: nn.Module, batch: Batch, loss: Callable[..., Tensor]) -> Calla
 
 def _gradients(module: nn.Module, step: Callable[[], None]) -> list[Tensor]:
     step()
-    found = [p.grad.double() for p in module.parameters() if p.grad is not None]
+    gradients = [p.grad.double() for p in module.parameters() if p.grad is not None]
     module.zero_grad()
-    return found
+    return gradients
 
 
 def _distance(given: list[Tensor], exact: list[Tensor]) -> float:
-    """The length of the error of all gradients, in units of their own."""
+    """Return the norm of the error of all gradients, relative to their own."""
     squares = sum((a - b).square().sum().item() for a, b in zip(given, exact, strict=True))
     return float(squares / sum(b.square().sum().item() for b in exact)) ** 0.5

@@ -1,6 +1,6 @@
-"""More models, so that what is fast is not only what was looked at: of `timm` and `transformers`, and two written out.
+"""Defines more models, against overfitting to the others: of `timm` and `transformers`, and two written out.
 
-Six layers of most, in the widths that they are used with.  Random weights, and nothing that draws.
+Six layers of most, in their usual widths.  Random weights, and no random operations.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _ranked(model: nn.Module, batch: Batch) -> Tensor:
 
 
 class Residual(nn.Module):
-    """A block of a diffusion model: two convolutions behind group norms, and the time between them."""
+    """A block of a diffusion model: two convolutions after group norms, with the time embedding between them."""
 
     def __init__(self, channels: int, made: int) -> None:
         super().__init__()

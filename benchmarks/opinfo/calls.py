@@ -1,6 +1,6 @@
-"""One sample as a function of its tensors, and the ways to run it: eagerly, through AOTAutograd, through the compiler.
+"""Turns one sample into a function of its tensors, and runs it: eagerly, through AOTAutograd, through the compiler.
 
-What Dynamo would capture is one call here, so it is left out: a sample enters where Dynamo's graphs do, at the backend.
+Dynamo would capture one call here, so it is left out: a sample enters at the backend, like Dynamo's graphs.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Call(nn.Module):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The sample's own tensors."""
+        """The tensors of the sample."""
         return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
     @property
     def returns_positions(self) -> bool:
-        """Are the results values and the positions at which they were found?"""
+        """Whether the results are values and their positions."""
         input_, args, kwargs = tree_unflatten(list(self.leaves), self.spec)
         result = self.op.op(input_, *args, **kwargs)
         return isinstance(result, tuple) and all(hasattr(result, name) for name in ("values", "indices"))
 
     def forward(self, *tensors: Tensor) -> list[Tensor]:
-        """The tensors of the result."""
+        """Return the tensors of the result."""
         rest = iter(tensors)
         leaves = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         input_, args, kwargs = tree_unflatten(leaves, self.spec)
@@ -52,7 +52,7 @@ class Call(nn.Module):
         return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
     def graph(self) -> fx.GraphModule:
-        """A graph of this one call."""
+        """Return a graph of this one call."""
         graph = fx.Graph()
         holders = tuple(graph.placeholder(f"x{k}") for k in range(len(self.tensors)))
         graph.output(graph.call_module("call", holders))
@@ -61,7 +61,7 @@ class Call(nn.Module):
 
 @dataclass
 class Run:
-    """What a way to run gave: results, then gradients (None for an input without one)."""
+    """The result of a run: outputs, then gradients (None for an input without one)."""
 
     outputs: list[Tensor]
     grads: list[Tensor | None]
@@ -75,10 +75,10 @@ def run(
     seed: int = 0,
     dtypes: Sequence[torch.dtype] = (),
 ) -> Run:
-    """Results, and with `backward` the gradients of their product with a fixed tensor each.
+    """Run a function, and with `backward` differentiate the product of each result with a fixed tensor.
 
     Args:
-        dtypes: of the results of a run that this one is compared with, which gets the same numbers to multiply by.
+        dtypes: of the results of the run that this one is compared with, so that the fixed tensors are the same.
     """
     torch.manual_seed(seed)
     leaves = [copied(t).requires_grad_(t.requires_grad and backward) for t in tensors]
@@ -95,7 +95,7 @@ def run(
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """The same numbers in the same layout in memory of its own: some operations of the table write to their input."""
+    """Copy numbers and layout to new memory: some operations of the table write to their input."""
     own = tensor.detach()
     if own.is_conj() or own.is_neg():
         return own.clone()
@@ -106,24 +106,24 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def cotangent(end: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A fixed gradient of numbers between 0.5 and 1.5 that `dtype` holds, the same for equal shapes."""
+    """Return a fixed gradient of numbers between 0.5 and 1.5 that `dtype` can represent, equal for equal shapes."""
     steps = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
     return (0.5 + (steps * 0.6180339887498949) % 1.0).view(end.shape).to(dtype or end.dtype).to(end.dtype)
 
 
 def captured(capture: Capture, call: Call, backward: bool) -> Callable[..., object]:
-    """The call as a compiled function of its tensors."""
+    """Return the call as a compiled function of its tensors."""
     leaves = [t.detach().requires_grad_(t.requires_grad and backward) for t in call.tensors]
     with torch.set_grad_enabled(backward):
         return capture(call.graph(), leaves)
 
 
 def aot_eager(call: Call, backward: bool) -> tuple[Run, bool]:
-    """Through AOTAutograd alone, and whether the results are random.  What fails here is not the compiler's.
+    """Run a call through AOTAutograd alone, and return whether its results are random.  Failures are PyTorch's.
 
-    The table sets the seed of random operations in each call, which leaves no trace in a graph.  What is random shows
-    in the calls of the graph, since two seeds often give the same windows of a pool; and where there is none, in what
-    the graph gives under two seeds.
+    The table sets the seed of random operations in each call, which leaves no trace in a graph.  Randomness is detected
+    by the calls of the graph, since two seeds often give the same pooling windows; and without such calls by comparing
+    the graph's results under two seeds.
     """
     drawn = False
 
@@ -142,7 +142,7 @@ def aot_eager(call: Call, backward: bool) -> tuple[Run, bool]:
 
 
 def compiled(call: Call, backward: bool, target: str | None) -> Run:
-    """Through the compiler, with its reports; its own failures are raised."""
+    """Run a call through the compiler, with its reports; the compiler's failures are raised."""
     backend = Backend(Options(strict=True, target=target))
     result = run(captured(backend, call, backward), call.tensors, backward)
     result.reports = list(backend.reports)

@@ -1,7 +1,7 @@
-"""How far eager is from float64: for a sample, and for others near it, as it may be near by chance.
+"""Measures eager's error against float64: for a sample, and for perturbed samples, as the error may be small by chance.
 
-Roundings may cancel, as those of two distances do in their difference.  So where eager's error for the sample is too
-small, what counts is the largest one for inputs that are smaller by up to some percent each.
+Roundings may cancel, as those of two distances do in their difference.  So if eager's error for the sample is too
+small, the largest one for inputs that are smaller by up to some percent counts.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from benchmarks.opinfo.calls import Call, Run, run
 from benchmarks.opinfo.pairs import Pair
 
 SMALLER = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)
-"""By how much inputs of other runs are smaller at most: so what an operation is defined for, they mostly stay."""
+"""The relative perturbations: inputs become smaller, so that they mostly stay in the operation's domain."""
 
 OVERFLOWN = torch.finfo(torch.float64).max
-"""The error of an infinity where the number is finite."""
+"""The error of an infinity if the exact number is finite."""
 
 
 class Errors:
-    """Eager against float64, for a sample; results and gradients are counted in one list."""
+    """Eager's errors against float64 for a sample; results and gradients are numbered in one list."""
 
     def __init__(self, pair: Pair, sample: SampleInput, backward: bool, expected: Run) -> None:
-        """`expected` is what eager gives for the sample."""
+        """`expected` is eager's run of the sample."""
         self._pair, self._sample, self._backward, self._expected = pair, sample, backward, expected
 
     def truth(self, k: int) -> Tensor | None:
-        """Tensor `k` in float64; None where it cannot be had."""
+        """Return tensor `k` in float64, or None."""
         return _tensor(self._exact, k)
 
     def of_eager(self, k: int) -> Iterator[float]:
-        """The largest error of an element of tensor `k` for the sample, and then for others near it, too."""
+        """Yield the largest error of an element of tensor `k` for the sample, and then with perturbed samples."""
         largest = _largest(self._expected, self._exact, k)
         yield largest
         others = (_largest(theirs, truth, k) for theirs, truth in self._nearby)
@@ -50,18 +50,18 @@ class Errors:
         return [self._smaller(by) for by in SMALLER]
 
     def _smaller(self, by: float) -> tuple[Run | None, Run | None]:
-        """Eager and eager in float64 on inputs that are smaller by up to `by`."""
+        """Return eager and eager in float64 on inputs that are smaller by up to `by`."""
         sample = self._sample.transform(lambda leaf: _less(leaf, by))
         call = Call(self._pair.op, sample)
         try:
             theirs = run(call, call.tensors, self._backward)
-        except Exception:  # eager's own, of inputs that are not the sample's: there is nothing to compare with
+        except Exception:  # eager's own, for inputs that are not the sample's: there is nothing to compare with
             return None, None
         return theirs, exact(self._pair, sample, self._backward, theirs)
 
 
 def exact(pair: Pair, sample: SampleInput, backward: bool, expected: Run) -> Run | None:
-    """Eager in float64, where it can be had, of the same inputs and gradients as `expected`."""
+    """Return eager in float64, if possible, for the same inputs and gradients as `expected`."""
 
     def wide(leaf: object) -> object:
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -71,18 +71,18 @@ def exact(pair: Pair, sample: SampleInput, backward: bool, expected: Run) -> Run
     try:
         call = Call(pair.op, sample.transform(wide))
         return run(call, call.tensors, backward, dtypes=[out.dtype for out in expected.outputs])
-    except Exception:  # whatever eager refuses in float64, it cannot be had
+    except Exception:  # eager refuses float64
         return None
 
 
 def distance(tensor: Tensor, truth: Tensor) -> Tensor:
-    """|tensor - truth rounded to its dtype|, equal infinities and NaNs of the tensor counting as none."""
+    """Return |tensor - truth rounded to its dtype|; 0 for equal infinities and NaNs of the tensor."""
     wide, there = tensor.double(), truth.to(torch.float64).to(tensor.dtype).double()
     return torch.where((wide == there) | wide.isnan(), 0.0, (wide - there).abs()).nan_to_num(nan=0.0)
 
 
 def _less(leaf: object, by: float) -> object:
-    """Floats, each smaller by another part of up to `by`."""
+    """Return floats, each smaller by another fraction of up to `by`."""
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf
     steps = torch.arange(1, leaf.numel() + 1, device=leaf.device, dtype=torch.float64)
@@ -96,7 +96,7 @@ def _tensor(made: Run | None, k: int) -> Tensor | None:
 
 
 def _largest(theirs: Run | None, truth: Run | None, k: int) -> float:
-    """The largest error of an element of a tensor; 0 where it cannot be said."""
+    """Return the largest error of an element of a tensor; 0 if it is unknown."""
     one, other = _tensor(theirs, k), _tensor(truth, k)
     if one is None or other is None or one.shape != other.shape or not one.numel():
         return 0.0

@@ -1,7 +1,7 @@
-"""Which operations, dtypes and samples: a deterministic choice from PyTorch's table.
+"""Selects operations, dtypes and samples: a deterministic choice from PyTorch's table.
 
-A pair is an operation and a dtype it supports.  Of the samples that PyTorch has for it, the first few are taken, and
-with them the odd ones: the last, an empty tensor, a 0-d tensor, a tensor that is not contiguous.
+A pair is an operation and a dtype it supports.  Of PyTorch's samples for it, the first few are taken, and the special
+ones: the last, an empty tensor, a 0-d tensor, a non-contiguous tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DTYPES = {
 }
 
 LOOKED_AT = 60
-"""Samples of a pair that the odd ones are chosen from."""
+"""Samples of a pair among which special ones are searched."""
 
 SEED = 1234
 
@@ -42,38 +42,38 @@ class Pair:
         return f"{self.op.name}.{self.op.variant_test_name}" if self.op.variant_test_name else str(self.op.name)
 
     def differentiable(self, device: str) -> bool:
-        """Has the operation a gradient for this dtype?"""
+        """Return whether the operation has a gradient for this dtype."""
         return self.op.supports_autograd and DTYPES[self.dtype] in self.op.supported_backward_dtypes(device)
 
 
 def pairs(dtypes: Sequence[str], device: str, only: str = "", shard: tuple[int, int] = (0, 1)) -> list[Pair]:
-    """The pairs of some dtypes, in the table's order.
+    """Return the pairs of some dtypes, in the table's order.
 
     Args:
-        only: operations whose name contains it; those called exactly so, where it ends in `$`.
+        only: operations whose name contains it; with this name exactly, if it ends in `$`.
         shard: (k, n): every n-th operation, from the k-th on.
     """
-    found = []
+    selected = []
     for op in list(op_db)[shard[0] :: shard[1]]:
         for dtype in dtypes:
             pair = Pair(op, dtype)
             chosen = pair.name == only[:-1] if only.endswith("$") else only in pair.name
             if chosen and DTYPES[dtype] in op.supported_dtypes(device):
-                found.append(pair)
-    return found
+                selected.append(pair)
+    return selected
 
 
 def samples(pair: Pair, device: str, count: int, requires_grad: bool) -> list[SampleInput]:
-    """The first `count` samples and the odd ones among the first `LOOKED_AT`, each once, seeded."""
+    """Return the first `count` samples and the special ones among the first `LOOKED_AT`, each once, seeded."""
     torch.manual_seed(SEED)
     make = pair.op.sample_inputs(device, DTYPES[pair.dtype], requires_grad=requires_grad)
     all_ = [sample for sample in islice(make, LOOKED_AT) if all(t.layout is torch.strided for t in _tensors(sample))]
     chosen = dict.fromkeys(range(min(count, len(all_))))
     chosen.update(dict.fromkeys(_odd(all_)))
     torch.manual_seed(SEED)
-    found = [all_[k] for k in chosen]
-    scattered = next((s for s in found if any(t.numel() > 1 for t in _tensors(s))), None)
-    return found if scattered is None else [*found, scattered.noncontiguous()]
+    chosen_samples = [all_[k] for k in chosen]
+    scattered = next((s for s in chosen_samples if any(t.numel() > 1 for t in _tensors(s))), None)
+    return chosen_samples if scattered is None else [*chosen_samples, scattered.noncontiguous()]
 
 
 def _odd(all_: Sequence[SampleInput]) -> Iterator[int]:

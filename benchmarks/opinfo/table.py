@@ -1,7 +1,7 @@
-"""The verdicts of many pairs, kept as json lines and shown as a table: `python -m benchmarks opinfo [options]`.
+"""Records the verdicts on many pairs as JSON lines, and shows them as a table: `python -m benchmarks opinfo [options]`.
 
-With `--out FILE` every verdict is appended to FILE as a line of json, and what FILE already holds is not run again.  A
-pair that was begun and has no verdict there took the process down: it counts as an error.
+With `--out FILE` every verdict is appended to FILE as a line of JSON, and pairs that FILE already has are not run
+again. A pair that was started and has no verdict there crashed the process: it counts as an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN = 100
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the command line asks for; 1 if anything is wrong."""
+    """Run the requested pairs; return 1 if anything is wrong."""
     options = _parser().parse_args(arguments)
     if options.one_thread:
         torch.set_num_threads(1)
@@ -87,7 +87,7 @@ def _judged(pair: Pair, options: argparse.Namespace, record: Record) -> Verdict:
 
 
 class Record:
-    """Verdicts by pair, and the file that they are kept in, if any."""
+    """Verdicts by pair, and their file, if any."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -98,15 +98,15 @@ class Record:
             self.verdicts[verdict.op, verdict.dtype] = verdict
 
     def wants(self, pair: Pair) -> bool:
-        """Has the pair no verdict yet?"""
+        """Return whether the pair has no verdict yet."""
         return (pair.name, pair.dtype) not in self.verdicts
 
     def begin(self, pair: Pair) -> None:
-        """Until there is another verdict, this one stands."""
+        """Record a crash, until there is another verdict."""
         self.add(Verdict(pair.name, pair.dtype, "error", "took the process down"))
 
     def add(self, verdict: Verdict) -> None:
-        """Keep a verdict."""
+        """Record a verdict."""
         self.verdicts[verdict.op, verdict.dtype] = verdict
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
@@ -114,7 +114,7 @@ class Record:
 
 
 def report(verdicts: Sequence[Verdict], *, failures: bool = True, externs: bool = False) -> list[str]:
-    """The table: a line per dtype, then what failed and what was left to the library."""
+    """Return the table: a line per dtype, then failures and operations left to the library."""
     lines = [
         f"{'dtype':<10}{'counted':>8}{'pass':>7}{'mismatch':>10}{'error':>7}{'native':>8}{'share':>7}{'skipped':>9}"
     ]

@@ -1,9 +1,9 @@
-"""How near to eager is near enough, by dtype, operation and device.
+"""Defines the allowed difference to eager, by dtype, operation and device.
 
 The numbers are those of PyTorch's own tests: of `torch.testing`, and for some operations on halves those of the test of
 its compiler over the same table, `inductor_override_kwargs` in `test/inductor/test_torchinductor_opinfo.py`.
-What that test allows in float32 (ten times as much for any operation, more for some) is not needed here.  It compares
-some operations with eager in float32, which the comparison with eager in float64 stands for.
+That test's larger tolerances in float32 (ten times for any operation, more for some) are not needed here.  It compares
+some operations with eager in float32, which is replaced by the comparison with eager in float64.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OF_HALVES = {
 
 
 def tolerance(operation: str, dtype: torch.dtype, device: str) -> tuple[float, float]:
-    """Relative and absolute, for results and gradients of an operation.
+    """Return the relative and absolute tolerance for results and gradients of an operation.
 
     >>> tolerance("softmax", torch.float16, "cpu"), tolerance("softmax", torch.float32, "cpu")
     ((0.02, 0.0001), (1.3e-06, 1e-05))

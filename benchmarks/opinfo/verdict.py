@@ -1,10 +1,10 @@
-"""What became of one (operation, dtype): right or not, and by whose kernels.
+"""Judges one (operation, dtype): right or not, and by whose kernels.
 
-A result is right if it is within the tolerance that PyTorch's own tests use (`tolerances.py`), against eager or against
-eager in float64, or no further from float64 than twice eager's own error (`errors.py`); shapes, dtypes and strides are
-eager's, and NaNs stand where eager's or float64's do.  Of random results only shape, dtype and strides count.  Where
-elements are equal, either may be the one whose position is returned (`topk`), as PyTorch says.  What AOTAutograd alone
-cannot run, or runs differently from eager, is not counted.
+A result is right if it is within the tolerance of PyTorch's own tests (`tolerances.py`), against eager or against eager
+in float64, or if its error against float64 is no more than twice eager's (`errors.py`); shapes, dtypes and strides are
+eager's, and NaNs are where eager's or float64's are.  Of random results only shape, dtype and strides are compared.  If
+elements are equal, the position of either may be returned (`topk`), as PyTorch documents.  Calls that AOTAutograd alone
+cannot run, or runs differently from eager, are not counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.opinfo.pairs import Pair, samples
 from benchmarks.opinfo.tolerances import tolerance
 
 UNINITIALISED = ("empty",)
-"""Operations with this in their name return whatever the memory holds."""
+"""Operations with this in their name return uninitialised memory."""
 
 MOST_FREQUENT = ("mode",)
 """Operations that return any of the most frequent elements: the smallest one on a CPU, but not on a GPU."""
@@ -32,12 +32,12 @@ MOST_FREQUENT = ("mode",)
 
 @dataclass
 class Verdict:
-    """One (operation, dtype).
+    """The verdict on one (operation, dtype).
 
     Attributes:
         status: "pass", "mismatch", "error" or "skipped".
-        reason: why it is none of the first, with the sample it happened in.
-        samples: how many were run.
+        reason: why it is not a pass, with the sample.
+        samples: the number of samples run.
         random: only shapes, dtypes and strides were compared.
         externs: operation left to the library → why.
         kernels: generated kernels launched.
@@ -55,12 +55,12 @@ class Verdict:
 
     @property
     def native(self) -> bool:
-        """Does everything run in generated kernels?"""
+        """Whether everything runs in generated kernels."""
         return self.status == "pass" and not self.externs
 
 
 def judge(pair: Pair, device: str, *, count: int = 3, backward: bool = True, target: str | None = None) -> Verdict:
-    """Run the samples of a pair and say what became of them; the first failure decides, mismatches before errors."""
+    """Run the samples of a pair and return the verdict; the first failure decides, mismatches before errors."""
     verdict, start = Verdict(pair.name, pair.dtype), time.perf_counter()
     backward = backward and pair.differentiable(device)
     try:
@@ -96,27 +96,27 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
     verdict.random |= random
     verdict.samples += 1
     try:
-        found = compiled(call, backward, target)
+        result = compiled(call, backward, target)
     except Exception as failure:
         if verdict.status == "pass":
             verdict.status, verdict.reason = "error", f"sample {position}: {_cause(failure)}"
         return
-    for report in found.reports:
+    for report in result.reports:
         verdict.kernels += len(report.kernels)
-        # A call without a reason is the compiler's own: it draws a seed, or allocates memory.
+        # A call without a reason is inserted by the compiler: it draws a seed, or allocates memory.
         verdict.externs.update({extern.name: extern.reason for extern in report.externs if extern.reason})
     differs = _layout(found, captured) and _layout(found, expected)  # either will do: the capture's may be wrong
     if not differs and not random:
-        chosen = _by_eagers_choice(found, expected, call)
+        chosen = _by_eagers_choice(result, expected, call)
         differs = _difference(chosen, expected, pair.name, Errors(pair, sample, backward, expected))
     if differs and verdict.status != "mismatch":
         verdict.status, verdict.reason = "mismatch", f"sample {position} {_shapes(call)}: {differs}"
 
 
 def _by_eagers_choice(found: Run, expected: Run, call: Call) -> Run:
-    """Eager's positions for ours, if the elements there are the same: of values and positions, the second.
+    """Replace positions by eager's if the elements there are equal: of values and positions, the second.
 
-    So it is with the gradients that go there, and with elements that are as frequent as eager's.
+    The same holds for gradients at these positions, and for elements that are as frequent as eager's.
     """
     if not call.returns_positions or len(found.outputs) != 2:
         return found
@@ -133,7 +133,7 @@ def _by_eagers_choice(found: Run, expected: Run, call: Call) -> Run:
 
 
 def _as_frequent(call: Call, source: Tensor, dim: int, values: Tensor, wanted: Tensor) -> bool:
-    """Are the most frequent elements along `dim` asked for, and two lots of them as frequent?"""
+    """Return whether the operation returns most frequent elements along `dim`, and both results are as frequent."""
     if call.op.name not in MOST_FREQUENT or values.shape != wanted.shape:
         return False
     lots = (made if made.ndim == source.ndim else made.unsqueeze(dim) for made in (values, wanted))
@@ -142,7 +142,7 @@ def _as_frequent(call: Call, source: Tensor, dim: int, values: Tensor, wanted: T
 
 
 def _chosen(found: Run, expected: Run, source: Tensor, dim: int, ours: Tensor) -> list[Tensor | None]:
-    """Eager's gradients for ours, if ours go to the elements of `source` along `dim` that we named."""
+    """Return eager's gradients if those found go to the elements of `source` along `dim` at the positions found."""
     at, along = ours, cotangent(found.outputs[0])
     if ours.ndim < source.ndim:
         at, along = at.unsqueeze(dim), along.unsqueeze(dim)
@@ -152,7 +152,7 @@ def _chosen(found: Run, expected: Run, source: Tensor, dim: int, ours: Tensor) -
 
 
 def _named_by(source: Tensor, dim: int, positions: Tensor) -> Tensor | None:
-    """The elements of `source` at positions along `dim`; None where they cannot be positions along that."""
+    """Return the elements of `source` at positions along `dim`; None if the positions do not fit."""
     reduced = positions.ndim < source.ndim
     index = positions.unsqueeze(dim) if reduced else positions
     fits = index.ndim == source.ndim and all(
@@ -165,7 +165,7 @@ def _named_by(source: Tensor, dim: int, positions: Tensor) -> Tensor | None:
 
 
 def _layout(found: Run, expected: Run) -> str:
-    """How shapes, dtypes and strides differ; empty if they do not.  Strides are compared for the results alone."""
+    """Return how shapes, dtypes and strides differ; empty if they do not.  Strides are compared for results alone."""
     named = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
     for name, ours, theirs in named:
         if (ours is None) != (theirs is None):
@@ -174,13 +174,13 @@ def _layout(found: Run, expected: Run) -> str:
             continue
         if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
             return f"{name} is {ours.dtype}{list(ours.shape)}, eager's {theirs.dtype}{list(theirs.shape)}"
-        if name.startswith("result") and _walked(ours) != _walked(theirs):
+        if name.startswith("result") and _relevant_strides(ours) != _relevant_strides(theirs):
             return f"{name} of shape {list(ours.shape)} has strides {ours.stride()}, eager's {theirs.stride()}"
     return ""
 
 
-def _walked(tensor: Tensor) -> list[int]:
-    """The strides that matter."""
+def _relevant_strides(tensor: Tensor) -> list[int]:
+    """Return the strides of dimensions with more than one element."""
     return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
 
 
@@ -193,7 +193,7 @@ def _named(
 
 
 def _difference(found: Run, expected: Run, operation: str, errors: Errors | None) -> str:
-    """How numbers differ, in the first tensor in which they do; empty if they do not."""
+    """Return how numbers differ, in the first tensor in which they do; empty if they do not."""
     pairs = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
     off = [k for k, (_, a, b) in enumerate(pairs) if a is not None and b is not None and not _close(a, b, operation)]
     if not off:
@@ -214,7 +214,7 @@ def _close(ours: Tensor, theirs: Tensor, operation: str) -> bool:
 
 
 def _no_worse(ours: Tensor, theirs: Tensor, k: int, operation: str, errors: Errors) -> bool:
-    """Is our error against float64 within tolerance, or no more than twice eager's largest?"""
+    """Return whether the error against float64 is within tolerance, or no more than twice eager's largest."""
     truth = errors.truth(k)
     if truth is None or ours.shape != truth.shape or not ours.is_floating_point():
         return False
@@ -241,7 +241,7 @@ def _shapes(call: Call) -> str:
 
 
 def _cause(failure: Exception) -> str:
-    """The innermost failure."""
+    """Return the innermost failure."""
     cause: BaseException = failure
     while cause.__cause__ not in (None, cause):
         assert cause.__cause__ is not None
