@@ -53,10 +53,10 @@ class Case:
     def make(self, device: str, seed: int = 0) -> list[Tensor]:
         """Return random inputs, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
-        made = [draw.tensor(generator).to(device) for draw in self.inputs]
-        for tensor in made:
+        tensors = [draw.tensor(generator).to(device) for draw in self.inputs]
+        for tensor in tensors:
             tensor.requires_grad_(self.gradients and tensor.is_floating_point())
-        return made
+        return tensors
 
     def prepared(self, device: str) -> Callable[[Callable[..., Callable[..., object]]], object]:
         """Return a function that runs the program once, without gradients, with its argument as the compiler."""

@@ -136,22 +136,22 @@ def _one(number: int, options: argparse.Namespace) -> Iterator[Entry]:
 
 def shared(numbers: Sequence[int], options: argparse.Namespace, end: float) -> Iterator[Entry]:
     """Yield the verdicts of several processes, as they come."""
-    found: SimpleQueue[Entry | None] = SimpleQueue()
+    queue: SimpleQueue[Entry | None] = SimpleQueue()
 
     def work(part: Sequence[int]) -> None:
         try:
-            _processes(part, options, end, found)
+            _processes(part, options, end, queue)
         finally:
-            found.put(None)
+            queue.put(None)
 
     for k in range(options.jobs):
         Thread(target=work, args=(numbers[k :: options.jobs],), daemon=True).start()
     for _ in range(options.jobs):
-        yield from iter(found.get, None)
+        yield from iter(queue.get, None)
 
 
 def _processes(
-    numbers: Sequence[int], options: argparse.Namespace, end: float, found: SimpleQueue[Entry | None]
+    numbers: Sequence[int], options: argparse.Namespace, end: float, queue: SimpleQueue[Entry | None]
 ) -> None:
     """Run one process after the other, each continuing where the last one ended."""
     rest = list(numbers)
@@ -159,7 +159,7 @@ def _processes(
         chunk = rest[:RESTART]
         last = -1
         for entry in _process(chunk, options, end):
-            found.put(entry)
+            queue.put(entry)
             last = entry.number
         rest = [number for number in rest if number > last] if last >= 0 else []
 

@@ -98,11 +98,11 @@ def _ranked(model: nn.Module, batch: Batch) -> Tensor:
 class Residual(nn.Module):
     """A block of a diffusion model: two convolutions after group norms, with the time embedding between them."""
 
-    def __init__(self, channels: int, made: int) -> None:
+    def __init__(self, channels: int, outputs: int) -> None:
         super().__init__()
-        self.first, self.second = nn.GroupNorm(32, channels), nn.GroupNorm(32, made)
-        self.inner, self.outer = nn.Conv2d(channels, made, 3, padding=1), nn.Conv2d(made, made, 3, padding=1)
-        self.time, self.past = nn.Linear(256, made), nn.Conv2d(channels, made, 1)
+        self.first, self.second = nn.GroupNorm(32, channels), nn.GroupNorm(32, outputs)
+        self.inner, self.outer = nn.Conv2d(channels, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.time, self.past = nn.Linear(256, outputs), nn.Conv2d(channels, outputs, 1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         inner = self.inner(F.silu(self.first(x))) + self.time(F.silu(time))[:, :, None, None]

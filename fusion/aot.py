@@ -187,8 +187,10 @@ def _run(
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in fakes:
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-                fakes[id(tensor)] = torch.nn.Parameter(made, False) if isinstance(tensor, torch.nn.Parameter) else made
+                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+                fakes[id(tensor)] = (
+                    torch.nn.Parameter(empty, False) if isinstance(tensor, torch.nn.Parameter) else empty
+                )
             return cast("torch.Tensor", fakes[id(tensor)])
 
         if isinstance(program, torch.nn.Module):

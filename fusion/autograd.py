@@ -119,10 +119,10 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[st
 
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         compiled = backward(graph, inputs)
-        made: Callable[..., object] = disable(compiled, reason="it is compiled")
+        disabled: Callable[..., object] = disable(compiled, reason="it is compiled")
         if hasattr(compiled, KEY):
-            setattr(made, KEY, getattr(compiled, KEY))
-        return made
+            setattr(disabled, KEY, getattr(compiled, KEY))
+        return disabled
 
     compiled = aot_module_simplified(graph, inputs, **{**settings, "bw_compiler": compile_backward})
     forward: Callable[..., object] = disable(compiled, reason="it is compiled")

@@ -144,11 +144,11 @@ def load_program(spec: str) -> Callable[..., object]:
     return _instance(program, spec) if isinstance(program, type) else program
 
 
-def _instance(found: type, spec: str) -> Callable[..., object]:
+def _instance(kind: type, spec: str) -> Callable[..., object]:
     """Return an instance of the class that `spec` names."""
     hint = "a class must be an nn.Module that takes no arguments; else name an instance or a function"
     try:
-        instance: object = found()
+        instance: object = kind()
     except Exception as error:
         message = f"{spec} cannot be instantiated: {type(error).__name__}: {brief(error)}"
         raise CommandError(message, hint=hint, origin=_origin(error)) from error
@@ -170,9 +170,9 @@ def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
     if len(names) != len(shapes):
         raise CommandError(f"{len(names)} dtypes for {len(shapes)} shapes", hint="give one --dtype, or one per --shape")
     generator = torch.Generator().manual_seed(arguments.seed)
-    made = [_random(shape, name, generator) for shape, name in zip(shapes, names, strict=True)]
+    tensors = [_random(shape, name, generator) for shape, name in zip(shapes, names, strict=True)]
     try:
-        return [tensor.to(arguments.device) for tensor in made]
+        return [tensor.to(arguments.device) for tensor in tensors]
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built with CUDA
         message = f"the device {arguments.device!r} cannot be used: {brief(error)}"
         raise CommandError(message, hint="`fusion kernels --target triton` needs no GPU") from error

@@ -79,26 +79,26 @@ def compile_graph(
     interface = Interface.of(graph, label, main, kept_for_backward(graph))
     with trace.log.timed("cache", "find"):
         warm = WarmStart(graph, interface, options, builder.target)
-        made = warm.find()
+        compilation = warm.find()
     building: Callable[[], Mapping[Kernel, Built]]
-    if made is not None:
-        building = builder.begin(list(made.sources), made.sources).wait
+    if compilation is not None:
+        building = builder.begin(list(compilation.sources), compilation.sources).wait
     else:
-        made, building = _made(graph, options, interface, builder, trace)
+        compilation, building = _made(graph, options, interface, builder, trace)
         with trace.log.timed("cache", "keep"):
-            warm.keep(made)  # while its kernels are being built
+            warm.keep(compilation)  # while its kernels are being built
     if warm.kept:
         kept(warm.kept)
 
     with trace.log.timed("build", "wait"):
         built = building()
     with trace.log.timed("run", "splice"):
-        compiled = _spliced(made, built, trace, refused, watch)
-    notes = _notes(made, builder, warm.note)
+        compiled = _spliced(compilation, built, trace, refused, watch)
+    notes = _notes(compilation, builder, warm.note)
     if recorder is not None:
-        compiled, note = recorder.record(compiled, graph, made.schedule, label)
+        compiled, note = recorder.record(compiled, graph, compilation.schedule, label)
         notes.append(note)
-    report = replace(made.report, notes=(*made.report.notes, *notes), passes=tuple(trace.log.times))
+    report = replace(compilation.report, notes=(*compilation.report.notes, *notes), passes=tuple(trace.log.times))
     trace.report(report)
     return compiled, report
 
@@ -161,8 +161,8 @@ def _made(
         sources, wait = building.sources, building.wait
     else:
         with trace.log.timed("build", "tune"):
-            found = tuner.build(kernels)
-        built, tunings = {each.kernel: each for each, _ in found}, [tuning for _, tuning in found]
+            tuned = tuner.build(kernels)
+        built, tunings = {each.kernel: each for each, _ in tuned}, [tuning for _, tuning in tuned]
         sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
     trace.kernels(sources, target)
     report = Report.of(interface.label, lowered, schedule, sources, target.name, hints)

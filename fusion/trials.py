@@ -116,10 +116,10 @@ class Trials:
             layouts = [(buffer.shape, buffer.strides, buffer.dtype) for buffer in buffers]
             given = [drawn(*layout, self._tuner.device, limit) for layout in layouts]
             try:
-                made = run_program(part, given)
+                results = run_program(part, given)
             except (VerifyError, CheckFailed):  # an index out of bounds
                 continue
-            return given, [tensor for tensor in made if isinstance(tensor, torch.Tensor)]
+            return given, [tensor for tensor in results if isinstance(tensor, torch.Tensor)]
         raise VerifyError("a product reads at positions of which nothing is known")
 
     def _checked(
@@ -128,7 +128,7 @@ class Trials:
         """Return the module of a schedule, or why it is refused."""
         kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
         try:
-            built = {made.kernel: made for made, _ in self._tuner.build(kernels)}
+            built = {result.kernel: result for result, _ in self._tuner.build(kernels)}
             module = splice(schedule, built)
             results = _run(module, given)
             if self._tuner.device.type == "cuda":

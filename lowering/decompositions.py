@@ -146,8 +146,8 @@ def _not_aliasing(parts: Callable[..., object]) -> Callable[..., object]:
     """Copy the result of a decomposition on a CPU, where eager never returns the operand itself."""
 
     def apart(x: torch.Tensor, *others: object) -> object:
-        made = parts(x, *others)
-        return made.clone() if isinstance(made, torch.Tensor) and x.device.type == "cpu" else made
+        result = parts(x, *others)
+        return result.clone() if isinstance(result, torch.Tensor) and x.device.type == "cpu" else result
 
     return apart
 

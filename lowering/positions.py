@@ -163,13 +163,13 @@ def _new_cases(expr: Expr, known: dict[Expr, list[_Case] | None]) -> list[_Case]
     parts = [part for arg in expr.args if (part := _cases(arg, known)) is not None]
     if len(parts) < len(expr.args) or math.prod(map(len, parts)) > MOST_CASES:
         return None
-    found: list[_Case] = []
+    cases: list[_Case] = []
     for choice in product(*parts):
         number = _computed(expr.name, [place for _, place in choice])
         if number is None:
             return None
-        found.append((tuple(condition for held, _ in choice for condition in held), number))
-    return found
+        cases.append((tuple(condition for held, _ in choice for condition in held), number))
+    return cases
 
 
 def _under(conditions: Sequence[Expr], sizes: Sizes) -> dict[sympy.Symbol, Range] | None:

@@ -90,8 +90,8 @@ def _less(leaf: object, by: float) -> object:
     return (leaf.detach() * (1 - by * parts)).to(leaf.dtype).requires_grad_(leaf.requires_grad)
 
 
-def _tensor(made: Run | None, k: int) -> Tensor | None:
-    tensors = [] if made is None else [*made.outputs, *made.grads]
+def _tensor(run: Run | None, k: int) -> Tensor | None:
+    tensors = [] if run is None else [*run.outputs, *run.grads]
     return tensors[k] if k < len(tensors) else None
 
 

@@ -113,14 +113,14 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
         verdict.status, verdict.reason = "mismatch", f"sample {position} {_shapes(call)}: {differs}"
 
 
-def _by_eagers_choice(found: Run, expected: Run, call: Call) -> Run:
+def _by_eagers_choice(result: Run, expected: Run, call: Call) -> Run:
     """Replace positions by eager's if the elements there are equal: of values and positions, the second.
 
     The same holds for gradients at these positions, and for elements that are as frequent as eager's.
     """
-    if not call.returns_positions or len(found.outputs) != 2:
-        return found
-    (values, ours), (wanted, theirs) = found.outputs, expected.outputs
+    if not call.returns_positions or len(result.outputs) != 2:
+        return result
+    (values, ours), (wanted, theirs) = result.outputs, expected.outputs
     source = call.tensors[0].detach()
     for dim in range(source.ndim):
         named = [_named_by(source, dim, positions) for positions in (ours, theirs)]
@@ -128,27 +128,27 @@ def _by_eagers_choice(found: Run, expected: Run, call: Call) -> Run:
         if right and (torch.equal(values, wanted) or _as_frequent(call, source, dim, values, wanted)):
             rows = (ours if ours.ndim == source.ndim else ours.unsqueeze(dim)).sort(dim).values
             if (rows.diff(dim=dim) != 0).all():  # none is named twice
-                return replace(found, outputs=[wanted, theirs], grads=_chosen(found, expected, source, dim, ours))
-    return found
+                return replace(result, outputs=[wanted, theirs], grads=_chosen(result, expected, source, dim, ours))
+    return result
 
 
 def _as_frequent(call: Call, source: Tensor, dim: int, values: Tensor, wanted: Tensor) -> bool:
     """Return whether the operation returns most frequent elements along `dim`, and both results are as frequent."""
     if call.op.name not in MOST_FREQUENT or values.shape != wanted.shape:
         return False
-    lots = (made if made.ndim == source.ndim else made.unsqueeze(dim) for made in (values, wanted))
+    lots = (positions if positions.ndim == source.ndim else positions.unsqueeze(dim) for positions in (values, wanted))
     first, second = ((source == lot).sum(dim) for lot in lots)
     return torch.equal(first, second)
 
 
-def _chosen(found: Run, expected: Run, source: Tensor, dim: int, ours: Tensor) -> list[Tensor | None]:
+def _chosen(result: Run, expected: Run, source: Tensor, dim: int, ours: Tensor) -> list[Tensor | None]:
     """Return eager's gradients if those found go to the elements of `source` along `dim` at the positions found."""
-    at, along = ours, cotangent(found.outputs[0])
+    at, along = ours, cotangent(result.outputs[0])
     if ours.ndim < source.ndim:
         at, along = at.unsqueeze(dim), along.unsqueeze(dim)
     there = torch.zeros_like(source).scatter_add(dim, at, along)
-    same = len(found.grads) == 1 and found.grads[0] is not None and torch.equal(found.grads[0], there)
-    return expected.grads if same else found.grads
+    same = len(result.grads) == 1 and result.grads[0] is not None and torch.equal(result.grads[0], there)
+    return expected.grads if same else result.grads
 
 
 def _named_by(source: Tensor, dim: int, positions: Tensor) -> Tensor | None:
@@ -164,9 +164,9 @@ def _named_by(source: Tensor, dim: int, positions: Tensor) -> Tensor | None:
     return at.squeeze(dim) if reduced else at
 
 
-def _layout(found: Run, expected: Run) -> str:
+def _layout(result: Run, expected: Run) -> str:
     """Return how shapes, dtypes and strides differ; empty if they do not.  Strides are compared for results alone."""
-    named = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
+    named = [*_named("result", result.outputs, expected.outputs), *_named("gradient", result.grads, expected.grads)]
     for name, ours, theirs in named:
         if (ours is None) != (theirs is None):
             return f"{name} is {'missing' if ours is None else 'too many'}"
@@ -192,9 +192,9 @@ def _named(
     return [(f"{kind} {k}", a, b) for k, (a, b) in enumerate(zip(ours, theirs, strict=True))]
 
 
-def _difference(found: Run, expected: Run, operation: str, errors: Errors | None) -> str:
+def _difference(result: Run, expected: Run, operation: str, errors: Errors | None) -> str:
     """Return how numbers differ, in the first tensor in which they do; empty if they do not."""
-    pairs = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
+    pairs = [*_named("result", result.outputs, expected.outputs), *_named("gradient", result.grads, expected.grads)]
     off = [k for k, (_, a, b) in enumerate(pairs) if a is not None and b is not None and not _close(a, b, operation)]
     if not off:
         return ""

@@ -70,8 +70,8 @@ EPYC = Cpu(
     core_flops=20_000.0,
     core_matrix_flops=100_000.0,
     matrix_share={1: 0.5, 2: 1.0, 4: 1.0, 8: 0.5},
-    # 8 heads of 2048 rows, 64 wide; skipping is between a causal mask (1.4) and a window of 256 (0.7).  What is
-    # generated for backward are products of the library's, not attention in one walk: it is refused whatever its
+    # 8 heads of 2048 rows, 64 wide; skipping is between a causal mask (1.4) and a window of 256 (0.7).  Generated
+    # backward consists of GEMMs of the library, not of attention in one loop: it is refused whatever its
     # number is here.
     attention={
         ("flash", 4): AttentionSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),

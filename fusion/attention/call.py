@@ -148,13 +148,13 @@ def _autocast(query: object, entered: Sequence[tuple[str, torch.dtype | None]]) 
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-def read(found: AttentionNode, mode: FakeTensorMode) -> Call:
+def read(attention_node: AttentionNode, mode: FakeTensorMode) -> Call:
     """Return the call of a node, with inputs created in `mode`.
 
     Raises:
         Unsupported: no kernels could be generated for the call.
     """
-    node, autocast = found.node, found.autocast
+    node, autocast = attention_node.node, attention_node.autocast
     arguments = dict(zip(ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
     options = {name: value for name, value in arguments.items() if name not in ARGUMENTS[:4]}
     for name, value in options.items():
@@ -166,7 +166,7 @@ def read(found: AttentionNode, mode: FakeTensorMode) -> Call:
     if arguments.get("attn_mask") is not None and options.get("is_causal"):
         raise Unsupported("a mask and is_causal at once")
     training = result.requires_grad and torch.is_grad_enabled()
-    if training and found.nested:
+    if training and attention_node.nested:
         raise Unsupported("in a checkpoint, whose backward recomputes all of forward and would keep the scores")
     if training and options.get("dropout_p"):
         raise Unsupported("in training, dropout's mask would be kept for backward")

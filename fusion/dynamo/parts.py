@@ -121,9 +121,9 @@ def _part(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence
     return part
 
 
-def _copied(graph: fx.Graph, node: fx.Node, made: Mapping[fx.Node, fx.Node]) -> fx.Node:
+def _copied(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
     """Copy `node` to another graph, without the tensors that it was traced with."""
-    copied = graph.node_copy(node, made.__getitem__)
+    copied = graph.node_copy(node, copies.__getitem__)
     for key in ("example_value", "grapharg"):
         copied.meta.pop(key, None)
     return copied

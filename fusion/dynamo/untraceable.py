@@ -92,9 +92,11 @@ def _failure(graph: fx.GraphModule, node: fx.Node) -> Exception | None:
         args, kwargs = map_aggregate((node.args, node.kwargs), given)  # type: ignore[arg-type]  # any argument is given
         call = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
         results = [call(*args, **kwargs), args, kwargs]
-        made = [each for each in tree_leaves(results) if isinstance(each, Tensor) and each.requires_grad]
-        if sources and made:
-            torch.autograd.grad(made, sources, [torch.ones_like(each) for each in made], allow_unused=True)
+        differentiable = [each for each in tree_leaves(results) if isinstance(each, Tensor) and each.requires_grad]
+        if sources and differentiable:
+            torch.autograd.grad(
+                differentiable, sources, [torch.ones_like(each) for each in differentiable], allow_unused=True
+            )
     except NEEDS_DATA as failure:
         return failure
     except Exception:  # the operation needs something beside its operands, which is missing here

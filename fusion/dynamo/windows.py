@@ -35,10 +35,10 @@ def separate_written_windows(graph: fx.GraphModule) -> None:
     """
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):
-            found = [node for node in module.graph.nodes if node.target in UNFOLDS and _is_written(node)]
-            for node in found:
+            windows = [node for node in module.graph.nodes if node.target in UNFOLDS and _is_written(node)]
+            for node in windows:
                 _separate(node)
-            if found:
+            if windows:
                 module.recompile()
 
 

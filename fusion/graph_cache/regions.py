@@ -138,14 +138,16 @@ class Region:
             self._note(DAMAGED)
             return None
         try:
-            made = [each for each in map(finished, kept.graphs) if each is not None]
+            compilations = [each for each in map(finished, kept.graphs) if each is not None]
         except Exception:  # reported by the graph's own `WarmStart`
             return None
         try:
             guards = result.guards_expr
-            if len(made) < len(kept.graphs) or (guards and not AOTAutogradCache.evaluate_guards(guards, list(sizes))):
+            if len(compilations) < len(kept.graphs) or (
+                guards and not AOTAutogradCache.evaluate_guards(guards, list(sizes))
+            ):
                 return None
-            graphs = self._load(made)
+            graphs = self._load(compilations)
         except Exception as failure:  # also an internal error: the region is traced again
             self._note(f"not taken from the cache: {type(failure).__name__}: {failure}")
             return None

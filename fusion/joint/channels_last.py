@@ -73,7 +73,7 @@ def saved_bytes(call: fx.Node, layouts: Layouts) -> float:
         return 0.0
     window = prod(weight.shape[2:])
     if weight.shape[1] == 1 and _groups(call) > 1:
-        multiplications = images[0].numel() if _is_backward(call) else sum(made.numel() for made in _results(call))
+        multiplications = images[0].numel() if _is_backward(call) else sum(result.numel() for result in _results(call))
         return multiplications * window * layouts.multiplication[_is_backward(call)]
     if _groups(call) > 1:
         return -1.0

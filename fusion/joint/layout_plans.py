@@ -118,9 +118,9 @@ class Plan:
         except (RuntimeError, ValueError, TypeError):  # a view that these strides do not allow
             return False
         pairs = list(zip(tensors_of(result), tensors_of(node.meta["val"]), strict=True))
-        if any(made.shape != before.shape or made.dtype != before.dtype for made, before in pairs):
+        if any(after.shape != before.shape or after.dtype != before.dtype for after, before in pairs):
             return False
-        if any(made.stride() != before.stride() for made, before in pairs):
+        if any(after.stride() != before.stride() for after, before in pairs):
             self._values[node] = result
         return True
 

@@ -93,12 +93,12 @@ def product(left: Polynomial, right: Polynomial) -> Polynomial | None:
     """Return the product of two polynomials, expanded; None if it is too long."""
     if len(left) * len(right) > MAX_TERMS:
         return None
-    made: Polynomial = {}
+    terms: Polynomial = {}
     for a, scale in left.items():
         for b, other in right.items():
             if (both := times(a, b)) is not None:
-                made = plus(made, {both: scale * other})
-    return made
+                terms = plus(terms, {both: scale * other})
+    return terms
 
 
 def inverse(of: Polynomial) -> Polynomial | None:
@@ -114,38 +114,38 @@ def inverse(of: Polynomial) -> Polynomial | None:
 def repeated(runs: Runs, outer: Runs) -> Runs | None:
     """Return the runs of a tensor, broadcast to `runs`, within a larger one; None if they do not match."""
     left = list(runs)
-    made: list[tuple[bool, sympy.Expr]] = []
+    factors: list[tuple[bool, sympy.Expr]] = []
     for varies, size in outer:
         if not varies:
-            made.append((False, size))
+            factors.append((False, size))
             continue
         while size != 1:
             if not left:
                 return None
             along, given = left.pop(0)
             if (size / given).is_integer:
-                made.append((along, given))
+                factors.append((along, given))
                 size = size / given
             elif (given / size).is_integer:
                 left.insert(0, (along, given / size))
-                made.append((along, size))
+                factors.append((along, size))
                 size = sympy.Integer(1)
             else:
                 return None
-    return merged_runs(made)
+    return merged_runs(factors)
 
 
 def lifted(of: Polynomial, outer: Runs) -> Polynomial | None:
     """Return the polynomial of a tensor that is broadcast to a larger one; None if runs do not match."""
-    made: dict[Monomial, Fraction] = {}
+    terms: dict[Monomial, Fraction] = {}
     for monomial, scale in of.items():
         atoms: dict[Atom, int] = {}
         for atom, power in monomial:
             if (runs := repeated(atom.runs, outer)) is None:
                 return None
             atoms[Atom(atom.source, runs, atom.inverted)] = power
-        made[frozenset(atoms.items())] = scale
-    return made
+        terms[frozenset(atoms.items())] = scale
+    return terms
 
 
 def before(runs: Runs, size: sympy.Expr) -> Runs | None:

@@ -83,7 +83,7 @@ def _give_seed(graph: fx.Graph, node: fx.Node) -> None:
         seed = graph.call_function(torch.ops.aten.randint.low, (*LIMITS, []), options)
         seed.meta = {key: value for key, value in node.meta.items() if key in ("stack_trace", "nn_module_stack")}
         seed.meta["val"] = first.new_empty((), dtype=torch.int64)
-        made = graph.call_function(seeded, (node.target, seed, *node.args), node.kwargs)
-        made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
+        call = graph.call_function(seeded, (node.target, seed, *node.args), node.kwargs)
+        call.meta = dict(node.meta)
+    node.replace_all_uses_with(call)
     graph.erase_node(node)

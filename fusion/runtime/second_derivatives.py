@@ -295,9 +295,9 @@ def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
         )
 
 
-def _alike(again: Grads, made: Grads) -> bool:
+def _alike(again: Grads, grads: Grads) -> bool:
     """Return whether gradients are equal up to rounding."""
-    pairs = [(a.detach(), b.detach()) for a, b in zip(again, made, strict=True) if a is not None and b is not None]
+    pairs = [(a.detach(), b.detach()) for a, b in zip(again, grads, strict=True) if a is not None and b is not None]
     pairs = [pair for pair in pairs if pair[0].numel()]
     largest = max((float(b.abs().max()) for _, b in pairs), default=0.0)
     return all(float((a - b).abs().max()) <= 1e-2 * largest for a, b in pairs)

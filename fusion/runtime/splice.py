@@ -112,10 +112,10 @@ def splice(
     modules: dict[str, fx.GraphModule] = {}
     calls: dict[Chunked[Program], Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
-        made = {f"chunks_{number}_{k}": splice(body, built, main, watch=watch) for k, body in enumerate(bodies)}
+        children = {f"chunks_{number}_{k}": splice(body, built, main, watch=watch) for k, body in enumerate(bodies)}
         results = [schedule.program.buffers[name] for name in chunks.outs]
-        calls[chunks] = named(InChunks(chunks, results, [module.forward for module in made.values()]), chunks.name)
-        modules.update(made)
+        calls[chunks] = named(InChunks(chunks, results, [module.forward for module in children.values()]), chunks.name)
+        modules.update(children)
     result = _Splicer(schedule.program, calls, main, watch).run(schedule.steps, built, kept)
     for name, module in modules.items():
         result.add_module(name, module)

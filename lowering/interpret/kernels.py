@@ -167,9 +167,9 @@ def _kernel_sizes(
     return known
 
 
-def _varies(stmt: Fold | Prefix | Store, found: Spans) -> list[frozenset[sympy.Symbol]]:
+def _varies(stmt: Fold | Prefix | Store, spans_of: Spans) -> list[frozenset[sympy.Symbol]]:
     """Return the axes of each value that a statement holds at once; operands of a product are never broadcast."""
-    each = [found[value] for value in values_of(stmt)]
+    each = [spans_of[value] for value in values_of(stmt)]
     match stmt:
         case Fold():
             each = [axes.union(stmt.over) for axes in each]

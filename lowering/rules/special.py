@@ -217,8 +217,8 @@ def ndtri(p: Term) -> Term:
     tail = 2 * where(lower, p, 1 - p)  # erfc of the result's size over √2
     inside = (tail > 0) & (tail <= 1)
     rest = where(inside, tail, 1)
-    found = _refined(_guess(1 - rest, rest), 1 - rest, rest) * math.sqrt(2)
-    result = where(inside, found, where(eq(tail, 0), math.inf, p * 0 + math.nan))
+    quantile = _refined(_guess(1 - rest, rest), 1 - rest, rest) * math.sqrt(2)
+    result = where(inside, quantile, where(eq(tail, 0), math.inf, p * 0 + math.nan))
     return where(lower, -result, result)
 
 

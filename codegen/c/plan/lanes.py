@@ -111,27 +111,27 @@ def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[Access]:
     return result
 
 
-def _score(axis: KernelAxis, found: Sequence[Access]) -> int:
-    strides = ((access.stride(axis), access.weight) for access in found)
+def _score(axis: KernelAxis, used: Sequence[Access]) -> int:
+    strides = ((access.stride(axis), access.weight) for access in used)
     return sum(0 if stride == 0 else weight if stride == 1 else -weight for stride, weight in strides)
 
 
-def _best(axes: Sequence[KernelAxis], found: Sequence[Access]) -> KernelAxis:
+def _best(axes: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis:
     """Return the axis along which most accesses are contiguous; the last of equals."""
-    return max(reversed(axes), key=lambda axis: _score(axis, found))
+    return max(reversed(axes), key=lambda axis: _score(axis, used))
 
 
 def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, shared: bool) -> Lanes:
     """Choose the lanes for a whole kernel; `shared`: threads may share the grid."""
     grid = kernel.with_role(Role.GRID)
     inner = [axis for axis in kernel.axes if axis.role is not Role.GRID and any(axis in s.axes for s in sweeps)]
-    found = accesses(sweeps, where)
+    used = accesses(sweeps, where)
     if not grid:
         return Lanes()
     if not inner:
-        return _pointwise(grid, found)
+        return _pointwise(grid, used)
     symbols = {axis.symbol for axis in inner}
-    walked = [access for access in found if access.axes & symbols]
+    walked = [access for access in used if access.axes & symbols]
     outside, inside = _best(grid, walked), _best(inner, walked)
     length = sympy.Mul(*(axis.size for axis in inner))
     fewer = outside.size.is_Integer and inside.size.is_Integer and outside.size < min(FEW, inside.size)
@@ -146,11 +146,11 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
     return _blocks(outside, _block(sweeps, length), points, shared=shared)
 
 
-def _continued(inner: KernelAxis, grid: Sequence[KernelAxis], found: Sequence[Access]) -> KernelAxis | None:
+def _continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis | None:
     """Return the axis of `grid` that continues a very short `inner` in all memory that is contiguous along that."""
     if not inner.size.is_Integer or not 1 < inner.size <= FEWER:
         return None
-    along = [access for access in found if access.stride(inner) == 1]
+    along = [access for access in used if access.stride(inner) == 1]
     fitting = (axis for axis in grid if all(access.stride(axis) == inner.size for access in along))
     return next((axis for axis in fitting if along and axis.size.is_Integer and axis.size >= FEW), None)
 
@@ -175,11 +175,11 @@ def _blocks(axis: KernelAxis, width: int, points: sympy.Expr, *, shared: bool) -
     return Lanes(axis, width, varies)
 
 
-def _pointwise(grid: Sequence[KernelAxis], found: Sequence[Access]) -> Lanes:
-    axis = _best(grid, found)
+def _pointwise(grid: Sequence[KernelAxis], used: Sequence[Access]) -> Lanes:
+    axis = _best(grid, used)
     others = [other for other in grid if other is not axis]
     if _fills_tile(axis):
-        across = [a for a in found if a.stride(axis) not in (0, 1)]
+        across = [a for a in used if a.stride(axis) not in (0, 1)]
         crossing = [(sum(a.stride(other) == 1 for a in across), other) for other in others if _fills_tile(other)]
         count, tile = max(crossing, key=lambda pair: pair[0], default=(0, axis))
         if count:

@@ -36,7 +36,7 @@ class Chain:
     places: Mapping[int, Placement]
 
 
-def products_of_vectors(dependences: Dependences, made: Chain) -> frozenset[int]:
+def products_of_vectors(dependences: Dependences, chain: Chain) -> frozenset[int]:
     """Return the products of a chain that are not products of two matrices where they are computed.
 
     Both operands may vary along an axis of which a program has one value, such as a batch; not along the looped axis,
@@ -45,15 +45,15 @@ def products_of_vectors(dependences: Dependences, made: Chain) -> frozenset[int]
     axis alone where others have rows: it would be a vector (a term added to the scores of each key).
     """
     sides: dict[int, tuple[frozenset[sympy.Symbol], frozenset[sympy.Symbol]]] = {}
-    points = {symbol for symbol, size in made.space.sizes.items() if size == 1}
-    for member, placement in made.places.items():
+    points = {symbol for symbol, size in chain.space.sizes.items() if size == 1}
+    for member, placement in chain.places.items():
         node = dependences.compute(member)
         if isinstance(node, Contract):
             over = {symbol for axis in node.over for symbol in placement[axis.symbol].free_symbols}
-            left, right = (free_axes(side) for side in substitute_all(node.exprs, placement, made.space.sizes))
+            left, right = (free_axes(side) for side in substitute_all(node.exprs, placement, chain.space.sizes))
             sides[member] = left - over - points, right - over - points
-    blocks = {axis.symbol for axis in made.space.reduced}
-    blocks |= {symbol for sink in made.sinks if sink in sides for symbol in sides[sink][0] ^ sides[sink][1]}
+    blocks = {axis.symbol for axis in chain.space.reduced}
+    blocks |= {symbol for sink in chain.sinks if sink in sides for symbol in sides[sink][0] ^ sides[sink][1]}
     crossed = frozenset(member for member, (left, right) in sides.items() if left & right & blocks)
     batch = frozenset(symbol for left, right in sides.values() for symbol in left & right)
     vectors = frozenset(member for member, both in sides.items() if not all(side - batch for side in both))

@@ -71,15 +71,15 @@ class _Sums:
 
     def result(self, out: BufferRef | sympy.Expr | None) -> BufferRef | sympy.Expr | None:
         """Return an output, or the sum of which it is only a copy."""
-        made = self.copies_of_sums.get(out.name) if isinstance(out, BufferRef) else None
-        if made is None or not isinstance(out, BufferRef) or not isinstance(made.expr, Load):
+        copy = self.copies_of_sums.get(out.name) if isinstance(out, BufferRef) else None
+        if copy is None or not isinstance(out, BufferRef) or not isinstance(copy.expr, Load):
             return out
-        buffers, source = self.program.buffers, made.expr.buffer
-        return BufferRef(source) if self.readers[source] == 1 and _alike(buffers[source], buffers[made.out]) else out
+        buffers, source = self.program.buffers, copy.expr.buffer
+        return BufferRef(source) if self.readers[source] == 1 and _alike(buffers[source], buffers[copy.out]) else out
 
     def _is_own(self, term: Load, axes: tuple[object, ...]) -> bool:
-        made = self.made.get(term.buffer)
-        sums = isinstance(made, Scatter) and made.op == "sum"
+        producer = self.made.get(term.buffer)
+        sums = isinstance(producer, Scatter) and producer.op == "sum"
         return sums and self.readers[term.buffer] == 1 and term.mask is None and term.index == axes
 
     def _start_at(self, name: str, start: str) -> bool:
@@ -122,19 +122,19 @@ def _merge_sums(program: Program) -> Program:
 
 def _without_copies(program: Program) -> Program:
     readers = _readers(program)
-    made: dict[str, Node] = {name: node for node in program.nodes for name in writes(node)}
+    producers: dict[str, Node] = {name: node for node in program.nodes for name in writes(node)}
     copies: dict[str, str] = {}  # copy → its source
     dropped: set[int] = set()
     for node in program.nodes:
-        source = _copied(program, made.get(node.start)) if isinstance(node, Scatter) else None
+        source = _copied(program, producers.get(node.start)) if isinstance(node, Scatter) else None
         if source is None:
             continue
         assert isinstance(node, Scatter)
         back = _copied_back(program, source, node.out) if source in program.inputs else None
-        own = source in made and not isinstance(made[source], (Extern, Chunked)) and readers[source] == 1
+        own = source in producers and not isinstance(producers[source], (Extern, Chunked)) and readers[source] == 1
         if own or (back is not None and readers[source] == 2):
             copies[node.start] = source
-            dropped |= {id(made[node.start])} if back is None else {id(made[node.start]), id(back)}
+            dropped |= {id(producers[node.start])} if back is None else {id(producers[node.start]), id(back)}
     if not copies:
         return program
     nodes = [

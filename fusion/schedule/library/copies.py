@@ -26,8 +26,8 @@ from fusion.lowering.program import (
 )
 
 
-def merge_copies(program: Program, made: Collection[str]) -> Program:
-    """Remove the copies, among those `made` for calls, that equal an earlier one."""
+def merge_copies(program: Program, computed: Collection[str]) -> Program:
+    """Remove the copies, among those `computed` for calls, that equal an earlier one."""
     bases = memory_of(program.nodes)
     calls = [node for node in program.nodes if isinstance(node, Extern) and node.impure]
     written = {bases.get(name, name) for call in calls for name in reads(call)}
@@ -38,7 +38,7 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
         node = _calling(node, instead) if isinstance(node, (Extern, Chunked)) else reading(node, instead)
         if (
             isinstance(node, Map)
-            and node.out in made
+            and node.out in computed
             and not written.intersection(bases.get(n, n) for n in reads(node))
         ):
             key = node.axes, node.expr, replace(program.buffers[node.out], name="")

@@ -96,8 +96,8 @@ class Trial:
         carried = self._carried(form, later, self._before(values, state))
         new = self._state(form, later)
         exact, got = element(self.fold, later), evaluate([form.value], {**later, **new})[0]
-        for want, found in ((exact, got), *((new[fold.ref], carried[fold.ref]) for fold in form.folds)):
-            usable = want.isfinite() & found.isfinite()
+        for want, computed in ((exact, got), *((new[fold.ref], carried[fold.ref]) for fold in form.folds)):
+            usable = want.isfinite() & computed.isfinite()
             if usable.double().mean() < 0.25:
                 return False
             # A difference is only as precise as its operands.
@@ -118,8 +118,8 @@ class Trial:
 
     def _carried(self, form: Form, values: Values, before: Values) -> Values:
         """Return the accumulators after the running values changed from `before` to the given values."""
-        found = evaluate([fold.carry or fold.before for fold in form.folds], {**values, **before})
-        return {fold.ref: value for fold, value in zip(form.folds, found, strict=True)}
+        results = evaluate([fold.carry or fold.before for fold in form.folds], {**values, **before})
+        return {fold.ref: value for fold, value in zip(form.folds, results, strict=True)}
 
     # At infinity and zero
 
@@ -280,9 +280,9 @@ def _rows_of(values: Values) -> int:
     return max(len(value) for value in values.values())
 
 
-def _same(found: torch.Tensor, want: torch.Tensor) -> bool:
+def _same(got: torch.Tensor, want: torch.Tensor) -> bool:
     """Return whether two tensors are equal up to float64 rounding, infinities and NaN included."""
-    close = torch.isclose(found, want, rtol=1e-9, atol=1e-12, equal_nan=True)
+    close = torch.isclose(got, want, rtol=1e-9, atol=1e-12, equal_nan=True)
     return bool(close.all())
 
 

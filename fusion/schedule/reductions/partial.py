@@ -255,7 +255,9 @@ class _Cutting:
 
     def _name(self, out: str, ending: str) -> str:
         """Return an unused name for a buffer."""
-        return unused(f"{out}_{ending}", {*self.dependences.program.buffers, *(made.name for made, _ in self.buffers)})
+        return unused(
+            f"{out}_{ending}", {*self.dependences.program.buffers, *(buffer.name for buffer, _ in self.buffers)}
+        )
 
     def _of_part(self, fold: Fold, axes: Sequence[Axis]) -> Node:
         """Return the node of one accumulator in each part, which uses other accumulators of the part."""
