@@ -125,17 +125,19 @@ def _masked() -> Iterator[Case]:
     def score(value: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return 20 * torch.tanh(value / 20) - torch.exp2(-8 / shape[1] * (h + 1)) * (i - j)
 
-    given = (Draw(shape, BF16),) * 3
+    inputs = (Draw(shape, BF16),) * 3
     causal = _flexible(score, lambda i, j: i >= j)
     window = _flexible(None, lambda i, j: (i >= j) & (i - j <= 511))
     documents = _flexible(None, lambda i, j, document: (document[i] == document[j]) & (i >= j))
-    yield Case("masked: softcapped_alibi 16x8192x64", softcapped_alibi, given, (("flex", causal),), ("eager", "fusion"))
-    yield Case("masked: sliding_window 16x8192x64", sliding_window, given, (("flex", window),), ("eager", "fusion"))
+    yield Case(
+        "masked: softcapped_alibi 16x8192x64", softcapped_alibi, inputs, (("flex", causal),), ("eager", "fusion")
+    )
+    yield Case("masked: sliding_window 16x8192x64", sliding_window, inputs, (("flex", window),), ("eager", "fusion"))
     ids = Draw((shape[2],), I64, high=12)
     yield Case(
         "masked: within_documents 16x8192x64",
         lambda q, k, v, ids: within_documents(q, k, v, ids.sort().values),
-        (*given, ids),
+        (*inputs, ids),
         (("flex", lambda q, k, v, ids: documents(q, k, v, ids.sort().values)),),
         ("eager", "fusion"),
     )

@@ -118,7 +118,7 @@ class Judge:
         exact = self._made(self.call, self.wide, batch)
         eager, ours = (self._made(each, self.model, batch) for each in (self.call, program))
         triples = zip(ours, eager, exact, strict=True)
-        return _largest([distance(given, right) / (distance(near, right) + 1e-6) for given, near, right in triples])
+        return _largest([distance(result, right) / (distance(near, right) + 1e-6) for result, near, right in triples])
 
     def _made(self, program: Call, model: nn.Module, batch: Batch) -> list[Tensor]:
         result = self.run(program, model, batch).clone()

@@ -102,7 +102,7 @@ def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[
             return result if isinstance(result, tuple) else (result,)
 
         return forward
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    differentiated = [tensor for tensor in inputs if tensor.requires_grad]
     weights: list[Tensor] = []  # of the differentiated sum: the same numbers in every dtype
 
     def both() -> Results:
@@ -111,7 +111,7 @@ def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[
         if not weights:
             generator = torch.Generator().manual_seed(1)
             weights.append(torch.randn(result.shape, generator=generator).bfloat16().to(result))
-        return result.detach(), *torch.autograd.grad(result, wanted, weights[0])
+        return result.detach(), *torch.autograd.grad(result, differentiated, weights[0])
 
     return both
 
@@ -149,19 +149,19 @@ def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Results]) -
 def _length(values: Results, exact: Results) -> list[float]:
     """Return the norm of each error over that of the result."""
     pairs = zip(values, exact, strict=True)
-    return [distance(given, right) for given, right in pairs]
+    return [distance(result, right) for result, right in pairs]
 
 
-def distance(given: Tensor, exact: Tensor) -> float:
+def distance(result: Tensor, exact: Tensor) -> float:
     """Return the norm of an error, relative to that of the exact result."""
-    return ((given.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+    return ((result.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
 
 
 def _largest(values: Results, exact: Results) -> list[float]:
     """Return the largest error of one element over the largest number."""
     pairs = zip(values, exact, strict=True)
     return [
-        ((given.double() - right).abs().max() / right.abs().max().clamp_min(1e-30)).item() for given, right in pairs
+        ((result.double() - right).abs().max() / right.abs().max().clamp_min(1e-30)).item() for result, right in pairs
     ]
 
 

@@ -74,14 +74,14 @@ def main(arguments: Sequence[str]) -> int:
         for entry in worked(numbers, options, end):
             print(entry.line(), flush=True)
         return 0
-    alone = options.only is not None
-    source = worked(numbers, options, end) if alone else shared(list(numbers), options, end)
+    single = options.only is not None
+    source = worked(numbers, options, end) if single else shared(list(numbers), options, end)
     entries = []
     for entry in source:
         entries.append(entry)
         if entry.verdict.status in FAILED:
             print(shown(entry, options), flush=True)
-        if options.names or alone:
+        if options.names or single:
             for line in forgiven(entry, options):
                 print(line, flush=True)
     print("\n".join(report([entry.verdict for entry in entries])))
@@ -175,8 +175,8 @@ def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) ->
     begun: Entry | None = None
     late = Event()
     with (
-        tempfile.TemporaryFile("w+") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+        tempfile.TemporaryFile("w+") as stderr,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
     ):
 
         def end_it() -> None:
@@ -197,7 +197,7 @@ def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) ->
         watch.cancel()
         code = process.wait()
         if begun is not None:
-            yield Entry(begun.number, _late(options) if late.is_set() else _down(begun.verdict, code, said))
+            yield Entry(begun.number, _late(options) if late.is_set() else _down(begun.verdict, code, stderr))
 
 
 def _late(options: argparse.Namespace, trace: TracebackType | None = None) -> Verdict:
@@ -208,10 +208,10 @@ def _late(options: argparse.Namespace, trace: TracebackType | None = None) -> Ve
     return Verdict("late", " in ".join([f"took more than {options.limit} s", *places]))
 
 
-def _down(verdict: Verdict, code: int, said: IO[str]) -> Verdict:
+def _down(verdict: Verdict, code: int, stderr: IO[str]) -> Verdict:
     """Return the verdict on a program that crashed its process: the exit code, and the last line of output."""
-    said.seek(0)
-    words = said.read().strip().splitlines()[-1:]
+    stderr.seek(0)
+    words = stderr.read().strip().splitlines()[-1:]
     return replace(verdict, reason=": ".join([f"{verdict.reason} (exit code {code})", *words]))
 
 

@@ -106,7 +106,7 @@ def _gradients(module: nn.Module, step: Callable[[], None]) -> list[Tensor]:
     return gradients
 
 
-def _distance(given: list[Tensor], exact: list[Tensor]) -> float:
+def _distance(values: list[Tensor], exact: list[Tensor]) -> float:
     """Return the norm of the error of all gradients, relative to their own."""
-    squares = sum((a - b).square().sum().item() for a, b in zip(given, exact, strict=True))
+    squares = sum((a - b).square().sum().item() for a, b in zip(values, exact, strict=True))
     return float(squares / sum(b.square().sum().item() for b in exact)) ** 0.5

@@ -197,8 +197,8 @@ def _run(
             for tensor in (*program.parameters(), *program.buffers()):
                 fake(tensor)
             program = copy.deepcopy(program, fakes)
-        given, named = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
-        compile_anew(program, backend, dynamic=False)(*given, **named)
+        fake_args, named = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
+        compile_anew(program, backend, dynamic=False)(*fake_args, **named)
 
 
 def _export(target: Target, call: KernelCall) -> ExportedKernel:

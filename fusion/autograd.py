@@ -111,7 +111,7 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[st
 
     Dynamo is disabled for the compilation and the run of backward, and for compiled functions.
     """
-    if os.environ.get("TORCH_COMPILE_DEBUG") == "1" or any(isinstance(given, (list, tuple, dict)) for given in inputs):
+    if os.environ.get("TORCH_COMPILE_DEBUG") == "1" or any(isinstance(value, (list, tuple, dict)) for value in inputs):
         whole: Callable[..., object] = aot_autograd(**settings)(graph, inputs)
         return whole
     disable: Any = torch.compiler.disable

@@ -34,9 +34,9 @@ def lower_for(
     capabilities, place = target.capabilities, main_device(graph)
     if target.numerics.strict:
         return lower(graph, device=place, contractions=(), scatters=frozenset(), rounded=True)
-    wanted = _products(graph, capabilities, hints, workspace)
+    contractions = _products(graph, capabilities, hints, workspace)
     scatters, small = _scatters(capabilities), _small(capabilities)
-    return lower(graph, device=place, contractions=wanted, scatters=scatters, small=small)
+    return lower(graph, device=place, contractions=contractions, scatters=scatters, small=small)
 
 
 def _small(capabilities: Capabilities) -> int:
@@ -59,8 +59,8 @@ def _products(
     program = in_chunks(whole, capabilities, workspace, hints)
     outside = {node.out for node in program.nodes if isinstance(node, Contract)}
     products = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
-    program, walked = stream(program, capabilities, hints)
-    nodes = (program.nodes[member] for cluster in walked for member in cluster.members)
+    program, chains = stream(program, capabilities, hints)
+    nodes = (program.nodes[member] for cluster in chains for member in cluster.members)
     products += [node for node in nodes if isinstance(node, Contract)]
     origins = {**whole.origins, **program.origins}  # chains have other names for their tiles
     return {origins[node.out].name for node in products}

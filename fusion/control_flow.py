@@ -69,21 +69,21 @@ def _calling(
     """Return a graph that only calls the compiled body."""
     output = body.graph.output_node()
     results = output.args[0]
-    alone = isinstance(results, fx.Node)
-    if alone:
+    single = isinstance(results, fx.Node)
+    if single:
         output.args = ((results,),)
         body.recompile()
-    run = partial(_run, compile_one(body), laid, alone)
+    run = partial(_run, compile_one(body), laid, single)
     graph = fx.Graph()
-    given = [graph.placeholder(node.name) for node in body.graph.find_nodes(op="placeholder")]
-    graph.output(graph.call_function(named(run, "compiled_body"), tuple(given)))
+    inputs = [graph.placeholder(node.name) for node in body.graph.find_nodes(op="placeholder")]
+    graph.output(graph.call_function(named(run, "compiled_body"), tuple(inputs)))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _run(compiled: Boxed, laid: list[Laid | None], alone: bool, *args: object) -> object:
-    given = [
-        as_traced(arg, "the caller of a body", *said) if said is not None and isinstance(arg, torch.Tensor) else arg
-        for arg, said in zip(args, laid, strict=True)
+def _run(compiled: Boxed, laid: list[Laid | None], single: bool, *args: object) -> object:
+    inputs = [
+        as_traced(arg, "the caller of a body", *layout) if layout is not None and isinstance(arg, torch.Tensor) else arg
+        for arg, layout in zip(args, laid, strict=True)
     ]
-    results = compiled(given)
-    return results[0] if alone else results
+    results = compiled(inputs)
+    return results[0] if single else results

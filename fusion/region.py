@@ -136,7 +136,7 @@ class RegionCompiler:
         inputs = graph.graph.find_nodes(op="placeholder")
         dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
         compile_part = partial(torch.compile, backend=part_backend, dynamic=dynamic)
-        if not can_split(graph) or not (apart := untraceable(graph)):
+        if not can_split(graph) or not (uncompiled := untraceable(graph)):
             return None
         parts = as_captured(compile_in_parts(graph, apart, compile_part))
         report = Report.of_parts(apart)
@@ -146,7 +146,7 @@ class RegionCompiler:
 
     def _begin(self, inputs: Sequence[object]) -> None:
         """Start what builds need on an accelerator's target, while PyTorch traces."""
-        devices = (given.device for given in inputs if isinstance(given, torch.Tensor))
+        devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
         accelerator = next((device for device in devices if device.type != "cpu" and device.type in DEFAULTS), None)
         if accelerator is not None:
             self.graphs.target(accelerator)

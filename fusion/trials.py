@@ -61,8 +61,8 @@ class Trials:
         return replace(kept, subject=kernel.name)
 
     def _whole(self, program: Program, cluster: Cluster, part: Program) -> Schedule:
-        (given,) = positions_in(part, program, [cluster])
-        return plan(part, grow(part, self._target.capabilities, self._hints, [given]), Scheduling(self._target))
+        (positioned,) = positions_in(part, program, [cluster])
+        return plan(part, grow(part, self._target.capabilities, self._hints, [positioned]), Scheduling(self._target))
 
     def _apart(self, part: Program) -> Schedule:
         return plan(part, grow(part, self._target.capabilities, self._hints), Scheduling(self._target))
@@ -81,8 +81,8 @@ class Trials:
                 lines.append(_numbered([BufferRef(name) for name in step.buffers], order))
             else:
                 outs = [None if name is None else BufferRef(name) for name in step.outs]
-                given = [*map(BufferRef, step.reads)] if isinstance(step, Chunked) else [step.args, step.kwargs]
-                lines.append(f"{step.name} {_numbered([*given, outs], order)}")
+                arguments = [*map(BufferRef, step.reads)] if isinstance(step, Chunked) else [step.args, step.kwargs]
+                lines.append(f"{step.name} {_numbered([*arguments, outs], order)}")
         return "\n".join(lines)
 
     def _tried(
@@ -92,19 +92,19 @@ class Trials:
         predicted = weighed(kernel, ways)
         trials = list(predicted.trials)
         try:
-            given, wanted = self._expected(part)
+            inputs, results = self._expected(part)
         except (FusionError, torch.OutOfMemoryError) as error:
             return replace(predicted, reason=brief(error))
         right: dict[int, fx.GraphModule] = {}
         for number, schedule in enumerate(schedules):
-            made = self._checked(schedule, given, wanted)
-            if isinstance(made, str):
-                trials[number] = replace(trials[number], refused=made)
+            module_or_reason = self._checked(schedule, inputs, results)
+            if isinstance(module_or_reason, str):
+                trials[number] = replace(trials[number], refused=module_or_reason)
             else:
-                right[number] = made
+                right[number] = module_or_reason
         if not right:
             return replace(predicted, trials=tuple(trials), reason="no way gave the right numbers")
-        calls = [partial(_run, module, given) for module in right.values()]
+        calls = [partial(_run, module, inputs) for module in right.values()]
         for number, took in zip(right, medians(calls, self._tuner.device), strict=True):
             trials[number] = replace(trials[number], measured=took)
         return Tuning(kernel.name, tuple(trials), min(right, key=lambda number: trials[number].microseconds))
@@ -114,23 +114,23 @@ class Trials:
         buffers = [part.buffers[name] for name in part.inputs if isinstance(name, str)]
         for limit in limits(size for buffer in buffers for size in buffer.shape):
             layouts = [(buffer.shape, buffer.strides, buffer.dtype) for buffer in buffers]
-            given = [drawn(*layout, self._tuner.device, limit) for layout in layouts]
+            inputs = [drawn(*layout, self._tuner.device, limit) for layout in layouts]
             try:
-                results = run_program(part, given)
+                results = run_program(part, inputs)
             except (VerifyError, CheckFailed):  # an index out of bounds
                 continue
-            return given, [tensor for tensor in results if isinstance(tensor, torch.Tensor)]
+            return inputs, [tensor for tensor in results if isinstance(tensor, torch.Tensor)]
         raise VerifyError("a product reads at positions of which nothing is known")
 
     def _checked(
-        self, schedule: Schedule, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
+        self, schedule: Schedule, inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
     ) -> fx.GraphModule | str:
         """Return the module of a schedule, or why it is refused."""
         kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
         try:
             built = {result.kernel: result for result, _ in self._tuner.build(kernels)}
             module = splice(schedule, built)
-            results = _run(module, given)
+            results = _run(module, inputs)
             if self._tuner.device.type == "cuda":
                 torch.cuda.synchronize(self._tuner.device)
         except Exception as error:  # whatever fails, this alternative does not run
@@ -143,8 +143,8 @@ class Trials:
         return module
 
 
-def _run(module: fx.GraphModule, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    results: tuple[torch.Tensor, ...] = module.forward(list(given))
+def _run(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    results: tuple[torch.Tensor, ...] = module.forward(list(inputs))
     return results
 
 

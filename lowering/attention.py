@@ -59,10 +59,10 @@ def attention(
             attn_mask = _causal(query.shape[-2], key.shape[-2], query.device)
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         order = tuple(range(query.dim()) if order is None else order)
-        given = query, key, value, attn_mask, dropout_p, scale, order
-        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
-            return _Attention.apply(*given)[0]  # type: ignore[no-any-return, no-untyped-call]  # nor here
-        return _forward(*given)[0]
+        arguments = query, key, value, attn_mask, dropout_p, scale, order
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
+            return _Attention.apply(*arguments)[0]  # type: ignore[no-any-return, no-untyped-call]  # nor here
+        return _forward(*arguments)[0]
 
 
 def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -86,13 +86,13 @@ class Calls:
 
         A result that is itself a number determines its symbol without a dimension (None).
         """
-        told: dict[sympy.Symbol, int | None] = {}
+        dims: dict[sympy.Symbol, int | None] = {}
         sizes = enumerate(sizes_of(result.shape)) if isinstance(result, torch.Tensor) else ()
         for dim, size in ((None, size_of(result)),) if isinstance(result, torch.SymInt) else sizes:
             if size.is_Symbol and size not in self.symbols:
-                told.setdefault(size, dim)
-        self.symbols.update(told)
-        return told
+                dims.setdefault(size, dim)
+        self.symbols.update(dims)
+        return dims
 
     def _result(self, node: fx.Node, result: object) -> Value | sympy.Expr | None:
         """Return a call's result as a value: a tensor in a new buffer of the traced layout, or a known size."""

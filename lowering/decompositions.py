@@ -136,8 +136,10 @@ def _with_eager_format(parts: Callable[..., torch.Tensor | tuple[torch.Tensor, .
         return result.contiguous(memory_format=suggest_memory_format(x))
 
     def apart(x: torch.Tensor, *others: object, **options: object) -> object:
-        made = parts(x, *others, **options)
-        return laid(x, made) if isinstance(made, torch.Tensor) else (laid(x, made[0]), *made[1:])
+        decomposed = parts(x, *others, **options)
+        return (
+            laid(x, decomposed) if isinstance(decomposed, torch.Tensor) else (laid(x, decomposed[0]), *decomposed[1:])
+        )
 
     return apart
 

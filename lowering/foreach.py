@@ -55,11 +55,13 @@ def _per_tensor(overload: OpOverload, target: Callable[..., object]) -> Callable
         named |= {"value", "scalars"}
 
     def run(*args: object, **kwargs: object) -> list[object]:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        lists = [value for value in given.values() if isinstance(value, Sequence)]
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        lists = [value for value in arguments.values() if isinstance(value, Sequence)]
         results = []
         for position in range(len(lists[0])):
-            here = {name: value[position] if isinstance(value, Sequence) else value for name, value in given.items()}
+            here = {
+                name: value[position] if isinstance(value, Sequence) else value for name, value in arguments.items()
+            }
             keywords = {"value" if name == "scalars" else name: here.pop(name) for name in named & here.keys()}
             results.append(target(*here.values(), **keywords))
         return results

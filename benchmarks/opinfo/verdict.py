@@ -120,23 +120,29 @@ def _by_eagers_choice(result: Run, expected: Run, call: Call) -> Run:
     """
     if not call.returns_positions or len(result.outputs) != 2:
         return result
-    (values, ours), (wanted, theirs) = result.outputs, expected.outputs
+    (values, ours), (eager_values, theirs) = result.outputs, expected.outputs
     source = call.tensors[0].detach()
     for dim in range(source.ndim):
         named = [_named_by(source, dim, positions) for positions in (ours, theirs)]
-        right = all(at is not None and torch.equal(at, made) for at, made in zip(named, (values, wanted), strict=True))
-        if right and (torch.equal(values, wanted) or _as_frequent(call, source, dim, values, wanted)):
+        right = all(
+            at is not None and torch.equal(at, made) for at, made in zip(named, (values, eager_values), strict=True)
+        )
+        if right and (torch.equal(values, eager_values) or _as_frequent(call, source, dim, values, eager_values)):
             rows = (ours if ours.ndim == source.ndim else ours.unsqueeze(dim)).sort(dim).values
             if (rows.diff(dim=dim) != 0).all():  # none is named twice
-                return replace(result, outputs=[wanted, theirs], grads=_chosen(result, expected, source, dim, ours))
+                return replace(
+                    result, outputs=[eager_values, theirs], grads=_chosen(result, expected, source, dim, ours)
+                )
     return result
 
 
-def _as_frequent(call: Call, source: Tensor, dim: int, values: Tensor, wanted: Tensor) -> bool:
+def _as_frequent(call: Call, source: Tensor, dim: int, values: Tensor, eager_values: Tensor) -> bool:
     """Return whether the operation returns most frequent elements along `dim`, and both results are as frequent."""
-    if call.op.name not in MOST_FREQUENT or values.shape != wanted.shape:
+    if call.op.name not in MOST_FREQUENT or values.shape != eager_values.shape:
         return False
-    lots = (positions if positions.ndim == source.ndim else positions.unsqueeze(dim) for positions in (values, wanted))
+    lots = (
+        positions if positions.ndim == source.ndim else positions.unsqueeze(dim) for positions in (values, eager_values)
+    )
     first, second = ((source == lot).sum(dim) for lot in lots)
     return torch.equal(first, second)
 

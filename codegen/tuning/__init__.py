@@ -52,12 +52,12 @@ class Tuner:
             new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._known]
             choices = {kernel: self._builder.target.alternatives(kernel)[:MOST] for kernel in new}
             kept = {kernel: record.read(self._key(kernel, alternatives)) for kernel, alternatives in choices.items()}
-            wanted: list[tuple[Kernel, Alternative]] = []
+            pending: list[tuple[Kernel, Alternative]] = []
             for kernel, alternatives in choices.items():
                 old = kept[kernel]
                 if len(alternatives) > 1:
-                    wanted += [(kernel, way) for way in (alternatives if old is None else [alternatives[old.chosen]])]
-            built = self._build(wanted)
+                    pending += [(kernel, way) for way in (alternatives if old is None else [alternatives[old.chosen]])]
+            built = self._build(pending)
             for kernel, alternatives in choices.items():
                 self._known[kernel] = self._tuned(kernel, alternatives, kept.get(kernel), built)
             return [self._known[kernel] for kernel in kernels]
@@ -69,7 +69,7 @@ class Tuner:
     def _key(self, kernel: Kernel, alternatives: Sequence[Alternative]) -> str:
         return self.key([_without(kernel.origins, way.source) for way in alternatives])
 
-    def _build(self, wanted: Sequence[tuple[Kernel, Alternative]]) -> dict[tuple[Kernel, str], Built | str]:
+    def _build(self, pairs: Sequence[tuple[Kernel, Alternative]]) -> dict[tuple[Kernel, str], Built | str]:
         """Build each configuration; a text says why one could not be built."""
 
         def one(pair: tuple[Kernel, Alternative]) -> Built | str:
@@ -79,9 +79,9 @@ class Tuner:
             except FusionError as error:
                 return f"it cannot be built: {brief(error)}"
 
-        with ThreadPoolExecutor(max_workers=max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
-            results = list(pool.map(one, wanted))
-        return {(kernel, way.source): result for (kernel, way), result in zip(wanted, results, strict=True)}
+        with ThreadPoolExecutor(max_workers=max(1, min(len(pairs), os.cpu_count() or 1))) as pool:
+            results = list(pool.map(one, pairs))
+        return {(kernel, way.source): result for (kernel, way), result in zip(pairs, results, strict=True)}
 
     def _tuned(
         self,
@@ -109,29 +109,29 @@ class Tuner:
         capabilities = self._builder.target.capabilities
         trials = [Trial(way.name, predicted(kernel, way.price, capabilities)) for way in found]
         try:
-            given, after = expected(kernel, self.device)
+            inputs, after = expected(kernel, self.device)
         except (FusionError, torch.OutOfMemoryError) as error:
             return Tuning(kernel.name, tuple(trials), reason=brief(error))
         right: dict[int, Built] = {}
         for number, way in enumerate(alternatives):
             result = results[way.source]
-            refused = result if isinstance(result, str) else self._refused(kernel, result, given, after)
+            refused = result if isinstance(result, str) else self._refused(kernel, result, inputs, after)
             if refused is None and isinstance(result, Built):
                 right[number] = result
             else:
                 trials[number] = replace(trials[number], refused=str(refused))
         if not right:
             return Tuning(kernel.name, tuple(trials), reason="no configuration gave the right numbers")
-        calls = [partial(each.launch, *given) for each in right.values()]
+        calls = [partial(each.launch, *inputs) for each in right.values()]
         for number, took in zip(right, medians(calls, self.device), strict=True):
             trials[number] = replace(trials[number], measured=took)
         return Tuning(kernel.name, tuple(trials), min(right, key=lambda number: trials[number].measured or 0.0))
 
     def _refused(
-        self, kernel: Kernel, built: Built, given: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
+        self, kernel: Kernel, built: Built, inputs: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
     ) -> str | None:
         """Return why a configuration may not win: it fails, or its results are wrong; None if it may."""
-        tensors = [clone(tensor) for tensor in given]
+        tensors = [clone(tensor) for tensor in inputs]
         read = frozenset[str]().union(*map(loaded, kernel.launched))
         for param, tensor in zip(kernel.params, tensors, strict=True):
             if param.written and param.dtype.is_floating_point and param.name not in read:

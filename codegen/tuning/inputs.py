@@ -37,16 +37,16 @@ def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], 
         raise Unsupported(f"{kernel.name} has sizes that are not known")
     positions = any(map(_positions, kernel.launched))
     for limit in limits(size for param in kernel.params for size in param.shape) if positions else (None,):
-        given = [
+        inputs = [
             drawn(param.shape, param.strides, param.dtype, CPU if param.number else device, limit)
             for param in kernel.params
         ]
-        after = [clone(tensor) for tensor in given]
+        after = [clone(tensor) for tensor in inputs]
         try:
             run_kernel(kernel, after)
         except (VerifyError, CheckFailed):  # an index out of bounds
             continue
-        return given, after
+        return inputs, after
     raise Unsupported(f"{kernel.name} is called with positions of which nothing is known")
 
 

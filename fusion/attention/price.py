@@ -125,9 +125,11 @@ def generated_time(call: Call, target: Target) -> float:
         return _never_run
 
     inputs = [x.detach().requires_grad_(x.requires_grad) for x in call.inputs]
-    apart = functorch_config.patch(force_non_lazy_backward_lowering=True)  # backward now, not when it is called
+    eager_backward = functorch_config.patch(
+        force_non_lazy_backward_lowering=True
+    )  # backward now, not when it is called
     plainly = torch.autocast(call.query.device.type, enabled=False)
-    with tracing(None), apart, plainly, torch.set_grad_enabled(call.training):
+    with tracing(None), eager_backward, plainly, torch.set_grad_enabled(call.training):
         aot_backend(compile_one, lambda device: target.capabilities)(call.graph, inputs)
     return sum(_time(schedule, target, call.scores) for schedule in schedules)
 

@@ -52,13 +52,13 @@ def compile_in_parts(
             for node in nodes:
                 copies[node] = _copied(whole, node, copies)
             continue
-        given, results = _edges(nodes)
+        inputs, results = _edges(nodes)
         name = f"part_{len(held)}"
-        part = fx.GraphModule(graph, _part(nodes, given, results))
+        part = fx.GraphModule(graph, _part(nodes, inputs, results))
         forward = type(part).forward
         forward.__code__ = forward.__code__.replace()  # Dynamo skips code objects that exist while it compiles
         held[name] = compile_part(part)
-        call = whole.call_module(name, tuple(copies[node] for node in given))
+        call = whole.call_module(name, tuple(copies[node] for node in inputs))
         for k, node in enumerate(results):
             copies[node] = whole.call_function(operator.getitem, (call, k))
     whole.node_copy(graph.graph.output_node(), copies.__getitem__)

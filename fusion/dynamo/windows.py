@@ -57,8 +57,8 @@ def _is_written(windows: fx.Node) -> bool:
 
 
 def _separate(node: fx.Node) -> None:
-    given = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
-    args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", given)
+    operands = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
+    args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", operands)
     blocks: Callable[..., object] = _blocks
     if blocks(*args, **kwargs) is None:
         message = "windows are written with more between them than lies behind the last one"

@@ -239,8 +239,8 @@ def _settings() -> Iterator[object]:
         except (RuntimeError, TypeError):  # one that takes arguments, or is not in this build
             continue
     for configuration in _CONFIGURATIONS:
-        said = configuration.save_config_portable(ignore_private_configs=False)
-        yield write(dict(sorted(said.items())), {})
+        saved = configuration.save_config_portable(ignore_private_configs=False)
+        yield write(dict(sorted(saved.items())), {})
 
 
 __all__ = ["devices_of", "key_of_region"]

@@ -95,9 +95,9 @@ def _compared(call: KernelCall, launch: Launcher, args: Sequence[object]) -> Ite
     """Launch, and compare the results with the evaluator's on the same inputs."""
     kernel, origins = call.kernel, by_place(call.origins)
     count = len(kernel.params)
-    given, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
-    rounded = [_copied(tensor, tensor.dtype) for tensor in given]
-    exact = [_copied(tensor, torch.float64 if tensor.is_floating_point() else tensor.dtype) for tensor in given]
+    tensors, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
+    rounded = [_copied(tensor, tensor.dtype) for tensor in tensors]
+    exact = [_copied(tensor, torch.float64 if tensor.is_floating_point() else tensor.dtype) for tensor in tensors]
     only_stored = _only_stored(kernel)
     for param, tensor in zip(kernel.params, exact, strict=True):
         if param.name in only_stored and tensor.is_floating_point():
@@ -105,7 +105,7 @@ def _compared(call: KernelCall, launch: Launcher, args: Sequence[object]) -> Ite
     launch(*args)
     run_kernel(kernel, rounded, sizes)
     run_kernel(kernel, exact, sizes, exact=False)
-    for param, ours, same, theirs in zip(kernel.params, given, rounded, exact, strict=True):
+    for param, ours, same, theirs in zip(kernel.params, tensors, rounded, exact, strict=True):
         if param.written and ours.numel():
             held = theirs != _UNWRITTEN
             error, largest = _distance(ours[held], theirs[held])

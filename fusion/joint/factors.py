@@ -134,15 +134,15 @@ def root(node: fx.Node) -> fx.Node:
 
 def matrix_root(operand: fx.Node) -> tuple[fx.Node, bool]:
     """Return the tensor whose matrices an operand of a matrix product is a view of, and whether it is transposed."""
-    wanted = list(shape_of(operand)[-2:])
+    shape = list(shape_of(operand)[-2:])
     node, transposed = root(operand), False
     while (order := axis_order(node)) is not None:
         source = cast(fx.Node, node.args[0])
         ordered, sizes = sorted(order), [size for size in shape_of(node) if size != 1]
-        if sizes[-2:] != wanted or order != [*ordered[:-2], *reversed(ordered[-2:])]:
+        if sizes[-2:] != shape or order != [*ordered[:-2], *reversed(ordered[-2:])]:
             break
         node, transposed = root(source), not transposed
-        wanted.reverse()
+        shape.reverse()
     return node, transposed
 
 

@@ -122,12 +122,12 @@ def repeated(runs: Runs, outer: Runs) -> Runs | None:
         while size != 1:
             if not left:
                 return None
-            along, given = left.pop(0)
-            if (size / given).is_integer:
-                factors.append((along, given))
-                size = size / given
-            elif (given / size).is_integer:
-                left.insert(0, (along, given / size))
+            along, extent = left.pop(0)
+            if (size / extent).is_integer:
+                factors.append((along, extent))
+                size = size / extent
+            elif (extent / size).is_integer:
+                left.insert(0, (along, extent / size))
                 factors.append((along, size))
                 size = sympy.Integer(1)
             else:

@@ -229,8 +229,8 @@ class _Writer:
 
     def _factor(self, factor: Factor) -> fx.Node:
         """Return a factor outside the sum: one number for each row, or one for all."""
-        alone = count(shape_of(factor.root)) == 1
-        node = self._viewed(factor.root, (sympy.Integer(1),) * len(self._shape) if alone else self._shape)
+        scalar = count(shape_of(factor.root)) == 1
+        node = self._viewed(factor.root, (sympy.Integer(1),) * len(self._shape) if scalar else self._shape)
         if factor.inverted:
             node = self._call(aten.logical_not.default, node)
         return self._cast(node, self._dtype)

@@ -44,16 +44,16 @@ def guard_dispatch(
     batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # a tensor
 
     def gradients(args: Sequence[object]) -> list[torch.Tensor]:
-        return [given for k in tangents if isinstance(given := args[k], torch.Tensor)]
+        return [value for k in tangents if isinstance(value := args[k], torch.Tensor)]
 
     def run(args: list[object]) -> tuple[object, ...]:
         if instead:
             return instead[0](args)
         supported = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
-        if supported and not (tangents and any(batched(given) or given.is_neg() for given in gradients(args))):
+        if supported and not (tangents and any(batched(value) or value.is_neg() for value in gradients(args))):
             return compiled(args)
         if not fallback:
-            negated = any(given.is_neg() for given in gradients(args))
+            negated = any(value.is_neg() for value in gradients(args))
             reason, hint = (NEGATED, RESOLVE) if negated else (f"inside of {_within()}", "")
             fallback.append(eagerly(Unsupported(reason, hint=hint)))
         return fallback[0](args)
@@ -73,7 +73,7 @@ def refuse_fake_inputs(graph: fx.GraphModule) -> None:
     Raises:
         Unsupported: an input is a fake tensor.
     """
-    if any(isinstance(given, FakeTensor) for given in _examples(graph)):
+    if any(isinstance(value, FakeTensor) for value in _examples(graph)):
         raise Unsupported("fake tensors have no memory", hint="called with real tensors, it is compiled")
 
 
@@ -83,12 +83,12 @@ def refuse_negated_inputs(graph: fx.GraphModule) -> None:
     Raises:
         Unsupported: an input is such a tensor.
     """
-    if any(isinstance(given, torch.Tensor) and given.is_neg() for given in _examples(graph)):
+    if any(isinstance(value, torch.Tensor) and value.is_neg() for value in _examples(graph)):
         raise Unsupported(NEGATED, hint=RESOLVE)
 
 
 def _examples(graph: fx.GraphModule) -> Iterator[object]:
     """Yield the values of the inputs for which Dynamo captured the graph."""
     for node in graph.graph.find_nodes(op="placeholder"):
-        if (given := node.meta.get("grapharg")) is not None:
-            yield given.example
+        if (example := node.meta.get("grapharg")) is not None:
+            yield example.example

@@ -46,8 +46,8 @@ def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> 
     layout: _Layout | _Disjoint | None = None
     if changed and 2 <= len(tensors) <= MAX_COMPARED:
         layout = _Layout.of(inputs, tensors, changed, merged=_merged(inputs))
-    elif changed and (apart := _Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
-        layout = apart
+    elif changed and (disjoint := _Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
+        layout = disjoint
     if layout is None and not viewed:
         return compiled
 

@@ -111,13 +111,14 @@ class _Region:
         return [cast("Tensor", args[k])._version for k in self.watched]
 
     def reached(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads:
-        """Drop the gradients of inputs without a path to a result with a gradient; `self` if there are none."""
+        """Return `grad_inputs` without gradients of inputs that no result with a gradient depends on."""
         needs = self.node.needs
         if not needs or len(needs) != len(grad_inputs) or all(grad is not None for grad in grad_outputs):
             return grad_inputs
-        given = {k for k, grad in enumerate(grad_outputs) if grad is not None}
+        with_gradient = {k for k, grad in enumerate(grad_outputs) if grad is not None}
         return tuple(
-            grad if needed & given or not needed else None for grad, needed in zip(grad_inputs, needs, strict=True)
+            grad if needed & with_gradient or not needed else None
+            for grad, needed in zip(grad_inputs, needs, strict=True)
         )
 
     def run(self, args: Sequence[object]) -> Sequence[object]:
@@ -242,12 +243,12 @@ class _Joined(torch.autograd.Function):
         return tuple(grad.detach() for grad in again.made if grad is not None)
 
     @staticmethod
-    def backward(ctx: _Context, *wanted: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grad_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         again = ctx.again
         if again.refusal:
             raise Unsupported(f"gradients of gradients of a compiled region: {again.refusal}")
         again.region.say_once("gradients of gradients")
-        return None, *_twice(again, ctx.saved_tensors, wanted, further=torch.is_grad_enabled())
+        return None, *_twice(again, ctx.saved_tensors, grad_grads, further=torch.is_grad_enabled())
 
 
 def _twice(

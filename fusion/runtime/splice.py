@@ -225,7 +225,7 @@ class _Splicer:
 
     def _call(self, call: Extern) -> None:
         held = self._read if only_reads(call) else self._tensor
-        args, kwargs = (map_leaves(given, partial(self._argument, held=held)) for given in (call.args, call.kwargs))
+        args, kwargs = (map_leaves(value, partial(self._argument, held=held)) for value in (call.args, call.kwargs))
         node = self.graph.call_function(CHEAPER.get(call.target, call.target), args, kwargs)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node

@@ -90,10 +90,10 @@ class _KernelRules:
             self._check_tiles(first)
             return
         require(first.then is None and self.kernel.then is None, "it runs beside others in a launch that goes on")
-        mine, others = stored(self.kernel), [part for part in first.parts if part is not self.kernel]
+        own_stores, others = stored(self.kernel), [part for part in first.parts if part is not self.kernel]
         require(len(others) == len(first.beside), "it runs beside itself")
         for part in others:
-            conflicts = (mine & (loaded(part) | stored(part))) | (loaded(self.kernel) & stored(part))
+            conflicts = (own_stores & (loaded(part) | stored(part))) | (loaded(self.kernel) & stored(part))
             require(
                 not conflicts, "it runs beside {}, and one of them writes {}", part.name, ", ".join(sorted(conflicts))
             )

@@ -107,8 +107,8 @@ def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None)
     axis, run = (lane, 1) if shared else _chunked_axis(folded)
     shares = _shares(sweep, axis) if shared and axis is not None else None
     points = sympy.Mul(*(each.size for each in folded))
-    alone = not shared and points.is_Integer and bool(points <= CHUNK_PER_LANE)
-    return Runs(across, apart, shares, axis, _chunk_length(sweep, axis, across=shared, shares=shares, run=run), alone)
+    one_run = not shared and points.is_Integer and bool(points <= CHUNK_PER_LANE)
+    return Runs(across, apart, shares, axis, _chunk_length(sweep, axis, across=shared, shares=shares, run=run), one_run)
 
 
 def _keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:

@@ -131,18 +131,18 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
     if not inner:
         return _pointwise(grid, used)
     symbols = {axis.symbol for axis in inner}
-    walked = [access for access in used if access.axes & symbols]
-    outside, inside = _best(grid, walked), _best(inner, walked)
+    varying = [access for access in used if access.axes & symbols]
+    outside, inside = _best(grid, varying), _best(inner, varying)
     length = sympy.Mul(*(axis.size for axis in inner))
     fewer = outside.size.is_Integer and inside.size.is_Integer and outside.size < min(FEW, inside.size)
     short = length.is_Integer and length <= FEW and not fewer
     points = sympy.Mul(*(axis.size for axis in grid))
-    continued = _continued(inside, grid, walked)
+    continued = _continued(inside, grid, varying)
     if continued is not None and length != inside.size:
         return replace(_blocks(continued, _block(sweeps, length), points, shared=shared), inner=inside)
-    if not short and _score(outside, walked) <= _score(inside, walked):
+    if not short and _score(outside, varying) <= _score(inside, varying):
         return Lanes()
-    outside = _continued(outside, grid, walked) or outside
+    outside = _continued(outside, grid, varying) or outside
     return _blocks(outside, _block(sweeps, length), points, shared=shared)
 
 

@@ -62,10 +62,10 @@ def render(levels: Sequence[Level]) -> list[str]:
         lines = [*level.before, *lines, *level.after]
         if level is levels[0] or not lines:
             continue
-        said = [" ".join((level.pragma, *level.clauses))] if level.pragma else []
+        pragma = [" ".join((level.pragma, *level.clauses))] if level.pragma else []
         body, single = indented(lines), len(lines) == 1
         loops = [
-            [*said, f"{header}{'' if single else ' {'}", *body, *([] if single else ["}"])]
+            [*pragma, f"{header}{'' if single else ' {'}", *body, *([] if single else ["}"])]
             for header in (level.header, level.rest)
         ]
         lines, rest = [*loops[0], *rest], loops[1] if level.rest else []
