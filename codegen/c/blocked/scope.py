@@ -19,7 +19,7 @@ from fusion.codegen.c.plan.threads import cost_of
 from fusion.codegen.c.text.nest import Level, render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import HELD
-from fusion.codegen.c.text.values import Speller
+from fusion.codegen.c.text.values import ValueWriter
 from fusion.lowering.expr import Expr, Load, TileRef, postorder
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Kernel, spans
@@ -36,11 +36,11 @@ class Nest:
 
     levels: list[Level]
     texts: Sequence[str]
-    _speller: Speller
+    _writer: ValueWriter
 
     def position(self, offset: sympy.Expr) -> str:
         """Return an offset in a flat buffer, in the innermost loop."""
-        return self._speller.position(offset)
+        return self._writer.position(offset)
 
     def write(self, *statements: str) -> None:
         """Add statements to the innermost loop."""
@@ -158,12 +158,12 @@ class Scope:
         span = set(axes)
         passing = outermost(roots, set(self.known), lambda node: node in self.shared and set(self.tiled(node)) == span)
         levels, depth = self.levels(axes, lanes=lanes)
-        speller = Speller(self.where, self.space, self.names, self.params, self.written)
-        speller.open(levels, depth)
+        writer = ValueWriter(self.where, self.space, self.names, self.params, self.written)
+        writer.open(levels, depth)
         for value, tile in self.known.items():
-            speller.learn(value, self.at(tile))
-        texts = speller.spell([*passing, *roots], named=named)
-        found = Nest(levels, texts[len(passing) :], speller)
+            writer.learn(value, self.at(tile))
+        texts = writer.write([*passing, *roots], named=named)
+        found = Nest(levels, texts[len(passing) :], writer)
         for node, text in zip(passing, texts, strict=False):
             tile = self._tile(node, axes)
             found.write(f"{self.at(tile)} = {text};")

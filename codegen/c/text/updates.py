@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from fusion.codegen.c.text.spell import spell
+from fusion.codegen.c.text.operations import operation_text
 from fusion.codegen.c.text.storage import NARROW_FLOATS
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Store
@@ -21,6 +21,6 @@ def statement(store: Store, dtype: torch.dtype, element: str, value: str, where:
     if store.op != "store":
         if dtype in NARROW_FLOATS:
             raise BuildError(f"{store.param}: values that meet are joined in 32 bits, not in {dtype}")
-        value = spell(_JOINS[store.op], dtype, dtype, [element, value])
+        value = operation_text(_JOINS[store.op], dtype, dtype, [element, value])
     text = f"{element} = {value};"
     return text if where is None else f"if ({where}) {text}"

@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 
 from fusion.codegen.c.text.indices import affine, index_text
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
-from fusion.codegen.c.text.spell import spell
+from fusion.codegen.c.text.operations import operation_text
 from fusion.codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, const, postorder
@@ -35,8 +35,8 @@ LONGEST, LONGEST_ROOT = 64, 96
 """The longest value, in characters, that is inlined; the longest that is a whole statement."""
 
 
-class Speller:
-    """Writes the values of one kernel.  `open` starts a sweep; `spell` puts lines on its levels and returns texts."""
+class ValueWriter:
+    """Writes the values of one kernel.  `open` starts a sweep; `write` puts lines on its levels and returns texts."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Speller:
         """Record `text` for `value` in the open nest."""
         self._local[value] = text
 
-    def spell(self, roots: Sequence[Expr], *, named: frozenset[Expr] = frozenset()) -> list[str]:
+    def write(self, roots: Sequence[Expr], *, named: frozenset[Expr] = frozenset()) -> list[str]:
         """Return texts of `roots`, valid in the innermost loop; those in `named` are names, literals or array elements.
 
         Raises:
@@ -149,7 +149,7 @@ class Speller:
                 return self._element(load)
             case Op(name, args, dtype):
                 texts = [self._get(arg) for arg in args]
-                text = spell(name, args[-1].dtype, dtype, texts)
+                text = operation_text(name, args[-1].dtype, dtype, texts)
                 return _hidden(text, dtype) if node in self._chosen else text
             case Cast(arg, dtype):
                 text = converted(arg.dtype, dtype, self._get(arg))

@@ -24,7 +24,7 @@ from fusion.codegen.c.text.storage import (
 )
 from fusion.lowering.errors import BuildError
 
-SPELLING: dict[str, str | tuple[str, str, str]] = {
+OPERATIONS: dict[str, str | tuple[str, str, str]] = {
     "add": ("{0} + {1}", "{0} + {1}", "{0} | {1}"),
     "sub": ("{0} - {1}", "{0} - {1}", ""),
     "mul": ("{0} * {1}", "{0} * {1}", "{0} & {1}"),
@@ -88,22 +88,25 @@ _OWN = frozenset(("exp", "erf"))
 """Functions defined for floats only (`functions.py`); C's library has them for doubles."""
 
 
-def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str]) -> str:
+def operation_text(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str]) -> str:
     """Return the C expression of operation `name` on operands held as `dtype` (of the last one for `where`).
 
-    >>> spell("mul", torch.float32, torch.float32, ["x", "y"])
+    >>> operation_text("mul", torch.float32, torch.float32, ["x", "y"])
     'x * y'
-    >>> spell("add", torch.int8, torch.int8, ["x", "y"]), spell("tanh", torch.float64, torch.float64, ["x"])
+    >>> (
+    ...     operation_text("add", torch.int8, torch.int8, ["x", "y"]),
+    ...     operation_text("tanh", torch.float64, torch.float64, ["x"]),
+    ... )
     ('(int8_t)(x + y)', 'tanh(x)')
 
     Raises:
         BuildError: no such operation on this dtype.
     """
-    row = SPELLING.get(name, "")
+    row = OPERATIONS.get(name, "")
     kind = 0 if dtype.is_floating_point else 2 if dtype is torch.bool else 1
     template = row if isinstance(row, str) else row[kind]
     if not template or dtype not in HELD:
-        raise BuildError(f"the C target cannot spell {name} of {dtype}")
+        raise BuildError(f"the C target has no text for {name} of {dtype}")
     if name == "where":
         return template.format(*(operand(text, COMPARE) for text in operands))
     held = COMPUTED[dtype]
