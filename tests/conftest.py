@@ -1,4 +1,4 @@
-"""What every test shares: a seed, a private cache, two threads, a clean Dynamo, and the `gpu` marker."""
+"""Shared fixtures: a seed, a private cache, two threads, a clean Dynamo, and the `gpu` marker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmarks' own rules: what may be reported, and that the synthetic graphs are what they say."""
+"""The benchmarks' own rules: what may be reported, and that the synthetic graphs are as described."""
 
 from __future__ import annotations
 

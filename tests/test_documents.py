@@ -1,4 +1,4 @@
-"""What the documents name exists: files and folders, the options of a call, variables of the environment.
+"""Names in the documents exist: files and folders, options of calls, environment variables.
 
 That their code blocks run is tested in `tests/documents/`.
 """

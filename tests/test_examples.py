@@ -1,4 +1,4 @@
-"""Every example runs, in a process without pytest, and says what it promises to say."""
+"""Every example runs, in a process without pytest, and prints what it promises."""
 
 from __future__ import annotations
 

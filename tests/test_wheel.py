@@ -1,4 +1,4 @@
-"""What is installed is everything that is imported: a wheel holds as folders what are links in the repository."""
+"""A wheel contains all imported modules: links of the repository become folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning: the fastest of those that give the right numbers wins, by name and for good."""
+"""Tuning: the fastest correct configuration wins, and is recorded by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a fused function behaves as eager: values, dtypes, strides, what shares memory, what was changed in place."""
+"""Checks that a fused function behaves as eager: values, dtypes, strides, aliasing, mutation."""
 
 from __future__ import annotations
 

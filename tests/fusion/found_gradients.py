@@ -1,4 +1,4 @@
-"""What random programs have found where there is a backward: each failed once, and was made small."""
+"""Failures with a backward that random programs have found, minimised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random programs have found in results: each failed once, and is written here as it was found, made small."""
+"""Failures without a backward that random programs have found, minimised."""
 
 from __future__ import annotations
 

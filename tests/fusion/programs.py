@@ -1,6 +1,6 @@
-"""Programs that the tests compile: a name, a function, and what makes its inputs.
+"""Programs for the tests: a name, a function, and a function that creates its inputs.
 
-Shapes are ragged on purpose, layouts are not always contiguous, and every program says how many kernels it should be.
+Shapes are ragged on purpose, layouts are not always contiguous, and every program states its expected kernel count.
 """
 
 from __future__ import annotations

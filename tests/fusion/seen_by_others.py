@@ -1,4 +1,4 @@
-"""What another backend sees: tables of PyTorch's, and graphs that it traces.
+"""Prints what another backend sees: tables of PyTorch's, and graphs that it traces.
 
 `python -m tests.fusion.seen_by_others [step …]` takes the steps, then prints the graphs.
 """

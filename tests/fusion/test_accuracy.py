@@ -1,4 +1,4 @@
-"""`accuracy`: each kernel's own error, against float64 on what it was given."""
+"""`accuracy`: the error of each kernel against float64 on its inputs."""
 
 from __future__ import annotations
 

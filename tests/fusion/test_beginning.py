@@ -1,4 +1,4 @@
-"""When an accelerator's target begins what it needs once in a process."""
+"""When an accelerator's target is prewarmed, once in a process."""
 
 from __future__ import annotations
 

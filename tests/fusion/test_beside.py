@@ -1,4 +1,4 @@
-"""A program whose own modules are called as parts of the compiler are, which lie where Python looks first."""
+"""A program whose own modules have names of the compiler's, and come first on Python's path."""
 
 from __future__ import annotations
 

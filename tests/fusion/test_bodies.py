@@ -1,4 +1,4 @@
-"""What branches, loops and scans call is compiled, as graphs of their own."""
+"""Bodies of branches, loops and scans are compiled as graphs of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes that only data tells, or that no number passes: what is around them is compiled, and is as right as eager."""
+"""Data-dependent sizes, and sizes that are not passed as numbers: all else is compiled, and correct."""
 
 from __future__ import annotations
 

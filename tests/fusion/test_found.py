@@ -1,4 +1,4 @@
-"""What random programs have found, in results (`found_results`) and in gradients (`found_gradients`)."""
+"""Failures that random programs have found, in results (`found_results`) and in gradients (`found_gradients`)."""
 
 from __future__ import annotations
 

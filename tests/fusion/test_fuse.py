@@ -1,4 +1,4 @@
-"""`fuse`, `explain`, `report` and `torch.compile(backend="fusion")` as their users meet them."""
+"""`fuse`, `explain`, `report` and `torch.compile(backend="fusion")` as used by users."""
 
 from __future__ import annotations
 

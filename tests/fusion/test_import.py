@@ -1,4 +1,4 @@
-"""What `import fusion` loads, and what it does not, each in a process of its own."""
+"""What `import fusion` loads, each in a separate process."""
 
 from __future__ import annotations
 

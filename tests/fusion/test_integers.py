@@ -1,4 +1,4 @@
-"""Integers that the caller passes: one compilation serves those of any sign, computing as Python does."""
+"""Integer arguments: one compilation serves any sign, with Python's arithmetic."""
 
 from __future__ import annotations
 

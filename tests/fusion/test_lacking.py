@@ -1,4 +1,4 @@
-"""What the machine lacks: a compiler, Triton, a place to write to.  Programs run eagerly then, and say what to do."""
+"""Machines without a compiler, Triton, or a writable directory: programs run eagerly, with a hint."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Strict numerics: what is fused gives the bits of eager, which stores every intermediate.
+"""Strict numerics: fused code returns eager's bits, as if every intermediate were stored.
 
-Products of float32 follow the setting of PyTorch.
+GEMMs of float32 follow the setting of PyTorch.
 """
 
 from __future__ import annotations

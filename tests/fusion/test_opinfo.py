@@ -1,7 +1,7 @@
 """A slice of PyTorch's own table of operations through the compiler, forward and backward, against eager.
 
-The slice is every so many of each kind of operation that the table knows (unary, binary, reductions, shapes, …), in its
-order; nothing is chosen by whether it passes.  All of the table: `python -m benchmarks opinfo`.
+The slice is every n-th of each kind of operation in the table (unary, binary, reductions, shapes, …), in its order;
+nothing is selected by whether it passes.  All of the table: `python -m benchmarks opinfo`.
 """
 
 from __future__ import annotations

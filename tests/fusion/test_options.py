@@ -1,4 +1,4 @@
-"""Options: what a call may say, and what it is told where it says something else."""
+"""Options: allowed values, and the errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other backends of a process see: what they would see without Fusion, also once it has compiled something."""
+"""Other backends in a process see what they would see without Fusion, also after it has compiled something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions out of range: what eager refuses is refused, by the same kind of error, and the program can go on."""
+"""Indices out of range: refused as in eager, by the same type of error, after which the program can continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`F.scaled_dot_product_attention`: who computes it, and that its parts give what eager gives, in one kernel."""
+"""`F.scaled_dot_product_attention`: which kernels compute it, and that its decomposition in one kernel equals eager."""
 
 from __future__ import annotations
 

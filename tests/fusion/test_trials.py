@@ -1,4 +1,4 @@
-"""Under `mode="max-autotune"`, what was measured decides who computes a product, and is kept."""
+"""Under `mode="max-autotune"` measurements decide how a product is computed, and are recorded."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What is decided for some 70 programs is kept as text, so that a change of a decision shows as a diff.
+"""Decisions for some 70 programs are recorded as text, so that a change of a decision shows as a diff.
 
-    pytest tests/golden --refresh-goldens     writes the texts anew
+    pytest tests/golden --refresh-goldens     writes the texts again
 
-Each text says, for one program on one target, which kernels and library calls there are, in which configuration, what
-they are predicted to take, and a hash of each generated source.
+Each text has, for one program on one target, its kernels and library calls, their configurations and predicted times,
+and a hash of each generated source.
 """
 
 from __future__ import annotations

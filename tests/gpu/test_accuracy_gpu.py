@@ -1,4 +1,4 @@
-"""`accuracy` on a device: each launch is found, and is as exact as its dtypes."""
+"""`accuracy` on a device: each launch is compared, and is as exact as its dtypes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Library calls on a device, of tensors that kernels make: padded masks, slices, what is transposed or expanded.
+"""Library calls on a device, with operands that kernels compute: padded masks, slices, transposed or expanded tensors.
 
-A library's kernel may take strides or addresses for granted, and read wrong numbers where they are others.
+A library's kernel may assume strides or alignments, and read wrong numbers if they differ.
 """
 
 from __future__ import annotations

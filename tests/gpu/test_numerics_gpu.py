@@ -1,4 +1,4 @@
-"""Numerics on a device: bits of eager under strict numerics, maxima that are found again, exact steps of Adam."""
+"""Numerics on a device: eager's bits under strict numerics, positions of maxima, exact steps of Adam."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How fast kernels are on a device.
+"""The speed of kernels on a device.
 
-`pytest tests/gpu/test_speed_gpu.py -s` prints what a launch costs, and the kernels beside torch.
+`pytest tests/gpu/test_speed_gpu.py -s` prints the cost of a launch, and the kernels in comparison with torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Warm starts on a device: kernels of a second start are those of the first, and take other tensors as those do."""
+"""Warm starts on a device: a second start has the kernels of the first, which accept other tensors equally."""
 
 from __future__ import annotations
 

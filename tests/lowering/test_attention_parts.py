@@ -1,4 +1,4 @@
-"""Attention by its parts gives what eager gives in float64, forward and backward."""
+"""Decomposed attention equals eager in float64, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions in chunks: they mean what their nodes meant before, and what of them the verifier refuses."""
+"""Chunked regions have the meaning of their nodes; malformed ones are refused by the verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions: random ones, and choices by them, mean the same when they are made plain."""
+"""Conditions: simplification preserves the meaning of random conditions, and of selects by them."""
 
 from __future__ import annotations
 

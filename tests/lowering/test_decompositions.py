@@ -1,4 +1,4 @@
-"""The table of what PyTorch takes apart before the rules see it."""
+"""The table of PyTorch's decompositions that run before the rules."""
 
 from __future__ import annotations
 

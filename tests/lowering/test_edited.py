@@ -1,4 +1,4 @@
-"""Programs made of others: what is not given is kept, and what changes nothing is the same object."""
+"""Rewriting programs: unchanged fields are kept, and rewrites without effect return the same object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions and folds against torch itself, and what evaluating them refuses."""
+"""Expressions and folds against torch, and evaluation errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions: identity, constants, casts, and walks over deep and wide ones."""
+"""Expressions: identity, constants, casts, and traversals of deep and wide ones."""
 
 from __future__ import annotations
 

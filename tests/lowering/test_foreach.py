@@ -1,4 +1,4 @@
-"""Operations on lists of tensors, taken apart, against the operations themselves."""
+"""Operations on lists of tensors, decomposed, against the operations themselves."""
 
 from __future__ import annotations
 

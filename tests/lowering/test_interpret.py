@@ -1,4 +1,4 @@
-"""Programs against torch itself, and what running them refuses."""
+"""Programs against torch, and evaluation errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels against torch itself, and what running them refuses."""
+"""Kernels against torch, and evaluation errors."""
 
 from __future__ import annotations
 

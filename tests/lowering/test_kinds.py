@@ -1,4 +1,4 @@
-"""Every function over a union of kinds names them all: what it does not know raises, and is not taken for another."""
+"""Every function over a union of types handles all of them: an unknown one raises."""
 
 from __future__ import annotations
 

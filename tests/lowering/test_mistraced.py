@@ -1,4 +1,4 @@
-"""Shapes and strides of what is traced: eager's."""
+"""Traced shapes and strides are eager's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans in both IRs: what is refused, how they read, and where they stand in a kernel."""
+"""Scans in both IRs: refusals, text, and their place in a kernel."""
 
 from __future__ import annotations
 

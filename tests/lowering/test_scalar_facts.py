@@ -1,4 +1,4 @@
-"""The facts of the scalar operations, each compared with numbers: what the table claims is seen, and all of it."""
+"""The facts of the scalar operations, compared with numbers: the table claims exactly what holds."""
 
 from __future__ import annotations
 

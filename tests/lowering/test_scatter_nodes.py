@@ -1,4 +1,4 @@
-"""Scatters in both IRs: what they mean, what is refused, how they read."""
+"""Scatters in both IRs: semantics, refusals, text."""
 
 from __future__ import annotations
 

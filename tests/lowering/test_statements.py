@@ -1,4 +1,4 @@
-"""Bodies that are rebuilt: what changes nothing gives the same object, what changes the form keeps the meaning."""
+"""Rewriting bodies: rewrites without effect return the same object, others preserve the meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier on Programs: accepts what is well formed, and names the node and the rule when one thing is wrong."""
+"""The verifier on Programs: accepts well-formed ones, and names the node and the rule of each error."""
 
 from __future__ import annotations
 

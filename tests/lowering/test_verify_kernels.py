@@ -1,4 +1,4 @@
-"""The verifier on Kernels: accepts what is well formed, names the statement and the rule when one thing is wrong."""
+"""The verifier on Kernels: accepts well-formed ones, and names the statement and the rule of each error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A program in the making: the statements so far, what their names hold, and how the next one is tried.
+"""Builds a random program: its statements so far, the values of their names, and attempts at the next one.
 
-Each statement is run in eager as it is written, so that shapes, dtypes and values of all names are known.  One that
-fails, or whose results are too large in extent or in number, is left out.
+Each statement runs in eager as it is written, so that shapes, dtypes and values of all names are known.  Statements
+that fail, or whose results are too large in extent or in number, are left out.
 """
 
 from __future__ import annotations

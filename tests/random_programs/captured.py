@@ -1,7 +1,7 @@
-"""What PyTorch's own capture makes of a call, without the compiler.
+"""Runs a call through PyTorch's own capture, without the compiler.
 
-Where that errs, what is made of its graphs errs, too.  A result that is not eager's is excused where the capture gives
-the same wrong one.
+Errors of the capture are errors of its compiled graphs, too.  A wrong result is excused if the capture returns the
+same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where two tensors differ, ours and eager's, given what eager's may be."""
+"""Compares two tensors, ours and eager's, within eager's possible results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in for a compiler before the judge: the program itself, with a fault or without one."""
+"""Replaces the compiler in tests of the judge: runs the program itself, with a fault or without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs do with integers that are passed, `n` and `m`: of any sign, and under dynamic shapes symbols.
+"""Entries for integer arguments `n` and `m`: of any sign, and symbolic under dynamic shapes.
 
 Holes are those of `templates`.
 """

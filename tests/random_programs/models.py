@@ -1,4 +1,4 @@
-"""The part of the grammar that is a table, of what models do around their layers: entries as in `templates`."""
+"""Entries of the grammar's table for what models do around their layers; see `templates`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the grammar that is a table, of what networks are made of: entries as in `templates`."""
+"""Entries of the grammar's table for parts of networks; see `templates`."""
 
 from __future__ import annotations
 

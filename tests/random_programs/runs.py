@@ -1,4 +1,4 @@
-"""What a call of a program leaves behind, and how two of them differ in form."""
+"""The effects of a call of a program, and the differences in form between two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failing program made as small as it gets: each step must still fail in the same way."""
+"""Minimises a failing program: each step must still fail in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What eager does not survive: it would end the process, and no program is to be judged by it."""
+"""Programs that crash eager, which cannot be judged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of random programs: what it calls wrong, and whose fault it says that is."""
+"""The judge of random programs: what it calls wrong, and whom it blames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No kernel reads behind its tensors: these lie between pages that a process must not touch."""
+"""Kernels do not read past their tensors, which are placed between inaccessible pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GCC is expected to put into lanes: it says which loops it did."""
+"""Loops that GCC is expected to vectorise, by its own report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of C's library: alone, in lanes, in fewer lanes and in what is left at the end of a loop."""
+"""Functions of C's library: scalar, in full and narrower lanes, and in remainder loops."""
 
 from __future__ import annotations
 

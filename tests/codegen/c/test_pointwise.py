@@ -1,4 +1,4 @@
-"""Element-wise kernels in C: vectors, transpositions, masks, gathers, updates, sizes given at the call."""
+"""Element-wise kernels in C: vectors, transposes, masks, gathers, updates, symbolic sizes."""
 
 from __future__ import annotations
 

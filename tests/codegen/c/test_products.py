@@ -1,4 +1,4 @@
-"""Products in C with what stands around them: folds beside them, sums of rows, running values."""
+"""GEMMs in C with prologues and epilogues: other folds, row sums, running values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Kernels under GCC's sanitizers: they reach for nothing outside of tensors and arrays, and do nothing else that C
-leaves undefined, but integers wrap around.  New memory and arrays hold what is no number there.
+"""Kernels under GCC's sanitizers: no out-of-bounds access, no undefined behaviour except wrapping integers.
 
-In a process of their own, which the first finding ends: the libraries of the sanitizers have to be loaded before all
-others.
+New memory and arrays are filled with NaN.  Runs in a separate process, which ends at the first report: the sanitizers'
+libraries have to be loaded before all others.
 """
 
 from __future__ import annotations

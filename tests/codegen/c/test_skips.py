@@ -1,4 +1,4 @@
-"""Blocks that a walk in C passes over because of what lies in memory, against the evaluator."""
+"""Blocks that a loop in C skips because of values in memory, against the evaluator."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What kernels written by hand are made of, operands for them, and how results are compared.
+"""Helpers for hand-written kernels: parts, operands, and the comparison of results.
 
-The helpers keep a kernel to about ten lines.  All float sums run in float32 or wider, as in kernels made by lowering.
+The helpers keep a kernel to about ten lines.  All float sums run in float32 or wider, as in lowered kernels.
 """
 
 from __future__ import annotations

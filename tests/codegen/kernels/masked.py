@@ -1,4 +1,4 @@
-"""Attention kernels whose masks lie in memory: documents, lengths, flags, in forward and both backward walks."""
+"""Attention kernels with masks in memory: documents, lengths, flags, in forward and both backward loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matrix products, with what is computed before and after them."""
+"""GEMM kernels with prologues and epilogues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations that PyTorch cannot trace run as they are; what is before and after them is compiled."""
+"""Operations that PyTorch cannot trace run eagerly; the graphs before and after them are compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions marked with `nested_compile_region` are fused with what stands around them, in forward and in backward."""
+"""Regions marked with `nested_compile_region` are fused with their neighbours, in forward and in backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a large product that nobody reads are not made, in forward and in backward."""
+"""Rows of a large product without readers are not computed, in forward and in backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes to windows of `unfold`: what lies between the windows, and behind the last one, stays as it is."""
+"""Writes to windows of `unfold` leave the elements between and after the windows unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compilations as a process begins them, and what they told."""
+"""Compilations as a process starts them, and their notes."""
 
 from __future__ import annotations
 

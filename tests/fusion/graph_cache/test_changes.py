@@ -1,4 +1,4 @@
-"""What another process does otherwise, under the same names, is noticed."""
+"""Definitions that differ in another process under the same names change the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key of a graph: all that decides what is made of it, and nothing less."""
+"""The key of a graph covers all that decides its compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions: a second start traces nothing and gives the same; what may be another thing then is traced anew."""
+"""Cached regions: a second start traces nothing and returns the same; changed regions are traced again."""
 
 from __future__ import annotations
 

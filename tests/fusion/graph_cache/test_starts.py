@@ -1,4 +1,4 @@
-"""Warm starts: what was made of a graph is found again, and gives the same."""
+"""Warm starts: compilations are found in the cache, and return the same."""
 
 from __future__ import annotations
 

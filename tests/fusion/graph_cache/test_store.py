@@ -1,4 +1,4 @@
-"""What is written of a finished graph, what is not, and what becomes of files that are harmed or written at once."""
+"""The cache's files: which graphs are stored, and the handling of damaged and concurrently written files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of calls, each compared with numbers: what is read from the lowered form is seen when the call is made."""
+"""Facts about calls, compared with numbers: what the lowered form shows is derived from the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolutions run with channels last where that pays, and nobody sees it but by time."""
+"""Convolutions run in channels-last layout where that is faster, with unchanged results."""
 
 from __future__ import annotations
 

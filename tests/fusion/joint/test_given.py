@@ -1,4 +1,4 @@
-"""Views of what forward is given: the input is saved, and backward makes the view."""
+"""Views of forward's inputs: the input is saved, and backward computes the view."""
 
 from __future__ import annotations
 

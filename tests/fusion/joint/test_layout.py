@@ -1,4 +1,4 @@
-"""Gradients come in the memory layout of what they are gradients of."""
+"""Gradients have the memory layout of their tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normal forms: what is the same sum of products has one, what is 0 has none, and nothing else."""
+"""Normal forms: equal sums of products have the same one, and zero has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a joint graph computes twice, once."""
+"""Common subexpressions of a joint graph are computed once."""
 
 from __future__ import annotations
 

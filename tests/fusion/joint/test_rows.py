@@ -1,4 +1,4 @@
-"""What is normalized row by row lies in memory by rows where that pays, and nobody sees it but by time."""
+"""Tensors that are normalised by rows are laid out by rows where that is faster, with unchanged results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept between forward and backward: statistics of rows of halves in float32, all else as it is."""
+"""Saved tensors: statistics of 16-bit rows are saved in float32, all others unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of backward's own is told from memory that others see, in whatever state the interpreter is."""
+"""Memory that backward owns is distinguished from memory with other readers, in any state of the interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With tensors that have no memory, a fused function runs its operations; what watches operations sees eager's."""
+"""With fake tensors a fused function runs its operations; observers of operations see eager's."""
 
 from __future__ import annotations
 

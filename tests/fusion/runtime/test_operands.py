@@ -1,4 +1,4 @@
-"""What a library call is given lies as it does in eager: a kernel may read wrong numbers otherwise, without a word."""
+"""Operands of library calls have eager's strides: the library's kernels may silently read wrong numbers otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: what is recorded, what is not and why, and that results are those of the graph."""
+"""CUDA graphs: what is recorded, what is not and why, and that replays return the graph's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that do not give what PyTorch said they would: other strides are put right, another shape is refused."""
+"""Calls whose results differ from PyTorch's trace: other strides are copied, another shape is refused."""
 
 from __future__ import annotations
 

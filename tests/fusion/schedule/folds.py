@@ -1,4 +1,4 @@
-"""Folds over one axis, of which later ones name earlier ones, and the operands that they are made of."""
+"""Folds over one axis, of which later ones depend on earlier ones, and their operands."""
 
 from __future__ import annotations
 

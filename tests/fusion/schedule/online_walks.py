@@ -1,4 +1,4 @@
-"""Each body as two kernels: one walks the axis once for each fold, the other once, by the online rule."""
+"""Each body as two kernels: one loops once per fold, the other once for all, by the online rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions whose sources may meet in memory, with inputs for each: enough sources that each finds its own place."""
+"""Functions with colliding writes, with inputs for each: also enough sources that each has its own element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that only the program sees are made at aligned addresses where they are multiplied."""
+"""Multiplied rows that only the program sees are allocated at aligned addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hand-written attention: one kernel in one walk, forward and backward, with eager's values."""
+"""Hand-written attention becomes one kernel with one loop, forward and backward, with eager's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products too large to keep: made some rows at a time, with all that reads them, forward and backward."""
+"""Products too large to keep are computed some rows at a time, with all their readers, forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contractions that share an operand: which of them become one kernel, which do not, and what they give."""
+"""Contractions that share an operand: which of them become one kernel, and their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences of 1 and a power lose nothing; others stay what they are."""
+"""Differences of 1 and a power keep their precision; others are unchanged."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Walks of tiles that are drawn: sums and products of scores, read at many indices, and what takes them in.
+"""Random loops over tiles: sums and products of scores, read at many indices, and their consumers.
 
-Every kernel is written for a GPU.  Where a tile is none of matrices in its walk, the scheduler knows by itself.
+Every kernel is written for a GPU.  The scheduler detects tiles that are no matrices in their loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forms of kernels whose walk has several products: what the report says, and what they are predicted to take."""
+"""Forms of kernels whose loop has several products: their reports and predicted times."""
 
 from __future__ import annotations
 

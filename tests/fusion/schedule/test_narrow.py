@@ -1,4 +1,4 @@
-"""What is only read rounded is stored rounded."""
+"""Values that are only read rounded are stored rounded."""
 
 from __future__ import annotations
 

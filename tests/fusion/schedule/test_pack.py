@@ -1,4 +1,4 @@
-"""Independent kernels in one launch: which ones share it, in which order, and what they give."""
+"""Independent kernels in one launch (horizontal fusion): which ones, in which order, and their results."""
 
 from __future__ import annotations
 

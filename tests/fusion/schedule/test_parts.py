@@ -1,4 +1,4 @@
-"""Parts of a walk: what is merged of them, when they are made, and decoding end to end."""
+"""Split loops: how partial results are merged, when loops are split, and decoding end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers with quantised weights or few rows: what they become, and that the numbers stay as good as eager's."""
+"""Linear layers with quantised weights or few rows: their kernels, and errors no larger than eager's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans: what they share a kernel with, what keeps them apart and why, gradients, rows too long to hold."""
+"""Scans: what they fuse with, what they do not and why, gradients, rows too long to hold."""
 
 from __future__ import annotations
 

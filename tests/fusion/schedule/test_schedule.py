@@ -1,4 +1,4 @@
-"""Scheduling: what becomes one kernel, what is refused and why, and that it is the same every time."""
+"""Scheduling: which nodes become one kernel, what is refused and why, and determinism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joining spaces: which axes become one, which are split, and what is refused."""
+"""Merging iteration spaces: which axes are unified, which are split, and what is refused."""
 
 from __future__ import annotations
 

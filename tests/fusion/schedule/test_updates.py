@@ -1,4 +1,4 @@
-"""Tensors of the caller that are overwritten: written where they lie if that is right, and right in any case."""
+"""Mutated tensors of the caller: written in place if that is correct, and correct in any case."""
 
 from __future__ import annotations
 

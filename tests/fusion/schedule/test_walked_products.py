@@ -1,4 +1,4 @@
-"""Products in a walk: each is one of matrices where it is made, or is made before; none takes its region down."""
+"""Products in a loop: each is a GEMM of tiles, or is computed before the loop; none makes its region fail."""
 
 from __future__ import annotations
 

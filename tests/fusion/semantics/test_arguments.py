@@ -1,4 +1,4 @@
-"""What goes in and comes out beside plain tensors: trees, numbers, None, objects; and what raises."""
+"""Arguments and results beside tensors: trees, numbers, None, objects; and exceptions."""
 
 from __future__ import annotations
 

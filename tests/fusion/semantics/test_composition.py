@@ -1,5 +1,6 @@
-"""With what else PyTorch has: fused functions in one another, threads, custom functions and operations, transforms of
-functions, exported programs, subclasses of tensors."""
+"""Composition with PyTorch: nested fused functions, threads, custom functions and operations, function transforms,
+exported programs, tensor subclasses.
+"""
 
 from __future__ import annotations
 

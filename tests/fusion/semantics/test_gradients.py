@@ -1,4 +1,4 @@
-"""Which inputs have a gradient: those that lead to what is differentiated, as in eager, and no others."""
+"""Inputs have gradients if results depend on them, as in eager, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is changed in place: inputs, views of them, buffers, globals; as eager leaves it."""
+"""Mutation of inputs, views of them, buffers and globals is as in eager."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What surrounds a call: modes of autograd and of precision, settings of PyTorch, hooks on what is saved; errors that
-the user's own code raises in places that the compiler calls; callables that are no functions."""
+"""The context of a call: modes of autograd and of precision, settings of PyTorch, hooks on saved tensors; errors that
+the user's code raises in places that the compiler calls; callables that are no functions.
+"""
 
 from __future__ import annotations
 

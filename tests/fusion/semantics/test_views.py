@@ -1,4 +1,4 @@
-"""Views, aliases and layouts: outputs lie in memory, and share it, as eager's do; inputs may lie in it in any way."""
+"""Views, aliases and layouts: outputs have eager's strides and aliasing; inputs may have any layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Fifty steps of training: the losses of a fused model stay as near to eager's as eager's own from run to run.
+"""Fifty steps of training: the losses of a fused model are as close to eager's as eager's own from run to run.
 
-What a run to run difference is: eager float32 again, from initial weights that differ by about eight units in the last
-place, a few times.  Rounding in another order does no more than that to each step.
+Eager's difference from run to run: eager float32 again, from initial weights that differ by about eight units in the
+last place, a few times.  Another order of rounding changes each step by no more than that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resampling at given places and the gradient of replicated edges, against eager: no call is left."""
+"""Resampling at given positions and the gradient of replicated edges, against eager, without remaining calls."""
 
 from __future__ import annotations
 

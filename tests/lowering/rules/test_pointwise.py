@@ -1,4 +1,4 @@
-"""The pointwise rules against eager, on every kind of number that a kernel may meet."""
+"""The pointwise rules against eager, on every kind of number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants, ranges and random numbers: tensors that are made rather than computed."""
+"""Constants, ranges and random numbers: tensors without inputs."""
 
 from __future__ import annotations
 

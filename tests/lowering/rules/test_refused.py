@@ -1,4 +1,4 @@
-"""What eager refuses and PyTorch's trace lets pass is eager's call, which says why: nothing is computed of it."""
+"""Calls that eager refuses but PyTorch's trace accepts stay eager's, which raises the error."""
 
 from __future__ import annotations
 
