@@ -109,7 +109,7 @@ def imported() -> None:
 
 
 def compiled() -> None:
-    """Compile with Fusion, which takes each program whole, and gives what eager gives."""
+    """Compile with Fusion, which takes each program whole, and gives eager's results."""
     import fusion
 
     options: dict[str, Any] = {"strict": True, "graph_cache": False}

@@ -16,7 +16,7 @@ HEAVY = ("torch", "triton", "sympy", "networkx", "numpy")
 
 
 def run(program: str) -> str:
-    """What a Python process prints that runs `program`."""
+    """The output of a Python process that runs `program`."""
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 
 

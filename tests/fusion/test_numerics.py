@@ -232,7 +232,7 @@ def test_generated_products_follow_the_precision_of_matrix_products() -> None:
 
 @pytest.mark.usefixtures("restored_precision")
 def test_short_sums_are_multiplied_in_float32() -> None:
-    """In two parts they are twice as far from float64 as eager's; a walk over them would take far longer."""
+    """In two parts they are twice as far from float64 as eager's; a loop over them would take far longer."""
     assert precisions(5) == precisions(16) == {"ieee"}
     assert precisions(17) == precisions(5, lambda x, w: torch.softmax(x @ w, -1) @ w.t()) == {"tf32x3"}
     torch.set_float32_matmul_precision("high")
@@ -290,7 +290,7 @@ def test_columns_and_their_gradients_are_as_near_as_eager(
 
 
 def test_variances_of_long_rows_far_from_zero() -> None:
-    """In parts: what is summed up of each part are differences from the mean of all."""
+    """In parts: what is summed of each part are differences from the mean of all."""
     x = torch.randn(300_007, generator=torch.Generator().manual_seed(0)) + 1e5
     threads = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -214,7 +214,7 @@ def test_sizes_given_at_the_call():
 
 
 def backward(queries: int, keys: int, width: int, *, dtype: torch.dtype, of_keys: bool) -> Kernel:
-    """The gradients of causal attention: of keys and values in a walk over queries, or of queries in one over keys."""
+    """The gradients of causal attention: of keys and values in a loop over queries, or of queries in one over keys."""
     row, column = width * (queries * b + i), width * (keys * b + s)
     seen = op("le", IndexValue(s), IndexValue(i))
     scores = Fold("scores", "dot", (load("q", row + d, dtype), load("k", column + d, dtype)), (d,), F32, (i,), (s,))

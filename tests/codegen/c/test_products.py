@@ -21,7 +21,7 @@ from tests.codegen.kernels.making import kernel, load, param, tensors
 
 
 def log_sum_exp(rows: int, words: int, features: int, dtype: torch.dtype) -> Kernel:
-    """log Σ exp(x · wᵀ + bias) in one walk over the words, each block of them a walk over the features"""
+    """log Σ exp(x · wᵀ + bias) in one loop over the words, each block of them a loop over the features"""
     x, weight = load("x", features * i + d, dtype), load("w", features * s + d, dtype)
     logits = Fold("logits", "dot", (x, weight), (d,), F32, (i,), (s,))
     value = op("add", logits.ref, load("bias", s))
@@ -136,7 +136,7 @@ def test_a_batch_inside_the_tile():
 
 
 def test_running_values_without_a_product():
-    """An online softmax: its maximum and its sum in one walk."""
+    """An online softmax: its maximum and its sum in one loop."""
     n = 1000
     top = Fold("top", "max", (load("x", n * i + s),), (s,), F32)
     power = op("exp", op("sub", load("x", n * i + s), top.ref))
@@ -150,7 +150,7 @@ def test_running_values_without_a_product():
 
 
 def test_running_values_over_two_axes():
-    """The longer axis is walked in blocks, the other point by point; what is carried goes on through both."""
+    """The longer axis is looped over in blocks, the other point by point; what is carried goes on through both."""
     length, parts = 300, 5
     x = load("x", length * parts * i + length * u + s)
     top = Fold("top", "max", (x,), (u, s), F32)
@@ -164,7 +164,7 @@ def test_running_values_over_two_axes():
 
 
 def test_a_fold_that_is_complete_in_each_block():
-    """Rows are normalised by their own width inside a walk over others, and stored there."""
+    """Rows are normalised by their own width inside a loop over others, and stored there."""
     total = Fold("total", "sum", (load("x", 2800 * i + 7 * s + d),), (d,), F32)
     share = op("truediv", load("x", 2800 * i + 7 * s + d), total.ref)
     params = (param("x", F32, 20, 400, 7), param("out", F32, 20, 400, 7, written=True))

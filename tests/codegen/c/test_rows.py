@@ -66,7 +66,7 @@ def test_blocks_of_columns_are_narrowed_so_that_every_thread_has_one(columns):
 
 @pytest.mark.parametrize("columns", [5, 40])
 def test_a_fold_that_is_the_same_for_all_lanes(columns):
-    """It shares a walk with one that is not, so it is accumulated per lane, and is read inside the lanes."""
+    """It shares a loop with one that is not, so it is accumulated per lane, and is read inside the lanes."""
     x, y, out = torch.randn(6, columns), torch.randn(6), torch.empty(columns)
     total = Fold("total", "sum", (load("x", columns * r0 + i0),), (r0,), F32)
     most = Fold("most", "max", (load("y", r0),), (r0,), F32)

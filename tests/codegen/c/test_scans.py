@@ -71,7 +71,7 @@ def test_integers(name: str, dtype: torch.dtype) -> None:
 @REDUCED
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_scan_between_folds(dim: int, role: Role) -> None:
-    """exp(x - max) is summed up to each point, and divided by its own sum: the second walk scans again."""
+    """exp(x - max) is summed to each point, and divided by its own sum: the second loop scans again."""
     x = torch.randn(60, 90)
     offset: sympy.Expr = 90 * i0 + r0 if dim == 1 else 90 * r0 + i0
     top = Fold("top", "max", (load("x", offset),), (r0,), F32)

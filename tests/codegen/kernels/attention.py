@@ -91,9 +91,9 @@ def online_attention(
     scale: float = 0.5,
     hidden: bool = False,
 ) -> Kernel:
-    """softmax(q · kᵀ · scale) · v in one walk over the keys: running values that are brought up to date block by block.
+    """softmax(q · kᵀ · scale) · v in one loop over the keys: running values that are brought up to date block by block.
 
-    `step`: the width is walked too, inside the walk over keys, instead of held whole for the scores.  `group`: so many
+    `step`: the width is walked too, inside the loop over keys, instead of held whole for the scores.  `group`: so many
     heads of q share one of k and v.  `hidden`: the scores ask which keys are not visible, not which are.
     """
     d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
@@ -151,7 +151,7 @@ def _attention_gradients(
 def attention_dkv(
     heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False
 ) -> Kernel:
-    """Gradients of k and v: a walk over the queries, four products, the last two of a product of the first two"""
+    """Gradients of k and v: a loop over the queries, four products, the last two of a product of the first two"""
     d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
     params, folds, (share, slope), where = _attention_gradients(
         heads, queries, keys, width, dtype, causal, (d, e, s, j)
@@ -172,7 +172,7 @@ def attention_dkv(
 def attention_dq(
     heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False
 ) -> Kernel:
-    """The gradient of q: a walk over the keys, three products"""
+    """The gradient of q: a loop over the keys, three products"""
     d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
     params, folds, (_, slope), where = _attention_gradients(heads, queries, keys, width, dtype, causal, (d, e, i, s))
     dq = Fold("dq", "dot", (slope, load("k", width * (keys * b + s) + d, dtype)), (s,), F32, (i,), (d,))
@@ -183,7 +183,7 @@ def attention_dq(
 
 
 def linear_logsumexp(rows: int, vocabulary: int, features: int, dtype: torch.dtype = BF16) -> Kernel:
-    """log Σ exp(x · wᵀ) and the logit of a label, in one walk over the vocabulary with the product walked inside it"""
+    """log Σ exp(x · wᵀ) and the logit of a label, in one loop over the vocabulary with the product walked inside it"""
     s = over_symbol(2)
     logits = Fold(
         "logits", "dot", (load("x", features * i + r, dtype), load("w", features * s + r, dtype)), (r,), F32, (i,), (s,)

@@ -33,7 +33,7 @@ def scattered(name: str, sources: int, rows: int, columns: int, dtype: torch.dty
 
 
 def softmax(rows: int | sympy.Expr, columns: int | sympy.Expr, role: Role, dtype: torch.dtype = F32) -> Kernel:
-    """Three walks over each row, or the row held whole"""
+    """Three loops over each row, or the row held whole"""
     offset = columns * i + r
     x: Expr = load("x", offset, dtype)
     x = x if dtype is F32 else Cast(x, F32)
@@ -237,7 +237,7 @@ def column_totals(rows: int, columns: int, parts: int) -> Kernel:
 
 
 def online_logsumexp(rows: int, columns: int) -> Kernel:
-    """log Σ exp(x) of rows in one walk"""
+    """log Σ exp(x) of rows in one loop"""
     top, whole, _, _ = running_softmax(load("x", columns * i + r), r)
     params = (param("x", F32, rows, columns), param("out", F32, rows, written=True))
     store = Store("out", i, op("add", top.ref, op("log", whole.ref)))
@@ -245,7 +245,7 @@ def online_logsumexp(rows: int, columns: int) -> Kernel:
 
 
 def online_softmax(rows: int, columns: int, apart: int = 0, dtype: torch.dtype = F32) -> Kernel:
-    """exp(x) / Σ exp(x) of rows in two walks; rows are so far `apart`, or follow each other"""
+    """exp(x) / Σ exp(x) of rows in two loops; rows are so far `apart`, or follow each other"""
     apart = apart or columns
     offset = apart * i + r
     x: Expr = load("x", offset, dtype)
@@ -258,7 +258,7 @@ def online_softmax(rows: int, columns: int, apart: int = 0, dtype: torch.dtype =
 
 
 def partial_sums(rows: int, columns: int, window: int) -> Kernel:
-    """Sums of the last `window` elements up to the diagonal: a walk that skips, without a contraction"""
+    """Sums of the last `window` elements up to the diagonal: a loop that skips, without a contraction"""
     where = visible_keys(i, r, shift=0, window=window)
     part = Fold("part", "sum", (op("where", where, load("x", columns * i + r), const(0.0, F32)),), (r,), F32)
     params = (param("x", F32, rows, columns), param("out", F32, rows, written=True))

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 Function = Callable[..., object]
 
 QUERIES, KEYS, WIDTH = 200, 220, 4
-"""Six heads of these have scores enough to be made again, rather than kept."""
+"""Six heads of these have scores enough to be recomputed, rather than kept."""
 
 
 def fixed_dropout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

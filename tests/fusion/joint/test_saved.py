@@ -59,7 +59,7 @@ def test_other_dtypes_are_kept_as_they_are() -> None:
 
 
 def test_what_is_given_is_kept_as_it_is() -> None:
-    """A row's statistic that somebody else has made, and one that is a result too."""
+    """A row's statistic that another function has computed, and one that is a result too."""
 
     def divide(x: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = (x * x).sum(-1, keepdim=True)
@@ -99,7 +99,7 @@ def test_backward_reads_the_statistic_unrounded() -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_rows_of_large_numbers(dtype: torch.dtype) -> None:
-    """The maximum of a row of halves, rounded, would be another one than that of the row that backward makes again."""
+    """The maximum of a row of halves, rounded, would be another one than that of the row that backward recomputes."""
     generator = torch.Generator().manual_seed(0)
     given = [(20 * torch.randn(shape, generator=generator)).to(dtype) for shape in ((40, 60), (60,))]
     weights = torch.randn(40, 60, generator=generator).to(dtype)

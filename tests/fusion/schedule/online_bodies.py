@@ -105,7 +105,7 @@ def chosen_factor(b: Body) -> Folds:
 
 
 def log_sum_of_running(b: Body) -> Folds:
-    """The shift and the logarithm of the sum were added up before."""
+    """The shift and the logarithm of the sum were added before."""
     top, total, _ = b.softmax()
     return top, total, b.fold("o", "dot", exp(sub(b.x, add(top.ref, op("log", total.ref)))), b.v)
 

@@ -17,7 +17,7 @@ from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, INF, LENGTH, ROW, 
 
 
 def streamed(folds: Sequence[Fold]) -> tuple[Folds, Expr, Online]:
-    """One walk: its accumulators, the value of the last fold, and what the rule said of that one."""
+    """One loop: its accumulators, the value of the last fold, and what the rule said of that one."""
     values: dict[str, Expr] = {}
     walked: dict[str, Fold] = {}
     found = Online((), folds[-1].ref)

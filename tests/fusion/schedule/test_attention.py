@@ -83,7 +83,7 @@ def test_nothing_of_queries_by_keys_is_saved(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["by hand", "normalised last"])
 def test_backward_of_large_scores_in_halves(name: str, dtype: torch.dtype) -> None:
-    """What forward keeps of a row fits the row that backward makes again, in a kernel or by the library."""
+    """What forward keeps of a row fits the row that backward recomputes, in a kernel or by the library."""
     case = next(case for case in ATTENTIONS if case.name == name)
     inputs = case.inputs(dtype, size=5.0)
     fused = fusion.fuse(case.function, options={"target": "c", "strict": True})

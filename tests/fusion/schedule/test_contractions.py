@@ -326,7 +326,7 @@ def mixed(x: torch.Tensor, first: torch.Tensor, bias: torch.Tensor, second: torc
 
 
 def forward_of(function: Function, *shapes: tuple[int, ...]) -> Schedule:
-    """The schedule of its forward, of which backward makes again what is larger than what it is made of."""
+    """The schedule of its forward, of which backward recomputes what is larger than what it is made of."""
     target, found = TritonTarget("sm_90"), list[Schedule]()
 
     def compile_one(graph: GraphModule, label: str) -> Boxed:

@@ -150,7 +150,7 @@ def test_a_norm_behind_another_is_cut_as_well() -> None:
 
 @pytest.mark.parametrize("shape", [(64, 64, 56, 56), (64, 32, 28, 28)])
 def test_what_is_summed_up_is_made_in_the_same_pass(shape: tuple[int, ...]) -> None:
-    """Parts are rows of the image: so what is stored of it, too, is made where it is summed up."""
+    """Parts are rows of the image: so what is stored of it, too, is made where it is summed."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         made = torch.where(x > 0, x * y + y, 0)

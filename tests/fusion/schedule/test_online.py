@@ -293,7 +293,7 @@ def test_as_many_accumulators_as_the_rank(body: Callable[[Body], Folds]) -> None
 @pytest.mark.parametrize("special", ["", "rising", "low"])
 @pytest.mark.parametrize("body", ACCUMULATORS, ids=lambda body: body.__name__)
 def test_float32_is_as_exact_as_one_after_the_other(body: Callable[[Body], Folds], special: str) -> None:
-    """Twice the error of folding one after the other, and that of rounding what is added up."""
+    """Twice the error of folding one after the other, and that of rounding what is added."""
     given = {name: tensor.float().double() for name, tensor in inputs(special).items()}
     folds = body(Body(F32))
     want = walk_by_walk(body(Body()), given)

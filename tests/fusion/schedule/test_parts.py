@@ -117,13 +117,13 @@ def walks_of_an_image(side: int, width: int) -> list[Blocked]:
 
 
 def test_what_is_held_is_priced_as_it_is_padded() -> None:
-    """96 channels are held as 128: products made twice of these took 500 µs of an H200, TorchInductor's 368."""
+    """96 channels are held as 128: products computed twice of these took 500 µs of an H200, TorchInductor's 368."""
     assert not walks_of_an_image(56, 96)
     assert len(walks_of_an_image(56, 64)) == 2
 
 
 def test_a_walk_whose_parts_cannot_end_anywhere_is_cut_into_whole_blocks() -> None:
-    """A point is a digit of the walked axis: 66 parts would be ragged, which takes an axis of its own; 44 are not.
+    """A point is a digit of the loop axis: 66 parts would be ragged, which takes an axis of its own; 44 are not.
 
     Uncut, four programs would walk it all.
     """

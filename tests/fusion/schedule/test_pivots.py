@@ -1,4 +1,4 @@
-"""Means that are subtracted from their rows: summed up from the first element on, and then exact of equal numbers."""
+"""Means that are subtracted from their rows: summed from the first element on, and then exact of equal numbers."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def gated(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor
 
 
 def test_two_packed_weights_share_a_loop_on_the_matrix_units() -> None:
-    """Each of them is walked in blocks as long as if it were alone."""
+    """Each of them is looped over in blocks as long as if it were alone."""
     for m in (1, 16):
         x, w, scale = inputs(packed, m, 16384, 1024)
         kernel = only_kernel(gated, x, w, w.clone(), scale)
@@ -307,7 +307,7 @@ def test_source_takes_the_scale_of_a_group_once_per_block() -> None:
 
 @pytest.mark.parametrize("function", [in_groups, packed_in_groups])
 def test_source_scales_a_group_of_a_narrow_product_behind_its_sum(function: Linear) -> None:
-    """Of numbers that share a byte the products are added up first."""
+    """Of numbers that share a byte the products are added first."""
     source = TritonTarget("sm_90").emit(only_kernel(function, *inputs(function, 16, 4096, 4096)))
     products = [line.split("= ")[1] for line in source.splitlines() if "tl.dot(" in line]
     assert len(products) == (2 if function is packed_in_groups else 1)

@@ -43,7 +43,7 @@ def flat(result: object) -> torch.Tensor:
 
 
 def assert_as_near(name: str, got: object, eager: object, want: object) -> None:
-    """No further from the values in float64 than twice what eager is; integers are equal."""
+    """No further from the values in float64 than twice eager's error; integers are equal."""
     assert [part.dtype for part in [got] if isinstance(part, torch.Tensor)] == [
         part.dtype for part in [eager] if isinstance(part, torch.Tensor)
     ]
@@ -130,7 +130,7 @@ def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton"
 
 
 def updates(kernel: Kernel) -> list[Store]:
-    """The stores of a kernel at which sources may meet."""
+    """The stores of a kernel at which sources may collide."""
     return [stmt for stmt in statements(kernel.body) if isinstance(stmt, Store) and stmt.axes is not None]
 
 
@@ -156,7 +156,7 @@ def embedded(weight: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor) -> t
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_leads_to_a_scatter_is_part_of_it(dtype):
-    """Zeros, then the gradient as it is scattered, summed up in float32, then what is rounded: three kernels."""
+    """Zeros, then the gradient as it is scattered, summed in float32, then what is rounded: three kernels."""
     weight = torch.randn(5000, 256, dtype=dtype, requires_grad=True)
     given = (weight, torch.randint(0, 5000, (4, 600)), torch.randn(4, 600, 1, dtype=dtype))
     _, *backward = scheduled(embedded, *given)

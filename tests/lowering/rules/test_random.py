@@ -273,7 +273,7 @@ def test_choices_without_replacement():
 
 
 def test_a_search_grows_with_its_steps_alone():
-    """Twice as many weights are one step more, which finds its place from the one before: nothing is made twice."""
+    """Twice as many weights are one step more, which finds its place from the one before: nothing is computed twice."""
 
     def size(count: int) -> int:
         program = lowered(lambda w: torch.multinomial(w, 3, replacement=True), torch.rand(2, count))
