@@ -44,7 +44,7 @@ FLAT = "@"
 class Write:
     """One output of a cluster: the buffer, the offset in elements, the value.
 
-    For a scatter also its operation, its axes over those of the space, and where it happens.
+    For a scatter also its operation, its axes in terms of the space's axes, and its condition.
     """
 
     buffer: str
@@ -57,9 +57,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """What a cluster computes: folds in order, then writes; prefixes, in order, stand where they are named first.
+    """The expressions of a cluster: folds in order, then writes; prefixes, in order, precede their first use.
 
-    Loads are of buffers outside, called `@name`, at flat offsets: the sign tells them from loads yet to be resolved.
+    Loads are of buffers outside of the cluster, called `@name`, at flat offsets; loads without the sign are unresolved.
     """
 
     folds: tuple[Fold, ...]
@@ -68,7 +68,7 @@ class Expanded:
 
     @property
     def values(self) -> tuple[Expr, ...]:
-        """All that is evaluated: the operands of folds, those of prefixes, what is written, and where."""
+        """All evaluated expressions: operands of folds and prefixes, written values, and conditions of writes."""
         args = [
             *(arg for fold in self.folds for arg in fold.args),
             *(arg for scan in self.prefixes for arg in scan.args),
@@ -77,8 +77,8 @@ class Expanded:
         return (*args, *(write.value for write in self.writes), *held)
 
     @property
-    def found(self) -> tuple[Expr, ...]:
-        """The offsets that are themselves computed."""
+    def offsets(self) -> tuple[Expr, ...]:
+        """The data-dependent offsets of writes."""
         return tuple(write.offset for write in self.writes if isinstance(write.offset, Expr))
 
 
@@ -86,15 +86,15 @@ def expand(dependences: Dependences, cluster: Cluster, *, grown: bool = True) ->
     """Evaluate the members of `cluster` symbolically.
 
     Args:
-        grown: whether what it stores is known; while others may still join, only what is stored in any case is rounded.
+        grown: whether its members are final; while it may still grow, only values that are stored anyway are rounded.
     """
     return _without_dead_folds(_Expansion(dependences, cluster, grown=grown).run())
 
 
 def _without_dead_folds(expanded: Expanded) -> Expanded:
-    """What is stored may turn out not to need a fold: the position in a dimension of one element is known."""
+    """Remove folds that no stored value needs: the position in a dimension of one element is known."""
     kept: list[Fold] = []
-    roots = [*expanded.values[sum(len(fold.args) for fold in expanded.folds) :], *expanded.found]
+    roots = [*expanded.values[sum(len(fold.args) for fold in expanded.folds) :], *expanded.offsets]
     named = {node.name for node in postorder(*roots) if isinstance(node, TileRef)}
     for fold in reversed(expanded.folds):
         if fold.name in named:
@@ -104,23 +104,22 @@ def _without_dead_folds(expanded: Expanded) -> Expanded:
 
 
 def values_of(dependences: Dependences, cluster: Cluster) -> tuple[tuple[Fold, ...], Mapping[str, Expr]]:
-    """The folds of `cluster`, and what each of its placed members is, by buffer.
+    """Return the folds of `cluster`, and the value of each of its placed members, by buffer.
 
-    As in `expand` of what may still grow, but what is loaded from outside keeps its name and one index for each of its
-    dimensions.
+    As in `expand` with `grown=False`, but loads from outside keep their buffer's name and one index per dimension.
     """
     expansion = _Expansion(dependences, cluster, flat=False, grown=False)
     return expansion.run().folds, expansion.values
 
 
 def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.Symbol, ...]:
-    """The axes of the space that `axes` of a node are made of, in order."""
+    """Return the axes of the space that `axes` of a node depend on, in order."""
     found = (symbol for axis in axes for symbol in sorted(placement[axis].free_symbols, key=str))
     return tuple(dict.fromkeys(found))
 
 
 class _Expansion:
-    """The members of a cluster in order, each evaluated from the values of those before it."""
+    """Evaluates the members of a cluster in order, each from the values of its predecessors."""
 
     def __init__(self, dependences: Dependences, cluster: Cluster, *, flat: bool = True, grown: bool = True) -> None:
         self.dependences, self.flat = dependences, flat
@@ -158,7 +157,7 @@ class _Expansion:
         return Expanded(tuple(self.folds), tuple(self.writes), tuple(self.prefixes))
 
     def _value(self, node: Map | Reduce | Scan | Contract, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
-        """What `node` is at a point of the cluster, after adding the fold or prefix that it is made by."""
+        """Return the value of `node` at a point of the cluster; add its fold or prefix."""
         match node:
             case Map():
                 return exprs[0]
@@ -176,7 +175,7 @@ class _Expansion:
                 assert_never(node)
 
     def _reduced(self, node: Reduce, exprs: tuple[Expr, ...]) -> Expr:
-        """The fold of a reduction over what the cluster reduces."""
+        """Return the fold of a reduction over the cluster's reduced axes."""
         over = tuple(axis.symbol for axis in self.cluster.space.reduced)
         if not over:  # of one element
             return make_cast(exprs[-1], node.dtype)
@@ -186,7 +185,7 @@ class _Expansion:
         return fold.ref
 
     def _contracted(self, node: Contract, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
-        """A contraction as a fold, with its rows spread over programs, times the factors that can wait until then."""
+        """Return a contraction as a fold, with its rows spread over programs, times its hoisted factors."""
         left, right = map(self._spanned, exprs)
         kept = _symbols((axis.symbol for axis in node.axes), placement)
         named = ({*_symbols(node.rows, placement)} | left, {*_symbols(node.columns, placement)} | right)
@@ -211,22 +210,24 @@ class _Expansion:
         return Write(node.out, offset, moved.value, node.op, points, moved.where)
 
     def _hoisted(self, operands: tuple[Expr, ...], own: tuple[sympy.Symbol, ...]) -> Hoisted:
-        """Factors out of a product; in a stream only out of one that is walked, and only what no fold makes."""
+        """Hoist factors out of a product; in a chain only out of one in the loop, and only factors without folds."""
         if not self.cluster.space.streamed:
             return hoist(operands, own)
         if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced}:
-            return Hoisted(operands)  # made where it is read, in every block: a factor is applied to an operand once
+            return Hoisted(
+                operands
+            )  # computed where it is read, in every block: a factor is applied to an operand once
         found = hoist(operands, own)
         followed = any(isinstance(node, TileRef) for _, factor in found.scales for node in postorder(factor))
         return Hoisted(operands) if followed else found
 
     def _spanned(self, *exprs: Expr) -> frozenset[sympy.Symbol]:
-        """The axes that the values of `exprs` vary over."""
+        """Return the axes that the values of `exprs` vary over."""
         refs = {node.name for node in postorder(*exprs) if isinstance(node, TileRef)}
         return free_axes(*exprs).union(*(self.spans[name] for name in refs))
 
     def _resolve(self, expr: Expr) -> Expr:
-        """`expr` with members replaced by their values and all other loads given flat offsets."""
+        """Return `expr` with members replaced by their values, and flat offsets in all other loads."""
 
         def rule(node: Expr) -> Expr | None:
             if not isinstance(node, Load) or node.buffer.startswith(FLAT):

@@ -29,7 +29,7 @@ def kernel_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...],
         reduced = cluster.space.reduced[-1:]
         more_ones.pop(reduced[0].symbol)
     expanded = with_axes(expanded, {**ones, **more_ones}, parallel, reduced)
-    values = (*expanded.values, *expanded.found)
+    values = (*expanded.values, *expanded.offsets)
     offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
     accesses = [*offsets, *accesses_of(values)]
     parallel = order_by_stride(parallel, accesses)
@@ -37,7 +37,7 @@ def kernel_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...],
     indices = [*offsets, *indices_of(values), *_points(expanded, parallel)]
     parallel, change = merge(parallel, indices)
     expanded = with_axes(expanded, change, parallel, reduced)
-    values = (*expanded.values, *expanded.found)
+    values = (*expanded.values, *expanded.offsets)
     offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
     reduced, change = merge(reduced, [*offsets, *indices_of(values), *_points(expanded, reduced)])
     expanded = with_axes(expanded, change, parallel, reduced)
