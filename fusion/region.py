@@ -138,8 +138,8 @@ class RegionCompiler:
         compile_part = partial(torch.compile, backend=part_backend, dynamic=dynamic)
         if not can_split(graph) or not (uncompiled := untraceable(graph)):
             return None
-        parts = as_captured(compile_in_parts(graph, apart, compile_part))
-        report = Report.of_parts(apart)
+        parts = as_captured(compile_in_parts(graph, uncompiled, compile_part))
+        report = Report.of_parts(uncompiled)
         warn_of_some(report.externs)
         self.graphs.reports.add(report)
         return parts

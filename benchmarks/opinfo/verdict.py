@@ -105,7 +105,7 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
         verdict.kernels += len(report.kernels)
         # A call without a reason is inserted by the compiler: it draws a seed, or allocates memory.
         verdict.externs.update({extern.name: extern.reason for extern in report.externs if extern.reason})
-    differs = _layout(found, captured) and _layout(found, expected)  # either will do: the capture's may be wrong
+    differs = _layout(result, captured) and _layout(result, expected)  # either will do: the capture's may be wrong
     if not differs and not random:
         chosen = _by_eagers_choice(result, expected, call)
         differs = _difference(chosen, expected, pair.name, Errors(pair, sample, backward, expected))

@@ -4,8 +4,8 @@ Input: a Kernel; output: one C function, threads over its grid axes and SIMD lan
 for it.  Contractions are computed tile by tile (`blocked`), but not announced as capabilities: alone, or with only
 element-wise neighbours, they stay library calls, which take a bias along.
 
-kernel → forms → walks → loops     `text` is what each of them writes with
-               → walks → blocked   where there are products, running values
+kernel → forms → plan → loops     `text` is what each of them writes with
+               → plan → blocked   where there are products, running values
 text   → frame → build → launcher
 
 `forms.py` lists the ways to write a kernel; `loops/function.py` and `blocked/function.py` are the paths of a kernel to

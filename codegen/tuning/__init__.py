@@ -107,7 +107,7 @@ class Tuner:
     def _tried(self, kernel: Kernel, alternatives: Sequence[Alternative], results: Mapping[str, Built | str]) -> Tuning:
         """Check and time the built configurations."""
         capabilities = self._builder.target.capabilities
-        trials = [Trial(way.name, predicted(kernel, way.price, capabilities)) for way in found]
+        trials = [Trial(way.name, predicted(kernel, way.price, capabilities)) for way in alternatives]
         try:
             inputs, after = expected(kernel, self.device)
         except (FusionError, torch.OutOfMemoryError) as error:

@@ -22,6 +22,9 @@ from fusion.codegen.c.blocked.held import Tile, product_tile, tile_over
 from fusion.codegen.c.blocked.scope import Scope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
 from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.plan.scratch import outermost
+from fusion.codegen.c.plan.sweeps import extend_spans, with_plain_folds
+from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.folds import NEVER, NanWatch, better, combined, sign, started, take
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
@@ -317,7 +320,7 @@ class _Blocked:
         return nest.lines()
 
     def _extreme_position(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
-        """argmax and argmin, point by point: the best value so far and where it was."""
+        """Return argmax or argmin, point by point: the best value so far and its position."""
         at = self.scope.at(tile)
         best = self.scope.at(self.best[fold.name])
         nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args), lanes=False)

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
+from fusion.codegen.c.plan.lanes import FEW, FEWER
+from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.folds import NEVER, NanWatch, better, compared_as, sign, started, take, takes
 from fusion.codegen.c.text.nest import Extent, Level, Namespace
 from fusion.codegen.c.text.storage import HELD
-from fusion.codegen.c.walks.lanes import FEW, FEWER
-from fusion.codegen.c.walks.sweeps import Sweep
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Fold, KernelAxis
 from fusion.lowering.scalar_ops import keeps_position
@@ -190,7 +190,7 @@ def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
 
 
 def _combined(fold: Fold, held: str, name: str, place: Place) -> str:
-    """The accumulators `name` of all lanes along a folded axis as one."""
+    """Return the accumulators `name` of all lanes along a folded axis as one."""
     if place.shares is not None:
         return f"{fold.op}_of_{held}({name}, {place.shares})"
     place.inner.clauses.append(f"reduction({sign(fold)}:{name})")
@@ -209,7 +209,7 @@ def _finish(held: str, name: str, text: str, place: Place) -> str:
 
 
 def _folded(fold: Fold, held: str, step: Callable[[str], str], place: Place, space: Namespace) -> str:
-    """A fold that combines lanes as it takes in values; `step`: the text of what it does to an accumulator."""
+    """Write a fold that combines lanes as it accumulates; `step`: returns the text that updates an accumulator."""
     name = space.exactly(fold.name)
     start = name if place.shares is None else space.exactly(f"{fold.name}_shares")
     total = _start(held, start, started(fold), place, place.outer)

@@ -1,9 +1,10 @@
 """Writes a kernel as loops over its grid and its folded axes, with SIMD lanes along one of them.
 
-The decisions are made elsewhere, each in its own file: which axes are inside a program (`repeated`), which statements
-share a sweep of loops (`sweeps`), where the lanes run (`lanes`), where their loops are cut (`cuts`) and where they are
-`idle`, what is kept (`scratch`), how folds accumulate (`folds`), whether threads pay (`threads`); this file opens the
-loops and fills them.  Kernels with contractions or running values are written by `blocked`.
+Input: a kernel; output: the text of its C function.  The decisions are made in other files: which
+axes are inside a program (`repeated`), which statements share a loop (`sweeps`), which axis the lanes run along
+(`lanes`), where their loops are split (`cuts`) and where they are `idle`, which values are kept (`scratch`), how folds
+accumulate (`folds`), whether threads pay (`threads`); this file writes the loops.  Kernels with contractions or running
+values are written by `blocked`.
 
 Refused (BuildError): dtypes and operations without a C form.
 """
@@ -21,23 +22,23 @@ from fusion.codegen.c.loops.grid import Array, Grid
 from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tiles import stage_tiles
+from fusion.codegen.c.plan.cuts import cut
+from fusion.codegen.c.plan.idle import busy, within
+from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
+from fusion.codegen.c.plan.repeated import with_inner_axes
+from fusion.codegen.c.plan.scratch import plan_scratch
+from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
 from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.updates import statement
-from fusion.codegen.c.text.values import Speller
-from fusion.codegen.c.walks.cuts import cut
-from fusion.codegen.c.walks.idle import busy, within
-from fusion.codegen.c.walks.lanes import choose_lanes, loop_order
-from fusion.codegen.c.walks.repeated import with_inner_axes
-from fusion.codegen.c.walks.scratch import plan_scratch
-from fusion.codegen.c.walks.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
-from fusion.codegen.c.walks.threads import may_share, team
+from fusion.codegen.c.text.values import ValueWriter
 from fusion.lowering.expr import Expr, make_cast
 from fusion.lowering.kernel import Kernel, KernelAxis, Store, spans
 
 
 def loops_function(kernel: Kernel) -> str:
-    """The text of one C function.
+    """Return the text of one C function.
 
     Raises:
         BuildError: a dtype or operation without a C form.
@@ -53,8 +54,8 @@ class _Nest:
         depth: axis → its level.
         outer, part, chunked: see `folds.Place`.
         lane: the axis of the lanes, if there are any.
-        runs: how far the folds accumulate.
-        kept: axes of scalar loops that no fold folds away.
+        runs: how the folds accumulate.
+        kept: axes of scalar loops that no fold reduces.
     """
 
     levels: list[Level]
@@ -80,7 +81,7 @@ class _Function:
         self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh)
         self.grid = Grid(kernel, self.lanes, self.names, team(kernel, sweeps, self.names) if shared else "")
         written = frozenset(param.name for param in kernel.params if param.written)
-        self.speller = Speller(self.where, self.space, self.names, self.params, written)
+        self.writer = ValueWriter(self.where, self.space, self.names, self.params, written)
         self.arrays: list[Array] = []
         self.converted = Converted()
 
@@ -100,7 +101,7 @@ class _Function:
         return self.frame.function(self.grid.around(body, self.arrays))
 
     def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
-        """`sweep`, or the pieces it is cut into, each with how far its lanes run (None: as far as their axis)."""
+        """Return `sweep` or its pieces, each with the extent of its lanes (None: their whole axis)."""
         _, lane = loop_order(sweep, self.lanes, self.where)
         if lane is None or (lane is self.lanes.axis and self.lanes.block is not None):
             return [(sweep, None)]
@@ -109,25 +110,25 @@ class _Function:
         for piece in pieces:
             extend_spans(self.where, piece.sweep.roots)
         if any(loop_order(piece.sweep, self.lanes, self.where)[1] is not lane for piece in pieces):
-            return [(sweep, None)]  # without its condition a piece runs along another axis
+            return [(sweep, None)]  # without its condition a piece has other lanes
         extents = (Extent(name, str(p.start), str(p.end), str(p.end - p.start), name) for p in pieces)
         return list(zip((p.sweep for p in pieces), extents, strict=True)) or [(sweep, None)]
 
     def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, str]) -> list[str]:
-        """The lines of one sweep.  Everything is read before anything is stored."""
+        """Return the lines of one sweep.  All loads precede all stores."""
         sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
         nest = self._open(sweep, lanes)
         nest.levels[-2 if limits else -1].before += limits
-        self.speller.open(nest.levels, nest.depth)
+        self.writer.open(nest.levels, nest.depth)
         for value, text in staged.items():
-            self.speller.learn_here(value, text)
+            self.writer.learn_here(value, text)
         place = self._place(nest)
         for scan in sweep.scans:
-            scanned = self.speller.spell(scan.args, named=frozenset(scan.args))
-            self.speller.learn_here(scan.ref, write_scan(scan, scanned, place, self.space))
+            scanned = self.writer.write(scan.args, named=frozenset(scan.args))
+            self.writer.learn_here(scan.ref, write_scan(scan, scanned, place, self.space))
             self._spread(scan.ref, nest)
         repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
-        texts = iter(self.speller.spell(self._computed(sweep), named=repeated))
+        texts = iter(self.writer.write(self._computed(sweep), named=repeated))
         inner = nest.levels[-1].before
         learned: list[tuple[Expr, str]] = []
         for keep in sweep.keeps:
@@ -140,11 +141,11 @@ class _Function:
             self._spread(fold.ref, nest)
         inner += self._stores(sweep, texts)
         for value, element in learned:
-            self.speller.learn(value, element)
+            self.writer.learn(value, element)
         return render(nest.levels)
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
-        """What a sweep keeps, folds and stores; then the positions that are computed, and the conditions, of stores."""
+        """Return the values that a sweep keeps, folds and stores; then computed offsets, and conditions, of stores."""
         values = [self._stored(store) for store in sweep.stores]
         extend_spans(self.where, values)
         kept = [keep.value for keep in sweep.keeps]
@@ -154,10 +155,10 @@ class _Function:
         return [*kept, *folded, *values, *offsets, *conditions]
 
     def _stores(self, sweep: Sweep, texts: Iterator[str]) -> list[str]:
-        """The stores of a sweep; `texts` goes on with what `_computed` says of them."""
+        """Return the stores of a sweep; `texts` yields the remaining texts in `_computed`'s order."""
         written = [next(texts) for _ in sweep.stores]
         offsets = [store.offset for store in sweep.stores]
-        positions = [next(texts) if isinstance(at, Expr) else self.speller.position(at) for at in offsets]
+        positions = [next(texts) if isinstance(at, Expr) else self.writer.position(at) for at in offsets]
         lines = []
         for store, text, position in zip(sweep.stores, written, positions, strict=True):
             mask = None if store.where is None else next(texts)
@@ -166,24 +167,24 @@ class _Function:
         return lines
 
     def _stored(self, store: Store) -> Expr:
-        """What a store writes: a float where it is converted with the others of its block."""
+        """Return the stored value: a float if it is converted with the others of its block."""
         narrowed = narrowed_value(self.kernel, store) if store.param in self.converted.stores else None
         return make_cast(store.value, self.kernel.param(store.param).dtype) if narrowed is None else narrowed
 
     def _without_idle_lanes(self, sweep: Sweep, lanes: Extent | None) -> tuple[Sweep, Extent | None, list[str]]:
-        """A sweep and how far its lanes run, where its folds change something; and lines that settle that."""
+        """Return a sweep, the extent of lanes for which its folds have an effect, and lines that compute its bounds."""
         order = _, lane = loop_order(sweep, self.lanes, self.where)
-        found = None if lane is None or lanes is not None else busy(sweep, lane.symbol)
-        if lane is None or found is None:
+        active = None if lane is None or lanes is not None else busy(sweep, lane.symbol)
+        if lane is None or active is None:
             return sweep, lanes, []
-        extend_spans(self.where, found.sweep.roots)
-        if loop_order(found.sweep, self.lanes, self.where) != order:
+        extend_spans(self.where, active.sweep.roots)
+        if loop_order(active.sweep, self.lanes, self.where) != order:
             return sweep, lanes, []
-        lines, lanes = within(found.limits, lane.symbol, self.grid.extents[lane.symbol], self.names, self.space)
-        return found.sweep, lanes, lines
+        lines, lanes = within(active.limits, lane.symbol, self.grid.extents[lane.symbol], self.names, self.space)
+        return active.sweep, lanes, lines
 
     def _open(self, sweep: Sweep, lanes: Extent | None) -> _Nest:
-        """The loops of a sweep, still empty; its lanes run as far as `lanes` says, else along their whole axis."""
+        """Return the loops of a sweep, still empty; its lanes run over `lanes`, else along their whole axis."""
         scalar, lane = loop_order(sweep, self.lanes, self.where)
         if self.lanes.tile is not None:
             scalar = (self.lanes.tile, *scalar)
@@ -216,18 +217,18 @@ class _Function:
     def _inside_lanes(
         self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis | None
     ) -> tuple[KernelAxis, ...]:
-        """The axis of `order` whose loop stands inside that of the lanes, if there is one.
+        """Return the axis of `order` whose loop is inside that of the lanes, if there is one.
 
-        Accumulators start outside of the lanes, so one of the loops that fill them has to.
+        Accumulators start outside of the lanes, so one of the loops that fill them must be outside, too.
         """
         inner = self.lanes.inner
         if inner is None or inner not in order or lane is not self.lanes.axis:
             return ()
         starts = not sweep.folds or (inner.symbol in sweep.over and len(sweep.over) > 1)
-        return (inner,) if starts and not sweep.scans and not _may_meet(sweep) else ()
+        return (inner,) if starts and not sweep.scans and not _may_collide(sweep) else ()
 
     def _spread(self, ref: Expr, nest: _Nest) -> None:
-        """A fold or scan whose code is inside the axes of a nest is read inside these, even if it is the same there."""
+        """Mark a fold or scan whose code is inside the axes of a nest as varying along them, even if constant."""
         axes = {axis.symbol for axis in nest.kept}
         if nest.lane is not None and not nest.runs.across:
             axes.add(nest.lane.symbol)
@@ -242,34 +243,34 @@ class _Function:
                 spread.add(expr)
 
     def _place(self, nest: _Nest) -> Place:
-        """Where the code of a fold goes in `nest`."""
+        """Return where the code of a fold goes in `nest`."""
         per_lane = nest.lane if nest.lane is not None and not nest.runs.across else None
         cell: Callable[[str], str] | None = None
         if nest.kept:
             axes = tuple(axis.symbol for axis in (*nest.kept, *((per_lane,) if per_lane is not None else ())))
-            made: dict[str, str] = {}
+            elements: dict[str, str] = {}
 
             def cell(held: str) -> str:
-                if held not in made:
-                    made[held] = self._array(self.space.fresh("folded"), held, axes)
-                return made[held]
+                if held not in elements:
+                    elements[held] = self._array(self.space.fresh("folded"), held, axes)
+                return elements[held]
 
         lanes = None if per_lane is None else self.grid.extents[per_lane.symbol]
         apart = self.grid.extents[nest.lane.symbol] if nest.runs.apart and nest.lane is not None else None
         return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, nest.runs.shares, apart)
 
     def _array(self, name: str, held: str, axes: tuple[sympy.Symbol, ...]) -> str:
-        """A new scratch array over `axes`; returns the element of the current point."""
+        """Add a scratch array over `axes`; return the element of the current point."""
         count, position = flat([self.grid.extents[symbol] for symbol in axes])
         self.arrays.append(Array(name, held, count))
         return f"{name}[{position}]"
 
 
-def _may_meet(sweep: Sweep) -> bool:
-    """May two points of a sweep store to one element?"""
+def _may_collide(sweep: Sweep) -> bool:
+    """Return whether two points of a sweep may store to one element."""
     return any(store.axes is not None or isinstance(store.offset, Expr) for store in sweep.stores)
 
 
 def _in_order(sweep: Sweep, lane: KernelAxis) -> bool:
-    """Do lanes have to be walked one after the other: a scan goes from each to the next, or their stores may meet?"""
-    return (bool(sweep.scans) and lane.symbol in sweep.over) or _may_meet(sweep)
+    """Return whether lanes must run in order: a scan goes from each to the next, or their stores may collide."""
+    return (bool(sweep.scans) and lane.symbol in sweep.over) or _may_collide(sweep)

@@ -102,7 +102,7 @@ class Trial:
                 return False
             # A difference is only as precise as its operands.
             size = reduce(torch.maximum, [value.abs().nan_to_num(0, 0, 0) for value in (want, *new.values())])
-            if (usable & ((want - found).abs() > 1e-8 * (size + 1))).any():
+            if (usable & ((want - computed).abs() > 1e-8 * (size + 1))).any():
                 raise Inseparable("no factor: the rules say otherwise, but the numbers differ")
         return True
 
