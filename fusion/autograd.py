@@ -114,7 +114,7 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[st
     if os.environ.get("TORCH_COMPILE_DEBUG") == "1" or any(isinstance(value, (list, tuple, dict)) for value in inputs):
         whole: Callable[..., object] = aot_autograd(**settings)(graph, inputs)
         return whole
-    disable: Any = torch.compiler.disable
+    disable: Callable[..., Callable[..., object]] = torch.compiler.disable
     backward = disable(settings["bw_compiler"], reason="it compiles backward")
 
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:

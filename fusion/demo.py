@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -156,10 +156,15 @@ def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
     )
 
 
-def _logits(model: Callable[..., Any], ids: torch.Tensor) -> torch.Tensor:
+class _Prediction(Protocol):
+    """The result of a language model."""
+
+    logits: torch.Tensor
+
+
+def _logits(model: Callable[..., _Prediction], ids: torch.Tensor) -> torch.Tensor:
     """Return the logits of each next token, shape [1, tokens, words]."""
-    logits: torch.Tensor = model(ids).logits
-    return logits
+    return model(ids).logits
 
 
 def _first_call(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:

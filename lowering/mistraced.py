@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch._C import DispatchKey
@@ -24,6 +24,9 @@ from torch._prims_common import canonicalize_dims, is_contiguous_for_memory_form
 from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import _DispatchCacheEntry, _DispatchCacheKey
 
 NORM = torch.ops.aten.linalg_vector_norm.default
 PAD = torch.ops.aten.constant_pad_nd.default
@@ -131,7 +134,7 @@ _MISSING = object()
 _lock = threading.Lock()
 _inside = 0
 _before: list[Entry] = []
-_other_results: dict[Any, Any] = {}
+_other_results: dict[_DispatchCacheKey, _DispatchCacheEntry] = {}
 """PyTorch's cache of results on fake tensors of known sizes, swapped with its own: the corrected results while outside,
 PyTorch's while within."""
 

@@ -130,7 +130,7 @@ def attended(x: Tensor) -> Tensor:
 
 def test_a_second_start_traces_no_attention_that_was_taken_apart(monkeypatch):
     """The call of its parts, which is this compiler's own function, was taken for one of the program's."""
-    monkeypatch.setattr(call, "SMALL", 0)
+    monkeypatch.setattr(call, "LEAST_TILE", 0)
     monkeypatch.setattr(choose, "choose", lambda call, origin, *_, **others: Choice(origin, True, "", 2.0, 1.0))
     given = (leaf(20, 4),)
     first, cold, strides = run(attended, given)

@@ -77,7 +77,7 @@ SINKS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def everything_walks() -> object:
     """However small it is, and whatever it takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "SMALL", 1)
+        patch.setattr(tiles, "LEAST_TILE", 1)
         patch.setattr(streams._Finder, "_is_worthwhile", lambda finder, found: True)
         yield
 
