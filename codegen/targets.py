@@ -8,7 +8,9 @@ from collections.abc import Callable
 import torch
 
 from fusion.codegen.build import Builder
+from fusion.codegen.c import CTarget
 from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuner
 from fusion.lowering.errors import Unsupported
@@ -23,15 +25,11 @@ def _triton(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
 
 
 def _c(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
-    from fusion.codegen.c import CTarget
-
     _no_choice("c", arch)
     return CTarget(numerics)
 
 
 def _reference(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
-    from fusion.codegen.reference import ReferenceTarget
-
     _no_choice("reference", arch)
     return ReferenceTarget(numerics)
 

@@ -25,6 +25,10 @@ from fusion.codegen.triton.forms.skinny import Skinny
 from fusion.codegen.triton.forms.traffic import is_packed
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
 from fusion.codegen.triton.forms.warp_specialised.groups import run_on
+from fusion.codegen.triton.launch import direct
+from fusion.codegen.triton.launch.aot import stages
+from fusion.codegen.triton.launch.beginning import begin
+from fusion.codegen.triton.launch.build import build
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel, Role
 
@@ -66,20 +70,15 @@ class TritonTarget:
 
     def prepare(self) -> None:
         """Have Triton begin, if it compiles in this process."""
-        from fusion.codegen.triton.launch.beginning import begin
-
         if not knobs.runtime.interpret:
             begin()
 
     def lacking(self) -> str:
         """Why launches go through Triton's stubs, where they need not on NVIDIA's devices."""
-        from fusion.codegen.triton.launch.beginning import begin
-        from fusion.codegen.triton.launch.direct import lacking
-
         if knobs.runtime.interpret or not torch.cuda.is_available() or torch.version.hip is not None:
             return ""
         begin().driving.join()
-        return lacking()
+        return direct.lacking()
 
     def emit(self, kernel: Kernel, config: Config | None = None, *, wide: bool = False) -> str:
         """The source of `kernel`, in `config` or in the default configuration; `wide`: for sizes of any size."""
@@ -152,8 +151,6 @@ class TritonTarget:
         Raises:
             BuildError: with Triton's own message, or where there is no device.
         """
-        from fusion.codegen.triton.launch.build import build
-
         return build(kernel, source, self.emit)
 
     def stages(self, kernel: Kernel, source: str, arch: str | None = None) -> Iterator[Stage]:
@@ -162,8 +159,6 @@ class TritonTarget:
         Raises:
             BuildError: Triton cannot compile `source` for `arch`.
         """
-        from fusion.codegen.triton.launch.aot import stages
-
         return stages(kernel, source, device_of(arch) if arch else self.device)
 
 
