@@ -13,10 +13,8 @@ a line too long, is named `%1`, `%2`, … on a line of its own above its first u
 
 from __future__ import annotations
 
-from fusion.lowering.printer.amounts import format_bytes
 from fusion.lowering.printer.expressions import format_expr, format_index
-from fusion.lowering.printer.kernels import format_kernel
-from fusion.lowering.printer.params import format_param
-from fusion.lowering.printer.programs import format_program
+from fusion.lowering.printer.kernels import format_kernel, format_param
+from fusion.lowering.printer.programs import format_bytes, format_program
 
 __all__ = ["format_bytes", "format_expr", "format_index", "format_kernel", "format_param", "format_program"]

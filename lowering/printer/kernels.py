@@ -95,3 +95,17 @@ def _fold_notes(stmt: Fold) -> str:
     return notes + (
         f"   rows {symbols_text(stmt.rows)}, columns {symbols_text(stmt.columns)}" if stmt.op == "dot" else ""
     )
+
+
+def format_param(param: Param) -> str:
+    """Format a parameter's element type, shape and strides, and whether it is written.
+
+    >>> import sympy, torch
+    >>> two, three = sympy.Integer(2), sympy.Integer(3)
+    >>> format_param(Param("x", torch.bfloat16, (two, three), (three, sympy.Integer(1)), written=True))
+    'bfloat16[2, 3] strides [3, 1], written'
+    """
+    shape = ", ".join(str(size) for size in param.shape)
+    strides = ", ".join(str(stride) for stride in param.strides)
+    dtype = str(param.dtype).removeprefix("torch.")
+    return f"{dtype}[{shape}] strides [{strides}]" + (", written" if param.written else "")
