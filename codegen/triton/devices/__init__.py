@@ -1,7 +1,7 @@
-"""Devices: the GPUs that are generated for, each a value, and which of them an architecture or a machine has.
+"""Devices: the GPUs for which code is generated, as values, and the lookup of an architecture's or a machine's device.
 
-One file per known device.  An architecture that has none takes after the known one of the nearest compute capability,
-within the limits that are published of its own.  A device at hand that is another model than the known one of its
+One file per known device.  An architecture without one derives from the known device of the nearest compute capability,
+with the published limits of its own.  A device of this machine that is another model than the known one of its
 architecture has its own properties, and the known one's speeds per multiprocessor.
 
 Each file names the documents that publish its specifications.  The figures have not been compared with these documents
@@ -29,38 +29,43 @@ from fusion.codegen.triton.devices.rtx50 import RTX50
 from fusion.lowering.errors import BuildError
 
 KNOWN = {device.arch: device for device in (A100, RTX30, RTX40, H200, B200, RTX50, MI300)}
-"""Architecture → the device that stands for it."""
+"""The known device of each architecture."""
 
 _LIMITS = {70: (96, 96, 2048), 75: (64, 64, 1024), 87: (163, 164, 1536), 103: (227, 228, 2048), 110: (227, 228, 1536)}
-"""Compute capability, times ten → KiB of shared memory of a program and of a multiprocessor, threads of one: CUDA C++
-Programming Guide, "Technical Specifications per Compute Capability"."""
+"""For a compute capability, times ten: KiB of shared memory of a program and of a multiprocessor, threads of a
+multiprocessor: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
 
 _LDS = {"gfx950": 160}
-"""AMD architecture → KiB of LDS of a compute unit, where that is not 64: AMD CDNA 4 white paper."""
+"""KiB of LDS of a compute unit of AMD architectures where it is not 64: AMD CDNA 4 white paper."""
 
 _SINCE = {
     75: frozenset({Feature.PTX}),
     80: frozenset({Feature.PTX, Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS}),
 }
-"""Compute capability, times ten → the features of architectures up to it that have no known device before them."""
+"""Features of architectures below the first known device, by the highest compute capability, times ten, they hold for.
+"""
 
-_SAME = 0.05
-"""By how much the bandwidth of the same model may differ from what is published."""
+_TOLERANCE = 0.05
+"""By how much the measured bandwidth of the same model may differ from the published one."""
 
 
 def capability(arch: str) -> int:
-    """The compute capability of an NVIDIA architecture, times ten; 0 of any other.
+    """Return the compute capability of an NVIDIA architecture, times ten; 0 for any other.
 
     >>> capability("sm_90a"), capability("sm_120"), capability("gfx942")
     (90, 120, 0)
     """
-    named = re.fullmatch(r"sm_(\d+)[af]?", arch)
-    return int(named[1]) if named else 0
+    match = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    return int(match[1]) if match else 0
 
 
 @lru_cache
 def device_of(arch: str) -> Device:
-    """The device that stands for an architecture.
+    """Return the device that stands for an architecture.
+
+    Raises:
+        BuildError: no such architecture.
 
     >>> device_of("sm_120").shared_per_program, device_of("sm_75").shared_per_program, device_of("gfx1100").warp
     (101376, 65536, 32)
@@ -81,45 +86,47 @@ def device_of(arch: str) -> Device:
     nearest = known[max((each for each in known if each <= number), default=min(known))]
     if capability(nearest.arch) == number:  # sm_90a
         return replace(nearest, arch=arch)
-    found = replace(nearest, arch=arch, name=arch)
+    derived = replace(nearest, arch=arch, name=arch)
     if number in _LIMITS:
         room, shared, threads = _LIMITS[number]
-        found = replace(
-            found,
+        derived = replace(
+            derived,
             shared_per_program=room << 10,
             shared_per_multiprocessor=shared << 10,
             threads_per_multiprocessor=threads,
         )
-    features = next((features for most, features in _SINCE.items() if number <= most), found.features)
-    return replace(found, features=features, measured=None)
+    features = next((features for most, features in _SINCE.items() if number <= most), derived.features)
+    return replace(derived, features=features, measured=None)
 
 
 @lru_cache
 def device_at(index: int) -> Device:
-    """The CUDA or ROCm device of that number."""
-    has: Any = torch.cuda.get_device_properties(index)  # its stub lacks the shared memory that programs may opt for
-    bandwidth = 2 * has.memory_clock_rate * 1e3 * has.memory_bus_width / 8 / 1e6
+    """Return the CUDA or ROCm device of that number."""
+    properties: Any = torch.cuda.get_device_properties(index)  # its stub lacks the shared memory per block after opt-in
+    bandwidth = 2 * properties.memory_clock_rate * 1e3 * properties.memory_bus_width / 8 / 1e6
     return like(
         device_of(arch_at(index)),
-        name=has.name,
-        multiprocessors=has.multi_processor_count,
-        shared=has.shared_memory_per_block_optin if torch.version.hip is None else has.shared_memory_per_block,
-        cache=has.L2_cache_size,
+        name=properties.name,
+        multiprocessors=properties.multi_processor_count,
+        shared=properties.shared_memory_per_block_optin
+        if torch.version.hip is None
+        else properties.shared_memory_per_block,
+        cache=properties.L2_cache_size,
         bandwidth=bandwidth,
     )
 
 
 def like(known: Device, *, name: str, multiprocessors: int, shared: int, cache: int, bandwidth: float) -> Device:
-    """A device of the architecture of `known` with these properties: itself, where they are its own.
+    """Return a device of the architecture of `known` with these properties; `known` itself if they are its own.
 
-    The speed of its multiprocessors is that of `known`'s; 0 stands for a property that the driver does not tell.
+    Its speed per multiprocessor is that of `known`; 0 stands for a property that the driver does not report.
     """
     bandwidth, shared = bandwidth or known.bandwidth, shared or known.shared_per_program
-    same = abs(bandwidth / known.bandwidth - 1) < _SAME and shared == known.shared_per_program
+    same = abs(bandwidth / known.bandwidth - 1) < _TOLERANCE and shared == known.shared_per_program
     if same and multiprocessors == known.multiprocessors:
         return known
-    share, moved = multiprocessors / known.multiprocessors, bandwidth / known.bandwidth
-    measured = None if known.measured is None else _scaled(known.measured, share, moved)
+    share, bandwidth_share = multiprocessors / known.multiprocessors, bandwidth / known.bandwidth
+    measured = None if known.measured is None else _scaled(known.measured, share, bandwidth_share)
     return replace(
         known,
         name=name,
@@ -134,11 +141,11 @@ def like(known: Device, *, name: str, multiprocessors: int, shared: int, cache: 
     )
 
 
-def _scaled(known: Speeds, share: float, moved: float) -> Speeds:
-    """The speeds of so many times the multiprocessors, and as much of the bandwidth."""
+def _scaled(known: Speeds, share: float, bandwidth_share: float) -> Speeds:
+    """Return speeds scaled by a share of the multiprocessors and a share of the bandwidth."""
     return replace(
         known,
-        bandwidth=known.bandwidth * moved,
+        bandwidth=known.bandwidth * bandwidth_share,
         cache_bandwidth=known.cache_bandwidth * share,
         flops=known.flops * share,
         matrix_flops=known.matrix_flops * share,
@@ -146,7 +153,7 @@ def _scaled(known: Speeds, share: float, moved: float) -> Speeds:
 
 
 def arch_at(index: int) -> str:
-    """The architecture of the CUDA or ROCm device of that number, without Triton's driver."""
+    """Return the architecture of the CUDA or ROCm device of that number, without Triton's driver."""
     if torch.version.hip is not None:
         name: str = torch.cuda.get_device_properties(index).gcnArchName
         return name.partition(":")[0]

@@ -1,8 +1,8 @@
-"""Derived: what a device on which nothing was measured is taken to reach.
+"""Derived speeds: the speeds assumed for a device that was not measured.
 
-What enters are its specifications; what leaves are its `Speeds`.  Of each published rate it reaches what an H200 does;
-what depends on how products are fed follows from the kind of its matrix units.  Shares of attention, and what the ends
-of blocks take, are an H200's.
+Input: its specifications; output: its `Speeds`.  It is assumed to reach the same share of each published rate as an
+H200; speeds that depend on how the matrix units get their operands follow from the kind of the units.  Shares of
+attention, and the time of epilogues, are an H200's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from fusion.codegen.triton.devices.device import GROUPED, Device, Feature, Persi
 from fusion.codegen.triton.devices.h200 import H200
 
 _POINTERS = 0.95
-"""Of the library's speed, where its kernels too feed the matrix units from registers (`mma.sync`, MFMA): Triton's
-tutorial on matrix products shows the library's speed on an A100; less what odd shapes lose."""
+"""The share of the library's speed where its kernels, too, feed the matrix units from registers (`mma.sync`, MFMA):
+Triton's tutorial on matrix products shows the library's speed on an A100; less the loss on unaligned shapes.
+"""
 
 
 def speeds(device: Device) -> Speeds:
-    """What was measured on a device, or else follows from its specifications."""
+    """Return the measured speeds of a device, or those derived from its specifications."""
     return device.measured or _derived(device)
 
 
@@ -27,11 +28,11 @@ def speeds(device: Device) -> Speeds:
 def _derived(device: Device) -> Speeds:
     known = H200.measured
     assert known is not None
-    halves = device.matrix[2] * known.matrix_flops / H200.matrix[2]
+    matrix_flops = device.matrix[2] * known.matrix_flops / H200.matrix[2]
     share = {size: rate / device.matrix[2] for size, rate in device.matrix.items()}
-    full = known.matrix_share[4] * known.matrix_flops / H200.flops  # of the scalar units, by the library
+    full = known.matrix_share[4] * known.matrix_flops / H200.flops  # the library's share of the scalar units
     double = known.matrix_share[8] * known.matrix_flops / H200.matrix[8]
-    of_float32, of_float64 = full * device.flops / halves, double * device.matrix[8] / halves
+    of_float32, of_float64 = full * device.flops / matrix_flops, double * device.matrix[8] / matrix_flops
     grouped = device.has(Feature.WARP_GROUPS)
     attention = {key: value for key, value in known.attention.items() if grouped or key[0] != GROUPED}
     scaled = {
@@ -43,7 +44,7 @@ def _derived(device: Device) -> Speeds:
         bandwidth=device.bandwidth * known.bandwidth / H200.bandwidth,
         cache_bandwidth=device.multiprocessors * known.cache_bandwidth / H200.multiprocessors,
         flops=device.flops * known.flops / H200.flops,
-        matrix_flops=halves,
+        matrix_flops=matrix_flops,
         matrix_share={1: share[1], 2: 1.0, 4: of_float32, 8: of_float64},
         tf32_share=share[4],
         attention=attention,
@@ -54,7 +55,7 @@ def _derived(device: Device) -> Speeds:
 
 
 def _persistent(device: Device, known: Speeds) -> PersistentSpeeds:
-    """Persistent products: where matrix units are fed from registers, every shape is as fast as through pointers."""
+    """Return the speeds of persistent products; from registers, every shape is as fast as through pointers."""
     if device.has(Feature.ASYNC_UNITS):
         return known.persistent
     shapes = (replace(shape, share=_POINTERS, apart=_POINTERS, joined=0.0) for shape in known.persistent.shapes)
@@ -62,7 +63,7 @@ def _persistent(device: Device, known: Speeds) -> PersistentSpeeds:
 
 
 def _products(device: Device, known: Speeds) -> ProductSpeeds:
-    """The shares of products; those of float32 by three products of TF32, where there are any."""
+    """Return the shares of products; float32 takes three products of TF32, where the device has them."""
     if device.has(Feature.ASYNC_UNITS):
         pointers, shares = known.products.pointers, known.products
     else:

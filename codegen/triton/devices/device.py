@@ -1,7 +1,7 @@
-"""Device: a GPU as a value, its published specifications beside what was measured on it.
+"""Device: a GPU as a value: its published specifications and, if any, its measured speeds.
 
-What enters are numbers of a data sheet; what leaves is everything that generated code and its prices depend on.  What
-was not measured on a device is derived from its specifications (`derived.py`); nothing outside these files names one.
+Input: numbers of a data sheet; output: everything that generated code and its prices depend on.  Speeds that were not
+measured are derived from the specifications (`derived.py`); nothing outside this folder names a device.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from fusion.codegen.attention import AttentionSpeed
 from fusion.codegen.target import Layouts, OddRows
 
 GROUPED = "generated in groups"
-"""The form of attention whose warps do different things (`forms/warp_specialised/groups.py`), by name."""
+"""The name of the form of attention whose warps are specialised (`forms/warp_specialised/groups.py`)."""
 
 
 class Feature(Enum):
-    """What some architectures have and others lack."""
+    """A capability that some architectures have and others lack."""
 
     ASYNC_UNITS = "matrix units that read shared memory by themselves (wgmma, tcgen05)"
     HALF_PAIRS = "arithmetic on pairs of bfloat16 in one register (sm_80)"
@@ -36,14 +36,14 @@ class ProductSpeeds:
     """Shares of the library's speed, with aligned rows, that generated products reach (`forms/efficiency.py`).
 
     Attributes:
-        pointers, misaligned: whose operands are loaded through pointers; from rows at odd addresses.
-        several: what is left of it for several products in one loop.
-        few_rows, few_long_rows: sums of products with up to four rows; where a row is longer than `long_row` bytes.
-        packed_sums: what is left of that where numbers that share a byte are taken apart.
-        chained, chained_pointers: of the matrix units, where results are folded or multiplied again.
-        narrow_together: programs that must share a multiprocessor to hide how a narrow product converts what it loads.
-        float32, float64, int8: of other dtypes than halves.
-        tf32, tf32_chained: of float32 rounded to 19 bits, against the library's with the same rounding.
+        pointers, misaligned: operands loaded through pointers; from rows at unaligned addresses.
+        several: the factor for several products in one loop.
+        few_rows, few_long_rows: products with up to four rows as sums; where a row is longer than `long_row` bytes.
+        packed_sums: the factor for such sums where numbers that share a byte are unpacked.
+        chained, chained_pointers: shares of the matrix units for chained products.
+        narrow_together: programs per multiprocessor that hide the conversion of loaded weights in a narrow product.
+        float32, float64, int8: dtypes other than 16-bit floats.
+        tf32, tf32_chained: float32 rounded to 19 bits, relative to the library's products with the same rounding.
     """
 
     pointers: float
@@ -63,7 +63,7 @@ class ProductSpeeds:
     tf32_chained: float
 
     def others(self) -> dict[torch.dtype, float]:
-        """The dtypes that do not run as halves do."""
+        """Return the shares of the dtypes that do not run at the speed of 16-bit floats."""
         return {torch.float32: self.float32, torch.float64: self.float64, torch.int8: self.int8}
 
 
@@ -73,14 +73,14 @@ class PersistentShape:
 
     Attributes:
         m, n, k: rows and columns of the block, and steps of the sum that are fetched at once.
-        each: programs that share a multiprocessor.
-        parts: in how many parts the columns are finished.
-        share: of the library's speed, for long sums.
-        apart: the same for several products that are not one (`stacked`), each with too few columns for the units.
-        joined: the same for products that are one walk; 0 where it does not differ.
-        end: elements of the sum that finishing a block takes as long as.
-        slope: the same of an operation on each result.
-        loading: the same of tiles loaded for the end.
+        each: programs per multiprocessor.
+        parts: column parts in which the epilogue runs.
+        share: share of the library's speed, for long sums.
+        apart: the same for several products that are not stacked (`stacked`), each with too few columns for the units.
+        joined: the same for products in one joined loop; 0 where it does not differ.
+        end: time of the epilogue of a block, in elements of the sum that take as long.
+        slope: the same for one operation on each result.
+        loading: the same for tiles loaded by the epilogue.
     """
 
     m: int
@@ -100,13 +100,13 @@ class PersistentShape:
 
 @dataclass(frozen=True, slots=True)
 class PersistentSpeeds:
-    """How fast persistent products are.
+    """The speeds of persistent products.
 
     Attributes:
-        library_end: elements of the sum that the end of a block takes as long as in the library's products.
-        end: elements of the sum that the end of a block takes while the result fits the second-level cache.
-        streamed_end: the same of a larger result, on its way to memory.
-        streamed: by how much the library is faster, with a cached result, than products of streamed ones are measured.
+        library_end: time of a block's epilogue in the library's products, in elements of the sum.
+        end: time of a block's epilogue, in elements of the sum, while the result fits the second-level cache.
+        streamed_end: the same for a larger result, which goes to memory.
+        streamed: the library's speed with a cached result, relative to its speed with a streamed one.
     """
 
     shapes: tuple[PersistentShape, ...]
@@ -118,24 +118,24 @@ class PersistentSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a device reaches.
+    """The speeds that a device reaches.
 
     Attributes:
         launch_us: microseconds of one launch.
-        product_us: microseconds that the library's smallest product takes beside its launch.
+        product_us: microseconds that the library's smallest product takes in addition to its launch.
         bandwidth: bytes per microsecond to memory, both directions together.
         cache_bandwidth: bytes per microsecond from the second-level cache.
         flops: float32 operations per microsecond, outside the matrix units.
         matrix_flops: operations per microsecond of the library's products of 16-bit operands.
-        matrix_share: bytes of an operand's element → rate of the library's products against that.
-        tf32_share: the same of float32 operands that may be rounded to 19 bits.
-        attention: (form, or kernel of the library, bytes of an element) → its speed.
-        tf32_attention: what differs of that where float32 operands may be rounded to 19 bits.
-        narrow_tiles: tiles of a product with few rows that share a multiprocessor, where its sum is cut into parts.
-        narrow_share: of the speed of memory, what such a product reaches in parts.
-        waiting: of a launch, what it costs that the last program of each tile adds up its parts.
+        matrix_share: for the bytes of an operand's element, the rate of the library's products relative to that.
+        tf32_share: the same for float32 operands that may be rounded to 19 bits.
+        attention: the speed of each (form or kernel of the library, bytes of an element).
+        tf32_attention: the entries that differ where float32 operands may be rounded to 19 bits.
+        narrow_tiles: tiles per multiprocessor of a split-K product with few rows.
+        narrow_share: the share of the memory bandwidth that such a product reaches.
+        waiting: the cost of summing the parts in the last program of each tile, as a share of a launch.
         part: elements of a contiguous part of a reduction above which more parts are better.
-        layouts: what it costs to have tensors lie otherwise.
+        layouts: the cost of other memory layouts.
     """
 
     launch_us: float
@@ -163,19 +163,19 @@ class Device:
     """A GPU.
 
     Attributes:
-        arch: what it is generated for, such as "sm_90" or "gfx942".
-        name: what it is sold as.
-        multiprocessors: that run programs, each several at a time.
+        arch: the architecture of generated code, such as "sm_90" or "gfx942".
+        name: the product name.
+        multiprocessors: their number; each runs several programs at a time.
         shared_per_program, shared_per_multiprocessor: bytes of shared memory (LDS).
-        registers: of 32 bits, of a multiprocessor.
-        threads_per_program, threads_per_multiprocessor: at most.
-        warp: threads of a warp (wavefront).
+        registers: 32-bit registers of a multiprocessor.
+        threads_per_program, threads_per_multiprocessor: the most threads of each.
+        warp: the threads of a warp (wavefront).
         cache: bytes of the second-level cache.
         bandwidth: published bytes per microsecond to memory.
         flops: published float32 operations per microsecond, outside the matrix units.
-        matrix: bytes of an operand's element → published operations per microsecond of the matrix units, dense, halves
-            summed up in float32; of 4 bytes those of TF32.  What is not there has no matrix units.
-        measured: what it reaches, where that was measured.
+        matrix: for the bytes of an operand's element, published operations per microsecond of the matrix units: dense,
+            16-bit floats accumulated in float32; for 4 bytes TF32.  Sizes without an entry have no matrix units.
+        measured: its measured speeds, if any.
     """
 
     arch: str
@@ -195,7 +195,7 @@ class Device:
     measured: Speeds | None = field(default=None, hash=False)
 
     def has(self, feature: Feature) -> bool:
-        """Does the architecture have this?
+        """Does the architecture have this feature?
 
         >>> from fusion.codegen.triton.devices import device_of
         >>> device_of("sm_90").has(Feature.WARP_GROUPS), device_of("sm_100").has(Feature.WARP_GROUPS)
@@ -205,10 +205,10 @@ class Device:
 
     @property
     def warps(self) -> int:
-        """Warps that share a multiprocessor."""
+        """Return the most warps per multiprocessor."""
         return self.threads_per_multiprocessor // self.warp
 
     @property
     def most_warps(self) -> int:
-        """Warps of one program."""
+        """Return the most warps per program."""
         return self.threads_per_program // self.warp

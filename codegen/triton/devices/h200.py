@@ -1,8 +1,8 @@
 """H200 (SXM, sm_90), the device on which this compiler was measured.
 
 Specifications: NVIDIA H200 data sheet (rates dense, at boost clock); limits of compute capability 9.0: CUDA C++
-Programming Guide, "Technical Specifications per Compute Capability".  What is measured says how; torch 2.11, triton 3.6
-unless it says otherwise.
+Programming Guide, "Technical Specifications per Compute Capability".  Measured figures say how they were measured; with
+torch 2.11 and triton 3.6 unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from fusion.codegen.triton.devices.device import (
 )
 
 # Measured with 2 × 16 heads of 4096 (bfloat16) or 2048 (float32) rows; forward in bfloat16, with and without a causal
-# mask, with 16384 tokens of 16 heads in lengths of 512 to 16384. Narrow windows take up to 1.6 times as long as
-# predicted. The library takes cuDNN's kernel for bfloat16, also with a mask, and the memory-efficient one for float32
-# and for masks of three dimensions. Backward of heads wider than 128 was not measured: it is taken to be as fast.
+# mask, with 16384 tokens of 16 heads in lengths of 512 to 16384. Narrow windows take up to 1.6 times the
+# predicted time. The library uses cuDNN's kernel for bfloat16, also with a mask, and the memory-efficient one for
+# float32 and for masks of three dimensions. Backward of heads wider than 128 was not measured: it is assumed to be as
+# fast.
 _ATTENTION = {
     ("cudnn", 2): AttentionSpeed(
         plain={64: (0.62, 0.59), 128: (0.87, 0.75), 256: (0.97, 0.75)},
@@ -33,7 +34,7 @@ _ATTENTION = {
         begins=160,
     ),
     ("efficient", 2): AttentionSpeed(
-        plain={64: (0.30, 0.25)},  # not measured; as a rule below the other two
+        plain={64: (0.30, 0.25)},  # not measured; usually below the other two
         skipping={64: (0.30, 0.25)},
         masked={64: (0.06, 0.12), 128: (0.10, 0.16)},
     ),
@@ -54,20 +55,20 @@ _ATTENTION = {
         masked={64: (0.71, 0.70), 128: (0.45, 0.33)},  # backward not measured
     ),
 }
-_ATTENTION[GROUPED, 2] = replace(  # kernels of backward, and those that read a mask, have the other form
+_ATTENTION[GROUPED, 2] = replace(  # backward, and kernels that read a mask, have the other form
     _ATTENTION[GENERATED, 2],
     plain={64: (0.71, 0.65), 128: (0.95, 0.69), 256: (1.07, 0.69)},
     skipping={64: (0.66, 0.51), 128: (1.0, 0.57), 256: (1.04, 0.57)},
     begins=300,
 )
-_ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: taken to be as fast
+_ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: assumed to be as fast
 
 _FLOAT32, _TF32 = 0.07, 0.5
-"""The library's products of float32 against those of halves, in full and rounded to 19 bits."""
+"""The speed of the library's float32 products relative to those of 16-bit floats: in full precision, and in TF32."""
 
-_PRODUCTS = ProductSpeeds(  # against cuBLAS, over the shapes of transformer layers, bfloat16 unless said
+_PRODUCTS = ProductSpeeds(  # relative to cuBLAS, over the shapes of transformer layers, in bfloat16 unless noted
     pointers=0.6,
-    misaligned=0.38,  # an odd vocabulary
+    misaligned=0.38,  # a vocabulary of odd size
     several=0.8,
     few_rows=1.03,
     few_long_rows=0.93,
@@ -75,17 +76,17 @@ _PRODUCTS = ProductSpeeds(  # against cuBLAS, over the shapes of transformer lay
     packed_sums=0.4,
     chained=0.6,
     chained_pointers=0.5,
-    narrow_together=3,  # not `narrow_tiles`: that one counts the tiles of parts, which are added up afterwards
-    float32=1.4,  # by three TF32 products, against cuBLAS in full float32
+    narrow_together=3,  # not `narrow_tiles`, which counts the tiles of split-K parts
+    float32=1.4,  # by three TF32 products, relative to cuBLAS in full float32
     float64=0.25,
     int8=0.6,
-    tf32=0.25,  # against cuBLAS in TF32, where descriptors are for halves only
+    tf32=0.25,  # relative to cuBLAS in TF32; descriptors are used for 16-bit floats only
     tf32_chained=0.37,
 )
 
 _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers, with ReLU, both GELUs, and a residual
     shapes=(
-        PersistentShape(128, 256, 8, 3, 0.958, 0.958, loading=2000),  # with tiles, memory is left for two stages
+        PersistentShape(128, 256, 8, 3, 0.958, 0.958, loading=2000),  # loaded tiles leave memory for two stages
         PersistentShape(128, 256, 8, 3, 0.98, 0.0, parts=2, end=200, slope=16.0, loading=357),
         PersistentShape(128, 256, 8, 4, 0.95, 0.0, parts=2, joined=0.972, loading=2000),
         PersistentShape(256, 128, 8, 4, 0.945, 0.0, parts=2, loading=2000),
@@ -96,15 +97,15 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
         PersistentShape(64, 128, 4, 4, 0.81, 0.70, each=2, slope=9.0),
     ),
     library_end=215,
-    # 512 to 8192 rows times 32000 to 128256 columns, the library's time over ours: 0.93 to 0.98 for sums of 768, 0.94
-    # to 0.99 of 1024, 0.97 to 1.01 of 2048.
+    # The library's time divided by ours, 512 to 8192 rows times 32000 to 128256 columns: 0.93 to 0.98 for sums of 768,
+    # 0.94 to 0.99 of 1024, 0.97 to 1.01 of 2048.
     end=137,
     streamed_end=300,
     streamed=1.096,
 )
 
 _ODD_ROWS = OddRows(
-    product=0.33,  # 8192 × 768 × 50257: 2.2 and 3.3 ms against 0.8 to 0.9
+    product=0.33,  # 8192 × 768 × 50257: 2.2 and 3.3 ms, the library 0.8 to 0.9
     walked=0.45,  # two products of 49152 × 384 × 196 with GELU between them, 123 µs
     # µs: 8192 × 1024 × 1021 133 to 193, × 1022 and × 1020 74 to 80, × 1024 30; 49152 × 384 × 197 81 to 120, × 198 and
     # × 196 50 to 72, × 200 27 to 33; whichever of the three is odd.
@@ -136,7 +137,7 @@ H200 = Device(
         matrix_share={1: 2.0, 2: 1.0, 4: _FLOAT32, 8: 0.08},
         tf32_share=_TF32,
         attention=_ATTENTION,
-        tf32_attention={  # generated, 2.4 times as fast as with three products; the library's keeps its precision
+        tf32_attention={  # generated: 2.4 times as fast as with three products; the library's keeps full precision
             (GENERATED, 4): _ATTENTION[GENERATED, 2].scaled(0.37),
             ("efficient", 4): _ATTENTION["efficient", 4].scaled(_FLOAT32 / _TF32),
         },
@@ -144,12 +145,12 @@ H200 = Device(
         persistent=_PERSISTENT,
         odd_rows=_ODD_ROWS,
         # 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in 4 parts; int8 31 and 23.
-        # With the launch, in groups and added up in it: 22.9 µs in 4 parts, 28.0 in 7.
+        # With the launch, with scales for groups, and summed in it: 22.9 µs in 4 parts, 28.0 in 7.
         narrow_tiles=2,
         narrow_share=0.5,
-        waiting=0.25,  # 16 rows, int4 weights of 4096 × 14336 in groups: 22.9 µs, 24.4 with a launch more
+        waiting=0.25,  # 16 rows, int4 weights of 4096 × 14336 in groups: 22.9 µs, 24.4 with another launch
         part=1 << 13,
-        # Not `launch_us * bandwidth`, which is 17 MB: beside other kernels, half of a copy's launch is hidden.  The
+        # Not `launch_us * bandwidth`, which is 17 MB: next to other kernels, half of a copy's launch is hidden.  The
         # convolutions are cuDNN 9's.
         layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),
     ),

@@ -1,7 +1,7 @@
 """MI300X (gfx942).
 
 Specifications: AMD Instinct MI300X data sheet, dense; limits: AMD CDNA 3 white paper and ISA guide.  The second-level
-cache is that of eight dies together.  Nothing is measured.
+cache is the sum of eight dies.  Nothing is measured.
 """
 
 from __future__ import annotations

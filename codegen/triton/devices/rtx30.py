@@ -1,7 +1,7 @@
 """GeForce RTX 3090 (sm_86).
 
-Specifications: NVIDIA GA102 white paper, dense, halves summed up in float32; limits of compute capability 8.6: CUDA C++
-Programming Guide.  Nothing is measured.
+Specifications: NVIDIA GA102 white paper, dense, 16-bit floats accumulated in float32; limits of compute capability 8.6:
+CUDA C++ Programming Guide.  Nothing is measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GeForce RTX 4090 (sm_89).
 
-Specifications: NVIDIA Ada white paper, dense, halves summed up in float32; limits of compute capability 8.9: CUDA C++
-Programming Guide.  Nothing is measured.
+Specifications: NVIDIA Ada white paper, dense, 16-bit floats accumulated in float32; limits of compute capability 8.9:
+CUDA C++ Programming Guide.  Nothing is measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GeForce RTX 5090 (sm_120).
 
-Specifications: NVIDIA RTX Blackwell white paper, dense, halves summed up in float32; limits of compute capability 12.0:
-CUDA C++ Programming Guide.  Nothing is measured.
+Specifications: NVIDIA RTX Blackwell white paper, dense, 16-bit floats accumulated in float32; limits of compute
+capability 12.0: CUDA C++ Programming Guide.  Nothing is measured.
 """
 
 from __future__ import annotations
