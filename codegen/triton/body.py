@@ -20,7 +20,7 @@ from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
 from fusion.codegen.triton.products import contract, stacked
 from fusion.codegen.triton.products.place import place
-from fusion.codegen.triton.statements import follow, prefix, reduce
+from fusion.codegen.triton.statements import prefix, reduce, running_folds
 from fusion.codegen.triton.statements.updates import update
 from fusion.lowering.expr import Load, index_of, loads
 from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
@@ -38,7 +38,7 @@ class _Walk:
     def __init__(self, loop: Loop) -> None:
         self.axes = frozenset(loop.axes)
         self.follows = bool(running(loop))
-        self.needed = follow.named_before(loop)
+        self.needed = running_folds.needed_before(loop)
         self.ends: list[str] = []
         self.lanes: Lanes | None = None
 
@@ -142,7 +142,7 @@ class Body:
         """Add the lines of a loop over blocks of `dim`, part by part, and of what completes its folds."""
         values = self.values
         found = skips.parts(values, loop, dim, split=self.layout.config.split)
-        back = skips.ends_first(values, loop, found, dim) and "evict_first" in values.eviction.values()
+        back = skips.may_run_backwards(values, loop, found, dim) and "evict_first" in values.eviction.values()
         plain, written = all(isinstance(stmt, Fold) or _is_plain(stmt) for stmt in loop.body), set(values.written)
         later: list[Callable[[], None]] = []
         for part in reversed(found) if back else found:
@@ -157,7 +157,7 @@ class Body:
         """Add the lines of one part of a loop, `backwards` from its last block; returns what completes its folds."""
         values = self.values
         self._walk = _Walk(part.loop)
-        self._walk.lanes = follow.lanes_of(values, part.loop)
+        self._walk.lanes = running_folds.lanes_of(values, part.loop)
         values.full = frozenset({dim}) if part.full else frozenset()
         step = start = values.open(f"{dim.name}_step" if backwards or part.gap is not None else f"{dim.name}0")
 
@@ -185,7 +185,7 @@ class Body:
         if walk is not None and walk.takes_in(fold):
             kept = fold.name in walk.needed
             depth, lanes = values.depth - walked, walk.lanes if walked else None
-            finish, ends = follow.take_in(values, fold, depth=depth, kept=kept, lanes=lanes)
+            finish, ends = running_folds.accumulate(values, fold, depth=depth, kept=kept, lanes=lanes)
             walk.ends.extend(ends)
             yield finish
         elif values.stack is not None and fold in values.stack.folds:

@@ -22,10 +22,10 @@ from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.scopes import Names
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import INDENT, passed, signature
-from fusion.codegen.triton.rewrites.exponentials import shares_in_powers_of_two
+from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
-from fusion.codegen.triton.statements.unchanged import return_unchanged
+from fusion.codegen.triton.statements.early_return import return_if_factor_is_one
 
 Open: TypeAlias = Callable[[Body], None]
 """Adds the lines of a program: where its block lies, and its statements."""
@@ -97,7 +97,7 @@ class Writer:
         values.starts.update(role.starts)
         body = Body(values)
         if role.ending is None and not role.program:
-            return_unchanged(values)
+            return_if_factor_is_one(values)
         open_(body)
         lines = values.scopes[0].lines + (role.ending(values) if role.ending is not None else [])
         given = {**role.counters, **passed(hosted or {})}
@@ -111,7 +111,7 @@ class Writer:
             body = as_sigmoids(body)
         if not self.numerics.strict:
             quick = rounded_parts(body)
-            body = shares_in_powers_of_two(body, lambda node: fast or node in quick)
+            body = softmax_in_powers_of_two(body, lambda node: fast or node in quick)
             layout = replace(layout, blocked=replace(layout.blocked, body=body))
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
         values.quick = frozenset() if self.numerics.strict else rounded_parts(body)

@@ -2,7 +2,7 @@
 
 The interpreter reads and writes whatever lies at an address.  Within `checked()` an access raises where its lanes are
 not all in one and the same tensor of those that the kernel was given.  Some kernels may do more: read all of the word
-that a tensor ends in (`codegen/triton/blocks/words.py`), or read two tensors at once (`products/stacked.py`).
+that a tensor ends in (`codegen/triton/blocks/word_loads.py`), or read two tensors at once (`products/stacked.py`).
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Blocks: which axes of a kernel become which block dimensions.
 
-What enters is a Kernel; what leaves is its block dimensions in the order in which tiles are laid out (the contiguous
-one last), and the rewriting of every axis as a digit of the linear index of its dimension.
+Input: a Kernel; output: its block dimensions in the order in which tiles are laid out (the contiguous one last), and
+every axis rewritten as a digit of the linear index of its dimension.
 
     pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes, or rows
-                  and columns (b, x) where much belongs to a row
-    reduction     GRID axes → x, reduced axes → r (more of them where folds take different axes); a walk of long rows
-                  that start at odd addresses begins at the aligned address before (`shifted`)
+                  and columns (b, x) where several values are loaded once per row
+    reduction     GRID axes → x, reduced axes → r (more of them where folds reduce different axes); a loop over long
+                  rows that start at unaligned addresses begins at the aligned address before (`shifted`)
     contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program; the sides
                   of further contractions are these dimensions too, or reduced ones of their own
 
-Axes of size 1 are dropped, but for one of each side of a contraction.  Which axes are contiguous is read from the
-offsets of loads and stores.  How large the blocks are is a `Config`, which a form (`forms`) picks.
+Axes of size 1 are dropped, except one for each side of a contraction.  The offsets of loads and stores decide which
+axes are contiguous.  The sizes of the blocks are a `Config`, which a form (`forms`) picks.
 """
 
 from __future__ import annotations

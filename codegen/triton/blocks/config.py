@@ -1,8 +1,7 @@
 """Config: tile sizes and launch parameters of a kernel.
 
-What enters are block dimensions and a `Config`; what leaves is how many blocks the result has, and what share of the
-device these keep busy.  A form (`forms`) says which configurations it takes and adds parameters of its own in a
-subclass.
+Input: block dimensions and a `Config`; output: the number of blocks of the result, and the share of the device that
+they keep busy.  A form (`forms`) lists the configurations it supports and adds parameters of its own in a subclass.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import sympy
 from fusion.codegen.triton.blocks.dims import Blocked
 from fusion.lowering.sizes import with_values
 
-_UNKNOWN = 1 << 20  # stands for a symbolic size: most are large
+_UNKNOWN = 1 << 20  # assumed for a symbolic size: most are large
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One way to launch a kernel: the parameters that any form may have.
+    """One way to launch a kernel: the parameters that all forms share.
 
     Attributes:
-        blocks: (dimension name, elements per program or loop step); powers of two.  Others are taken one by one.
+        blocks: (dimension name, elements per program or loop step); powers of two.  Others have blocks of 1.
         num_warps: warps per program.
         num_stages: stages of the software pipeline of a loop; 1: no pipeline.
-        group: contractions only: how many blocks of rows share the columns they load, through the L2 cache.
+        group: contractions only: blocks of rows that run together and share the columns they load in the L2 cache.
         tf32: contractions only: float32 operands may be rounded to 19 bits.
-        split: a loop is two loops, one of which has the blocks in which its condition holds and nothing is masked.
-        registers: the most per thread, so that more programs share a multiprocessor; 0: as the compiler likes.
-        unrolled: contractions only: how many steps of the sum are one step of the loop.
+        split: a loop becomes two, one of them over the blocks in which its condition holds and nothing is masked.
+        registers: the most per thread, for higher occupancy; 0: the compiler decides.
+        unrolled: contractions only: blocks of the summed axis in one step of the loop.
     """
 
     blocks: tuple[tuple[str, int], ...]
@@ -44,16 +43,16 @@ class Config:
     unrolled: int = 1
 
     def block(self, name: str) -> int:
-        """The length of a block of the dimension `name`; 1 where the configuration does not name it."""
+        """Return the length of a block of the dimension `name`; 1 where the configuration does not name it."""
         return dict(self.blocks).get(name, 1)
 
     def words(self) -> list[str]:
-        """The parameters of the form, in words."""
+        """Describe the parameters that only this form has, one string each."""
         return []
 
 
 def describe(config: Config) -> str:
-    """A configuration in words.
+    """Describe a configuration in words.
 
     >>> describe(Config((("x", 1), ("r", 4096)), num_warps=8))
     'r 4096, 8 warps'
@@ -69,12 +68,12 @@ def describe(config: Config) -> str:
 
 
 def extent(size: sympy.Expr) -> int:
-    """A size as a number; a symbolic one is taken to be large."""
+    """Return a size as a number; a symbolic size is assumed to be large."""
     return int(size) if size.is_Integer else _UNKNOWN
 
 
 def power_of_two(size: int) -> int:
-    """The least power of two that is not below `size`.
+    """Return the least power of two that is not below `size`.
 
     >>> power_of_two(0), power_of_two(5), power_of_two(8)
     (1, 8, 8)
@@ -83,7 +82,7 @@ def power_of_two(size: int) -> int:
 
 
 def full_rounds(blocks: int, slots: int) -> float:
-    """The share of the device that so many blocks keep busy, of which so many run at once.
+    """Return the share of the device that `blocks` keep busy, of which `slots` run at once.
 
     >>> full_rounds(264, 132), full_rounds(198, 132)
     (1.0, 0.75)
@@ -92,12 +91,12 @@ def full_rounds(blocks: int, slots: int) -> float:
 
 
 def keeps_busy(blocked: Blocked, config: Config) -> bool:
-    """Are there blocks for seven of ten multiprocessors?"""
+    """Are there blocks for at least seven of ten multiprocessors?"""
     return programs(blocked, config) * 10 >= blocked.device.multiprocessors * 7
 
 
 def programs(blocked: Blocked, config: Config, known: Mapping[sympy.Symbol, int] = MappingProxyType({})) -> int:
-    """How many blocks the result has, with symbolic sizes that are not `known` taken to be large."""
+    """Return the number of blocks of the result; symbolic sizes that are not `known` are assumed to be large."""
     count = 1
     for dim in blocked.grid():
         count *= -(-extent(with_values(dim.size, known)) // config.block(dim.name))

@@ -1,4 +1,4 @@
-"""Which axes lie side by side in memory: read from the offsets of loads and stores."""
+"""Contiguity: along which axes loads and stores are contiguous in memory, read from their offsets."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
 
 RUN = 16
-"""Elements side by side in memory that are worth a thread each, at least."""
+"""The least number of contiguous elements for which one thread each is worthwhile."""
 
 
 def load_offsets(kernel: Kernel) -> list[sympy.Expr]:
-    """The offsets of all direct loads."""
+    """Return the offsets of all direct loads."""
     return [offset for _, offset in direct_loads(kernel)]
 
 
 def direct_loads(kernel: Kernel) -> list[tuple[str, sympy.Expr]]:
-    """All direct loads: of which parameter, and the offset in it."""
+    """Return (parameter, offset) of all direct loads: those whose offset is not data."""
     roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
-    found = [(node.buffer, node.index[0]) for node in postorder(*roots) if isinstance(node, Load)]
-    return [(buffer, offset) for buffer, offset in found if not isinstance(offset, Expr)]
+    every = [(node.buffer, node.index[0]) for node in postorder(*roots) if isinstance(node, Load)]
+    return [(buffer, offset) for buffer, offset in every if not isinstance(offset, Expr)]
 
 
 def store_offsets(kernel: Kernel) -> list[sympy.Expr]:
-    """The offsets of all direct stores."""
+    """Return the offsets of all direct stores."""
     stores = [stmt.offset for stmt in statements(kernel.body, Store)]
     return [offset for offset in stores if not isinstance(offset, Expr)]
 
 
 def contiguous_along(kernel: Kernel, dim: Dim) -> int:
-    """How many of the largest loads, those that span the most axes, are contiguous along the last axis of `dim`."""
+    """Count the largest loads, which span the most axes, that are contiguous along the last axis of `dim`."""
     axes, last = {axis.symbol for axis in kernel.axes}, dim.axes[-1].symbol
     spans = [(len(offset.free_symbols & axes), offset) for offset in load_offsets(kernel)]
     widest = max((span for span, _ in spans), default=0)
@@ -42,9 +42,10 @@ def contiguous_along(kernel: Kernel, dim: Dim) -> int:
 
 
 def is_crossed(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
-    """Are some of the largest tensors read or stored contiguous along `x`, and others read along what is reduced?
+    """Are some of the largest tensors read or stored contiguously along `x`, and others read along the reduced axis?
 
-    A block of several rows takes whole sectors of both; of one row each element of the former would be a sector.
+    A block of several rows reads full sectors of both; with one row per block, each element of the former would be a
+    sector.
     """
     if len(reduced) != 1 or not (at_least(x.axes[-1].size, RUN) and at_least(reduced[0].axes[-1].size, RUN)):
         return False
@@ -55,7 +56,7 @@ def is_crossed(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
 
 
 def within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
-    """`offset` as it grows along `axis` until a digit carries: heads of 64 side by side are contiguous in runs.
+    """Return `offset` as it varies along `axis` before a digit carries: heads of 64 contiguous elements are runs.
 
     >>> i = sympy.Symbol("i", integer=True, nonnegative=True)
     >>> within_run(65536 * FloorDiv(i, 64) + Mod(i, 64), i)
@@ -71,7 +72,7 @@ def within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
 
 
 def by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, ...]:
-    """Axes by falling stride in the first access that has a known stride for each; else as they are."""
+    """Return axes by falling stride in the first access that has a known stride for each; else as they are."""
     reduced = bool(axes) and axes[0].role is not Role.GRID
     accesses = load_offsets(kernel) if reduced else store_offsets(kernel)
     for offset in accesses:
@@ -82,5 +83,5 @@ def by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, .
 
 
 def at_least(size: sympy.Expr, least: int) -> bool:
-    """May there be so many points?  Of a size that is not known, yes."""
+    """May the size be at least `least`?  True for a size that is not known."""
     return not size.is_Integer or int(size) >= least

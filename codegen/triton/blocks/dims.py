@@ -12,14 +12,15 @@ from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
 
 WORD = 16
-"""Bytes: the widest access of a thread, to addresses that are a multiple of it."""
+"""Bytes of the widest access of a thread, at addresses that are a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """Axes that are walked together, outermost first, as one linear index.
+    """Axes that form one linear index, outermost first.
 
-    `shift` is where on a walk the first point lies (`shifted`): `0 ≤ shift ≤ symbol < shift + size`; it is below WORD.
+    `shift` is the linear index of the first point of a row (`shifted`): `0 ≤ shift ≤ symbol < shift + size`; it is
+    below WORD.
     """
 
     name: str
@@ -29,42 +30,45 @@ class Dim:
 
     @property
     def size(self) -> sympy.Expr:
-        """How many points its axes have together."""
+        """Return the number of points of all its axes together."""
         return sympy.Mul(*(axis.size for axis in self.axes))
 
     @property
     def symbol(self) -> sympy.Symbol:
-        """The linear index, `0 ≤ symbol < reach`."""
+        """Return the linear index, `0 ≤ symbol < reach`."""
         return sympy.Symbol(f"{self.name}i", integer=True, nonnegative=True)
 
     @property
     def reach(self) -> sympy.Expr:
-        """What the linear index is always below."""
+        """Return the exclusive upper bound of the linear index."""
         return self.size if self.shift == 0 else self.size + WORD - 1
 
     @property
     def constant(self) -> str:
-        """The name of its block size in the source."""
+        """Return the name of its block size in the source."""
         return f"{self.name.upper()}BLOCK"
 
     def digits(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Each axis as a digit of the linear index; of one without points, what keeps loads behind its mask."""
+        """Return each axis as a digit of the linear index; for a dimension without points, the index itself, whose mask
+        is never true.
+        """
         if self.size == 0:
             return {axis.symbol: self.symbol for axis in self.axes}
-        found: dict[sympy.Symbol, sympy.Expr] = {}
+        digits: dict[sympy.Symbol, sympy.Expr] = {}
         weight = ONE
         for position, axis in reversed(list(enumerate(self.axes))):
             digit = FloorDiv(self.symbol, weight)
-            found[axis.symbol] = digit if position == 0 else Mod(digit, axis.size)
+            digits[axis.symbol] = digit if position == 0 else Mod(digit, axis.size)
             weight = weight * axis.size
-        return found
+        return digits
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes(Dim):
-    """The threads of a program, each of which takes `word` neighbours of a block at a time (`statements/follow.py`).
+    """The threads of a program, of which each reads `word` neighbours of a block at a time
+    (`statements/running_folds.py`).
 
-    A tile over them goes with tiles over what they take.
+    A tile over them stands for tiles over the elements that they read.
     """
 
     count: int = 0
@@ -72,7 +76,7 @@ class Lanes(Dim):
 
     @property
     def constant(self) -> str:
-        """How many there are, as text."""
+        """Return the number of threads, as text."""
         return str(self.count)
 
 
@@ -92,29 +96,29 @@ class Blocked:
     device: Device
 
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """The bounds of the linear indices."""
+        """Return the bounds of the linear indices."""
         return {dim.symbol: dim.reach for dim in self.dims}
 
     def named(self, name: str) -> Dim:
-        """The dimension that has this name."""
+        """Return the dimension that has this name."""
         return next(dim for dim in self.dims if dim.name == name)
 
     def of(self, axes: Sequence[sympy.Symbol]) -> tuple[Dim, ...]:
-        """The dimensions that hold `axes`, in tile order."""
+        """Return the dimensions that hold `axes`, in tile order."""
         return tuple(dim for dim in self.dims if any(axis.symbol in axes for axis in dim.axes))
 
     def grid(self) -> tuple[Dim, ...]:
-        """The dimensions spread over programs, outermost first."""
+        """Return the dimensions spread over programs, outermost first."""
         spread = [dim for dim in self.dims if dim.role is Role.GRID]
         return tuple(sorted(spread, key=lambda dim: "byxmn".index(dim.name)))
 
     def single(self, dim: Dim) -> bool:
-        """Does a program take one point of `dim` only, because a walk in it begins at another place for each?"""
+        """Does a program have one point of `dim` only, because a loop starts at a different index for each?"""
         return any(dim.symbol in other.shift.free_symbols for other in self.dims)
 
     @property
     def dots(self) -> tuple[Fold, ...]:
-        """The contractions, in order."""
+        """Return the contractions, in order."""
         return dots_of(self.body)
 
     @property
@@ -124,18 +128,19 @@ class Blocked:
 
     @property
     def chained(self) -> bool:
-        """Does a loop walk the rows or the columns of some contraction, to fold them or to contract them again?"""
+        """Does a loop run over the rows or columns of some contraction, to fold them or to contract them again?"""
         return any(dim.role is Role.LOOP for dot in self.dots for dim in self.sides(dot)[:2])
 
     def sides(self, dot: Fold) -> tuple[Dim, Dim, Dim]:
-        """The dimensions of the rows, the columns and the folded axes of a dot.
+        """Return the dimensions of the rows, the columns and the summed axes of a dot.
 
-        A side without axes is a dimension without axes: the one that the first dot names so, if it has none either.
+        A side without axes is a dimension without axes: the one that the first dot gives this name, if that has no axes
+        either.
         """
-        found = [tuple(dim for dim in self.of(axes) if dim.name != "b") for axes in sides_of(dot)]
+        dims_of = [tuple(dim for dim in self.of(axes) if dim.name != "b") for axes in sides_of(dot)]
         empty = [dim for dim in self.dims if not dim.axes]
         sides: list[Dim] = []
-        for dims, name in zip(found, "mnk", strict=True):
+        for dims, name in zip(dims_of, "mnk", strict=True):
             if not dims:
                 dims = tuple(sorted(empty, key=lambda dim: dim.name != name)[:1])
                 empty.remove(dims[0])
@@ -145,10 +150,10 @@ class Blocked:
 
 
 def dots_of(body: Sequence[Stmt]) -> tuple[Fold, ...]:
-    """The contractions of a body, in order."""
+    """Return the contractions of a body, in order."""
     return tuple(stmt for stmt in statements(body, Fold) if stmt.op == "dot")
 
 
 def sides_of(dot: Fold) -> tuple[tuple[sympy.Symbol, ...], ...]:
-    """The axes of the rows and of the columns of a contraction, and those that it sums over."""
+    """Return the axes of the rows, of the columns and of the sum of a contraction."""
     return dot.rows, dot.columns, dot.over

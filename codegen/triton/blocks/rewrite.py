@@ -1,4 +1,4 @@
-"""A kernel over block dimensions: its dimensions, and every axis a digit of the linear index of one."""
+"""A kernel over block dimensions: its dimensions, and every axis as a digit of the linear index of one."""
 
 from __future__ import annotations
 
@@ -15,76 +15,80 @@ from fusion.codegen.triton.blocks.rows import row_dims, row_values, too_tall
 from fusion.codegen.triton.blocks.shifted import shifted
 from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.rewrites.batches import batched
+from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.rewrites.exponentials import in_powers_of_two
-from fusion.codegen.triton.rewrites.found import loaded_terms
+from fusion.codegen.triton.rewrites.group_per_warp import group_per_warp
 from fusion.codegen.triton.rewrites.groups import grouped
 from fusion.codegen.triton.rewrites.packed import unpacked
-from fusion.codegen.triton.rewrites.places import at_places
 from fusion.codegen.triton.rewrites.rounding import is_rounded
-from fusion.codegen.triton.rewrites.shares import shared
+from fusion.codegen.triton.rewrites.single_terms import load_single_terms
+from fusion.codegen.triton.rewrites.substitute_axes import substitute_axes
 from fusion.codegen.triton.rewrites.vectors import unrolled
-from fusion.codegen.triton.rewrites.walk import walked
 from fusion.lowering.expr import Cast
 from fusion.lowering.indexing import ZERO, simplify
 from fusion.lowering.kernel import Fold, Kernel, Role, Stmt, map_statements
 from fusion.lowering.scalar_ops import HALVES
 
-MANY = 4
-"""Rows per multiprocessor that keep it busy, if each is walked by a program of its own."""
+BUSY_ROWS = 4
+"""Rows per multiprocessor that keep it busy when each row has a program of its own."""
 
 
 def block(kernel: Kernel, device: Device) -> Blocked:
-    """Lays a kernel out over block dimensions for `device`."""
+    """Lay a kernel out over block dimensions for `device`."""
     sums = unrolled(kernel, device)
     kernel = unpacked(kernel) if sums is kernel else grouped(unpacked(sums))
-    kernel = shared(kernel) if device.has(Feature.PTX) else kernel  # Triton 3.6 breaks over such products for AMD
+    kernel = (
+        group_per_warp(kernel) if device.has(Feature.PTX) else kernel
+    )  # Triton 3.6 fails to compile such products for AMD
     kernel = batched(kernel, dots_of(kernel.body))
     dots = dots_of(kernel.body)
     dims = contraction_dims(kernel, dots) if dots else row_dims(kernel)
     if not dots and too_tall(kernel, dims):
-        kernel = walked(kernel)
+        kernel = in_blocks(kernel)
         dims = row_dims(kernel)
     if not dots:
-        kernel, dims = shifted(*_walked_along_rows(loaded_terms(kernel), dims, device))
+        kernel, dims = shifted(*_looped_along_rows(load_single_terms(kernel), dims, device))
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
     for dim in dims:
         digits.update(dim.digits())
     sizes = {dim.symbol: dim.reach for dim in dims}
     dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
-    body = at_places(_with_narrow_factors(kernel.body), digits, sizes)
+    body = substitute_axes(_with_narrow_factors(kernel.body), digits, sizes)
     if not dots:
         return Blocked(kernel, dims, body, device)
     return only_matrices(Blocked(kernel, dims, in_powers_of_two(body) if is_rounded(kernel) else body, device))
 
 
 def block_as(kernel: Kernel, dims: Sequence[Dim], device: Device) -> Blocked:
-    """`kernel`, which has no reduced axes, over the dimensions of another one that hold all of its own."""
+    """Lay `kernel`, without reduced axes, out over the dimensions of another kernel, which hold all of its axes."""
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}
     for dim in dims:
         digits.update(dim.digits())
     sizes = {dim.symbol: dim.reach for dim in dims}
-    body = at_places(_with_narrow_factors(kernel.body), digits, sizes)
+    body = substitute_axes(_with_narrow_factors(kernel.body), digits, sizes)
     return Blocked(kernel, tuple(dims), body, device)
 
 
-def _walked_along_rows(kernel: Kernel, dims: tuple[Dim, ...], device: Device) -> tuple[Kernel, tuple[Dim, ...]]:
-    """A map of many long rows, of which numbers are read, as a walk per row, if that is shifted then; else as it is."""
+def _looped_along_rows(kernel: Kernel, dims: tuple[Dim, ...], device: Device) -> tuple[Kernel, tuple[Dim, ...]]:
+    """Turn a map over many long rows that loads values per row into a loop per row, if that loop is then shifted; else
+    no change.
+    """
     axes = [axis for dim in dims for axis in dim.axes]
     rows = sympy.Mul(*(axis.size for axis in axes[:-1]))
     if len(axes) < 2 or any(dim.role is not Role.GRID or dim.name == "y" for dim in dims):
         return kernel, dims
-    if extent(rows) < MANY * device.multiprocessors or not row_values(kernel, axes):
+    if extent(rows) < BUSY_ROWS * device.multiprocessors or not row_values(kernel, axes):
         return kernel, dims
-    changed = walked(kernel, (axes[-1].symbol,))
-    moved = row_dims(changed)
-    _, after = shifted(changed, moved)
-    return (changed, moved) if any(dim.shift != 0 for dim in after) else (kernel, dims)
+    looped = in_blocks(kernel, (axes[-1].symbol,))
+    looped_dims = row_dims(looped)
+    _, after = shifted(looped, looped_dims)
+    return (looped, looped_dims) if any(dim.shift != 0 for dim in after) else (kernel, dims)
 
 
 def _with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """`body` where factors of a product that are only widened from the same 16-bit float are left narrow.
+    """Return `body` with factors of a product that are only widened from the same 16-bit float left narrow.
 
-    Their product is exact in float32, which is what the matrix units compute.
+    The matrix units compute their product in float32, where it is exact.
     """
 
     def narrowed(stmt: Stmt) -> Stmt:

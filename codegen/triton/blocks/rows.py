@@ -22,28 +22,29 @@ from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Stmt, Store, statements, values_of
 
 HELD_COLUMN, HELD_FOLDED, HELD_ONCE = 1024, 32, 128
-"""The longest column that is held whole, where it is needed again to be stored, where only folds need it again, and
-where it is read once: times 16 columns it fills the registers of 16 warps, and a walk keeps wider rows of memory in
-flight.  (H200, mean and variance of bf16, 103 MB in columns of 448: 93 us held, where a sum of a walk takes 30.)"""
+"""The longest column that is held whole: where it is needed again for a store, where only folds need it again, and
+where it is read once.  Times 16 columns it fills the registers of 16 warps, and a loop keeps wider rows of memory in
+flight.  (H200, mean and variance of bf16, 103 MB in columns of 448: 93 µs held, 30 µs for a sum in a loop.)
+"""
 
 
 _LEAST_ROW, _UNKNOWN_ROW = 64, 1024
-"""The fewest columns that are worth a block, and how many of a row whose length is not known."""
+"""The fewest columns that are worth a block, and the columns assumed for a row whose length is not known."""
 
-_NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions beyond those that have a name of their own
+_NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions that have no name of their own
 
 
 def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
-    """The dimensions of a kernel without contractions, in tile order.
+    """Return the dimensions of a kernel without contractions, in tile order.
 
-    (x), (y, x) or (b, x) of a map; x, or b and x, and the reduced dimensions of what folds or scans.
+    A map has (x), (y, x) or (b, x); a kernel with folds or scans has x, or b and x, and the reduced dimensions.
     """
     grid = by_stride([axis for axis in kernel.with_role(Role.GRID) if axis.size != 1], kernel)
     reduced = reduced_dims(kernel, ())
     if reduced:
         x = (Dim("x", grid, Role.GRID),) if grid else ()
         along_x = x and (is_crossed(kernel, x[0], reduced) or _is_along(kernel, x[0], reduced))
-        if x and len(reduced) == 2 and _continues(kernel, *reduced):
+        if x and len(reduced) == 2 and _is_word_order(kernel, *reduced):
             return (reduced[0], *x, reduced[1])
         if along_x and _by_columns(kernel, grid):
             return (Dim("b", grid[:-1], Role.GRID), *reduced, Dim("x", grid[-1:], Role.GRID))
@@ -58,12 +59,12 @@ def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
 
 
 def _is_along(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
-    """Are more loads contiguous along the rows' own dimension than along any of those that are reduced?"""
+    """Are more loads contiguous along the rows' own dimension than along any reduced one?"""
     return contiguous_along(kernel, x) > max(contiguous_along(kernel, dim) for dim in reduced)
 
 
 def row_block(size: sympy.Expr, most: int) -> int:
-    """How many columns of a row to take at a time, at most `most`, so that blocks fit its length; 0 if none do.
+    """Return the number of columns of a row per block, at most `most`, so that blocks fit the row; 0 if none do.
 
     >>> row_block(sympy.Integer(50257), 2048), row_block(sympy.Integer(768), 2048), row_block(sympy.Integer(49), 2048)
     (2048, 256, 0)
@@ -77,12 +78,12 @@ def row_block(size: sympy.Expr, most: int) -> int:
 
 
 def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
-    """Are elements better taken by rows and columns than one after the other, all in one line?
+    """Are elements better processed by rows and columns than as one linear index?
 
-    In a line each element divides by the length of a row where it reads what belongs to the row.  In a block of one row
-    that is known, and so is what is read there, but a row that does not start at an aligned address is read and written
-    element by element.  (H200, the gradient of 8192 × 50257 logits in bfloat16, with four numbers per row: 669 µs in a
-    line, 493 by rows; of 50264 words 407 by rows, where a copy takes 383.)
+    With one linear index each element divides by the length of a row to load a value of its row.  A block of one row
+    knows its row, and loads the value once, but a row that does not start at an aligned address is read and written
+    element by element.  (H200, gradient of 8192 × 50257 logits in bfloat16, with four values per row: 669 µs with one
+    index, 493 by rows; with a vocabulary of 50264, 407 by rows, where a copy takes 383.)
     """
     if len(grid) < 2 or not row_block(grid[-1].size, _LEAST_ROW):
         return False
@@ -91,7 +92,7 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
     if any(isinstance(store.offset, Expr) or coefficient(store.offset, last) != 1 for store in stores):
         return False
     if not grid[-1].size.is_Integer:
-        return True  # to divide by a number of 64 bits costs more than all else
+        return True  # dividing by a 64-bit number costs more than everything else
     streams = [*direct_loads(kernel), *((store.param, store.offset) for store in stores)]
     streams = [(name, offset) for name, offset in streams if coefficient(offset, last) == 1]
     odd = sum(not _aligned(kernel, name, offset, outer) for name, offset in streams)
@@ -99,16 +100,16 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
 
 
 def _by_columns(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
-    """Are columns that are folded better taken apart from what they are columns of, as the rows of a batch are?
+    """Are the columns that are folded better kept apart from the outer axes, as the rows of a batch are?
 
-    In one line with it each column would divide to find where it belongs, and what belongs to a row would be read,
-    and checked, for each of its columns.
+    In one linear index each column would divide to find its outer axes, and the values of a row would be loaded, and
+    checked, for each of its columns.
     """
     return len(grid) > 1 and row_block(grid[-1].size, _LEAST_ROW) > 0 and bool(row_values(kernel, grid))
 
 
 def row_values(kernel: Kernel, grid: Sequence[KernelAxis]) -> list[sympy.Expr]:
-    """The offsets of what is read for each row, once for all points of the last axis."""
+    """Return the offsets of values that are loaded once per row, for all points of the last axis."""
     last, outer = grid[-1].symbol, {axis.symbol for axis in grid[:-1]}
     offsets = load_offsets(kernel)
     return [offset for offset in offsets if outer & offset.free_symbols and last not in offset.free_symbols]
@@ -121,22 +122,24 @@ def _aligned(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sy
     return all(stride is not None and (stride * size / WORD).is_integer is not False for stride in strides)
 
 
-def _continues(kernel: Kernel, outer: Dim, inner: Dim) -> bool:
-    """Are the points of `outer` words of a row side by side, of which a block of `inner` is one?
+def _is_word_order(kernel: Kernel, outer: Dim, inner: Dim) -> bool:
+    """Are the points of `outer` consecutive words of a row, each of which is a block of `inner`?
 
-    Then they come before the rows: Triton gives neighbouring words to neighbouring threads in the order of dimensions,
-    and all rows of a block meet the same words of a vector in one thread.
+    Then `outer` comes before the rows: Triton distributes neighbouring words over neighbouring threads in the order of
+    dimensions, and all rows of a block use the same words of a vector in one thread.
     """
     if outer.role is not Role.LOOP or inner.role is not Role.WHOLE or len(outer.axes) != 1 or len(inner.axes) != 1:
         return False
-    (walked,), (held,) = outer.axes, inner.axes
-    offsets = [offset for offset in load_offsets(kernel) if held.symbol in offset.free_symbols]
-    strides = [(coefficient(offset, walked.symbol), coefficient(offset, held.symbol)) for offset in offsets]
-    return bool(strides) and all(long == short * held.size for long, short in strides if short and long is not None)
+    (outer_axis,), (inner_axis,) = outer.axes, inner.axes
+    offsets = [offset for offset in load_offsets(kernel) if inner_axis.symbol in offset.free_symbols]
+    strides = [(coefficient(offset, outer_axis.symbol), coefficient(offset, inner_axis.symbol)) for offset in offsets]
+    return bool(strides) and all(
+        long == short * inner_axis.size for long, short in strides if short and long is not None
+    )
 
 
 def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
-    """Would a block of neighbouring columns, each held whole, not fit the registers of a program, or for nothing?"""
+    """Would blocks of neighbouring columns, held whole, exceed the registers of a program, or use them without need?"""
     reduced = [dim for dim in dims if dim.role is not Role.GRID]
     if len(reduced) != 1 or dims[-1].name != "x" or reduced[0].role is not Role.WHOLE:
         return False
@@ -154,14 +157,14 @@ def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
 
 
 def _stores_along(stmt: Stmt, axes: Collection[sympy.Symbol]) -> bool:
-    """Is something stored for each point of `axes`?"""
+    """Is a value stored for each point of `axes`?"""
     return isinstance(stmt, Store) and not isinstance(stmt.offset, Expr) and bool(stmt.offset.free_symbols & axes)
 
 
 def reduced_dims(
     kernel: Kernel, named: Sequence[tuple[frozenset[sympy.Symbol], str]], needed: frozenset[sympy.Symbol] = frozenset()
 ) -> tuple[Dim, ...]:
-    """One dimension per set of reduced axes that every fold and loop takes together.
+    """Return one dimension for each set of reduced axes that appear together in every fold and loop.
 
     Axes of size 1 are left out unless they are `needed`.
     """
@@ -195,7 +198,7 @@ def _memberships(kernel: Kernel, symbol: sympy.Symbol) -> Iterator[bool]:
 
 
 def _crossing_axis(kernel: Kernel, grid: Sequence[KernelAxis]) -> KernelAxis | None:
-    """The axis along which some load is contiguous while the store is contiguous along the last one."""
+    """Return the axis along which some load is contiguous while the store is contiguous along the last one."""
     stored = next((o for o in store_offsets(kernel) if grid and coefficient(o, grid[-1].symbol) == 1), None)
     if stored is None or not at_least(grid[-1].size, 8):
         return None

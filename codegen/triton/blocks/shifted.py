@@ -1,14 +1,14 @@
-"""Shifted walks: rows that start at any address are walked from the aligned address at or before their start.
+"""Shifted loops: a loop over a row that starts at any address begins at the aligned address at or before the start.
 
     for r in 0 … 50257:  x[50257*i + r]      becomes      for r in s … s + 50257:  x[8*(50257*i // 8) + r],  s = i % 8
 
-What enters is a kernel over a dimension of rows and one that is walked; what leaves is an equal kernel whose walked
-index counts from an aligned address of the tensors that most is read from and written to, and `Dim.shift`, where on
-this walk the row begins.  A thread then moves 16 bytes at a time, except in the first block and in the last one.
+Input: a kernel over a dimension of rows and one that is looped over; output: an equal kernel whose loop index counts
+from an aligned address of as many of the streamed tensors as possible, and `Dim.shift`, the index at which the row
+begins.  A thread then moves 16 bytes at a time, except in the first block and in the last one.
 
-Left as it is: a walk that scans or updates, whose rows are aligned or of unknown length, or along which something is
-read that does not follow it step by step.  (H200, 8192 × 50257, bfloat16: maximum and sum of exponentials take 386 µs
-from where each row starts, 244 µs from aligned addresses; with the gradient of a cross-entropy 1493 µs and 1008 µs.)
+Unchanged: loops that scan or update, loops over rows that are aligned or of unknown length, and loops in which an index
+is not linear in the loop index.  (H200, 8192 × 50257, bfloat16: maximum and sum of exponentials take 386 µs from the
+start of each row, 244 µs from aligned addresses; with the gradient of a cross-entropy 1493 µs and 1008 µs.)
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from fusion.lowering.kernel import (
 )
 
 _LEAST = 1 << 13
-"""The shortest rows that are worth three loops in the place of one."""
+"""The shortest rows that are worth three loops instead of one."""
 
-_PLACE = sympy.Symbol("place", integer=True, nonnegative=True)
+_ALIGNED_INDEX = sympy.Symbol("place", integer=True, nonnegative=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """What a walk moves: for each row from `base` (in elements) on, `word` elements at a time where that is aligned.
+    """The elements that a loop moves: for each row from `base` (in elements) on, `word` elements at a time where
+    aligned.
 
-    `strides` are those of the other axes, and what is added to them; None where they are not numbers.
+    `strides` are the strides of the other axes, and the constant term; None where they are not numbers.
     """
 
     base: sympy.Expr
@@ -56,18 +57,18 @@ class _Stream:
         return self.strides is not None and all(stride % self.word == 0 for stride in self.strides)
 
     def follows(self, other: _Stream) -> bool:
-        """Is it aligned wherever `other` is?"""
+        """Is this stream aligned wherever `other` is?"""
         if self.strides is None or other.strides is None or other.word % self.word:
             return False
         return all((a - b) % other.word == 0 for a, b in zip(self.strides, other.strides, strict=True))
 
 
 def shifted(kernel: Kernel, dims: Sequence[Dim]) -> tuple[Kernel, tuple[Dim, ...]]:
-    """The kernel with its walk shifted, if that pays, and its dimensions; the shift is over axes still."""
-    walk = _walk(kernel, dims)
-    if walk is None:
+    """Return the kernel with its loop shifted, if that pays, and its dimensions; the shift is still over axes."""
+    long = _candidate(kernel, dims)
+    if long is None:
         return kernel, tuple(dims)
-    (axis,) = walk.axes
+    (axis,) = long.axes
     streams = list(_streams(kernel, axis.symbol))
     now = sum(stream.is_aligned() for stream in streams)
     odd = [stream for stream in streams if stream.strides is not None and not stream.is_aligned()]
@@ -78,18 +79,18 @@ def shifted(kernel: Kernel, dims: Sequence[Dim]) -> tuple[Kernel, tuple[Dim, ...
     sizes = {each.symbol: each.size for each in kernel.axes} | {axis.symbol: axis.size + best.word - 1}
     aligned = {stream.base for stream in streams if stream.follows(best)}
     body = _from_aligned(kernel.body, axis.symbol, shift, aligned, sizes)
-    return replace(kernel, body=body), tuple(replace(dim, shift=shift) if dim is walk else dim for dim in dims)
+    return replace(kernel, body=body), tuple(replace(dim, shift=shift) if dim is long else dim for dim in dims)
 
 
-def _walk(kernel: Kernel, dims: Sequence[Dim]) -> Dim | None:
-    """The dimension that could be shifted: of one long axis, walked alone, along which all indices are linear."""
+def _candidate(kernel: Kernel, dims: Sequence[Dim]) -> Dim | None:
+    """Return the dimension that could be shifted: one long axis, looped over alone, in which all indices are linear."""
     if [dim.role for dim in dims] != [Role.GRID, Role.LOOP] or len(dims[1].axes) != 1:
         return None
     (axis,) = dims[1].axes
     every = list(statements(kernel.body))
     loops = [stmt for stmt in every if isinstance(stmt, Loop)]
-    plain = all(isinstance(stmt, (Fold, Loop)) or (isinstance(stmt, Store) and stmt.axes is None) for stmt in every)
-    if not axis.size.is_Integer or axis.size < _LEAST or not plain or any(loop.where is not None for loop in loops):
+    simple = all(isinstance(stmt, (Fold, Loop)) or (isinstance(stmt, Store) and stmt.axes is None) for stmt in every)
+    if not axis.size.is_Integer or axis.size < _LEAST or not simple or any(loop.where is not None for loop in loops):
         return None
     roots = [value for stmt in every for value in values_of(stmt)]
     indices = [index for node in postorder(*roots) for index in index_of(node)]
@@ -98,12 +99,12 @@ def _walk(kernel: Kernel, dims: Sequence[Dim]) -> Dim | None:
 
 
 def _streams(kernel: Kernel, axis: sympy.Symbol) -> Iterator[_Stream]:
-    """What each loop loads and stores along the walk, element after element."""
+    """Yield the contiguous loads and stores along the axis in each loop."""
     others = [each.symbol for each in kernel.axes if each.symbol != axis]
     for loop in (stmt for stmt in kernel.body if isinstance(stmt, Loop)):
-        moved = [(load.buffer, load.index[0]) for load in loads(*(v for stmt in loop.body for v in values_of(stmt)))]
-        moved += [(stmt.param, stmt.offset) for stmt in loop.body if isinstance(stmt, Store)]
-        for name, offset in moved:
+        streamed = [(load.buffer, load.index[0]) for load in loads(*(v for stmt in loop.body for v in values_of(stmt)))]
+        streamed += [(stmt.param, stmt.offset) for stmt in loop.body if isinstance(stmt, Store)]
+        for name, offset in streamed:
             if isinstance(offset, Expr) or coefficient(offset, axis) != 1:
                 continue
             base = sympy.expand(offset - axis)
@@ -121,30 +122,32 @@ def _from_aligned(
     aligned: set[sympy.Expr],
     sizes: Mapping[sympy.Symbol, sympy.Expr],
 ) -> tuple[Stmt, ...]:
-    """`body` with its walk counted from `shift` elements before the row; bases of `aligned` are rounded down by it."""
+    """Return `body` with its loop counted from `shift` elements before the row; bases in `aligned` are rounded down by
+    it.
+    """
     word = shift.args[1]
-    bounds = {**sizes, _PLACE: sizes[axis]}
+    bounds = {**sizes, _ALIGNED_INDEX: sizes[axis]}
 
     def rounded(offset: sympy.Expr) -> sympy.Expr:
         base = sympy.expand(offset - axis)
         if coefficient(offset, axis) == 1 and base in aligned:
-            return word * FloorDiv(base, word) + _PLACE
-        return offset.xreplace({axis: _PLACE - shift})
+            return word * FloorDiv(base, word) + _ALIGNED_INDEX
+        return offset.xreplace({axis: _ALIGNED_INDEX - shift})
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or isinstance(node.index[0], Expr):
             return None
         return Load(node.buffer, (rounded(node.index[0]),), node.dtype, node.mask)
 
-    def moved(values: Sequence[Expr]) -> list[Expr]:
-        found = substitute_all(rewrite(values, rule), {axis: _PLACE - shift}, bounds)
-        return list(substitute_all(found, {_PLACE: axis}, dict(sizes)))
+    def rewritten(values: Sequence[Expr]) -> list[Expr]:
+        rewritten_values = substitute_all(rewrite(values, rule), {axis: _ALIGNED_INDEX - shift}, bounds)
+        return list(substitute_all(rewritten_values, {_ALIGNED_INDEX: axis}, dict(sizes)))
 
     def rebuilt(stmt: Stmt) -> Stmt:
         assert not isinstance(stmt, Prefix)
-        stmt = with_values(stmt, moved(values_of(stmt)))
+        stmt = with_values(stmt, rewritten(values_of(stmt)))
         if not isinstance(stmt, Store) or isinstance(stmt.offset, Expr):
             return stmt
-        return replace(stmt, offset=simplify(rounded(stmt.offset).xreplace({_PLACE: axis}), dict(sizes)))
+        return replace(stmt, offset=simplify(rounded(stmt.offset).xreplace({_ALIGNED_INDEX: axis}), dict(sizes)))
 
     return map_statements(body, rebuilt)

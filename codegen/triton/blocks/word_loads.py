@@ -1,13 +1,13 @@
-"""Words: what a walk loads 16 bytes at a time up to its very end, although the row ends within a word.
+"""Word loads: loads of 16 bytes at a time up to the very end of a row that ends within a word.
 
     ri < 50257      becomes      ri < 50264      for 8 elements in a word
 
-A mask that may end anywhere has each thread load one element at a time, which takes more instructions, and more
-registers, than the rest of a kernel.  What enters is a load; what leaves is the dimension along which it walks a row
-from an aligned address, and how many elements a word has.  A word with an element of the row in it can be read whole:
-no memory begins or ends within one.  What is read beyond the row is not used, since folds and stores have masks of
-their own.  (sm_90, bfloat16, loss and gradient of rows of 50257: 254 registers with masks of elements, 87 with these;
-of rows that are 50304 apart, with an end of its own, 96 and 80.)
+A mask that may end anywhere makes each thread load one element at a time, which takes more instructions and registers
+than the rest of a kernel.  Input: a load; output: the dimension along which it reads a row from an aligned address, and
+the elements of a word.  A word that contains an element of the row can be read as a whole: no allocation begins or ends
+within one.  The elements beyond the row are not used, since folds and stores have masks of their own.  (sm_90,
+bfloat16, loss and gradient of rows of 50257: 254 registers with masks per element, 87 with these; of rows that are
+50304 apart, with their own end, 96 and 80.)
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Role
 
 
-def in_words(blocked: Blocked, load: Load) -> tuple[Dim, int] | None:
-    """The dimension that `load` walks in words, and the elements of a word; None where it reads anything else."""
+def word_load(blocked: Blocked, load: Load) -> tuple[Dim, int] | None:
+    """Return the dimension that `load` reads in words, and the elements of a word; None for any other load."""
     offset, param = load.index[0], blocked.kernel.param(load.buffer)
     word = WORD // load.dtype.itemsize
     if blocked.contraction or isinstance(offset, Expr) or load.mask is not None or not param.aligned or word < 2:

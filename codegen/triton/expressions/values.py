@@ -16,7 +16,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.blocks.words import in_words
+from fusion.codegen.triton.blocks.word_loads import word_load
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
@@ -141,9 +141,9 @@ class Values(Points):
         pointer = self.pointer(node.buffer, offset)
         condition = None if node.mask is None else self.value(node.mask)
         dims = self.join((pointer.dims, () if condition is None else condition.dims))
-        words = in_words(self.layout.blocked, node)
-        in_edge = words is not None and [dim for dim in dims if self.is_edge(dim)] == [words[0]]
-        mask = self.mask(*words) if words is not None and in_edge else self.masks(dims, condition)
+        word = word_load(self.layout.blocked, node)
+        in_edge = word is not None and [dim for dim in dims if self.is_edge(dim)] == [word[0]]
+        mask = self.mask(*word) if word is not None and in_edge else self.masks(dims, condition)
         depth = max(pointer.depth, 0 if mask is None else mask.depth)
         code = expand(pointer.code, pointer.dims, dims)
         if dims and not pointer.dims:

@@ -32,7 +32,7 @@ from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.codegen.triton.forms.pointer_product import PointerProduct
 from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.forms.scans import Scans
-from fusion.codegen.triton.rewrites.walk import walked
+from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.writer import FunctionRole, Writer
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, folds, stored
 
@@ -172,7 +172,7 @@ def _fitted(step: Kernel, warps: int, device: Device, numerics: Numerics) -> tup
     room, sets = warps * device.warp * _PER_THREAD, {frozenset(fold.over) for fold in folds(step).values()}
     if _elements(config) > room and len(sets) <= 1 and all(axis.role is Role.WHOLE for axis in step.axes):
         folded = next(iter(sets), frozenset())
-        blocked = block(walked(step, tuple(axis.symbol for axis in step.axes if axis.symbol in folded)), device)
+        blocked = block(in_blocks(step, tuple(axis.symbol for axis in step.axes if axis.symbol in folded)), device)
         config = _of_rows(Task.of(blocked, numerics))
     blocks = dict(config.blocks)
     for dim in blocked.dims:

@@ -23,7 +23,7 @@ from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 
 TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(", "_words = ")
-"""What a text has that only aligned tensors allow: descriptors, masks that end with a word (`blocks/words.py`)."""
+"""What a text has that only aligned tensors allow: descriptors, masks that end with a word (`blocks/word_loads.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Loops: which blocks of a loop have to be walked at all.
+"""Loops: which blocks of a loop have to run at all.
 
-Read from the condition of the loop: what follows from indices alone in `skips`, what memory is asked for in `scan`.
+Both modules read the condition of the loop: `skips` derives bounds from indices alone, `lookup` from tensors that the
+condition reads.
 """

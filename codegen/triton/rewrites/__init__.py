@@ -1,6 +1,6 @@
 """Rewrites: a kernel, loop or expression as an equal one that a GPU computes faster, still in the IR.
 
-Each module is one such rule: what is multiplied and summed instead of contracted, what is unpacked or grouped where it
-is walked, which exponentials and sigmoids take fewer operations once nobody can see their last bits.  Nothing here
-knows blocks, or text.
+Each module is one rule, such as sums of products instead of contractions with few rows, unpacked or grouped loops over
+quantised weights, exponentials and sigmoids with fewer operations where results are rounded.  Nothing here depends on
+blocks, or on text.
 """

@@ -1,12 +1,12 @@
-"""Batches: rows or columns of a product that lie in one matrix after another are walked matrix by matrix.
+"""Batches: rows or columns of a product that step through several matrices are split into matrix and row.
 
     x[m // 768, k, m % 768] of m: 49152   →   x[b, k, m] of b: 64, m: 768
 
-A linear layer over a transposed tensor multiplies all of its matrices at once, as rows of one that is nowhere in
-memory.  Taken apart, each is one that a tensor descriptor holds; the weight is the same for all.
+A linear layer over a transposed tensor multiplies all of its matrices at once, as the rows of one matrix that is not
+contiguous in memory.  Split, each is a matrix that a tensor descriptor can describe; the weight is the same for all.
 
-What enters is a Kernel with contractions; what leaves is the same one with an axis more, or the same object: where
-operands lie as one matrix already, or do not after that, and where the matrices are too small to fill blocks.
+Input: a Kernel with contractions; output: the same kernel with one more axis, or the same object where operands are one
+matrix already, where splitting does not make them matrices, and where the matrices are too small to fill blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.codegen.triton.rewrites.places import at_places
+from fusion.codegen.triton.rewrites.substitute_axes import substitute_axes
 from fusion.lowering.expr import Expr, Index, index_of, loads, postorder
 from fusion.lowering.indexing import coefficient, over_symbol, split_points
 from fusion.lowering.kernel import (
@@ -32,27 +32,27 @@ from fusion.lowering.kernel import (
 )
 
 SHORTEST = 128
-"""Rows or columns of a matrix by itself, at least."""
+"""The fewest rows or columns of a matrix of a batch."""
 WORD = 16
-"""Bytes of which the places of rows and of matrices have to be multiples."""
+"""Bytes of which the strides of rows and of matrices have to be multiples."""
 
 
-def outside(kernel: Kernel, dots: Sequence[Fold], side: Sequence[KernelAxis]) -> frozenset[sympy.Symbol]:
-    """Those of the axes of one side, outermost first, that step from matrix to matrix: all but the last, or none."""
+def batch_axes(kernel: Kernel, dots: Sequence[Fold], side: Sequence[KernelAxis]) -> frozenset[sympy.Symbol]:
+    """Return the axes of one side (outermost first) that step from matrix to matrix: all but the last, or none."""
     if len(side) < 2 or not _long(side[-1]):
         return frozenset()
     operands = [(load.index[0], load.dtype.itemsize) for dot in dots for load in loads(*dot.args)]
     if not all(_is_matrix(kernel, *each) for each in operands):
         return frozenset()
     gained = any(
-        not _is_one(index, side) and _is_matrix(kernel, index, size)
+        not _is_one_axis(index, side) and _is_matrix(kernel, index, size)
         for index, size in (*operands, *_tiles(kernel, dots))
     )
     return frozenset(axis.symbol for axis in side[:-1]) if gained else frozenset()
 
 
 def batched(kernel: Kernel, dots: Sequence[Fold]) -> Kernel:
-    """`kernel` with rows and columns of its only contraction split where their matrices end."""
+    """Return `kernel` with rows and columns of its only contraction split where their matrices end."""
     if len(dots) != 1 or kernel.then is not None:
         return kernel
     for axis in kernel.with_role(Role.GRID):
@@ -62,7 +62,7 @@ def batched(kernel: Kernel, dots: Sequence[Fold]) -> Kernel:
 
 
 def _split(kernel: Kernel, axis: KernelAxis) -> Kernel:
-    """`kernel` with one axis split, if then its operands are matrices."""
+    """Return `kernel` with one axis split, if its operands are matrices then."""
     points = split_points(list(_indices(kernel)), axis.symbol, axis.size)
     if len(points) != 1:
         return kernel
@@ -70,7 +70,7 @@ def _split(kernel: Kernel, axis: KernelAxis) -> Kernel:
     outer = KernelAxis(_unused(kernel), axis.size / length, Role.GRID)
     inner = replace(axis, size=length)
     axes = tuple(part for other in kernel.axes for part in ((outer, inner) if other is axis else (other,)))
-    place = {axis.symbol: outer.symbol * length + axis.symbol}
+    index = {axis.symbol: outer.symbol * length + axis.symbol}
     sizes = {each.symbol: each.size for each in axes}
 
     def sides(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
@@ -79,13 +79,13 @@ def _split(kernel: Kernel, axis: KernelAxis) -> Kernel:
     def with_sides(stmt: Stmt) -> Stmt:
         return replace(stmt, rows=sides(stmt.rows), columns=sides(stmt.columns)) if isinstance(stmt, Fold) else stmt
 
-    changed = replace(kernel, axes=axes, body=map_statements(at_places(kernel.body, place, sizes), with_sides))
+    changed = replace(kernel, axes=axes, body=map_statements(substitute_axes(kernel.body, index, sizes), with_sides))
     dots = [stmt for stmt in statements(changed.body, Fold) if stmt.op == "dot"]
-    return changed if outside(changed, dots, (outer, inner)) else kernel
+    return changed if batch_axes(changed, dots, (outer, inner)) else kernel
 
 
 def _indices(kernel: Kernel) -> Iterator[sympy.Expr]:
-    """The indices of all that is loaded and stored."""
+    """Yield the indices of all loads and stores."""
     for stmt in statements(kernel.body):
         for node in postorder(*values_of(stmt)):
             yield from index_of(node)
@@ -94,8 +94,8 @@ def _indices(kernel: Kernel) -> Iterator[sympy.Expr]:
 
 
 def _unused(kernel: Kernel) -> sympy.Symbol:
-    taken = {axis.symbol for axis in kernel.axes}
-    return next(symbol for number in range(len(taken) + 1) if (symbol := over_symbol(number)) not in taken)
+    used = {axis.symbol for axis in kernel.axes}
+    return next(symbol for number in range(len(used) + 1) if (symbol := over_symbol(number)) not in used)
 
 
 def _long(axis: KernelAxis) -> bool:
@@ -103,31 +103,31 @@ def _long(axis: KernelAxis) -> bool:
 
 
 def _tiles(kernel: Kernel, dots: Sequence[Fold]) -> Iterator[tuple[Index, int]]:
-    """Where tiles of rows and columns are loaded and stored, and the bytes of an element."""
+    """Yield the index of each load and store that spans rows and columns, and the bytes of an element."""
     for stmt in kernel.body:
         if isinstance(stmt, Store):
-            places = [(stmt.offset, kernel.param(stmt.param).dtype.itemsize)]
-            places += [(load.index[0], load.dtype.itemsize) for load in loads(*values_of(stmt))]
-            for index, size in places:
+            accesses = [(stmt.offset, kernel.param(stmt.param).dtype.itemsize)]
+            accesses += [(load.index[0], load.dtype.itemsize) for load in loads(*values_of(stmt))]
+            for index, size in accesses:
                 if not isinstance(index, Expr) and all(
                     index.free_symbols.intersection(side) for dot in dots for side in (dot.rows, dot.columns)
                 ):
                     yield index, size
 
 
-def _is_one(index: Index, side: Sequence[KernelAxis]) -> bool:
-    """Does an index step along these axes as along one?"""
+def _is_one_axis(index: Index, side: Sequence[KernelAxis]) -> bool:
+    """Does an index step along these axes as if they were one?"""
     step = sympy.S.Zero
     for axis in reversed(side):
-        found = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
-        if found is None or (axis is not side[-1] and sympy.expand(found - step) != 0):
+        slope = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
+        if slope is None or (axis is not side[-1] and sympy.expand(slope - step) != 0):
             return False
-        step = found * axis.size
+        step = slope * axis.size
     return True
 
 
 def _is_matrix(kernel: Kernel, index: Index, size: int) -> bool:
-    """Do all rows of all matrices of elements of `size` bytes start at whole words?"""
+    """Do all rows of all matrices, of elements of `size` bytes, start at multiples of WORD?"""
     for axis in kernel.axes:
         step = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
         if step is None or not step.is_Integer or (step not in (0, 1) and int(step) * size % WORD):

@@ -1,9 +1,9 @@
-"""Walk: a reduction that is said to be held whole, walked in blocks instead.
+"""Blocked loops: a reduction over WHOLE axes as a loop over blocks.
 
-What enters is a kernel whose reduced axes are WHOLE; what leaves is an equal one whose reduced axes are LOOP.  A row of
-32768 contiguous elements fits the registers of one program.  As many elements in each of sixteen neighbouring columns
-do not, and fewer columns would waste what memory delivers at a time.  Nor does a long row fit few warps, which a
-kernel may have that others follow in its launch (`forms/last_block.py`).
+Input: a kernel whose reduced axes are WHOLE; output: an equal one whose reduced axes are LOOP.  A row of 32768
+contiguous elements fits the registers of one program.  As many elements in each of sixteen neighbouring columns do not,
+and fewer columns would waste part of each memory sector.  Nor does a long row fit few warps, as in a kernel that others
+follow in its launch (`forms/last_block.py`).
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store
 from fusion.lowering.prefixes import named, placed
 
 
-def walked(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:
-    """`kernel` with the axes `over` walked (by default every reduced axis), which each of its folds takes.
+def in_blocks(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:
+    """Return `kernel` with loops over the axes `over` (by default every reduced axis), which each of its folds reduces.
 
-    Each fold, and each store along a walked axis, joins the loop before it unless it needs a result of that loop.
+    Each fold, and each store along such an axis, joins the preceding loop unless it needs a result of that loop.
     """
     over = over or tuple(axis.symbol for axis in kernel.axes if axis.role is not Role.GRID)
     prefixes = [stmt for stmt in kernel.body if isinstance(stmt, Prefix)]
     axes = tuple(replace(axis, role=Role.LOOP) if axis.symbol in over else axis for axis in kernel.axes)
     body: list[Stmt] = []
     for stmt in kernel.body:
-        if isinstance(stmt, Prefix):  # it stands in every loop that names it
+        if isinstance(stmt, Prefix):  # it is placed in every loop that names it
             continue
-        place = max((k for k, made in enumerate(body) if isinstance(made, Loop)), default=0)
-        last = body[place] if body else None
+        position = max((k for k, other in enumerate(body) if isinstance(other, Loop)), default=0)
+        last = body[position] if body else None
         if isinstance(stmt, Store) and not _varies(stmt, frozenset(over)):
             body.append(stmt)
-        elif isinstance(last, Loop) and not _needs(stmt, last, prefixes) and not _meets(stmt, body[place + 1 :]):
-            body[place] = replace(last, body=(*last.body, stmt))
+        elif isinstance(last, Loop) and not _needs(stmt, last, prefixes) and not _touches(stmt, body[position + 1 :]):
+            body[position] = replace(last, body=(*last.body, stmt))
         else:
             body.append(Loop(over, (stmt,)))
     return replace(kernel, axes=axes, body=placed(body, prefixes))
 
 
-def _meets(stmt: Stmt, stores: Sequence[Stmt]) -> bool:
-    """Does `stmt` touch what is stored before it?"""
+def _touches(stmt: Stmt, stores: Sequence[Stmt]) -> bool:
+    """Does `stmt` read or write a tensor that is stored to before it?"""
     touched = {node.buffer for node in postorder(*values_of(stmt)) if isinstance(node, Load)}
     touched |= {stmt.param} if isinstance(stmt, Store) else set()
     return any(isinstance(store, Store) and store.param in touched for store in stores)
 
 
 def _varies(stmt: Store, over: frozenset[object]) -> bool:
-    """Does `stmt` happen at the points of a reduced axis?"""
+    """Does `stmt` happen at each point of a reduced axis?"""
     if stmt.axes is not None:
         return not over.isdisjoint(stmt.axes)
     roots = [value for value in values_of(stmt) if value is not stmt.value]
@@ -60,6 +60,6 @@ def _varies(stmt: Store, over: frozenset[object]) -> bool:
 
 
 def _needs(stmt: Stmt, loop: Loop, prefixes: Sequence[Prefix]) -> bool:
-    """Does `stmt` use the result of a fold of `loop`, itself or by way of scans?"""
-    made = {inner.name for inner in statements(loop.body, Fold)}
-    return not made.isdisjoint(named(values_of(stmt), {prefix.name: prefix for prefix in prefixes}))
+    """Does `stmt` use the result of a fold of `loop`, directly or through scans?"""
+    results = {inner.name for inner in statements(loop.body, Fold)}
+    return not results.isdisjoint(named(values_of(stmt), {prefix.name: prefix for prefix in prefixes}))

@@ -1,21 +1,21 @@
-"""Exponentials: powers of 2, with the constants before them folded into one multiplication.
+"""Exponentials: powers of 2, with the preceding constants folded into one multiplication.
 
-What enters is a body whose results are rounded so much that the last bits of an exponential cannot be seen; what leaves
-is an equal one that takes fewer operations for each element of a tile.  The hardware computes powers of 2 only:
+Input: a body whose results are rounded so much that the last bits of an exponential are invisible; output: an equal one
+with fewer operations for each element of a tile.  The hardware computes powers of 2 only:
 
     exp(x · c - y)               →  exp2(x · (c · log₂e) - y · log₂e)       one multiplication and subtraction at once
     where(m, x · c, -inf)        →  where(m, x, -inf) · c                   for c > 0, so that the rule above applies
     t = max(x · c), … t …        →  t = max(x), … t · c …                   for c > 0: once a row, not for each element
     tile / row                   →  tile · (1 / row)                        likewise
 
-Without a contraction it is denormals alone that are saved, which Triton's `exp` keeps in three more instructions, and
-`exp2` does not.  None can be seen of the exponential of how far an element lies below the maximum of its row, beside
-the 1 of the maximum.  (H200, bf16: softmax of 4096 rows of 65536 310 instead of 330 µs, log-softmax of 8192 rows of
-50264 460 and 487, loss and gradient of 4096 rows of 50257 371 and 401, of 2048 of 128256 433 and 462.)
+Without a contraction the gain is in denormals alone, which Triton's `exp` preserves with three more instructions, and
+`exp2` does not.  They are invisible in the exponential of an element minus the maximum of its row, next to the 1 of the
+maximum.  (H200, bf16: softmax of 4096 rows of 65536 310 instead of 330 µs, log-softmax of 8192 rows of 50264 460 and
+487, loss and gradient of 4096 rows of 50257 371 and 401, of 2048 of 128256 433 and 462.)
 
-Only tiles are rewritten: what a difference takes from them, usually a row's largest element, is multiplied as it is.
-Where both would be infinite after the multiplication and not before, as of rows that are masked with the least float32
-or bfloat16, the factor is one half: numbers so large are equal or differ by more than a power of 2 can tell.
+Only tiles are rewritten: the subtrahend, usually the maximum of a row, is multiplied as it is.  Where both would be
+infinite after the multiplication and not before, as in rows masked with the least float32 or bfloat16, the factor is
+one half: numbers of that size are equal, or differ by more than the range of a power of 2.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ from fusion.lowering.kernel import (
 _LOG2E = math.log2(math.e)
 
 _HUGE = 2.0**127
-"""Numbers below it are finite times log₂e; those above are multiples of 2^103, half of which is -∞ for a power of 2."""
+"""Numbers below it stay finite times log₂e; numbers above are multiples of 2^103, half of which is -∞ for a power of 2.
+"""
 
 
 def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """`body` with every float32 exponential as a power of 2, and factors moved past the extremes they scale."""
+    """Return `body` with every float32 exponential as a power of 2, and factors moved past the maxima and minima they
+    scale.
+    """
     factors: dict[str, float] = {}
     products = {stmt.name for stmt in statements(body, Fold) if stmt.op == "dot"}
 
@@ -64,7 +67,7 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         return _rewritten(node, is_tile)
 
     def rebuilt(stmt: Stmt) -> Stmt:
-        assert not isinstance(stmt, Prefix), "no scan stands beside a contraction"
+        assert not isinstance(stmt, Prefix), "a kernel with a contraction has no scan"
         stmt = with_values(stmt, rewrite(values_of(stmt), rule))
         if not isinstance(stmt, Fold) or stmt.op not in ("max", "min") or stmt.carry is not None:
             return stmt
@@ -77,21 +80,21 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     return map_statements(body, rebuilt)
 
 
-def shares_in_powers_of_two(body: Sequence[Stmt], is_rounded: Callable[[Expr], bool]) -> tuple[Stmt, ...]:
-    """`body` with what is rounded of the shares that the elements of rows have, exp(x - max(x)), as powers of 2."""
+def softmax_in_powers_of_two(body: Sequence[Stmt], is_rounded: Callable[[Expr], bool]) -> tuple[Stmt, ...]:
+    """Return `body` with the exponentials exp(x - max(x)) that satisfy `is_rounded` as powers of 2."""
     maxima = [stmt for stmt in statements(body, Fold) if stmt.op == "max"]
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Op) or node.name != "exp" or node.dtype is not torch.float32 or not is_rounded(node):
             return None
-        share = any(is_below(_undivided(node), top) for top in maxima)
-        return make_op("exp2", _times(node.args[0], _LOG2E)) if share else None
+        is_softmax = any(is_below(_undivided(node), top) for top in maxima)
+        return make_op("exp2", _times(node.args[0], _LOG2E)) if is_softmax else None
 
     return map_values(body, lambda values: rewrite(values, rule)) if maxima else tuple(body)
 
 
 def _undivided(node: Op) -> Op:
-    """The exponential of a distance; also of one less a logarithm, which divides it by the sum of its row."""
+    """Return the exponential of a distance; exp(d - log(sum)), which is divided by the sum of its row, gives exp(d)."""
     distance = node.args[0]
     if isinstance(distance, Op) and distance.name == "sub":
         first, second = distance.args
@@ -101,7 +104,7 @@ def _undivided(node: Op) -> Op:
 
 
 def _rewritten(node: Op, is_tile: Callable[[Expr], bool]) -> Expr | None:
-    """The exponential of a difference as a power of 2."""
+    """Return the exponential of a difference as a power of 2, or None."""
     if node.name != "exp" or not isinstance(node.args[0], Op) or node.args[0].name != "sub":
         return None
     a, b = node.args[0].args
@@ -116,7 +119,7 @@ def _rewritten(node: Op, is_tile: Callable[[Expr], bool]) -> Expr | None:
 
 
 def _may_be_huge(tile: Expr) -> bool:
-    """Is more than a product's results in a tile, so that its numbers may be as large as there are?"""
+    """Does a tile contain more than products, so that its numbers may be as large as the type allows?"""
     for node in postorder(tile):
         if isinstance(node, Load) and node.dtype in (torch.float32, torch.bfloat16, torch.float64):
             return True
@@ -126,7 +129,7 @@ def _may_be_huge(tile: Expr) -> bool:
 
 
 def _scaled(expr: Expr) -> tuple[Expr, float] | None:
-    """An expression as one that takes fewer operations, times a positive number; where it is infinite, so is that."""
+    """Return (a cheaper expression, a positive factor) whose product is `expr`, infinite where `expr` is; or None."""
     if not isinstance(expr, Op) or expr.dtype is not torch.float32:
         return None
     if expr.name in ("mul", "truediv"):
@@ -145,7 +148,7 @@ def _scaled(expr: Expr) -> tuple[Expr, float] | None:
 
 
 def _times(expr: Expr, factor: float) -> Expr:
-    """`expr · factor`, with the constants joined."""
+    """Return `expr · factor`, with constants multiplied."""
     if factor == 1.0:
         return expr
     if isinstance(expr, Const):

@@ -1,18 +1,19 @@
-"""Shares: of a product of few rows with packed weights, whose scales are for short groups, warps take a group each.
+"""Group per warp: in a product of few rows with packed weights, whose scales are for short groups, each warp takes a
+group.
 
-What enters is a Kernel with one product that `packed` has taken apart; what leaves is a Kernel with one more axis, held
-whole, of the groups that lie in one line of memory, and a sum over that axis.  Of groups of 64 bytes:
+Input: a Kernel with one product that `packed` has unpacked; output: a Kernel with one more axis, held whole, over the
+groups in one line of memory, and a sum over that axis.  For groups of 64 bytes:
 
     dot over r0: 2048 of x[2*r0], w[r0]    →    dot over r0: 1024 of x[2*k], w[k]   at each r1: 2,
                                                 sum over r1 of that,                 k = r0 + 64*(r0 // 64) + 64*r1
 
-A program then asks for whole lines, which memory brings best, and each of its warps takes apart other weights than the
-others.  (H200, with the launch, one row: 14336 × 4096 18.4 µs, and 19.4 with two steps taken together; 4096 × 14336
-19.9 and 24.0.  Shares that lie apart, each a walk of its own, take 1 to 3 µs more.)
+A program then requests full lines, for which memory is fastest, and each of its warps unpacks different weights.
+(H200, with the launch, one row: 14336 × 4096 18.4 µs, and 19.4 with two steps unrolled; 4096 × 14336 19.9 and 24.0.
+Groups that are not neighbours, each in a loop of its own, take 1 to 3 µs more.)
 
-Of a product in parts, whose walks are short, a program takes the groups of two lines: half as many steps wait for what
-they are scaled by.  (By hand, 4096 × 14336 in 4 parts: 20.1 instead of 22.2 µs for one row, 23.7 instead of 24.8 for
-16; without parts, 14336 × 4096, it takes longer: 19.4 instead of 19.0, and 23.6 instead of 22.0.)
+For split-K, whose loops are short, a program takes the groups of two lines: half as many steps wait for their scales.
+(By hand, 4096 × 14336 in 4 parts: 20.1 instead of 22.2 µs for one row, 23.7 instead of 24.8 for 16; without split-K,
+14336 × 4096 takes longer: 19.4 instead of 19.0, and 23.6 instead of 22.0.)
 """
 
 from __future__ import annotations
@@ -28,59 +29,63 @@ from fusion.lowering.indexing import FloorDiv, over_symbol, split_points, substi
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of, with_values
 
 LINE = 128
-"""Bytes that memory brings best at once."""
+"""Bytes of a request for which memory is fastest."""
 
 SHORTEST = 32
 """Bytes of the shortest group that is a step of a warp."""
 
 MOST = 4
-"""Warps of a program, of which each has a group."""
+"""The most warps of a program, each with a group."""
 
 
-def shared(kernel: Kernel) -> Kernel:
-    """`kernel`, whose contractions are those of one product, in shares; the same object where it does anything else."""
+def group_per_warp(kernel: Kernel) -> Kernel:
+    """Return `kernel`, all of whose contractions form one product, with one group per warp; the same object for any
+    other.
+    """
     folds = tuple(statements(kernel.body, Fold))
-    walked, loops = kernel.with_role(Role.LOOP), [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
-    if len(folds) < 2 or len(walked) != 1 or len(loops) != 1 or kernel.with_role(Role.WHOLE):
+    looped, loops = kernel.with_role(Role.LOOP), [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
+    if len(folds) < 2 or len(looped) != 1 or len(loops) != 1 or kernel.with_role(Role.WHOLE):
         return kernel
     if set(loops[0].body) != set(folds) or loops[0].where is not None or any(fold.op != "dot" for fold in folds):
         return kernel
-    axis, total, group = walked[0], total_of(kernel.body, folds[0]), _group(folds, walked[0])
+    axis, total, group = looped[0], total_of(kernel.body, folds[0]), _group(folds, looped[0])
     if total is None or total.folds != folds or group is None:
         return kernel
     if not is_narrow(kernel, folds[0].rows, folds[0].columns):
         return kernel
-    together = _together(kernel, axis, group)
-    count = together // group
-    share = KernelAxis(over_symbol(1), sympy.Integer(count), Role.WHOLE)
+    length = _bytes_at_once(kernel, axis, group)
+    count = length // group
+    group_axis = KernelAxis(over_symbol(1), sympy.Integer(count), Role.WHOLE)
     inner = replace(axis, size=axis.size / count)
-    axes = (*(inner if other is axis else other for other in kernel.axes), share)
+    axes = (*(inner if other is axis else other for other in kernel.axes), group_axis)
     steps = FloorDiv(axis.symbol, sympy.Integer(group))
-    place = {axis.symbol: axis.symbol + (together - group) * steps + group * share.symbol}
+    index = {axis.symbol: axis.symbol + (length - group) * steps + group * group_axis.symbol}
     args = [arg for fold in folds for arg in fold.args]
     sizes = {other.symbol: other.size for other in axes}
-    moved = dict(zip(args, substitute_all(args, place, sizes), strict=True))
-    parts = tuple(replace(fold, args=tuple(moved[arg] for arg in fold.args)) for fold in folds)
-    whole = Fold("product", "sum", (total.value,), (share.symbol,), folds[0].dtype)
+    substituted = dict(zip(args, substitute_all(args, index, sizes), strict=True))
+    parts = tuple(replace(fold, args=tuple(substituted[arg] for arg in fold.args)) for fold in folds)
+    product = Fold("product", "sum", (total.value,), (group_axis.symbol,), folds[0].dtype)
     body: list[Stmt] = []
     for stmt in kernel.body:
         if isinstance(stmt, Loop):
-            body += [replace(stmt, body=parts), whole]
+            body += [replace(stmt, body=parts), product]
         else:
             assert isinstance(stmt, Store)
-            body.append(with_values(stmt, rewrite(values_of(stmt), {total.value: whole.ref}.get)))
+            body.append(with_values(stmt, rewrite(values_of(stmt), {total.value: product.ref}.get)))
     return replace(kernel, axes=axes, body=tuple(body))
 
 
-def _together(kernel: Kernel, axis: KernelAxis, group: int) -> int:
-    """The bytes whose groups a program takes at once: those of a line, or of two."""
+def _bytes_at_once(kernel: Kernel, axis: KernelAxis, group: int) -> int:
+    """Return the bytes whose groups a program takes at once: one line, or two for split-K."""
     two = 2 * LINE
     fits = axis.size > two and axis.size % two == 0 and two <= MOST * group
     return two if kernel.awaited and fits else LINE
 
 
 def _group(folds: tuple[Fold, ...], axis: KernelAxis) -> int | None:
-    """How many neighbours along `axis` share a scale, if several such groups are a line, of which the axis consists."""
+    """Return the number of neighbours along `axis` that share a scale, if several such groups fill a line, and lines
+    the axis.
+    """
     nodes = postorder(*(arg for fold in folds for arg in fold.args))
     indices = [index for node in nodes for index in index_of(node)]
     group = next(iter(split_points(indices, axis.symbol, axis.size)), LINE)

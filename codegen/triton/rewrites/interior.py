@@ -1,7 +1,7 @@
-"""Interior: a loop as it is in blocks in which its condition holds throughout.
+"""Interior: a loop over blocks in which its condition holds everywhere.
 
-What enters is a loop with a `where`; what leaves is the same loop without it, and without the places in its body where
-the condition, a part of it that must hold with it, or the opposite of one, is computed for each element.
+Input: a loop with a `where`; output: the same loop without it, and with the condition, its conjuncts and their
+negations replaced by constants in its body.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fusion.lowering.kernel import Loop, map_values, statements, values_of
 
 
 def unconditional(loop: Loop) -> Loop:
-    """`loop` where its condition is known to hold."""
+    """Return `loop` for blocks in which its condition holds."""
     if loop.where is None:
         return loop
     roots = [value for stmt in statements(loop.body) for value in values_of(stmt)]

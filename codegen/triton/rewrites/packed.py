@@ -1,12 +1,12 @@
 """Packed: a contraction over an axis of which several neighbours share one stored element, such as two 4-bit weights.
 
-What enters is a Kernel with folds over the same axes, `dot` or `sum`; what leaves is a Kernel that walks the stored
-elements and takes each apart once: one `dot` for each position in an element, or one `sum` of as many terms.
+Input: a Kernel with folds over the same axes, `dot` or `sum`; output: a Kernel that loops over stored elements and
+unpacks each once: one `dot` for each position in an element, or one `sum` of as many terms.
 
     dot over r0: 4096 of x[r0], q(w[r0 // 2], r0 % 2)   →   dot over r0: 2048 of x[2*r0],     q(w[r0], 0)
                                                         +   dot over r0: 2048 of x[2*r0 + 1], q(w[r0], 1)
 
-So loads are of neighbouring elements again, and what the position decides is decided here.
+Loads are then of neighbouring elements again, and expressions of the position become constants.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MOST = 8
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """`positions` neighbours along `axis`, which all `folds` fold, share an element."""
+    """`positions` neighbours along `axis`, an axis of all `folds`, share a stored element."""
 
     folds: tuple[Fold, ...]
     axis: sympy.Symbol
@@ -47,24 +47,26 @@ class _Packing:
 
 
 def unpacked(kernel: Kernel) -> Kernel:
-    """`kernel` with its folds over stored elements; the same object where nothing is packed."""
+    """Return `kernel` with its folds over stored elements; the same object where nothing is packed."""
     packing = _packing(kernel)
     if packing is None:
         return kernel
     count = packing.positions
     axes = tuple(replace(axis, size=axis.size / count) if axis.symbol == packing.axis else axis for axis in kernel.axes)
     sizes = {axis.symbol: axis.size for axis in axes}
-    places = [{packing.axis: count * packing.axis + position} for position in range(count)]
+    positions = [{packing.axis: count * packing.axis + number} for number in range(count)]
     args = [arg for fold in packing.folds for arg in fold.args]
-    at = [dict(zip(args, plain(substitute_all(args, place, sizes)), strict=True)) for place in places]
+    at = [dict(zip(args, plain(substitute_all(args, place, sizes)), strict=True)) for place in positions]
     return replace(kernel, axes=axes, body=_rebuilt(kernel.body, _parts(packing.folds, at)))
 
 
 def _packing(kernel: Kernel) -> _Packing | None:
-    """The first axis of the folds along which neighbours are told apart within one element; None if there is none."""
+    """Return the first axis of the folds along which neighbours share a stored element and differ in their use of it,
+    or None.
+    """
     folds = tuple(statements(kernel.body, Fold))
     nodes = postorder(*(arg for fold in folds for arg in fold.args))
-    if not _is_one_walk(kernel, folds) or any(isinstance(node, TileRef) for node in nodes):
+    if not _is_one_loop(kernel, folds) or any(isinstance(node, TileRef) for node in nodes):
         return None
     indices = [index for node in nodes for index in index_of(node)]
     sizes = {axis.symbol: axis.size for axis in kernel.axes if axis.role is not Role.GRID}
@@ -76,31 +78,31 @@ def _packing(kernel: Kernel) -> _Packing | None:
     return None
 
 
-def _is_one_walk(kernel: Kernel, folds: Sequence[Fold]) -> bool:
-    """Are `folds` all that the kernel walks, alike and over the same axes, and does nothing follow them?"""
+def _is_one_loop(kernel: Kernel, folds: Sequence[Fold]) -> bool:
+    """Are `folds` all that the kernel's loops contain, alike and over the same axes, with no kernel after them?"""
     if len({(fold.op, fold.over) for fold in folds}) != 1 or folds[0].op not in ("dot", "sum"):
         return False
     if any(fold.carry is not None for fold in folds) or (kernel.then is not None and not kernel.awaited):
         return False
-    walked = [stmt for loop in kernel.body if isinstance(loop, Loop) for stmt in loop.body]
+    looped = [stmt for loop in kernel.body if isinstance(loop, Loop) for stmt in loop.body]
     scanned = any(isinstance(stmt, Prefix) for stmt in statements(kernel.body))
-    return not scanned and all(stmt in folds for stmt in walked)
+    return not scanned and all(stmt in folds for stmt in looped)
 
 
 def _stored_along(kernel: Kernel, axis: sympy.Symbol) -> bool:
-    """Does a store depend on the folded axis too, as that of a normalised row does?"""
+    """Does a store depend on the folded axis too, as in a normalised row?"""
     stores = list(statements(kernel.body, Store))
     nodes = postorder(*(value for stmt in stores for value in values_of(stmt)))
-    plain = [stmt.offset for stmt in stores if not isinstance(stmt.offset, Expr)]
-    return any(axis in index.free_symbols for index in (*plain, *(i for node in nodes for i in index_of(node))))
+    offsets = [stmt.offset for stmt in stores if not isinstance(stmt.offset, Expr)]
+    return any(axis in index.free_symbols for index in (*offsets, *(i for node in nodes for i in index_of(node))))
 
 
 def _parts(folds: Sequence[Fold], at: Sequence[Mapping[Expr, Expr]]) -> dict[str, tuple[Fold, ...]]:
-    """Name of each old fold → the folds over stored elements whose sum it is."""
-    found: dict[str, tuple[Fold, ...]] = {}
+    """Return, for the name of each old fold, the folds over stored elements whose sum it is."""
+    parts: dict[str, tuple[Fold, ...]] = {}
     for fold in folds:
         if fold.op == "dot":
-            found[fold.name] = tuple(
+            parts[fold.name] = tuple(
                 replace(fold, name=f"{fold.name}_{k}", args=tuple(place[arg] for arg in fold.args))
                 for k, place in enumerate(at)
             )
@@ -108,12 +110,12 @@ def _parts(folds: Sequence[Fold], at: Sequence[Mapping[Expr, Expr]]) -> dict[str
         total, *rest = (place[fold.args[0]] for place in at)
         for term in rest:
             total = Op("add", (total, term), total.dtype)
-        found[fold.name] = (replace(fold, args=(total,)),)
-    return found
+        parts[fold.name] = (replace(fold, args=(total,)),)
+    return parts
 
 
 def _rebuilt(body: Sequence[Stmt], parts: Mapping[str, tuple[Fold, ...]]) -> tuple[Stmt, ...]:
-    """`body` with the folds that stand for each of its folds."""
+    """Return `body` with each fold replaced by its parts."""
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, TileRef):
@@ -124,7 +126,7 @@ def _rebuilt(body: Sequence[Stmt], parts: Mapping[str, tuple[Fold, ...]]) -> tup
         return total
 
     def rebuilt(stmt: Stmt) -> Stmt | tuple[Stmt, ...]:
-        assert not isinstance(stmt, Prefix), "no scan stands beside a contraction"
+        assert not isinstance(stmt, Prefix), "a kernel with a contraction has no scan"
         return parts[stmt.name] if isinstance(stmt, Fold) else with_values(stmt, rewrite(values_of(stmt), rule))
 
     return map_statements(body, rebuilt)

@@ -1,7 +1,8 @@
-"""Rounding: are the results of a kernel rounded so much that the last bits of what leads to them cannot be seen?
+"""Rounding: whether the results of a kernel are rounded so much that the last bits of intermediate values are
+invisible.
 
-What enters is a kernel; what leaves is yes or no, or of which of its expressions that is so.  There the quick forms of
-the hardware are used for divisions, roots and exponentials, which are off by two units in the last place of float32.
+Input: a kernel; output: yes or no, or the expressions of which that is true.  There divisions, roots and exponentials
+use the fast forms of the hardware, whose error is two units in the last place of float32.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _TO_INTEGERS = {"floor", "ceil", "trunc", "round", "floordiv", "truncdiv", "rema
 
 
 def is_rounded(kernel: Kernel) -> bool:
-    """Is every result a 16-bit float, or made of products of these, with nothing rounded to an integer on the way?"""
+    """Is every result a 16-bit float, or computed from products of these, with no float rounded to an integer on the
+    way?
+    """
     stmts = list(statements(kernel.body))
     dots = [stmt for stmt in stmts if isinstance(stmt, Fold) and stmt.op == "dot"]
     products = bool(dots) and all(arg.dtype in HALVES for dot in dots for arg in dot.args)
@@ -26,9 +29,9 @@ def is_rounded(kernel: Kernel) -> bool:
 
 
 def rounded_parts(body: Sequence[Stmt]) -> frozenset[Expr]:
-    """The expressions that lead to nothing but 16-bit floats that are stored.
+    """Return the expressions that contribute only to stored 16-bit floats.
 
-    Of a kernel that also gives a sum in float32, such as a loss beside the gradients of its logits.
+    For a kernel that also stores a sum in float32, such as a loss along with the gradients of its logits.
     """
     rounded: list[Expr] = []
     others: list[Expr] = []
@@ -41,7 +44,7 @@ def rounded_parts(body: Sequence[Stmt]) -> frozenset[Expr]:
 
 
 def _to_integers(*values: Expr) -> bool:
-    """Is a float rounded to an integer on the way to these?"""
+    """Is a float rounded to an integer in these expressions?"""
     for node in postorder(*values):
         if isinstance(node, Op) and node.name in _TO_INTEGERS and node.dtype.is_floating_point:
             return True

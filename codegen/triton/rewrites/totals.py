@@ -1,7 +1,7 @@
-"""Totals: contractions of which only the sum is needed, as of weights that share a byte: one accumulator serves all.
+"""Totals: contractions of which only the sum is needed, as for weights that share a byte: one accumulator serves all.
 
-What enters are the statements of a kernel, over axes or over block dimensions; what leaves is the sum of results that
-nothing else needs.
+Input: the statements of a kernel, over axes or over block dimensions; output: the sum of results that are used nowhere
+else.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from fusion.lowering.kernel import Fold, Loop, Stmt, statements, values_of
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The sum `value` of the results of `folds`, in their order, none of which anything else needs."""
+    """The sum `value` of the results of `folds`, in their order, each of which is used only there."""
 
     value: Expr
     folds: tuple[Fold, ...]
 
 
 def total_of(body: Sequence[Stmt], fold: Fold) -> Total | None:
-    """The sum that `fold` is part of, of contractions of one loop over the same axes; the largest such sum."""
+    """Return the largest sum that `fold` is a term of, of contractions of one loop over the same axes; None if there is
+    none.
+    """
     stmts = list(statements(body))
     roots = [value for stmt in stmts for value in values_of(stmt)]
     nodes = postorder(*roots)
@@ -32,7 +34,7 @@ def total_of(body: Sequence[Stmt], fold: Fold) -> Total | None:
     if loop is None:
         return None
     dots = {stmt.ref: stmt for stmt in loop.body if isinstance(stmt, Fold) and stmt.op == "dot"}
-    for node in reversed(nodes):  # what is made of others comes after them
+    for node in reversed(nodes):  # an expression comes after its operands
         terms = list(_terms(node, users))
         folds = [dots[term] for term in terms if term in dots and users[term] == 1]
         alike = {(each.over, each.rows, each.columns, each.dtype, each.carry) for each in folds}
@@ -42,7 +44,7 @@ def total_of(body: Sequence[Stmt], fold: Fold) -> Total | None:
 
 
 def _terms(expr: Expr, users: Counter[Expr]) -> Iterator[Expr]:
-    """The summands of a sum, taken apart as far as nothing else needs its parts."""
+    """Yield the terms of a sum, decomposed as far as nothing else needs a partial sum."""
     if not isinstance(expr, Op) or expr.name != "add":
         yield expr
         return

@@ -1,20 +1,20 @@
-"""Vectors: a contraction with a few rows is multiply-and-sum.
+"""Vectors: a contraction with a few rows (GEMV) becomes multiply-and-sum.
 
-What enters is a Kernel with one `dot`, one side of which has at most `FEW` rows, or with several that have the same few
-rows; what leaves is a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that
-a tile of the other operand is loaded once for all of its rows.  Such a product is bound by the memory that the larger
-operand comes from: the matrix units would pad the few rows to 16, and their pipeline keeps less of that memory in
-flight than plain loads of 16 bytes do.
+Input: a Kernel with one `dot`, one side of which has at most `FEW` rows, or with several that have the same few rows;
+output: a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that a tile of
+the other operand is loaded once for all of its rows.  Such a product is bound by the memory traffic of the larger
+operand: the matrix units would pad the few rows to 16, and their pipeline keeps less of that traffic in flight than
+plain loads of 16 bytes do.
 
     dot over r0 of x[r0], w[4096*i1 + r0]    rows i0: 1    →    sum over r0 of f32(x[r0]) * f32(w[4096*i1 + r0])
 
-The larger operand is contiguous along what is summed, [n, k].  Where it is contiguous along its own rows, [k, n], the
-pipeline of the matrix units is the faster one (`forms/skinny.py`), except for a single row and weights that are
-bytes: these become sums too, of which neighbouring threads take neighbouring columns.  Of several rows, halves times
-bytes are left to the matrix units, which leave time to convert.  So is a single row where each byte is several numbers
-of a matrix that has rows enough, unless there are several with scales for groups: 4-bit weights of 14336 × 4096 take
-13.3 µs of an H200 so, 15.6 as sums, and 9.1 to be read; two such matrices 23.6 and 27.4.  Left as it is as well: an
-operand that is contiguous along neither, and a kernel with other folds.
+The larger operand is contiguous along the summed axis, [n, k].  Where it is contiguous along its own rows, [k, n], the
+pipeline of the matrix units is faster (`forms/skinny.py`), except for a single row and weights that are bytes: these
+become sums too, of which neighbouring threads take neighbouring columns.  With several rows, 16-bit floats times bytes
+are left to the matrix units, which leave time to convert.  So is a single row where each byte is several numbers of a
+matrix with enough rows, unless there are several such matrices with scales for groups: 4-bit weights of 14336 × 4096
+take 13.3 µs of an H200 on the matrix units, 15.6 as sums, and 9.1 to be read; two such matrices 23.6 and 27.4.
+Unchanged as well: an operand that is contiguous along neither, and a kernel with other folds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FEW = 4
 """The most rows for which every thread holds a sum of its own."""
 
 FILLED = 64
-"""Rows of a matrix for each multiprocessor from which on all of them have a block of the matrix units."""
+"""Rows of a matrix per multiprocessor that give each of them a block of the matrix units."""
 
 NARROW = 32
 """The most rows that are the narrow side of the matrix units: 64 rows by 8, 16, 24 or 32 columns at a time."""
@@ -47,13 +47,15 @@ _BYTES = (torch.bool, torch.int8, torch.uint8)  # any float type holds them exac
 
 
 def unrolled(kernel: Kernel, device: Device) -> Kernel:
-    """`kernel` with its contractions as sums, one for each of the few rows; the same object where there are none."""
+    """Return `kernel` with its contractions as sums, one for each of the few rows; the same object where there are
+    none.
+    """
     folds = list(statements(kernel.body, Fold))
     sides = {_few(kernel, fold, device) for fold in folds}
     few = next(iter(sides), None)
     if few is None or len(sides) > 1 or len({fold.over for fold in folds}) > 1 or kernel.then is not None:
         return kernel
-    if any(fold.carry is not None or _names(fold) for fold in folds):
+    if any(fold.carry is not None or _reads_fold(fold) for fold in folds):
         return kernel
     points = list(_points(kernel, few))
     if len(points) * len(folds) > 2 * FEW:
@@ -62,8 +64,8 @@ def unrolled(kernel: Kernel, device: Device) -> Kernel:
     return replace(kernel, axes=axes, body=_unroll(kernel, folds, points))
 
 
-def _names(fold: Fold) -> bool:
-    """Is it over the result of another fold?"""
+def _reads_fold(fold: Fold) -> bool:
+    """Does it read the result of another fold?"""
     return any(isinstance(node, TileRef) for node in postorder(*fold.args))
 
 
@@ -75,7 +77,7 @@ def is_narrow(kernel: Kernel, rows: Collection[sympy.Symbol], columns: Collectio
 
 
 def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] | None:
-    """The axes of the side of a `dot` that has few rows, if sums of products of the other operand are fast."""
+    """Return the axes of the side of a `dot` that has few rows, if sums of products of the other operand are fast."""
     if fold.op != "dot":
         return None
     sizes = {axis.symbol: axis.size for axis in kernel.with_role(Role.GRID)}
@@ -89,30 +91,30 @@ def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] 
             alone = sum(isinstance(stmt, Fold) for stmt in statements(kernel.body)) == 1
             filled = longer.is_Integer and longer >= FILLED * device.multiprocessors
             filled = filled and (alone or not _in_groups(fold, kernel.axis_sizes()))
-            most = 0 if filled and _shared(operand, fold.over, set(other)) else 1
+            most = 0 if filled and _is_packed(operand, fold.over, set(other)) else 1
         if not 0 < count <= most or longer == 0:
             continue
-        if _along(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
+        if _is_contiguous(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
             return frozenset(side)
     return None
 
 
-def _along(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]) -> bool:
+def _is_contiguous(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]) -> bool:
     """Are the widest loads of `operand` contiguous along an axis of `over`, perhaps with neighbours in one element?"""
     offsets = [load.index[0] for load in loads(operand) if not isinstance(load.index[0], Expr)]
     wide = [offset for offset in offsets if other & offset.free_symbols]
-    return any(coefficient(_of_elements(offset, axis), axis) == 1 for offset in wide for axis in over)
+    return any(coefficient(_with_stored_axis(offset, axis), axis) == 1 for offset in wide for axis in over)
 
 
-def _shared(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]) -> bool:
-    """Do neighbours along `over` share a loaded element of the matrix, as weights of four bits share a byte?"""
+def _is_packed(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]) -> bool:
+    """Do neighbours along `over` share a loaded element of the matrix, as 4-bit weights share a byte?"""
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
     wide = [offset for offset in offsets if not isinstance(offset, Expr) and other & offset.free_symbols]
-    return any(_of_elements(offset, axis) != offset for offset in wide for axis in over)
+    return any(_with_stored_axis(offset, axis) != offset for offset in wide for axis in over)
 
 
 def _in_groups(fold: Fold, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
-    """Does something, such as a scale, belong to more neighbours along what is summed than share an element?"""
+    """Is a value, such as a scale, the same for more neighbours along the summed axis than share an element?"""
     indices = [index for node in postorder(*fold.args) for index in index_of(node)]
     return any(point > MOST for axis in fold.over for point in split_points(indices, axis, sizes[axis]))
 
@@ -120,24 +122,24 @@ def _in_groups(fold: Fold, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
 def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[sympy.Symbol]) -> bool:
     """Is a matrix of single bytes loaded that is contiguous along an axis of `other`, [k, n]?"""
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
-    found = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
-    return any(coefficient(offset, axis) == 1 for offset in found for axis in other)
+    tall = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
+    return any(coefficient(offset, axis) == 1 for offset in tall for axis in other)
 
 
 def _of_bytes(operand: Expr, other: set[sympy.Symbol]) -> bool:
-    """Are the widest loads of `operand` of single bytes?"""
+    """Are the widest loads of `operand` loads of single bytes?"""
     wide = [load for load in loads(operand) if any(other & index.free_symbols for index in index_of(load))]
     return any(load.dtype in _BYTES for load in wide)
 
 
-def _of_elements(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
-    """`offset` with the stored element that `axis` is in, of which `packed` makes an axis, as the axis."""
+def _with_stored_axis(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
+    """Return `offset` with `axis // n`, the stored element of which `packed` makes an axis, replaced by the axis."""
     packed = {atom: axis for atom in offset.atoms(FloorDiv) if atom.args[0] == axis and atom.args[1] <= MOST}
     return offset.xreplace(packed)
 
 
 def _points(kernel: Kernel, few: frozenset[sympy.Symbol]) -> Iterator[dict[sympy.Symbol, sympy.Expr]]:
-    """Every point of the axes `few`."""
+    """Yield every point of the axes `few`."""
     axes = [axis for axis in kernel.axes if axis.symbol in few]
     for values in itertools.product(*(range(int(axis.size)) for axis in axes)):
         yield {axis.symbol: sympy.Integer(value) for axis, value in zip(axes, values, strict=True)}
@@ -152,7 +154,7 @@ def _unroll(
         if isinstance(stmt, Store):
             names = {fold.ref: _sum(folds, fold, number, len(points)) for fold in folds}
             return _stored(stmt, names, point, sizes)
-        assert isinstance(stmt, Fold), "no scan stands beside a contraction"
+        assert isinstance(stmt, Fold), "a kernel with a contraction has no scan"
         lhs, rhs = (widened(arg, stmt.dtype) for arg in substitute_all(stmt.args, point, sizes))
         name = _sum(folds, stmt, number, len(points))
         return Fold(name, "sum", (Op("mul", (lhs, rhs), stmt.dtype),), stmt.over, stmt.dtype)
@@ -164,7 +166,7 @@ def _unroll(
 
 
 def _sum(folds: Sequence[Fold], fold: Fold, point: int, points: int) -> str:
-    """The name of the sum that `fold` is at one of the points."""
+    """Return the name of the sum that replaces `fold` at one of the points."""
     return f"sum{folds.index(fold) * points + point}"
 
 
@@ -174,7 +176,7 @@ def _stored(
     point: Mapping[sympy.Symbol, sympy.Expr],
     sizes: Mapping[sympy.Symbol, sympy.Expr],
 ) -> Store:
-    """A store at one of the points, of the sums of that point."""
+    """Return a store at one of the points, of the sums of that point."""
 
     def renamed(node: Expr) -> Expr | None:
         return TileRef(names[node], node.dtype) if node in names else None
@@ -186,7 +188,7 @@ def _stored(
 
 
 def widened(expr: Expr, dtype: torch.dtype) -> Expr:
-    """`expr` as `dtype`, a byte converted to it at once and not by way of a 16-bit float, which holds it exactly."""
+    """Return `expr` as `dtype`; a byte is converted directly, not by way of a 16-bit float, which holds it exactly."""
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Cast) or not node.dtype.is_floating_point or not isinstance(node.arg, Cast):

@@ -1,5 +1,6 @@
 """Statements: a fold, a prefix or an update of memory as lines of Triton.
 
-A fold is reduced at once or kept until its loop ends (`reduce`); its own loop may follow it (`follow`).  A prefix is a
-scan (`prefix`).  What is written where points may meet is an atomic operation (`updates`).
+A fold is reduced at once or kept per lane until its loop ends (`reduce`); its own loop may need its running value
+(`running_folds`).  A prefix is a scan (`prefix`).  A store at points whose indices may collide is an atomic operation
+(`updates`).
 """

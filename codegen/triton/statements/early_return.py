@@ -1,14 +1,14 @@
-"""Unchanged: a kernel that multiplies tensors by one number in their places returns at once where that number is 1.
+"""Early return: a kernel that multiplies tensors in place by one number returns at once where that number is 1.
 
     x[i] = x[i] * s      becomes      if s == 1: return;  x[i] = x[i] * s
 
-1 is the neutral element of multiplication, exactly: x · 1 is x for every float, infinities, NaN and -0.0 included.
-So a kernel that writes nothing but such products, each over its own factor, leaves memory as it is, whatever it
-computes.  Gradients that are computed ahead of their loss wait for the number that comes back for it, which is 1 unless
-the loss was scaled: the start of a launch's programs is then all that is left of reading and writing the gradients.
+1 is the neutral element of multiplication, exactly: x · 1 is x for every float, including infinities, NaN and -0.0.  So
+a kernel that stores only such products, each into its own factor, leaves memory as it is.  Gradients that are computed
+ahead of their loss are scaled by the gradient of the loss, which is 1 unless the loss was scaled: only the start of a
+launch's programs then remains of reading and writing the gradients.
 
-What enters are the statements of a kernel that shares its launch with nothing; what leaves is a line before them, or
-none where anything else is stored, or is rounded to less than it was stored in.
+Input: the statements of a kernel that is alone in its launch; output: a line before them, or none where anything else
+is stored, or a product is rounded to a narrower type than its memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fusion.lowering.expr import Cast, Expr, Load, Op, free_axes, loads
 from fusion.lowering.kernel import Kernel, Stmt, Store, stored
 
 
-def return_unchanged(values: Values) -> None:
-    """Add the line that ends a program which would write what it has read."""
+def return_if_factor_is_one(values: Values) -> None:
+    """Add the lines that end a program which would write the values it has read."""
     number = _factor(values.layout.blocked.kernel, values.layout.blocked.body)
     if number is not None:
         text = values.value(number).code.at(COMPARE + 1)
@@ -33,9 +33,9 @@ def return_unchanged(values: Values) -> None:
 
 
 def _factor(kernel: Kernel, body: Sequence[Stmt]) -> Expr | None:
-    """The number by which everything that a kernel writes is multiplied in its place; None if there is none."""
-    found = {_factor_of(stmt) for stmt in body}
-    number = found.pop() if len(found) == 1 else None
+    """Return the number by which everything that a kernel writes is multiplied in place; None if there is none."""
+    factors = {_factor_of(stmt) for stmt in body}
+    number = factors.pop() if len(factors) == 1 else None
     return None if number is None or any(load.buffer in stored(kernel) for load in loads(number)) else number
 
 
@@ -55,5 +55,5 @@ def _factor_of(stmt: Stmt) -> Expr | None:
 
 
 def _unconverted(value: Expr) -> Expr:
-    """What a value is converted from, if it is."""
+    """Return the operand of a conversion, or the value itself."""
     return value.arg if isinstance(value, Cast) else value

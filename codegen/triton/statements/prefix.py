@@ -1,11 +1,11 @@
 """Prefixes: a scan as Triton text.
 
-What enters is a `Prefix` over tiles; what leaves are lines.  Along a dimension held whole it is one `tl.cumsum` or
-`tl.associative_scan`.  In a loop each block is scanned by itself and joined with what all blocks before it have come
-to, which is the last lane of what that gave.  Lanes past the end of an axis come last: nothing is guarded for them.
+Input: a `Prefix` over tiles; output: lines.  Along a dimension held whole it is one `tl.cumsum` or
+`tl.associative_scan`.  In a loop each block is scanned by itself and combined with the result of all blocks before it,
+which is the last lane of the previous combination.  Lanes past the end of an axis come last and need no mask.
 
 Extremes keep the later of equals and let NaN win, as eager does.  A log-sum-exp is carried as the largest value so far
-and the sum of the exponentials relative to it: one exponential joins two of these, and none can overflow.
+and the sum of the exponentials relative to it: one exponential combines two of these, and none can overflow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COMBINE = {
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the numbers that a scan carries: what it is called, a full tile of it, its dtype, what it begins as."""
+    """One of the numbers that a scan carries: its preferred name, a full tile of it, its dtype, its initial value."""
 
     wish: str
     tile: Tile
@@ -46,7 +46,7 @@ class _Part:
 
 
 def scan_now(values: Values, prefix: Prefix) -> None:
-    """Add the lines of a scan; from here on, in the scope where it stands, it has its value."""
+    """Add the lines of a scan, and bind its value in the current scope."""
     if values.find(prefix.ref) is not None:  # scanned together with another one
         return
     along = values.layout.blocked.of((prefix.along,))
@@ -64,26 +64,26 @@ def scan_now(values: Values, prefix: Prefix) -> None:
 
 
 def _together(values: Values, prefix: Prefix) -> tuple[Prefix, list[Prefix]]:
-    """The scan to make, and the scans for an extreme whose position it finds, which it brings along.
+    """Return the scan to emit, and the scans of extremes that it computes along with their positions.
 
-    Each scan is made once: in a loop, what it keeps for the next block is then that of another block.
+    Each scan is emitted once: emitted again in a loop, it would have state of its own for the next block.
     """
     (body,) = (body for body in _bodies(values.layout.blocked.body) if prefix in body)
     own = [stmt for stmt in body if isinstance(stmt, Prefix)]
     alike = [stmt for stmt in own if stmt.args[0] is prefix.args[0] and stmt.along == prefix.along]
-    places = [stmt for stmt in alike if stmt.op.startswith("arg") and isinstance(stmt.args[1], IndexValue)]
-    whole = prefix
+    positions = [stmt for stmt in alike if stmt.op.startswith("arg") and isinstance(stmt.args[1], IndexValue)]
+    chosen = prefix
     if not prefix.op.startswith("arg"):
-        asked = (stmt for stmt in places if stmt.op == f"arg{prefix.op}" and values.find(stmt.ref) is None)
-        whole = next(asked, prefix)
-    if whole not in places:
-        return whole, []
-    extremes = [stmt for stmt in alike if f"arg{stmt.op}" == whole.op and values.find(stmt.ref) is None]
-    return whole, extremes
+        pending = (stmt for stmt in positions if stmt.op == f"arg{prefix.op}" and values.find(stmt.ref) is None)
+        chosen = next(pending, prefix)
+    if chosen not in positions:
+        return chosen, []
+    extremes = [stmt for stmt in alike if f"arg{stmt.op}" == chosen.op and values.find(stmt.ref) is None]
+    return chosen, extremes
 
 
 def _bodies(body: Sequence[Stmt]) -> Iterator[Sequence[Stmt]]:
-    """`body` and those of the loops in it."""
+    """Yield `body` and the bodies of the loops in it."""
     yield body
     for stmt in body:
         if isinstance(stmt, Loop):
@@ -91,7 +91,7 @@ def _bodies(body: Sequence[Stmt]) -> Iterator[Sequence[Stmt]]:
 
 
 def _operands(values: Values, prefix: Prefix, dim: Dim) -> list[_Part]:
-    """What is scanned, as full tiles over the same dimensions; a log-sum-exp begins as each value and 1."""
+    """Return the operands as full tiles over the same dimensions; a log-sum-exp starts as each value and 1."""
     tiles = [values.value(arg) for arg in prefix.args]
     tiles[0] = values.widened(tiles[0])
     dims = values.join([*(tile.dims for tile in tiles), (dim,)])
@@ -110,18 +110,18 @@ def _operands(values: Values, prefix: Prefix, dim: Dim) -> list[_Part]:
 
 
 def _scanned(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) -> list[_Part]:
-    """The block folded up to each of its lanes."""
+    """Return the block scanned up to each of its lanes."""
     depth = max(part.tile.depth for part in parts)
     axis = parts[0].tile.dims.index(dim)
-    given = ", ".join(part.tile.code.text for part in parts)
-    given = given if len(parts) == 1 else f"({given})"
+    operands = ", ".join(part.tile.code.text for part in parts)
+    operands = operands if len(parts) == 1 else f"({operands})"
     if prefix.op in _WHOLE:
-        return _named(values, parts, f"{_WHOLE[prefix.op]}({given}, {axis})", depth)
-    return _named(values, parts, f"tl.associative_scan({given}, {axis}, {_COMBINE[prefix.op]})", depth)
+        return _named(values, parts, f"{_WHOLE[prefix.op]}({operands}, {axis})", depth)
+    return _named(values, parts, f"tl.associative_scan({operands}, {axis}, {_COMBINE[prefix.op]})", depth)
 
 
 def _named(values: Values, parts: Sequence[_Part], text: str, depth: int) -> list[_Part]:
-    """`parts` with what `text` gives, under names."""
+    """Bind names to the results of the expression `text`, one for each of `parts`, and return the parts with them."""
     names = [values.fresh(part.wish, depth) for part in parts]
     values.line(f"{', '.join(names)} = {text}", depth)
     pairs = zip(parts, names, strict=True)
@@ -129,7 +129,7 @@ def _named(values: Values, parts: Sequence[_Part], text: str, depth: int) -> lis
 
 
 def _result(values: Values, prefix: Prefix, parts: Sequence[_Part]) -> Tile:
-    """The value of the scan."""
+    """Return the value of the scan."""
     if prefix.op != "logsumexp":
         return parts[-1].tile
     largest, total = (part.tile for part in parts)
@@ -142,7 +142,7 @@ def _result(values: Values, prefix: Prefix, parts: Sequence[_Part]) -> Tile:
 
 
 def _joined(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) -> list[_Part]:
-    """The block after all blocks before it; what it comes to is kept for the next one."""
+    """Return the block combined with all blocks before it, and keep the result of its last lane for the next one."""
     dims = parts[0].tile.dims
     rest = tuple(other for other in dims if other is not dim)
     states = [_state(values, part, rest) for part in parts]
@@ -151,26 +151,26 @@ def _joined(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) ->
         sign, binds = _SIGNS[prefix.op]
         text = f"{before[0].at(binds)} {sign} {parts[0].tile.code.at(binds + 1)}"
     else:
-        given = (*before, *(part.tile.code for part in parts))
-        text = f"{_COMBINE[prefix.op]}({', '.join(code.text for code in given)})"
+        operands = (*before, *(part.tile.code for part in parts))
+        text = f"{_COMBINE[prefix.op]}({', '.join(code.text for code in operands)})"
     joined = _named(values, parts, text, values.depth)
     last = expand(_last_lane(values, dim), (dim,), dims).text
     for state, part in zip(states, joined, strict=True):
-        nothing = "-0.0" if part.dtype.is_floating_point else "0"
-        chosen = f"tl.where({last}, {part.tile.code.text}, {nothing})"
+        zero = "-0.0" if part.dtype.is_floating_point else "0"
+        chosen = f"tl.where({last}, {part.tile.code.text}, {zero})"
         values.line(f"{state.code.text} = tl.sum({chosen}, {dims.index(dim)})")
     return joined
 
 
 def _state(values: Values, part: _Part, rest: Sequence[Dim]) -> Tile:
-    """What all blocks so far come to; before the first one, what changes nothing."""
+    """Return the result of all blocks so far, which starts as the identity."""
     start = literal(part.start, part.dtype).text
     code = Code(f"tl.full({values.layout.shape(rest)}, {start}, {TYPES[part.dtype]})")
     return values.accumulator(f"{part.wish}_before", Tile(code, tuple(rest), values.depth - 1, part.tile.narrow))
 
 
 def _last_lane(values: Values, dim: Dim) -> Code:
-    """Is it the last lane of a block?  The same for all blocks of a loop."""
+    """Return a mask of the last lane of a block, the same for all blocks of a loop."""
     known = values.find(("last", dim))
     if known is None:
         lanes = Tile(Code(f"tl.arange(0, {dim.constant}) == {dim.constant} - 1", COMPARE), (dim,), values.depth - 1)

@@ -1,12 +1,12 @@
 """Reductions: a fold as Triton text.
 
-What enters is a fold over tiles; what leaves are lines.  A fold over dimensions held whole is one `tl.reduce`.  A fold
-inside a loop keeps one running value per lane of the tile and is reduced after the loop, so that the loop itself needs
-no synchronisation; where the loop itself needs the value so far, see `follow`.  Lanes past the end of an axis hold the
+Input: a fold over tiles; output: lines.  A fold over dimensions held whole is one `tl.reduce`.  A fold inside a loop
+keeps one accumulator per lane of the tile and is reduced after the loop, so that the loop itself needs no
+synchronisation; where the loop needs the running value, see `running_folds`.  Lanes past the end of an axis hold the
 identity of the fold.
 
 `max` and `min` propagate NaN, `argmax` and `argmin` let NaN win and then the lower index, as eager does; Triton's own
-`tl.max` and `tl.argmax` do neither, so these have their own combine functions (`prelude`).  `dot` is in `contract`.
+`tl.max` and `tl.argmax` do neither, so these have combine functions of their own (`prelude`).  `dot` is in `contract`.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
 def fold_now(values: Values, fold: Fold, over: Sequence[Dim]) -> None:
-    """Reduce over dimensions that are held whole (or over none: axes of size 1)."""
+    """Add the lines that reduce over dimensions held whole (or over none: axes of size 1)."""
     tiles = _operands(values, fold, over)
-    if not over and fold.op == "sum" and fold.dtype.is_floating_point:  # a sum begins with 0: that of -0.0 is 0.0
+    if not over and fold.op == "sum" and fold.dtype.is_floating_point:  # a sum starts with 0: the sum of -0.0 is 0.0
         tiles = [replace(tile, code=Code(f"{tile.code.at(SUM)} + 0.0", SUM)) for tile in tiles]
     _finish(values, fold, tiles, over)
 
 
 def block_value(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Tile, torch.dtype]:
-    """A fold of one operand over the current block of `over`, and the type it is carried in."""
+    """Return a fold of one operand over the current block of `over`, and the type of its accumulator."""
     tiles = [values.widened(tile) for tile in _operands(values, fold, over)]
     carried = _carrier(fold, 0, tiles[0])
     return _reduced(values, fold, tiles, over), carried
 
 
 def lane_value(values: Values, fold: Fold, over: Dim, lanes: Lanes) -> tuple[Tile, torch.dtype]:
-    """A fold of one operand over what each thread takes of the current block, and the type it is carried in."""
+    """Return a fold of one operand over each thread's part of the current block, and the type of its accumulator."""
     (tile,) = (values.widened(tile) for tile in _operands(values, fold, (over,)))
     codes = [Code(f"_by_lane({tile.code.text}, {lanes.count}, {lanes.word})")]
     for position in (2, 0):
@@ -67,12 +67,12 @@ def lane_value(values: Values, fold: Fold, over: Dim, lanes: Lanes) -> tuple[Til
 
 
 def of_all_lanes(values: Values, fold: Fold, tile: Tile) -> Tile:
-    """What the threads have come to, joined."""
+    """Return the values of all threads, combined."""
     return replace(tile, code=_reduce(values, fold, [tile.code], 0, tile.depth)[0], dims=())
 
 
 def combined(fold: Fold, before: Code, block: Code) -> Code:
-    """The value of a fold over what `before` and `block` are the values of."""
+    """Return the fold of `before` and `block`, which are its values over two parts."""
     sign = _SIGNS.get(fold.op)
     if sign is not None:
         return Code(f"{before.at(sign[1])} {sign[0]} {block.at(sign[1] + 1)}", sign[1])
@@ -80,7 +80,9 @@ def combined(fold: Fold, before: Code, block: Code) -> Code:
 
 
 def fold_in_loop(values: Values, fold: Fold, over: Sequence[Dim]) -> Callable[[], None]:
-    """Accumulate over the current loop; the function returned reduces the lanes, to be called after the loop."""
+    """Add the lines that accumulate in the current loop; return a function that reduces the lanes, to be called after
+    the loop.
+    """
     tiles = [_operand(values, fold, position, over) for position in range(len(fold.args))]
     dims = values.join([*(tile.dims for tile in tiles), over])
     lanes: list[Tile] = []
@@ -102,7 +104,7 @@ def _accumulate(fold: Fold, lanes: Sequence[Tile], codes: Sequence[Code]) -> str
 
 
 def _finish(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> None:
-    """Reduce full tiles over `over`; from here on the fold has its value."""
+    """Reduce full tiles over `over`, and bind the value of the fold."""
     tile = _reduced(values, fold, tiles, over)
     last = tiles[-1]
     if not last.narrow:
@@ -111,7 +113,7 @@ def _finish(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Di
 
 
 def _reduced(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> Tile:
-    """Full tiles reduced over `over`, in the type that the fold is carried in."""
+    """Return full tiles reduced over `over`, in the type of the accumulator."""
     dims = list(tiles[0].dims)
     depth = max(tile.depth for tile in tiles)
     codes = [tile.code for tile in tiles]
@@ -141,14 +143,14 @@ def _reduce(values: Values, fold: Fold, codes: Sequence[Code], position: int, de
 
 
 def _operands(values: Values, fold: Fold, over: Sequence[Dim]) -> list[Tile]:
-    """Every operand as a full tile."""
+    """Return every operand as a full tile."""
     tiles = [_operand(values, fold, position, over) for position in range(len(fold.args))]
     dims = values.join([*(tile.dims for tile in tiles), over])
     return [values.spread(tile, dims) for tile in tiles]
 
 
 def _operand(values: Values, fold: Fold, position: int, over: Sequence[Dim]) -> Tile:
-    """An operand in the type it is carried in, with the identity in lanes past the end of `over`."""
+    """Return an operand in the type of the accumulator, with the identity in lanes past the end of `over`."""
     tile, dtype = values.value(fold.args[position]), fold.args[position].dtype
     if fold.op in ("sum", "prod"):
         tile = values.widened(tile)
@@ -160,17 +162,17 @@ def _operand(values: Values, fold: Fold, position: int, over: Sequence[Dim]) -> 
         return tile
     if fold.op in ("any", "all"):
         dims = values.join((tile.dims, mask.dims))
-        given, inside = expand(tile.code, tile.dims, dims), expand(mask.code, mask.dims, dims)
-        code = Code(f"{given.at(AND)} & {inside.at(AND + 1)}", AND)
+        operand, inside = expand(tile.code, tile.dims, dims), expand(mask.code, mask.dims, dims)
+        code = Code(f"{operand.at(AND)} & {inside.at(AND + 1)}", AND)
         if fold.op == "all":
-            code = Code(f"{given.at(OR)} | ~{inside.at(UNARY)}", OR)
+            code = Code(f"{operand.at(OR)} | ~{inside.at(UNARY)}", OR)
         return Tile(code, dims, max(tile.depth, mask.depth))
     other = Tile(literal(_identity(fold, position, carried), carried))
     return replace(values.select(mask, tile, other), narrow=tile.narrow)
 
 
 def _carrier(fold: Fold, position: int, tile: Tile) -> torch.dtype:
-    """The type a fold keeps its running value in."""
+    """Return the type of a fold's accumulator."""
     dtype = fold.args[position].dtype
     if fold.op in ("any", "all"):
         return torch.bool
@@ -180,7 +182,7 @@ def _carrier(fold: Fold, position: int, tile: Tile) -> torch.dtype:
 
 
 def _identity(fold: Fold, position: int, carried: torch.dtype) -> bool | int | float:
-    if position == 1:  # the index of argmax and argmin: above every real one, so that a real one wins a tie
+    if position == 1:  # the index of argmax and argmin: above every valid one, so that a valid one wins a tie
         return torch.iinfo(carried).max
     dtype = fold.args[0].dtype
-    return identity(fold.op, carried if dtype is torch.int64 else dtype)  # int64 may be carried in fewer bits
+    return identity(fold.op, carried if dtype is torch.int64 else dtype)  # int64 may be accumulated in fewer bits

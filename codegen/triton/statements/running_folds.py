@@ -1,13 +1,13 @@
-"""Follow: running folds, values that their own loop follows from block to block.
+"""Running folds: folds whose value is updated at each block, because their own loop needs it.
 
-What enters is a fold that is named inside its loop, or carries; what leaves are lines.  Its value so far stands before
-the loop and begins as the identity.  Each block is reduced at once, what came before is brought up to date by `carry`,
-and the two are joined.  Where a later statement needs the value as it was before the block, the new one has a name of
-its own and takes its place at the end of the loop's body.
+Input: a fold that is named inside its loop, or has a `carry`; output: lines.  Its running value is defined before the
+loop and starts as the identity.  Each block is reduced at once, the previous value is corrected by `carry`, and the two
+are combined.  Where a later statement needs the previous value, the new one has a name of its own and replaces it at
+the end of the loop's body.
 
-Where a program walks one row, each of its threads follows what it has seen of it itself, as if that were a row, and no
-thread waits for others.  After the loop their values are joined as blocks are: each is first brought up to date, by
-`carry`, from what its thread has found to what all of them have.
+Where a program loops over one row, each of its threads keeps the running values of its own elements, as if they were a
+row, and no thread waits for others.  After the loop the values of the threads are combined as blocks are: each is first
+corrected, by `carry`, from the result of its thread to the result of all.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from fusion.lowering.kernel import Fold, Loop, Role, running, statements, values
 from fusion.lowering.scalar_ops import identity
 
 
-def named_before(loop: Loop) -> frozenset[str]:
-    """The folds whose value before the current block is needed by something else than their own `carry`."""
-    found: set[str] = set()
+def needed_before(loop: Loop) -> frozenset[str]:
+    """Return the folds whose value before the current block is needed outside of their own `carry`."""
+    names: set[str] = set()
     for stmt in statements(loop.body):
         before = {node.name for node in postorder(*values_of(stmt)) if isinstance(node, TileRef) and node.before}
-        found |= before - {stmt.name} if isinstance(stmt, Fold) else before
-    return frozenset(found)
+        names |= before - {stmt.name} if isinstance(stmt, Fold) else before
+    return frozenset(names)
 
 
 def lanes_of(values: Values, loop: Loop) -> Lanes | None:
-    """The threads that follow the folds of `loop` each by itself; None where all follow them together."""
+    """Return the threads that each keep running values of the folds of `loop`; None where all threads share them."""
     layout, folds = values.layout, [stmt for stmt in loop.body if isinstance(stmt, Fold)]
     dims = layout.blocked.of(loop.axes)
     if not values.device.has(Feature.PTX) or len(dims) != 1 or layout.tiled != dims or not running(loop):
         return None
-    if len(folds) < len(loop.body) or not all(_is_followed_by_lane(fold, loop) for fold in folds):
+    if len(folds) < len(loop.body) or not all(_allows_lanes(fold, loop) for fold in folds):
         return None
     read = [load for fold in folds for load in loads(*values_of(fold)) if dims[0].symbol in free_axes(load)]
     word = WORD // max((load.dtype.itemsize for load in read), default=WORD)
@@ -53,17 +53,18 @@ def lanes_of(values: Values, loop: Loop) -> Lanes | None:
     return lanes if layout.config.block(dims[0].name) % (lanes.count * word) == 0 else None
 
 
-def _is_followed_by_lane(fold: Fold, loop: Loop) -> bool:
+def _allows_lanes(fold: Fold, loop: Loop) -> bool:
     return fold.op in ("max", "min", "sum") and fold.dtype.is_floating_point and set(fold.over) == set(loop.axes)
 
 
-def take_in(
+def accumulate(
     values: Values, fold: Fold, *, depth: int, kept: bool, lanes: Lanes | None = None
 ) -> tuple[Callable[[], None], tuple[str, ...]]:
-    """Take the current block into a running fold, which `lanes` follow each by itself.
+    """Add the lines that accumulate the current block into a running fold, of which each thread has one where `lanes`
+    is set.
 
-    `depth` is where the value stands between blocks; it is `kept` where something still needs it after this fold.
-    Returns what makes the result known after the loop, and the lines that end the loop's body.
+    `depth` is the scope of the value between blocks; it is `kept` where something still needs the previous value after
+    this fold.  Returns a function that defines the result after the loop, and the lines that end the loop's body.
     """
     inside = values.depth
     product = contract.product(values, fold) if fold.op == "dot" else None
@@ -78,7 +79,7 @@ def take_in(
         first = literal(identity(fold.op, fold.args[0].dtype), carried).text
         start = Tile(values.filled(block.dims, first, TYPES[carried]), block.dims, depth)
     state = values.accumulator(fold.name, start)
-    _known(values, fold.before, state, carried, inside)
+    _bind(values, fold.before, state, carried, inside)
     before = _carried(values, fold, state, carried)
     if product is not None:
         text = product.text(values, before.text)
@@ -87,26 +88,26 @@ def take_in(
         text = reduce.combined(fold, before, block.code).text
     name = values.fresh(f"{fold.name}_now", inside) if kept else state.code.text
     values.line(f"{name} = {text}")
-    _known(values, fold.ref, replace(state, code=Code(name)), carried, inside)
-    moved = (f"{state.code.text} = {name}",) if kept else ()
-    return lambda: _complete(values, fold, state, carried, depth), moved
+    _bind(values, fold.ref, replace(state, code=Code(name)), carried, inside)
+    ends = (f"{state.code.text} = {name}",) if kept else ()
+    return lambda: _complete(values, fold, state, carried, depth), ends
 
 
 def _complete(values: Values, fold: Fold, state: Tile, carried: torch.dtype, depth: int) -> None:
-    """After the loop a fold has its value: that of all threads, where each has followed it."""
+    """Define the value of a fold after its loop: combined over all threads, where each has its own."""
     if state.dims and isinstance(state.dims[0], Lanes):
-        _known(values, fold.before, state, carried, depth)
+        _bind(values, fold.before, state, carried, depth)
         joined = replace(state, code=_carried(values, fold, state, carried))
         state = values.name(fold.name, reduce.of_all_lanes(values, fold, joined), depth)
-    _known(values, fold.ref, state, carried, depth)
+    _bind(values, fold.ref, state, carried, depth)
 
 
 def _carried(values: Values, fold: Fold, state: Tile, carried: torch.dtype) -> Code:
-    """What the value before the current block has become, as a full tile."""
+    """Return the corrected value before the current block, as a full tile."""
     tile = values.widened(values.value(fold.before if fold.carry is None else fold.carry))
     tile = values.spread(replace(tile, code=typed(tile.code, fold.dtype)), state.dims)
     return cast(tile.code, fold.dtype, carried)
 
 
-def _known(values: Values, key: Expr, tile: Tile, carried: torch.dtype, depth: int) -> None:
+def _bind(values: Values, key: Expr, tile: Tile, carried: torch.dtype, depth: int) -> None:
     values.bind(key, replace(tile, code=cast(tile.code, carried, key.dtype), depth=depth))

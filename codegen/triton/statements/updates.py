@@ -1,8 +1,7 @@
-"""Updates: what is done to elements of memory at which points of a kernel may meet, of one program or of several.
+"""Updates: operations on elements of memory at points whose indices may collide, within a program or between programs.
 
-What enters is a store that says at which points it happens; what leaves is its line, an atomic operation with one
-address for each point.  A NaN is given the sign with which it wins: maxima and minima of floats are taken by comparing
-their bits.
+Input: a store with `axes`, the points at which it happens; output: its line, an atomic operation with one address for
+each point.  A NaN is given the sign with which it wins, because maxima and minima of floats compare their bits.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.kernel import Store
 
 ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
-"""Operation of a store → what Triton calls it."""
+"""Triton's atomic function for each operation of a store."""
 
 
 def update(values: Values, stmt: Store) -> None:
