@@ -1,11 +1,11 @@
-"""The Triton target: kernels for NVIDIA and AMD GPUs, as Triton source that a person could have written.
+"""The Triton target: kernels for NVIDIA and AMD GPUs, as readable Triton source.
 
 kernel → rewrites → blocks → forms (applies, configs, price) → writer (body, expressions, loops, products, statements)
        → file → text
 text   → launch/load → launch/aot → launch/build, or launch/interpreted → launcher
 
 `emit.py` is the path of a kernel to its text.  `forms` holds the ways to spread a kernel over programs, a type each,
-and their order; `devices` what each device has.
+and their order; `devices` the properties of each device.
 """
 
 from __future__ import annotations

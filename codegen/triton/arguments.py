@@ -1,6 +1,6 @@
-"""Arguments: what the parameters of a kernel are called in its source, and the types they are passed with.
+"""Arguments: the names of a kernel's parameters in its source, and the types with which they are passed.
 
-A tensor is passed as a pointer, a number of the host as itself.
+A tensor is passed as a pointer, a number of the host by value.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ POINTERS = {
 
 
 def argument(param: Param) -> str:
-    """The name of a parameter in the source."""
+    """Return the name of a parameter in the source."""
     return param.name if param.number else f"{param.name}_ptr"
 
 
 def type_of(param: Param) -> str:
-    """Triton's name for the type that a parameter is passed with."""
+    """Return Triton's name of the type with which a parameter is passed."""
     pointer = POINTERS[param.dtype]
     if not param.number:
         return pointer
@@ -37,5 +37,5 @@ def type_of(param: Param) -> str:
 
 
 def on_device(kernel: Kernel) -> int:
-    """The position of a parameter that is on the device: one that is written."""
+    """Return the position of a parameter that is on the device: one that is written."""
     return next((position for position, param in enumerate(kernel.params) if param.written), 0)

@@ -1,8 +1,8 @@
 """Body: the statements of a kernel as lines of Triton.
 
-What enters are block dimensions, laid out; what leaves is the text between `def kernel(…):` and its end.  A program
-first finds the block it computes; then statements follow in their order.  A loop keeps its running values before it
-and completes its folds after it.
+Input: block dimensions, laid out; output: the text between `def kernel(…):` and its end.  A program first computes the
+start of its block; then statements follow in their order.  A loop defines its running values before it and completes
+its folds after it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable, Iterator, Sequence
 from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Blocked, Dim, Lanes, extent
-from fusion.codegen.triton.expressions import fields, interleaved
+from fusion.codegen.triton.expressions import bit_fields, interleaved
 from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scalar_code import PRODUCT, UNARY, Code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY, Code, typed
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
 from fusion.codegen.triton.products import contract, stacked
-from fusion.codegen.triton.products.place import place
+from fusion.codegen.triton.products.block_order import assign_block
 from fusion.codegen.triton.statements import prefix, reduce, running_folds
 from fusion.codegen.triton.statements.updates import update
 from fusion.lowering.expr import Load, index_of, loads
 from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
 
 
-class _Walk:
-    """A loop being walked.
+class _LoopState:
+    """The state of the loop whose lines are being added.
 
     Attributes:
-        needed: its folds whose value before the current block has users that come after them.
+        needed: its folds whose value before the current block is read by later statements.
         ends: the lines that end its body.
-        lanes: the threads, where each follows running folds by itself.
+        lanes: the threads, where each keeps running values of its own.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -42,8 +42,8 @@ class _Walk:
         self.ends: list[str] = []
         self.lanes: Lanes | None = None
 
-    def takes_in(self, fold: Fold) -> bool:
-        """Is every block reduced at once, because the loop names its folds?  (A pair of values is never followed.)"""
+    def accumulates_blocks(self, fold: Fold) -> bool:
+        """Is every block reduced at once, because the loop names its folds?  (False for a pair of values.)"""
         return self.follows and self.axes == set(fold.over) and (fold.op == "dot" or len(fold.args) == 1)
 
 
@@ -53,38 +53,40 @@ class Body:
     def __init__(self, values: Values) -> None:
         self.values, self.layout = values, values.layout
         interleaved.join_loads(values)
-        fields.convert(values)
+        bit_fields.convert(values)
         self._policies = iter(list(_policies(self.layout.blocked)))
-        self._walk: _Walk | None = None
+        self._state: _LoopState | None = None
 
     def statements(self) -> None:
         """Add the lines of all statements."""
         self._run(self.layout.blocked.body)
 
     def computations(self) -> None:
-        """Add the lines of all statements but the stores at the end."""
+        """Add the lines of all statements except the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
 
     def stores(self) -> None:
         """Add the lines of the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
 
-    def in_walk(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[str]]:
-        """Add the lines of these statements of `loop`; what completes its folds after it, and what ends its body."""
-        self._walk = _Walk(loop)
+    def in_loop(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[str]]:
+        """Add the lines of these statements of `loop`; return the functions that complete its folds, and the end of its
+        body.
+        """
+        self._state = _LoopState(loop)
         later = self._run(body)
-        ends, self._walk = self._walk.ends, None
+        ends, self._state = self._state.ends, None
         return later, ends
 
-    # Which block a program computes -----------------------------------------------------------------------------------
+    # The block of a program -------------------------------------------------------------------------------------------
 
-    def place(self) -> None:
-        """Add the lines that say which block this program computes, unless its caller has said so."""
+    def assign_block(self) -> None:
+        """Add the lines that compute the block of this program, unless the caller has set its start."""
         values, grid = self.values, self.layout.blocked.grid()
         if values.starts:
             return
         if self.layout.blocked.contraction:
-            place(values, self._program())
+            assign_block(values, self._program())
         elif len(grid) == 1:
             values.starts[grid[0]] = self._start(grid[0], Code(values.program))
         elif grid:
@@ -96,12 +98,12 @@ class Body:
             values.starts[x] = self._start(x, Code(f"{pid} % {count}", PRODUCT))
 
     def _program(self) -> str:
-        """The number of this program, under a name."""
+        """Return the name of the number of this program."""
         text = self.values.program
         return text if text.isidentifier() else self.values.name("pid", Tile(Code(text))).code.text
 
     def _start(self, dim: Dim, block: Code) -> str:
-        """The first index of block number `block` of `dim`."""
+        """Return the first index of block number `block` of `dim`."""
         if dim in self.layout.wide:
             block = Code(f"{block.at(UNARY + 1)}.to(tl.int64)")
         return f"{block.at(PRODUCT)} * {dim.constant}" if dim in self.layout.tiled else block.text
@@ -109,7 +111,7 @@ class Body:
     # Statements -------------------------------------------------------------------------------------------------------
 
     def _run(self, body: Sequence[Stmt]) -> list[Callable[[], None]]:
-        """Add the lines of `body`; returns what completes its folds after the loop it stands in."""
+        """Add the lines of `body`; return the functions that complete its folds after the enclosing loop."""
         later: list[Callable[[], None]] = []
         for stmt in body:
             match stmt:
@@ -127,26 +129,26 @@ class Body:
 
     def _loop(self, loop: Loop) -> None:
         values = self.values
-        outer = values.eviction, self._walk
+        outer = values.eviction, self._state
         values.eviction = next(self._policies)
         dims = self.layout.blocked.of(loop.axes)
         if dims:
             (dim,) = dims
-            self._walked(loop, dim)
+            self._loop_over(loop, dim)
         else:  # every axis has size 1
-            self._walk = _Walk(loop)
+            self._state = _LoopState(loop)
             self._run(loop.body)
-        values.eviction, self._walk = outer
+        values.eviction, self._state = outer
 
-    def _walked(self, loop: Loop, dim: Dim) -> None:
-        """Add the lines of a loop over blocks of `dim`, part by part, and of what completes its folds."""
+    def _loop_over(self, loop: Loop, dim: Dim) -> None:
+        """Add the lines of a loop over blocks of `dim`, part by part, and complete its folds."""
         values = self.values
-        found = skips.parts(values, loop, dim, split=self.layout.config.split)
-        back = skips.may_run_backwards(values, loop, found, dim) and "evict_first" in values.eviction.values()
+        parts = skips.parts(values, loop, dim, split=self.layout.config.split)
+        back = skips.may_run_backwards(values, loop, parts, dim) and "evict_first" in values.eviction.values()
         plain, written = all(isinstance(stmt, Fold) or _is_plain(stmt) for stmt in loop.body), set(values.written)
         later: list[Callable[[], None]] = []
-        for part in reversed(found) if back else found:
-            if plain:  # then parts of a loop, as its steps, read nothing that others have stored
+        for part in reversed(parts) if back else parts:
+            if plain:  # no part of the loop, like no step, reads what others have stored
                 values.written = set(written)
             later = self._part(part, dim, backwards=back and part.start == "0")
         values.full = frozenset()
@@ -154,10 +156,12 @@ class Body:
             complete()
 
     def _part(self, part: skips.Part, dim: Dim, *, backwards: bool) -> list[Callable[[], None]]:
-        """Add the lines of one part of a loop, `backwards` from its last block; returns what completes its folds."""
+        """Add the lines of one part of a loop, `backwards` from its last block; return the functions that complete its
+        folds.
+        """
         values = self.values
-        self._walk = _Walk(part.loop)
-        self._walk.lanes = running_folds.lanes_of(values, part.loop)
+        self._state = _LoopState(part.loop)
+        self._state.lanes = running_folds.lanes_of(values, part.loop)
         values.full = frozenset({dim}) if part.full else frozenset()
         step = start = values.open(f"{dim.name}_step" if backwards or part.gap is not None else f"{dim.name}0")
 
@@ -170,7 +174,7 @@ class Body:
             start = named(f"{start} + tl.where({start} < {part.gap[0]}, 0, {part.gap[1]})")
         values.starts[dim] = start
         later = self._run(part.loop.body)
-        for line in self._walk.ends:
+        for line in self._state.ends:
             values.line(line)
         steps = f"{part.start}, {part.end}, {dim.constant}"
         count = self.layout.config.unrolled
@@ -179,29 +183,29 @@ class Body:
         return later
 
     def _fold(self, fold: Fold) -> Iterator[Callable[[], None]]:
-        """Add the lines of a fold; yields what completes it after the loop it stands in."""
-        values, walk, over = self.values, self._walk, self.layout.blocked.of(fold.over)
-        walked = any(dim.role is Role.LOOP for dim in over)
-        if walk is not None and walk.takes_in(fold):
-            kept = fold.name in walk.needed
-            depth, lanes = values.depth - walked, walk.lanes if walked else None
+        """Add the lines of a fold; yield the function that completes it after the enclosing loop."""
+        values, state, over = self.values, self._state, self.layout.blocked.of(fold.over)
+        looped = any(dim.role is Role.LOOP for dim in over)
+        if state is not None and state.accumulates_blocks(fold):
+            kept = fold.name in state.needed
+            depth, lanes = values.depth - looped, state.lanes if looped else None
             finish, ends = running_folds.accumulate(values, fold, depth=depth, kept=kept, lanes=lanes)
-            walk.ends.extend(ends)
+            state.ends.extend(ends)
             yield finish
         elif values.stack is not None and fold in values.stack.folds:
             if fold is values.stack.folds[0]:
                 yield stacked.dot_in_loop(values, values.stack)
         elif fold.op == "dot":
-            if walked:
+            if looped:
                 yield contract.dot_in_loop(values, fold)
             else:
                 contract.dot_now(values, fold)
-        elif walked:
+        elif looped:
             yield reduce.fold_in_loop(values, fold, over)
         else:
             reduce.fold_now(values, fold, over)
             if not over and values.is_overwritten(fold.args):
-                values.line("tl.debug_barrier()")  # other threads of this program write over what has been read here
+                values.line("tl.debug_barrier()")  # other threads of this program overwrite the elements read here
 
     def _store(self, stmt: Store) -> None:
         values = self.values
@@ -212,8 +216,8 @@ class Body:
         transfer = values.store_through.get(stmt.param)
         tile = Tile(typed(tile.code, stmt.value.dtype), tile.dims, tile.depth)
         if transfer is not None:
-            dims, corner, turn = values.moved(transfer)
-            text = f"{values.spread(tile, dims).code.text}{turn}"
+            dims, corner, transpose = values.block_corner(transfer)
+            text = f"{values.broadcast(tile, dims).code.text}{transpose}"
             if transfer.batch is not None:
                 shape = values.layout.shape((transfer.rows, transfer.columns))
                 block = Tile(Code(f"tl.reshape({text}, [1, {shape[1:]})"), dims, values.depth)
@@ -227,7 +231,7 @@ class Body:
             padding = [dim for dim in tile.dims if dim not in pointer.dims]
             assert all(dim.size == 1 for dim in padding), f"{stmt.param} is stored where its value varies more"
             if padding:  # the block of a dimension of size 1: all but its first lane are masked
-                pointer = values.spread(pointer, values.join((tile.dims, pointer.dims)))
+                pointer = values.broadcast(pointer, values.join((tile.dims, pointer.dims)))
             text = f"{pointer.code.text}, {expand(tile.code, tile.dims, pointer.dims).text}"
             mask = values.masks(pointer.dims)
             if mask is not None:
@@ -238,7 +242,7 @@ class Body:
         values.stored(stmt.param)
 
     def _passes_cache(self, name: str) -> bool:
-        """Does a result exceed the cache, so that storing it there would only evict what is walked again?"""
+        """Is a result larger than the cache, so that storing it there would only evict data that is read again?"""
         param = self.layout.blocked.kernel.param(name)
         return extent(param.extent) * param.dtype.itemsize > self.values.device.cache
 
@@ -249,17 +253,17 @@ def _is_plain(stmt: Stmt) -> bool:
 
 
 def _policies(blocked: Blocked) -> Iterator[dict[Load, str]]:
-    """For each loop, outer ones first: what the cache is told about loads that several loops walk.
+    """Yield the cache policies of each loop, outer ones first, for loads that several loops share.
 
-    Data that is walked again is kept (evict_last); on its last walk it may go (evict_first).
+    Data that a later loop reads again is kept (evict_last); in its last loop it may be evicted (evict_first).
     """
-    walks: list[list[Load]] = []
+    loads_of_loops: list[list[Load]] = []
     for loop in statements(blocked.body, Loop):
-        walked = {dim.symbol for dim in blocked.of(loop.axes)}
+        looped = {dim.symbol for dim in blocked.of(loop.axes)}
         own = loads(*(value for stmt in loop.body for value in values_of(stmt)))
-        walks.append([load for load in own if any(walked & index.free_symbols for index in index_of(load))])
-    for number, walk in enumerate(walks):
-        again = {load for later in walks[number + 1 :] for load in later}
-        before = {load for earlier in walks[:number] for load in earlier}
-        policies = {load: "evict_first" for load in walk if load in before}
-        yield {**policies, **{load: "evict_last" for load in walk if load in again}}
+        loads_of_loops.append([load for load in own if any(looped & index.free_symbols for index in index_of(load))])
+    for number, state in enumerate(loads_of_loops):
+        again = {load for later in loads_of_loops[number + 1 :] for load in later}
+        before = {load for earlier in loads_of_loops[:number] for load in earlier}
+        policies = {load: "evict_first" for load in state if load in before}
+        yield {**policies, **{load: "evict_last" for load in state if load in again}}

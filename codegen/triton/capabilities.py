@@ -1,4 +1,4 @@
-"""Capabilities: what the scheduler may know about a device and the arithmetic that is wanted on it."""
+"""Capabilities: the properties of a device and its arithmetic that the scheduler may use."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from fusion.lowering.scalar_ops import FOLD_OPS
 
 @lru_cache
 def capabilities(device: Device, numerics: Numerics) -> Capabilities:
-    """What can be generated for a device, and what it costs there."""
-    known = speeds(device)
-    attention, share = known.attention, known.matrix_share
+    """Return what can be generated for a device, and its cost there."""
+    measured = speeds(device)
+    attention, share = measured.attention, measured.matrix_share
     if numerics.tf32:
-        attention, share = {**attention, **known.tf32_attention}, {**share, 4: known.tf32_share}
+        attention, share = {**attention, **measured.tf32_attention}, {**share, 4: measured.tf32_share}
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
-        whole_limit=32_768,  # elements of a row: 32 per thread of 1024; of 50257, a walk took 0.75 of the time
-        window_limit=25,  # else a tile folds it across threads: a pool of 3 by 3 took 13 times as long
+        whole_limit=32_768,  # elements of a row: 32 per thread of 1024; for 50257, a loop took 0.75 of the time
+        window_limit=25,  # longer windows are folded across threads: a pool of 3 by 3 took 13 times as long
         parallelism=2 * device.multiprocessors,
-        launch_us=known.launch_us,
-        bandwidth=known.bandwidth,
-        flops=known.flops,
-        matrix_flops=known.matrix_flops,
+        launch_us=measured.launch_us,
+        bandwidth=measured.bandwidth,
+        flops=measured.flops,
+        matrix_flops=measured.matrix_flops,
         matrix_share=share,
-        product_us=known.product_us,
+        product_us=measured.product_us,
         padded=True,
         alignment=16,
         crowding=0.02,
@@ -38,10 +38,10 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         follows=not numerics.strict,
         scatters=frozenset({"store", *ATOMIC}),
         ordered=False,
-        odd_rows=known.odd_rows,
-        narrow_tiles=known.narrow_tiles,
-        narrow_share=known.narrow_share,
-        waiting=known.waiting,
-        part=known.part,
-        layouts=known.layouts,
+        odd_rows=measured.odd_rows,
+        narrow_tiles=measured.narrow_tiles,
+        narrow_share=measured.narrow_share,
+        waiting=measured.waiting,
+        part=measured.part,
+        layouts=measured.layouts,
     )

@@ -1,9 +1,8 @@
 """Emit: a Kernel as the text of a Python file.
 
-What enters is a Kernel; what leaves is a file that stands on its own: where its operations come from, the device
-functions it needs, the `@triton.jit` kernel, its configuration, its grid, and a `launch` that anyone can call.  It is
-imported and compiled as it is, so an edited file is an edited kernel.  Equal kernels give equal text (up to the
-comments on their origin).
+Input: a Kernel; output: a self-contained file: a docstring with the operations it computes, the device functions it
+needs, the `@triton.jit` kernel, its configuration, its grid, and a `launch` function.  It is imported and compiled as
+it is, so an edited file is an edited kernel.  Equal kernels give equal text (up to the comments on their origin).
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ def emit(
     numerics: Numerics = DEFAULT,
     wide: bool = False,
 ) -> str:
-    """The source of `kernel` for `device`, in `config` or in the default configuration.
+    """Return the source of `kernel` for `device`, in `config` or in the default configuration.
 
-    Of symbolic sizes it takes those with which all indices fit into 32 bits, as its function `fits` says of them; it
-    takes any where `wide` is asked for, or where there is no such limit (`limits`).
+    The source is for symbolic sizes with which all indices fit into 32 bits, as its function `fits` decides; it is for
+    any sizes if `wide`, or where there is no such limit (`limits`).
 
     Raises:
-        ValueError: no form of the kernel takes `config`.
+        ValueError: no form of the kernel supports `config`.
     """
     task = Task(kernel, device, numerics)
     form, chosen = candidates(task)[0] if config is None else (form_of(task, config), config)

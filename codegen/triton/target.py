@@ -37,8 +37,8 @@ class TritonTarget:
     """Kernels as Triton source.
 
     Args:
-        arch: what to generate for, such as "sm_90", "sm_80" or "gfx942"; by default the current device, or an H200
-            where there is none.
+        arch: the architecture to generate for, such as "sm_90", "sm_80" or "gfx942"; by default that of the current
+            device, or of an H200 where there is none.
         numerics: with `tf32`, float32 contractions round their operands to 19 bits.
     """
 
@@ -50,14 +50,14 @@ class TritonTarget:
 
     @property
     def device(self) -> Device:
-        """The device that source is generated for."""
+        """Return the device for which source is generated."""
         if self._arch is not None:
             return device_of(self._arch)
         return device_at(torch.cuda.current_device()) if torch.cuda.is_available() else H200
 
     @property
     def identity(self) -> str:
-        """The architecture, and the device at hand."""
+        """Return the architecture, and the device of this machine if there is one."""
         if self._arch is not None or not torch.cuda.is_available():
             return self.device.arch
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -65,62 +65,67 @@ class TritonTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What can be generated, and what it costs on the device."""
+        """Return what can be generated, and its cost on the device."""
         return capabilities(self.device, self.numerics)
 
     def prepare(self) -> None:
-        """Have Triton begin, if it compiles in this process."""
+        """Start Triton's one-time preparations, if it compiles in this process."""
         if not knobs.runtime.interpret:
             begin()
 
     def lacking(self) -> str:
-        """Why launches go through Triton's stubs, where they need not on NVIDIA's devices."""
+        """Return why launches on an NVIDIA device go through Triton's stubs; empty if they do not."""
         if knobs.runtime.interpret or not torch.cuda.is_available() or torch.version.hip is not None:
             return ""
         begin().driving.join()
         return direct.lacking()
 
     def emit(self, kernel: Kernel, config: Config | None = None, *, wide: bool = False) -> str:
-        """The source of `kernel`, in `config` or in the default configuration; `wide`: for sizes of any size."""
+        """Return the source of `kernel`, in `config` or in the default configuration; `wide`: for any sizes."""
         return emit(kernel, config, device=self.device, numerics=self.numerics, wide=wide)
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
-        """Configurations worth timing for `kernel` where it is alone in its launch, the default first."""
+        """Return configurations worth timing for `kernel` where it is alone in its launch, the default first."""
         return tuple(config for _, config in alone.candidates(Task(kernel, self.device, self.numerics)))
 
     def refuses(self, kernel: Kernel) -> str:
-        """Products in one kernel that are not all of matrices over its dimensions."""
+        """Return why a kernel's products cannot be generated (they are not all of matrices); empty if they can."""
         try:
             if dots_of(kernel.body):
-                _ = _task(kernel, self.device, self.numerics).blocked  # raises where there is none
+                _ = _task(kernel, self.device, self.numerics).blocked  # raises if it cannot be blocked
         except Unsupported as refusal:
             return refusal.message
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """One for each of its forms and configurations, the default first, then by predicted time.  Kernels with others
-        beside them have the default only.
+        """Return one source per form and configuration, the default first, then by predicted time.
+
+        Kernels that share their launch with others have the default only.
         """
         if kernel.beside:
             return (Alternative("default", self.emit(kernel)),)
-        ways: dict[str, tuple[str, float]] = {}
+        sources: dict[str, tuple[str, float]] = {}
         for form, config in candidates(Task(kernel, self.device, self.numerics)):
-            ways.setdefault(self.emit(kernel, config), (describe(config), form.price(config)))
-        (source, (name, default)), *others = ways.items()
+            sources.setdefault(self.emit(kernel, config), (describe(config), form.price(config)))
+        (source, (name, default)), *others = sources.items()
         others.sort(key=lambda pair: pair[1][1])
         return (Alternative(name, source, default), *(Alternative(name, text, price) for text, (name, price) in others))
 
     def efficiency(self, kernel: Kernel) -> float:
-        """The share of the library's speed that a contraction reaches."""
+        """Return the share of the library's speed that a contraction reaches."""
         return _efficiency(kernel, self.device, self.numerics)
 
     def waits(self, kernel: Kernel) -> bool:
-        """Through pointers; the efficiency of persistent products includes it."""
+        """Does epilogue time add to GEMM time?  It does through pointers; the efficiency of persistent products
+        includes it.
+        """
         task = _task(kernel, self.device, self.numerics)
         return bool(task.blocked.dots) and alone.default(task).exposes_epilogue
 
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
-        """In groups of warps where that is possible and faster; else why it is not."""
+        """Return the forms of attention, the faster first: warp-specialised where that is possible; else with the
+        reason.
+        """
         task = _task(kernel, self.device, self.numerics)
         if len(task.blocked.dots) < 2 or not task.blocked.chained or not run_on(self.device):
             return (Form(GENERATED),)
@@ -129,22 +134,24 @@ class TritonTarget:
         return (Form(GENERATED), Form(GROUPED, why)) if why else (Form(GROUPED), Form(GENERATED))
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
-        """Those that need about as many registers and warps, and contractions in the same form."""
+        """May two kernels share a launch?  They need similar registers and warps, and contractions of the same form."""
         return _alike(first, second, self.device, self.numerics)
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
-        """Along the parts of a product with few rows or columns: one program adds up a small tile in no time."""
+        """May the last program of each tile sum the split-K parts along `axis`?  True for products with few rows or
+        columns.
+        """
         grid = kernel.with_role(Role.GRID)
         others = tuple(each for each in grid if each.symbol != axis)
         followed = replace(kernel, then=replace(kernel, axes=others, body=()))
         single, task = _task(kernel, self.device, self.numerics), _task(followed, self.device, self.numerics)
         if not single.blocked.contraction and not is_packed(single.blocked):
-            return False  # by itself it is better summed up without matrix units
-        added = [each for each in grid if each.symbol == axis]
-        return follows_by_tile(task.blocked, added) and not isinstance(Skinny.applies(task), Refused)
+            return False  # without split-K it is faster as sums, without matrix units
+        awaited = [each for each in grid if each.symbol == axis]
+        return follows_by_tile(task.blocked, awaited) and not isinstance(Skinny.applies(task), Refused)
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
-        """Compile `source` for the current device and return what launches it.  Thread-safe.
+        """Compile `source` for the current device and return a launcher.  Thread-safe.
 
         Under `TRITON_INTERPRET=1` nothing is compiled, and the launcher takes CPU tensors.
 
@@ -154,7 +161,7 @@ class TritonTarget:
         return build(kernel, source, self.emit)
 
     def stages(self, kernel: Kernel, source: str, arch: str | None = None) -> Iterator[Stage]:
-        """TTIR, TTGIR, LLVM IR, then PTX and cubin, or AMD assembly and code object.  Needs no device.
+        """Yield TTIR, TTGIR, LLVM IR, then PTX and cubin, or AMD assembly and code object.  Needs no device.
 
         Raises:
             BuildError: Triton cannot compile `source` for `arch`.
@@ -162,12 +169,12 @@ class TritonTarget:
         return stages(kernel, source, device_of(arch) if arch else self.device)
 
 
-# What is asked before kernels are settled is remembered: each layer of a model asks the same.
+# Queries made while kernels are being chosen are cached: each layer of a model repeats them.
 
 
 @lru_cache(maxsize=1 << 10)
 def _task(kernel: Kernel, device: Device, numerics: Numerics) -> Task:
-    """The task of a kernel, to be judged by; not to be emitted, as the origins are those of an equal one."""
+    """Return the task of a kernel, for decisions only: an equal kernel may have other origins."""
     return Task(kernel, device, numerics)
 
 

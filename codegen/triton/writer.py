@@ -1,6 +1,6 @@
 """Writer: one `@triton.jit` function of a kernel, from its first line to its last.
 
-What enters is a kernel that is laid out, and how its form opens the program (`Open`); what leaves is the text of a
+Input: the layout of a kernel, and the function by which its form opens the program (`Open`); output: the text of a
 function.  Forms (`forms`) decide which functions a launch has and in which order they run.
 """
 
@@ -21,32 +21,32 @@ from fusion.codegen.triton.expressions.limits import limit_of
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.scopes import Names
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import INDENT, passed, signature
+from fusion.codegen.triton.file import INDENT, descriptor_comments, signature
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
 from fusion.codegen.triton.statements.early_return import return_if_factor_is_one
 
 Open: TypeAlias = Callable[[Body], None]
-"""Adds the lines of a program: where its block lies, and its statements."""
+"""Adds the lines of a program: the start of its block, and its statements."""
 
 
 def one_block(body: Body) -> None:
     """Add the lines of a program that computes one block."""
-    body.place()
+    body.assign_block()
     body.statements()
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionRole:
-    """The part that a function plays in a launch of several; as it stands, that of one that is launched alone.
+    """The role of a function in a launch of several; by default that of a function launched alone.
 
     Attributes:
-        program: the parameter that says which of its programs runs; empty where Triton says so.
-        starts: parameters that say where blocks of GRID dimensions begin.
-        behind: the tensors that other functions of the launch have written before this one runs.
-        ending: the lines with which it ends, given what writes its expressions.
-        counters: further parameters, with a word on each.
+        program: the parameter with the number of its program; empty where `tl.program_id` is that number.
+        starts: parameters with the starts of blocks of GRID dimensions.
+        behind: the tensors that other functions of the launch write before this one runs.
+        ending: returns its last lines; called with the emitter of its expressions.
+        counters: further parameters, with a comment on each.
         reserved: other names that its lines use.
     """
 
@@ -66,7 +66,7 @@ class Writer:
     """Writes the functions of kernels for one device.
 
     Attributes:
-        within_limit: for sizes with which all indices fit into 32 bits, or else for any.
+        within_limit: the source is for sizes with which all indices fit into 32 bits, rather than for any.
     """
 
     device: Device
@@ -74,7 +74,7 @@ class Writer:
     within_limit: bool
 
     def limit(self, layouts: Sequence[Layout]) -> str | None:
-        """The number that has to be below 2³¹, as Python text, where the source is for sizes with which it is."""
+        """Return the expression that must be below 2³¹, as Python text, if the source is for sizes within a limit."""
         return limit_of(layouts) if self.within_limit else None
 
     def function(
@@ -86,12 +86,12 @@ class Writer:
         role: FunctionRole = ALONE,
         hosted: dict[str, Hosted] | None = None,
     ) -> str:
-        """The `@triton.jit` function of one kernel.  Descriptors that it adds to `hosted` are passed to it."""
+        """Return the `@triton.jit` function of one kernel.  Descriptors that it adds to `hosted` are passed to it."""
         kernel = layout.blocked.kernel
-        told = [*([role.program] if role.program else []), *role.starts.values()]
+        leading = [*([role.program] if role.program else []), *role.starts.values()]
         constants = list(layout.constants)
         names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
-        names += [*told, *role.counters, *role.reserved]
+        names += [*leading, *role.counters, *role.reserved]
         values = self.values(layout, Names([*names, name, *prelude.FUNCTIONS]), role.behind)
         values.program, values.hosted = role.program or values.program, hosted
         values.starts.update(role.starts)
@@ -100,11 +100,11 @@ class Writer:
             return_if_factor_is_one(values)
         open_(body)
         lines = values.scopes[0].lines + (role.ending(values) if role.ending is not None else [])
-        given = {**role.counters, **passed(hosted or {})}
-        return "\n".join([*signature(kernel, name, given, constants, told), *(INDENT + line for line in lines)])
+        further = {**role.counters, **descriptor_comments(hosted or {})}
+        return "\n".join([*signature(kernel, name, further, constants, leading), *(INDENT + line for line in lines)])
 
     def values(self, layout: Layout, names: Names, behind: frozenset[str] = frozenset()) -> Values:
-        """The writer of the expressions of one function; `behind`: see `FunctionRole`."""
+        """Return the emitter of the expressions of one function; `behind`: see `FunctionRole`."""
         fast, zero_fill = is_rounded(layout.blocked.kernel) and not self.numerics.strict, layout.blocked.contraction
         body = layout.blocked.body
         if fast:

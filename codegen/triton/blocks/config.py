@@ -46,7 +46,7 @@ class Config:
         """Return the length of a block of the dimension `name`; 1 where the configuration does not name it."""
         return dict(self.blocks).get(name, 1)
 
-    def words(self) -> list[str]:
+    def parameters(self) -> list[str]:
         """Describe the parameters that only this form has, one string each."""
         return []
 
@@ -60,7 +60,7 @@ def describe(config: Config) -> str:
     words = [f"{name} {size}" for name, size in config.blocks if size > 1]
     words.append("1 warp" if config.num_warps == 1 else f"{config.num_warps} warps")
     words += [f"{config.num_stages} stages"] if config.num_stages > 1 else []
-    words += config.words()
+    words += config.parameters()
     words += [f"{config.unrolled} steps at once"] if config.unrolled > 1 else []
     words += ["split"] if config.split else []
     words += [f"{config.registers} registers"] if config.registers else []

@@ -1,9 +1,8 @@
 """Indices: index expressions as Triton text, and the proofs that go with them.
 
-What enters is a sympy expression over linear indices and sizes; what leaves is integer text, every index spread along
-its own dimension of the tile (`xi[:, None] * 4096 + ri[None, :]`).  Bounds decide which indices must be int64 (an
-offset could reach 2³¹, or a size is not known), and which dimensions need a mask (the size is not a multiple of the
-block).
+Input: a sympy expression over linear indices and sizes; output: integer text, every index broadcast along its own
+dimension of the tile (`xi[:, None] * 4096 + ri[None, :]`).  Bounds decide which indices must be int64 (an offset could
+reach 2³¹, or a size is not known), and which dimensions need a mask (the size is not a multiple of the block).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, Lanes
-from fusion.codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, UNARY, Code
+from fusion.codegen.triton.expressions.scalar_code import ATOM, PRODUCT, SUM, UNARY, Code
 from fusion.lowering.division import may_be_negative
 from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, bounds
@@ -25,17 +24,17 @@ LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is known of each dimension once the blocks are chosen.
+    """The properties of each dimension once the blocks are chosen.
 
     Attributes:
         tiled: dimensions that tiles span; a GRID dimension in blocks of 1 is one value per program.
         depth: the loop depth at which the index of a dimension is defined.
         wide: dimensions whose index is an int64.
         grid_depth: the loop depth at which GRID indices are defined: 0 where a program computes one block, more where
-            it computes several one after the other (persistent programs).
-        parts: into how many parts a tile divides the dimensions that are `parted`.
-        parted: dimensions of which a tile spans a part of the block.
-        within_limit: sizes are such that all indices fit into 32 bits (`limits`).
+            it computes several in sequence (persistent programs).
+        parts: the number of parts into which a tile divides the dimensions `parted`.
+        parted: dimensions of which a tile spans only a part of the block.
+        within_limit: the sizes are assumed to be such that all indices fit into 32 bits (`limits`).
     """
 
     blocked: Blocked
@@ -50,41 +49,43 @@ class Layout:
 
     @property
     def constants(self) -> dict[str, int]:
-        """The block sizes that the function of the kernel takes, by name."""
+        """Return the block sizes that the function of the kernel takes, by name."""
         return {dim.constant: self.config.block(dim.name) for dim in self.blocked.dims if dim in self.tiled}
 
     def in_parts(self, dim: Dim) -> Layout:
-        """The same for the end of a block, where `dim` is taken in parts, in a loop over these."""
+        """Return the layout of the epilogue, in which a loop divides `dim` into parts."""
         if self.parts == 1:
             return self
         return replace(self, parted=(dim,), depth={**self.depth, dim: self.depth[dim] + 1})
 
     def width(self, dim: Dim) -> str:
-        """The elements of `dim` in a tile, as text."""
+        """Return the elements of `dim` in a tile, as text."""
         return f"{dim.constant} // {self.parts}" if dim in self.parted else dim.constant
 
     def dim(self, symbol: sympy.Symbol) -> Dim | None:
-        """The dimension whose linear index `symbol` is."""
+        """Return the dimension whose linear index is `symbol`."""
         return next((dim for dim in self.blocked.dims if dim.symbol == symbol), None)
 
     def within(self, index: sympy.Expr) -> tuple[Dim, ...]:
-        """The dimensions `index` depends on, in tile order."""
+        """Return the dimensions `index` depends on, in tile order."""
         return tuple(dim for dim in self.blocked.dims if dim.symbol in index.free_symbols)
 
     def spanned(self, index: sympy.Expr) -> tuple[Dim, ...]:
-        """The tiled dimensions `index` depends on, in tile order."""
+        """Return the tiled dimensions `index` depends on, in tile order."""
         return tuple(dim for dim in self.within(index) if dim in self.tiled)
 
     def by_block(self, index: sympy.Expr) -> sympy.Expr:
-        """`index` with what a block of a walked dimension is all within (the group of a scale) taken at its start."""
-        whole = {
+        """Return `index` with quotients that are constant in a block of a loop (the group of a scale) taken at its
+        start.
+        """
+        constant = {
             atom: FloorDiv(start_symbol(dim), atom.args[1])
             for atom in index.atoms(FloorDiv)
             for dim in self.within(atom)
             if atom.args[0] == dim.symbol and dim.role is Role.LOOP and dim not in self.wide
             if (atom.args[1] / self.config.block(dim.name)).is_integer
         }
-        return index.xreplace(whole) if whole else index
+        return index.xreplace(constant) if constant else index
 
     def masked(self, dim: Dim) -> bool:
         """Can a block of `dim` reach past its end?"""
@@ -102,34 +103,34 @@ class Layout:
         return fits(_reach([index], self.blocked.sizes()))
 
     def shape(self, dims: Sequence[Dim]) -> str:
-        """The shape of a tile over `dims`, as text."""
+        """Return the shape of a tile over `dims`, as text."""
         return f"[{', '.join(self.width(dim) for dim in dims)}]"
 
     def summands(self, offset: sympy.Expr) -> list[sympy.Expr]:
-        """`offset` as summands that are best added one after another to a pointer.
+        """Return `offset` as terms in the order in which to add them to a pointer.
 
-        First what is one value per program, then what varies over the tile; what is known before a loop comes before
-        what is known only inside it.
+        Terms with one value per program come first, then terms that vary over the tile; terms known before a loop come
+        before terms known only inside it.
         """
-        found: dict[tuple[int, bool], list[sympy.Expr]] = {}
+        terms: dict[tuple[int, bool], list[sympy.Expr]] = {}
         for term in sympy.Add.make_args(sympy.expand_mul(offset)):
             dims = self.within(term)
             depth = max((self.depth[dim] for dim in dims), default=0)
-            found.setdefault((depth, any(dim in self.tiled for dim in dims)), []).append(term)
-        return [sympy.Add(*found[key]) for key in sorted(found)]
+            terms.setdefault((depth, any(dim in self.tiled for dim in dims)), []).append(term)
+        return [sympy.Add(*terms[key]) for key in sorted(terms)]
 
 
 def start_symbol(dim: Dim) -> sympy.Symbol:
-    """Stands for the first index of the current block of a walked dimension."""
+    """Return the symbol of the first index of the current block of a loop over `dim`."""
     return sympy.Symbol(f"{dim.name} start", integer=True, nonnegative=True)
 
 
 def lay_out(
     blocked: Blocked, config: Config, grid_depth: int = 0, *, parts: int = 1, within_limit: bool = False
 ) -> Layout:
-    """Facts about the dimensions of `blocked` under `config`; the other arguments: see `Layout`."""
+    """Return the layout of `blocked` under `config`; the other arguments: see `Layout`."""
     tiled = tuple(dim for dim in blocked.dims if dim.role is not Role.GRID or config.block(dim.name) > 1)
-    assert not any(blocked.single(dim) for dim in tiled), "rows that begin at different places are walked one by one"
+    assert not any(blocked.single(dim) for dim in tiled), "rows with different shifts need a program each"
     depth = {dim: grid_depth if dim.role is Role.GRID else 0 for dim in blocked.dims}
 
     def descend(body: Sequence[Stmt], level: int) -> None:
@@ -149,7 +150,7 @@ def fits(span: tuple[sympy.Expr, sympy.Expr] | None) -> bool:
 
 
 def _wide(layout: Layout) -> frozenset[Dim]:
-    """The dimensions that must be indexed in int64 so that no sum or product overflows."""
+    """Return the dimensions that must be indexed in int64 so that no sum or product overflows."""
     sizes = layout.blocked.sizes()
     wide: set[Dim] = set()
     for dim in layout.blocked.dims:
@@ -167,16 +168,16 @@ def _wide(layout: Layout) -> frozenset[Dim]:
 
 
 def summands(layout: Layout) -> list[sympy.Expr]:
-    """Every sum of indices that the source will compute."""
-    found: list[sympy.Expr] = []
+    """Return every sum of indices that the source will compute."""
+    sums: list[sympy.Expr] = []
     body = list(statements(layout.blocked.body))
     for node in postorder(*(value for stmt in body for value in values_of(stmt))):
         for index in index_of(node):
-            found.extend(layout.summands(index) if isinstance(node, Load) else [index])
+            sums.extend(layout.summands(index) if isinstance(node, Load) else [index])
     for stmt in body:
         if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr):
-            found.extend(layout.summands(stmt.offset))
-    return found
+            sums.extend(layout.summands(stmt.offset))
+    return sums
 
 
 def _is_int32(layout: Layout, term: sympy.Expr, wide: set[Dim]) -> bool:
@@ -188,9 +189,9 @@ def _is_int32(layout: Layout, term: sympy.Expr, wide: set[Dim]) -> bool:
 def _reach(
     terms: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
 ) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """Bounds on every partial sum of `terms`, and on all that is computed on the way to each of them.
+    """Return bounds on every partial sum of `terms`, and on all intermediate values of each.
 
-    What `(i + 7) % n` is made of may be larger than what it is.
+    The operand of `(i + 7) % n` may be larger than the result.
     """
     low, high = ZERO, ZERO
     inner: list[tuple[sympy.Expr, sympy.Expr]] = []
@@ -212,9 +213,9 @@ def _reach(
 
 
 def expand(code: Code, has: Sequence[Dim], wants: Sequence[Dim]) -> Code:
-    """`code`, a tile over `has`, as one over `wants`, with size 1 along the new dimensions.
+    """Return `code`, a tile over `has`, as one over `wants`, with size 1 along the new dimensions.
 
-    A value without dimensions stays one; it goes with every tile.  One of each thread is that of all that it takes.
+    A value without dimensions is unchanged; it combines with every tile.  A value per thread becomes one per element.
     """
     if not has or tuple(has) == tuple(wants):
         return code
@@ -226,10 +227,10 @@ def expand(code: Code, has: Sequence[Dim], wants: Sequence[Dim]) -> Code:
 
 
 def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symbol], str]) -> Code:
-    """`index` as integer text over the dimensions it spans; `variable` names the symbols in it."""
+    """Return `index` as integer text over the dimensions it spans; `variable` names the symbols in it."""
     wants = layout.spanned(index)
 
-    def spelled(expr: sympy.Expr) -> Code:
+    def code_of(expr: sympy.Expr) -> Code:
         if expr.is_Integer:
             return Code(str(abs(int(expr)))) if expr >= 0 else Code(str(int(expr)), UNARY)
         if expr.is_Symbol:
@@ -241,31 +242,31 @@ def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symb
             for term in sorted(expr.args, key=_written_order):
                 factor, rest = term.as_coeff_Mul()
                 minus = bool(text) and bool(factor < 0)
-                part = spelled(-factor * rest if minus else term)
+                part = code_of(-factor * rest if minus else term)
                 text += (" - " if minus else " + ") * bool(text) + part.at(PRODUCT if minus else SUM)
             return Code(text, SUM)
         if expr.is_Mul:
             factors = sorted(expr.args, key=lambda factor: (factor.is_Integer, str(factor)))
-            text = spelled(factors[0]).at(PRODUCT)
+            text = code_of(factors[0]).at(PRODUCT)
             for factor in factors[1:]:
-                text += f" * {spelled(factor).at(UNARY)}"
+                text += f" * {code_of(factor).at(UNARY)}"
             return Code(text, PRODUCT)
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
-            return Code(" * ".join([spelled(expr.base).at(UNARY)] * int(expr.exp)), PRODUCT)
+            return Code(" * ".join([code_of(expr.base).at(UNARY)] * int(expr.exp)), PRODUCT)
         assert isinstance(expr, (FloorDiv, Mod)), f"no text for index {expr}"
         whole, divisor = expr.args
-        by = spelled(divisor).at(UNARY)
-        rest = Code(f"{spelled(whole).at(PRODUCT)} % {by}", PRODUCT)
-        if may_be_negative(whole):  # the device's own division rounds to zero
+        by = code_of(divisor).at(UNARY)
+        rest = Code(f"{code_of(whole).at(PRODUCT)} % {by}", PRODUCT)
+        if may_be_negative(whole):  # the device's division rounds to zero
             rest = Code(f"({rest.at(SUM)} + {by}) % {by}", PRODUCT)
-            whole_text = f"({spelled(whole).at(SUM)} - {rest.at(PRODUCT)})"
+            whole_text = f"({code_of(whole).at(SUM)} - {rest.at(PRODUCT)})"
             return Code(f"{whole_text} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
-        return Code(f"{spelled(whole).at(PRODUCT)} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
+        return Code(f"{code_of(whole).at(PRODUCT)} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
 
-    return spelled(index)
+    return code_of(index)
 
 
 def _written_order(term: sympy.Expr) -> tuple[bool, bool, int, str]:
-    """What is added first, large strides first, constants last, as people write offsets."""
+    """Return the sort key of a term: added ones before subtracted ones, large strides first, constants last."""
     factor, rest = term.as_coeff_Mul()
     return bool(factor < 0), rest == 1, -abs(int(factor)), str(rest)

@@ -1,7 +1,7 @@
-"""Interleaved: two loads of every other element, of elements that lie side by side, are one load.
+"""Interleaved: two loads of every other element of a contiguous range are one load.
 
-What enters are expressions with loads at `2*k` and `2*k + 1`, as packed weights leave them for what they are multiplied
-with; what leaves are the lines of one contiguous load that serves both, taken apart in registers:
+Input: expressions with loads at `2*k` and `2*k + 1`, which unpacking weights leaves in the other operand; output: the
+lines of one contiguous load that serves both, split in registers:
 
     both = tl.load(x_ptr + 2 * k0 + tl.arange(0, 2 * KBLOCK))
     even, odd = tl.split(tl.reshape(both, [KBLOCK, 2]))
@@ -19,8 +19,8 @@ import sympy
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.indices import Layout, expand
+from fusion.codegen.triton.expressions.scalar_code import AND, COMPARE, SUM, Code, literal
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import AND, COMPARE, SUM, Code, literal
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Expr, Load, loads
 from fusion.lowering.indexing import coefficient
@@ -32,8 +32,8 @@ class Pair:
     """Two loads that interleave.
 
     Attributes:
-        loads: at `rest + 2*along` and one element further.
-        along: the dimension of which every index has one element of each.
+        loads: the loads at `rest + 2*along` and at the next element.
+        along: the dimension of which every index has one element of each load.
         rest: the part of the offset that does not depend on it.
     """
 
@@ -43,24 +43,24 @@ class Pair:
 
 
 def join_loads(values: Values) -> None:
-    """From here on, the kernel of `values` loads what interleaves together."""
+    """Register joint loads for interleaved loads of the kernel of `values`."""
     stmts = list(statements(values.layout.blocked.body))
     written = {stmt.param for stmt in stmts if isinstance(stmt, Store)} | values.behind
-    found = loads(*(value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)))
-    for pair in _pairs((load for load in found if load.buffer not in written), values.layout):
+    every = loads(*(value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)))
+    for pair in _pairs((load for load in every if load.buffer not in written), values.layout):
         for load in pair.loads:
-            values.made_by[load] = partial(_half, values, pair, load)
+            values.emitters[load] = partial(_half, values, pair, load)
 
 
-def _pairs(found: Iterable[Load], layout: Layout) -> list[Pair]:
-    """Loads that interleave, each in one pair."""
-    plain: dict[tuple[str, sympy.Expr], Load] = {}
-    for load in found:
+def _pairs(candidates: Iterable[Load], layout: Layout) -> list[Pair]:
+    """Return the loads that interleave, each in one pair."""
+    unmasked: dict[tuple[str, sympy.Expr], Load] = {}
+    for load in candidates:
         if load.mask is None and not isinstance(load.index[0], Expr):
-            plain[load.buffer, load.index[0]] = load
+            unmasked[load.buffer, load.index[0]] = load
     result: dict[Load, Pair] = {}
-    for (buffer, offset), even in plain.items():
-        odd = plain.get((buffer, offset + 1))
+    for (buffer, offset), even in unmasked.items():
+        odd = unmasked.get((buffer, offset + 1))
         if odd is None or even in result or odd in result:
             continue
         for dim in layout.within(offset):
@@ -75,32 +75,32 @@ def _pairs(found: Iterable[Load], layout: Layout) -> list[Pair]:
 
 
 def _half(values: Values, pair: Pair, load: Load) -> Tile:
-    """The value of one of the loads, after the lines that load and part both, if they are not there yet."""
+    """Return the value of one of the loads, after the lines that load and split both, if they are not there yet."""
     known = values.find(("half", load))
     if known is None:
-        _part(values, pair)
+        _split(values, pair)
         known = values.find(("half", load))
     assert known is not None
     return known
 
 
-def _part(values: Values, pair: Pair) -> None:
-    """Add the lines that load both and take them apart."""
+def _split(values: Values, pair: Pair) -> None:
+    """Add the lines that load both and split them."""
     layout, dim = values.layout, pair.along
-    whole = _whole(values, pair)
-    others = tuple(other for other in whole.dims if other is not dim)
+    both = _both(values, pair)
+    others = tuple(other for other in both.dims if other is not dim)
     shape = ", ".join([*(other.constant for other in others), dim.constant, "2"])
-    names = [values.fresh(f"{pair.loads[0].buffer}_{word}", whole.depth) for word in ("even", "odd")]
-    values.line(f"{', '.join(names)} = tl.split(tl.reshape({whole.code.text}, [{shape}]))", whole.depth)
-    has, wants = (*others, dim), values.join((whole.dims,))
-    turned = "" if has == wants else f", {', '.join(str(has.index(want)) for want in wants)}"
+    names = [values.fresh(f"{pair.loads[0].buffer}_{word}", both.depth) for word in ("even", "odd")]
+    values.line(f"{', '.join(names)} = tl.split(tl.reshape({both.code.text}, [{shape}]))", both.depth)
+    has, wants = (*others, dim), values.join((both.dims,))
+    order = "" if has == wants else f", {', '.join(str(has.index(want)) for want in wants)}"
     for name, load in zip(names, pair.loads, strict=True):
-        code = Code(f"tl.permute({name}{turned})" if turned else name)
-        values.bind(("half", load), Tile(code, wants, max(whole.depth, layout.depth[dim])))
+        code = Code(f"tl.permute({name}{order})" if order else name)
+        values.bind(("half", load), Tile(code, wants, max(both.depth, layout.depth[dim])))
 
 
-def _whole(values: Values, pair: Pair) -> Tile:
-    """Both loads as one named tile, whose last dimension is twice as long as that of each."""
+def _both(values: Values, pair: Pair) -> Tile:
+    """Return both loads as one named tile, whose last dimension is twice as long as that of each."""
     layout, dim, first = values.layout, pair.along, pair.loads[0]
     pointer = values.pointer(first.buffer, pair.rest)
     others = pointer.dims

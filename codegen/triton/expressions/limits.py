@@ -1,8 +1,8 @@
-"""Limits: for which sizes all indices of a kernel fit into 32 bits, which is known when it is launched.
+"""Limits: for which sizes all indices of a kernel fit into 32 bits, decided when it is launched.
 
-What enters are the layouts of a kernel whose sizes are symbols; what leaves is one polynomial of these, which no index,
-and nothing that is computed on the way to one, exceeds.  Arithmetic on 64 bits costs a GPU two to four times as much,
-a division more, so a kernel is generated for sizes within the limit, and again should larger ones come.
+Input: the layouts of a kernel whose sizes are symbols; output: one polynomial of these that bounds all indices and
+their intermediate values.  Arithmetic on 64 bits costs a GPU two to four times as much, a division more, so a kernel is
+generated for sizes within the limit, and again if larger ones come.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusion.lowering.division import may_be_negative
 from fusion.lowering.indexing import FloorDiv, Mod
 
 Polynomial: TypeAlias = "Counter[tuple[str, ...]]"
-"""The names of the factors of each product → how often it counts, which may be a fraction."""
+"""For each product, given by the names of its factors, its coefficient, which may be a fraction."""
 
 
 class _Unbounded(Exception):
@@ -28,23 +28,23 @@ class _Unbounded(Exception):
 
 
 def limit_of(layouts: Sequence[Layout]) -> str | None:
-    """A text over sizes that are known when a kernel is launched: below 2³¹, all indices are.
+    """Return an expression over sizes, as text: where it is below 2³¹, all indices are.
 
     None where nothing is symbolic, where indices never fit, and for operations on sizes that have no bound here.
     """
-    found: Polynomial = Counter()
+    bound: Polynomial = Counter()
     try:
         for layout in layouts:
             for ceiling in _of_layout(layout):
-                found |= ceiling  # the greater one for each product
+                bound |= ceiling  # the greater coefficient for each product
     except _Unbounded:
         return None
-    if max(map(len, found), default=0) == 0 or found[()] >= LIMIT:
+    if max(map(len, bound), default=0) == 0 or bound[()] >= LIMIT:
         return None
-    return " + ".join(_spelled(found[term], term) for term in sorted(found))
+    return " + ".join(_text(bound[term], term) for term in sorted(bound))
 
 
-def _spelled(count: int, factors: tuple[str, ...]) -> str:
+def _text(count: int, factors: tuple[str, ...]) -> str:
     count = math.ceil(count)
     return " * ".join([str(count)] * (count != 1 or not factors) + [*factors])
 
@@ -56,13 +56,13 @@ def _of_layout(layout: Layout) -> Iterator[Polynomial]:
         yield from _ceilings(dim.size + layout.config.block(dim.name), sizes, own)
     for index in summands(layout):
         yield from _ceilings(index, sizes, own)
-    for param in kernel.params:  # descriptors are made of these
+    for param in kernel.params:  # descriptors use these
         for size, stride in zip(param.shape, param.strides, strict=True):
             yield from _ceilings(size * stride, sizes, own)
 
 
 def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: set[str]) -> Iterator[Polynomial]:
-    """A bound on the absolute value of `index`, after those on what is divided in it."""
+    """Yield bounds on the dividends in `index`, then a bound on its absolute value."""
     inside: list[Polynomial] = []
 
     def bound(expr: sympy.Expr) -> Polynomial:
@@ -82,7 +82,7 @@ def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: 
             whole, by = map(bound, expr.args)
             inside.extend([whole, by + by + whole if may_be_negative(expr.args[0]) else by])
             if isinstance(expr, FloorDiv) and expr.args[1].is_Integer:
-                each = Fraction(1, int(expr.args[1]))  # so many parts of what is divided are no more than it
+                each = Fraction(1, int(expr.args[1]))  # a quotient is at most this share of its dividend
                 below = Counter({(): 1} if may_be_negative(expr.args[0]) else {})
                 return below + Counter({term: count * each for term, count in whole.items()})
             return whole if isinstance(expr, FloorDiv) else by

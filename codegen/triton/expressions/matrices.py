@@ -1,4 +1,4 @@
-"""Matrices: what a descriptor needs to know of an operand, and of two operands that are fetched as one."""
+"""Matrices: the operand of a descriptor, and two operands that are loaded as one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusion.lowering.kernel import Fold
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A parameter seen as base + rows · stride + columns; `base` is one number per program."""
+    """A parameter viewed as base + rows · stride + columns; `base` is one number per program."""
 
     param: str
     rows: Dim
@@ -24,7 +24,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """A tensor descriptor that the host makes, in text: of a parameter, with sizes, strides and the size of a block."""
+    """A tensor descriptor that the host creates, in text: of a parameter, with sizes, strides and the block's size."""
 
     param: str
     shape: str
@@ -37,9 +37,9 @@ class Stack:
     """Two folds as one product.
 
     Attributes:
-        shared: the operand that both have, of dimensions `rows` and `over`.
+        shared: the operand of both, over `rows` and `over`.
         matrices: the other operands, rows along `columns`.
-        descriptor, swapped: names of what holds both matrices, and of whether the second one comes first.
+        descriptor, swapped: names of the descriptor of both matrices, and of the flag that the second one comes first.
     """
 
     folds: tuple[Fold, Fold]

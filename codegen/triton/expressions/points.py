@@ -1,7 +1,7 @@
-"""Points: which points of its dimensions a block covers, as lines of Triton: their indices, and which of them exist.
+"""Points: the indices of a block along its dimensions, and its masks, as lines of Triton.
 
-What enters is a layout and where the current block begins; what leaves are tiles of indices and of masks, each computed
-once.  A dimension that the current block is known to lie in needs no mask.
+Input: a layout and the start of the current block; output: tiles of indices and of masks, each computed once.  A
+dimension in which the current block is known to be full needs no mask.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import sympy
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
+from fusion.codegen.triton.expressions.scalar_code import AND, COMPARE, Code
 from fusion.codegen.triton.expressions.scopes import Lines, Names, Tile
-from fusion.codegen.triton.expressions.spell import AND, COMPARE, Code
 from fusion.lowering.expr import TileRef
 
 
 class Points(Lines):
-    """Turns indices and their bounds into lines of a kernel."""
+    """Emits indices and their bounds as lines of a kernel."""
 
     def __init__(self, layout: Layout, names: Names) -> None:
         super().__init__(names)
         self.layout = layout
-        self.row_layout = ""  # of tiles of one dimension that begin as one number, where these need one
+        self.row_layout = ""  # Gluon layout of one-dimensional tiles filled with a number, where one is needed
         self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
         self.full: frozenset[Dim] = frozenset()  # dimensions whose current block is known not to reach past the end
 
     def index(self, dim: Dim) -> Tile:
-        """The indices of the block of `dim`."""
+        """Return the indices of the block of `dim`."""
         known = self.find(("index", dim))
         if known is not None:
             return known
@@ -45,14 +45,16 @@ class Points(Lines):
         return self.bind(("index", dim), tile)
 
     def shift(self, dim: Dim) -> str:
-        """Where on a shifted walk its first point lies, under a name."""
+        """Return the name of the first index of a row in a shifted loop."""
         known = self.find(("shift", dim)) or self.bind(
             ("shift", dim), self.name(f"{dim.name}_shift", self.index_tile(dim.shift))
         )
         return known.code.text
 
     def mask(self, dim: Dim, word: int = 1) -> Tile:
-        """Where the indices of `dim` are inside it, or in a word of so many elements with one that is."""
+        """Return the mask of indices of `dim` inside it, or inside a word of `word` elements that contains an element
+        of it.
+        """
         known = self.find(("mask", dim, word))
         if known is not None:
             return known
@@ -68,13 +70,13 @@ class Points(Lines):
         return self.bind(("mask", dim, word), self.name(f"{dim.name}_mask", replace(index, code=code)))
 
     def _end_of_words(self, dim: Dim, word: int) -> str:
-        """The index at which the last word of a walk ends."""
+        """Return the index at which the last word of a row ends."""
         if dim.shift == 0:
             return str(-(-int(dim.size) // word) * word)
         return f"({self.shift(dim)} + {int(dim.size) + word - 1}) // {word} * {word}"
 
     def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
-        """Where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
+        """Return where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
         edges = tuple(dim for dim in dims if self.is_edge(dim))
         inside = self.find(("masks", edges))
         if inside is None and edges:
@@ -97,12 +99,12 @@ class Points(Lines):
         return Tile(code, wants, max(part.depth for part in parts))
 
     def join(self, spans: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
-        """The union of dimensions, in tile order; lanes stand for themselves where nothing else is there."""
-        found = {dim for span in spans for dim in span}
-        return tuple(dim for dim in self.layout.blocked.dims if dim in found) or tuple(found)
+        """Return the union of dimensions, in tile order; lanes stay as they are where nothing else is present."""
+        union = {dim for span in spans for dim in span}
+        return tuple(dim for dim in self.layout.blocked.dims if dim in union) or tuple(union)
 
     def index_tile(self, index: sympy.Expr) -> Tile:
-        """An index expression."""
+        """Return an index expression as a tile."""
         depth = max((self.layout.depth[dim] for dim in self.layout.within(index)), default=0)
         index = self.layout.by_block(index)
         return Tile(index_code(index, self.layout, self._variable), self.layout.spanned(index), depth)
@@ -114,12 +116,12 @@ class Points(Lines):
         return next((start for dim, start in self.starts.items() if start_symbol(dim) == symbol), symbol.name)
 
     def filled(self, dims: Sequence[Dim], number: str, dtype: str) -> Code:
-        """A tile in which each element is `number`."""
+        """Return a tile in which each element is `number`."""
         laid_out = f", {self.row_layout}" if self.row_layout else ""
         return Code(f"tl.full({self.layout.shape(dims)}, {number}, {dtype}{laid_out})")
 
-    def spread(self, tile: Tile, dims: Sequence[Dim]) -> Tile:
-        """`tile`, which has a type, as a full tile over `dims`."""
+    def broadcast(self, tile: Tile, dims: Sequence[Dim]) -> Tile:
+        """Return `tile`, which has a type, broadcast to a full tile over `dims`."""
         if tile.dims == tuple(dims):
             return tile
         code = expand(tile.code, tile.dims, dims)
@@ -127,7 +129,7 @@ class Points(Lines):
         return replace(tile, code=code, dims=tuple(dims))
 
     def forget(self, dim: Dim) -> None:
-        """Forget the indices of `dim` and what follows from them: another layout needs its own."""
+        """Drop the indices of `dim` and the values that depend on them: another layout needs its own."""
         for scope in self.scopes:
             for key in [key for key, tile in scope.known.items() if dim in tile.dims and not isinstance(key, TileRef)]:
                 del scope.known[key]

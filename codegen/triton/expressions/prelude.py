@@ -1,8 +1,8 @@
-"""Prelude: small device functions that a generated file carries when its kernel calls them.
+"""Prelude: small device functions that a generated file contains when its kernel calls them.
 
 Operations that take more than one line of Triton, or that a reduction needs as a function, are written here once, as
-text, because every generated file must stand on its own.  `needed` says which of them a text calls, including what
-these call themselves.
+text, because every generated file must be self-contained.  `needed` selects the functions that a text calls, including
+their callees.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _CALL = re.compile(r"\b(_[a-z_]+[0-9]*)\b")
 
 
 def _bits_to_half(name: str, pair: str, bits: int, word: str) -> str:
-    """Text that makes halves of bits: `word` has, in each byte, the upper one of 2^`bits`, the bits of its fraction."""
+    """Return the function that converts bits to 16-bit floats: each byte of `word` is the upper byte of 2^`bits`, whose
+    fraction takes the bits.
+    """
     return f"""
 def _bits_to_{name}(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, offset: tl.constexpr):
     # Bits of bytes, plus a constant; each byte that is left is put under the exponent of 2^{bits}.
@@ -47,7 +49,7 @@ def _bits_to_{name}(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constex
 """
 
 
-_GROUPS = {  # of programs whose warps do different things (`forms/warp_specialised/groups.py`)
+_GROUPS = {  # of warp-specialised programs (`forms/warp_specialised/groups.py`)
     "_barriers": """
 def _barriers(count: tl.constexpr, arrivals: tl.constexpr):
     barriers = gl.allocate_shared_memory(gl.int64, [count, 1], hopper.mbarrier.MBarrierLayout())
@@ -278,18 +280,18 @@ def _shift_right(a, b):
 
 
 def needed(text: str) -> list[str]:
-    """Sources of the functions that `text` calls, callees first.
+    """Return the sources of the functions that `text` calls, callees first.
 
     >>> [source.split("(")[0] for source in needed("t = _float_remainder(a, b)")]
     ['@triton.jit\\ndef _float_remainder']
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
 
     def visit(body: str) -> None:
         for name in _CALL.findall(body):
-            if name in FUNCTIONS and name not in found and not body.startswith(f"\ndef {name}("):
+            if name in FUNCTIONS and name not in names and not body.startswith(f"\ndef {name}("):
                 visit(FUNCTIONS[name])
-                found[name] = None
+                names[name] = None
 
     visit(text)
-    return [f"@triton.jit{FUNCTIONS[name]}" for name in found]
+    return [f"@triton.jit{FUNCTIONS[name]}" for name in names]

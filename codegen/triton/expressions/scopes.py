@@ -1,7 +1,7 @@
-"""Scopes: what the lines of a kernel have defined so far, and under which names.
+"""Scopes: the values that the lines of a kernel have defined so far, and their names.
 
-A `Tile` is a value in the source; a `Scope` is one loop body, or the kernel itself; `Names` gives out identifiers,
-and `Lines` are the open scopes, one in the other.
+A `Tile` is a value in the source; a `Scope` is one loop body, or the kernel itself; `Names` allocates identifiers, and
+`Lines` are the open scopes, one in the other.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.expressions.spell import Code
+from fusion.codegen.triton.expressions.scalar_code import Code
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
     """A value in the source: its text, the tiled dimensions it spans, the loop depth at which it is known.
 
-    `narrow`: an integer of the IR's int64 that is computed in int32, because it is known to fit.
+    `narrow`: an int64 of the IR that is computed in int32, because it is known to fit.
     """
 
     code: Code
@@ -31,8 +31,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A tensor descriptor called `name`: a matrix over two dimensions, moved a block at a time; perhaps one for each
-    point of `batch`; perhaps through shared memory called `staged`, to a corner that is given.
+    """A tensor descriptor called `name`: a matrix over two dimensions, moved a block at a time.
+
+    With `batch` it holds a matrix for each point of that dimension; with `staged`, stores go through the shared memory
+    of that name; `corner` is the text of the block's corner, derived from the block if empty.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Transfer:
 
 @dataclass(slots=True)
 class Scope:
-    """The lines of one loop body (or of the kernel), what they have computed, and the names they have given."""
+    """The lines of one loop body (or of the kernel), the values they have computed, and the names they use."""
 
     lines: list[str] = field(default_factory=list)
     known: dict[object, Tile] = field(default_factory=dict)
@@ -53,14 +55,14 @@ class Scope:
 
 
 class Names:
-    """Gives out identifiers, each once until it is released."""
+    """Allocates identifiers, each once until it is released."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = {*taken, *keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice"}
+    def __init__(self, used: Iterable[str]) -> None:
+        self._used = {*used, *keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice"}
         self._count: dict[str, int] = {}
 
     def fresh(self, wish: str) -> str:
-        """`wish`, made an identifier, with a number if it is taken.
+        """Return `wish` as an identifier, with a number if it is in use.
 
         >>> names = Names(["x_ptr"])
         >>> names.fresh("x"), names.fresh("x"), names.fresh("abs")
@@ -70,21 +72,21 @@ class Names:
         stem = f"t{stem}" if stem[0].isdigit() else stem
         count = self._count.get(stem, 0)
         name = stem if count == 0 else f"{stem}_{count}"
-        while name in self._taken:
+        while name in self._used:
             count += 1
             name = f"{stem}_{count}"
         self._count[stem] = count
-        self._taken.add(name)
+        self._used.add(name)
         return name
 
     def release(self, names: Iterable[str]) -> None:
-        """The loop in which these meant something is over."""
-        self._taken -= set(names)
+        """Release names at the end of their loop."""
+        self._used -= set(names)
         self._count.clear()
 
 
 class Lines:
-    """The lines of a kernel, in its scopes: a value may be named in any of them that is still open."""
+    """The lines of a kernel, in its scopes: a value may have its name in any scope that is still open."""
 
     def __init__(self, names: Names) -> None:
         self.names = names
@@ -92,16 +94,16 @@ class Lines:
 
     @property
     def depth(self) -> int:
-        """How many loops are open."""
+        """Return the number of open loops."""
         return len(self.scopes) - 1
 
     def open(self, wish: str) -> str:
-        """Begin the body of a loop; returns the name of its variable."""
+        """Open the body of a loop; return the name of its variable."""
         self.scopes.append(Scope())
         return self.fresh(wish, self.depth)
 
     def close(self, header: str) -> None:
-        """End the body of a loop: it stands, under `header`, after what it has added before itself."""
+        """Close the body of a loop: it is added under `header`, after the lines it added to the enclosing scope."""
         body = self.scopes.pop()
         self.names.release(body.names)
         self.line(header)
@@ -109,14 +111,14 @@ class Lines:
             self.line(f"    {line}")
 
     def inline(self) -> None:
-        """End the body of what is no loop after all: its lines go on around it, and its names stay taken there."""
+        """Close a body that turned out to be no loop: its lines and names move to the enclosing scope."""
         body = self.scopes.pop()
         self.scopes[-1].names.extend(body.names)
         for line in body.lines:
             self.line(line)
 
     def fresh(self, wish: str, depth: int) -> str:
-        """A name to be used in the scope at `depth`."""
+        """Return a new name for the scope at `depth`."""
         name = self.names.fresh(wish)
         self.scopes[depth].names.append(name)
         return name
@@ -133,15 +135,17 @@ class Lines:
         return replace(tile, code=Code(name), depth=depth)
 
     def accumulator(self, wish: str, start: Tile) -> Tile:
-        """What the current loop adds to, which begins as `start` outside of it; the same one in every part of it."""
+        """Return the accumulator of the current loop, which starts as `start` outside of it; the same in every part of
+        the loop.
+        """
         key = ("accumulator", wish)
         return self.find(key) or self.bind(key, self.name(wish, start))
 
     def bind(self, key: object, tile: Tile) -> Tile:
-        """From here on, within the scope of `tile`, `key` is `tile`."""
+        """Define `key` as `tile`, within the scope of `tile`."""
         self.scopes[tile.depth].known[key] = tile
         return tile
 
     def find(self, key: object) -> Tile | None:
-        """The tile that `key` has here, from the innermost scope that knows it."""
+        """Return the tile of `key`, from the innermost scope that defines it."""
         return next((scope.known[key] for scope in reversed(self.scopes) if key in scope.known), None)

@@ -1,8 +1,8 @@
-"""Values: expressions of a kernel as lines of Triton, each computed once, as far out of the loops as it can be.
+"""Values: expressions of a kernel as lines of Triton, each computed once, as far out of the loops as possible.
 
-What enters is an expression over linear indices; what leaves is a `Tile`: text and the dimensions it spans.  Lines go
-into the scope of the innermost loop that the expression depends on, so that what does not change in a loop stands
-before it.  Loads, shared expressions and long ones get a name; the rest is written where it is used.
+Input: an expression over linear indices; output: a `Tile`: text and the dimensions it spans.  Lines are added to the
+scope of the innermost loop that the expression depends on, so that loop-invariant values are computed before it.
+Loads, shared expressions and long ones get a name; others are written where they are used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
 from fusion.codegen.triton.expressions.points import Points
+from fusion.codegen.triton.expressions.scalar_code import ATOM, SUM, UNARY, Code, cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
-from fusion.codegen.triton.expressions.spell import ATOM, SUM, UNARY, Code, cast, literal, spell, typed
 from fusion.codegen.triton.expressions.widths import int32_ranges
 from fusion.codegen.triton.rewrites.interior import unconditional
 from fusion.lowering.checks import CHECKED
@@ -34,12 +34,12 @@ _INLINE = 48  # characters of an expression that is used once and written in pla
 
 
 class Values(Points):
-    """Turns expressions into lines of a kernel.
+    """Emits expressions as lines of a kernel.
 
     Args:
-        fast: see `spell`.
+        fast: see `scalar_code`.
         zero_fill: masked lanes of loads are 0 (operands of `dot` need it).
-        behind: parameters that other programs of this launch have written, which the first-level cache may hold stale.
+        behind: parameters that other programs of this launch wrote; the first-level cache may hold old values.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Values(Points):
     ) -> None:
         super().__init__(layout, names)
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
-        self.quick: frozenset[Expr] = frozenset()  # expressions of which that holds alone
-        self.program = "tl.program_id(0)"  # which program of the kernel this is, as text
-        self.block = ""  # which block of rows and columns of a contraction it computes
+        self.quick: frozenset[Expr] = frozenset()  # expressions that are fast even if others are not
+        self.program = "tl.program_id(0)"  # the number of the program, as text
+        self.block = ""  # the number of its block of rows and columns in a contraction
         self.load_through: dict[Load, Transfer] = {}
-        self.made_by: dict[Expr, Callable[[], Tile]] = {}  # expressions with lines of their own
-        self.stack: Stack | None = None  # two products that are one
-        self.hosted: dict[str, Hosted] | None = None  # descriptors that are passed; None: programs make them
+        self.emitters: dict[Expr, Callable[[], Tile]] = {}  # functions that emit expressions in a form of their own
+        self.stack: Stack | None = None  # two products computed as one
+        self.hosted: dict[str, Hosted] | None = None  # descriptors that are passed; None: programs create them
         self.store_through: dict[str, Transfer] = {}  # parameter name → descriptor
-        self.eviction: dict[Load, str] = {}  # policies of loads in the loop being walked
+        self.eviction: dict[Load, str] = {}  # policies of loads in the current loop
         body = layout.blocked.body
         stmts = list(statements(body))
         roots = [value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)]
@@ -73,11 +73,11 @@ class Values(Points):
 
     @property
     def device(self) -> Device:
-        """The device that is generated for."""
+        """Return the device for which code is generated."""
         return self.layout.blocked.device
 
     def stored(self, param: str) -> None:
-        """Forget what was loaded from `param`: it has just been written."""
+        """Drop values loaded from `param`, which has just been written."""
         self.written.add(param)
         if param in self._mutable:
             for scope in self.scopes:
@@ -86,13 +86,13 @@ class Values(Points):
                     del scope.known[key]
 
     def is_overwritten(self, roots: Sequence[Expr]) -> bool:
-        """Is anything that `roots` load written by this kernel?"""
+        """Does this kernel write any tensor that `roots` load?"""
         return any(load.buffer in self._mutable for load in loads(*roots))
 
     # Memory -----------------------------------------------------------------------------------------------------------
 
     def pointer(self, param: str, offset: sympy.Expr | Expr) -> Tile:
-        """The addresses `param + offset`; what a loop does not change is added before it."""
+        """Return the addresses `param + offset`; loop-invariant terms are added before the loop."""
         pointer = Tile(Code(self.pointer_name(param)))
         if isinstance(offset, Expr):
             return self._advance(pointer, self.value(offset))
@@ -106,16 +106,16 @@ class Values(Points):
             pointer = self._advance(pointer, step)
         return pointer
 
-    def moved(self, transfer: Transfer) -> tuple[tuple[Dim, ...], str, str]:
-        """What a transfer moves: its dimensions in tile order, the text of its corner, `.T` if it has to be turned."""
+    def block_corner(self, transfer: Transfer) -> tuple[tuple[Dim, ...], str, str]:
+        """Return the dimensions of a transfer in tile order, its corner as text, and `.T` if it must be transposed."""
         rows, columns = transfer.rows, transfer.columns
         dims = self.join(((rows,), (columns,)))
-        placed = [dim for dim in (transfer.batch, rows, columns) if dim is not None]
-        corner = transfer.corner or f"[{', '.join(self._coordinate(dim) for dim in placed)}]"
+        coordinates = [dim for dim in (transfer.batch, rows, columns) if dim is not None]
+        corner = transfer.corner or f"[{', '.join(self._coordinate(dim) for dim in coordinates)}]"
         return dims, corner, "" if dims[0] is rows else ".T"
 
     def _coordinate(self, dim: Dim) -> str:
-        """Where a transfer begins along `dim`: an int32, whatever offsets are computed in."""
+        """Return the start of a transfer along `dim`: an int32, whatever type offsets have."""
         start = self.starts.get(dim, "0")
         return f"tl.cast({start}, tl.int32)" if dim in self.layout.wide and start.isidentifier() else start
 
@@ -127,7 +127,7 @@ class Values(Points):
         return Tile(Code(text, SUM), dims, max(pointer.depth, step.depth))
 
     def pointer_name(self, param: str) -> str:
-        """What the pointer to a parameter is called."""
+        """Return the name of the pointer to a parameter."""
         return f"{param}_ptr"
 
     def _load(self, node: Load) -> Tile:
@@ -159,20 +159,20 @@ class Values(Points):
         elif policy:
             text += f', eviction_policy="{policy}"'
         if node.buffer in self.written and node.buffer in self._mutable:
-            self.line("tl.debug_barrier()")  # other threads of this program wrote what is read now
+            self.line("tl.debug_barrier()")  # other threads of this program wrote the elements read here
             depth = self.depth
         return Tile(Code(f"tl.load({text})"), dims, depth)
 
-    def loaded_from(self, node: Load, dim: Dim, start: str) -> Tile:
-        """What `node` is in a block of `dim` that begins at `start`, of which alone its index is made."""
+    def load_at(self, node: Load, dim: Dim, start: str) -> Tile:
+        """Return `node` for the block of `dim` that starts at `start`, on which only its index depends."""
         kept, self.starts[dim] = self.starts[dim], start
         tile = self._load(node)
         self.starts[dim] = kept
         return tile
 
     def _fetched(self, transfer: Transfer) -> Tile:
-        """A block that is loaded through a descriptor."""
-        dims, corner, turn = self.moved(transfer)
+        """Return a block that is loaded through a descriptor."""
+        dims, corner, turn = self.block_corner(transfer)
         depth = max(self.layout.depth[dim] for dim in dims)
         text = f"{transfer.name}.load({corner})"
         if transfer.batch is not None:
@@ -182,31 +182,31 @@ class Values(Points):
     # Expressions ------------------------------------------------------------------------------------------------------
 
     def value(self, root: Expr) -> Tile:
-        """`root`, after adding the lines that compute it."""
+        """Return `root` as a tile, after adding the lines that compute it."""
         stack = [root]
         while stack:
             node = stack[-1]
             if self.find(node) is not None:
                 stack.pop()
                 continue
-            children = () if node in self.made_by else node.children()
+            children = () if node in self.emitters else node.children()
             missing = [child for child in children if self.find(child) is None]
             if missing:
                 stack.extend(reversed(missing))
                 continue
             stack.pop()
             self._define(node)
-        found = self.find(root)
-        assert found is not None
-        return found
+        tile = self.find(root)
+        assert tile is not None
+        return tile
 
     def _define(self, node: Expr) -> None:
         tile = self._tile(node)
-        if self._deserves_name(node, tile):
+        if self._needs_name(node, tile):
             tile = self.name(self._wish(node), tile)
         self.bind(node, tile)
 
-    def _deserves_name(self, node: Expr, tile: Tile) -> bool:
+    def _needs_name(self, node: Expr, tile: Tile) -> bool:
         if tile.code.literal or tile.code.text.isidentifier():
             return False
         if isinstance(node, Load):
@@ -231,8 +231,8 @@ class Values(Points):
         return node.kind if isinstance(node, Random) else type(node).__name__.lower()
 
     def _tile(self, node: Expr) -> Tile:
-        if node in self.made_by:
-            return self.made_by[node]()
+        if node in self.emitters:
+            return self.emitters[node]()
         match concrete(node):
             case Const(value, dtype):
                 return Tile(literal(value, dtype), narrow=node in self._ranges)
@@ -265,7 +265,7 @@ class Values(Points):
 
     def _cast(self, node: Cast) -> Tile:
         arg = self.value(node.arg)
-        if node in self._ranges:  # an int64 that is kept in int32
+        if node in self._ranges:  # an int64 that is computed in int32
             code = cast(arg.code, node.arg.dtype, torch.int32)
             return replace(arg, code=code, narrow=True)
         return replace(arg, code=cast(arg.code, node.arg.dtype, node.dtype), narrow=False)
@@ -289,28 +289,28 @@ class Values(Points):
             values[-1] = self.masks(self.join(tile.dims for tile in values)) or Tile(Code("None"))
         wants = self.join(tile.dims for tile in values)
         codes = [expand(tile.code, tile.dims, wants) for tile in values]
-        text = spell(node.name, codes, dtype, self.fast or node in self.quick)
+        text = scalar_code(node.name, codes, dtype, self.fast or node in self.quick)
         return Tile(text, wants, max(tile.depth for tile in values), narrow)
 
     def select(self, condition: Tile, a: Tile, b: Tile) -> Tile:
-        """`a` where `condition` holds, else `b`."""
+        """Return `a` where `condition` holds, else `b`."""
         parts = (condition, a, b)
         wants = self.join(tile.dims for tile in parts)
         codes = [expand(tile.code, tile.dims, wants) for tile in parts]
         if condition.dims not in ((), wants) and a.dims != wants:
-            # Triton spreads a condition over its second operand only.
+            # Triton broadcasts a condition to its second operand only.
             codes[0] = Code(f"tl.broadcast_to({codes[0].text}, {self.layout.shape(wants)})")
         return Tile(Code(f"tl.where({', '.join(code.text for code in codes)})"), wants, max(t.depth for t in parts))
 
     def widened(self, tile: Tile) -> Tile:
-        """An int64 of the IR as an int64 of Triton."""
+        """Return an int64 of the IR as an int64 of Triton."""
         if not tile.narrow or tile.code.literal:
             return tile
         return replace(tile, code=Code(f"{tile.code.at(ATOM)}.to(tl.int64)"), narrow=False)
 
 
 def _uses(roots: Sequence[Expr]) -> tuple[Counter[Expr], dict[Expr, Expr]]:
-    """How often each expression is used, and by which other one (the last seen)."""
+    """Return how often each expression is used, and one expression that uses it (the last)."""
     count: Counter[Expr] = Counter(roots)
     user: dict[Expr, Expr] = {}
     for node in postorder(*roots):

@@ -1,8 +1,8 @@
 """Widths: which int64 expressions of the IR are computed in int32, because their values are known to fit.
 
 Index arithmetic in the IR is int64 (`i < j` of a causal mask, a position, a bucket); on a GPU that costs two to four
-times as much as int32.  What enters are expressions; what leaves is the range of every int64 expression whose own
-values and whose operands' values all lie in int32.
+times as much as int32.  Input: expressions; output: the range of every int64 expression whose own values and whose
+operands' values all fit int32.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 def int32_ranges(roots: Sequence[Expr], layout: Layout) -> dict[Expr, Range]:
-    """Least and greatest value of each int64 expression below `roots` that can be computed in int32."""
-    found: dict[Expr, Range] = {}
+    """Return the least and greatest value of each int64 expression below `roots` that can be computed in int32."""
+    ranges: dict[Expr, Range] = {}
     for node in postorder(*roots):
         if node.dtype is torch.int64:
-            span = _range(node, found, layout)
+            span = _range(node, ranges, layout)
             if span is not None and span[0] >= -LIMIT and span[1] < LIMIT:
-                found[node] = span
-    return found
+                ranges[node] = span
+    return ranges
 
 
 def _range(node: Expr, known: dict[Expr, Range], layout: Layout) -> Range | None:

@@ -32,8 +32,8 @@ from fusion.lowering.scalar_ops import HALVES
 class DescribedConfig(Config):
     """One way to launch a chained product whose operands come through tensor descriptors."""
 
-    def words(self) -> list[str]:
-        """The parameters of the form, in words."""
+    def parameters(self) -> list[str]:
+        """Describe the parameters that only this form has, one string each."""
         return ["descriptors"]
 
 
@@ -146,7 +146,7 @@ class Chained(Form):
 
     def open(self, body: Body) -> None:
         """Add the lines of a program, with the descriptors of its operands if the configuration has them."""
-        body.place()
+        body.assign_block()
         values = body.values
         if isinstance(values.layout.config, DescribedConfig):
             descriptors = Descriptors(values)

@@ -19,7 +19,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
 from fusion.codegen.target import Launcher
-from fusion.codegen.triton.expressions.spell import TYPES
+from fusion.codegen.triton.expressions.scalar_code import TYPES
 from fusion.codegen.triton.launch import ptx
 from fusion.codegen.triton.launch.launchers import promise
 from fusion.codegen.triton.launch.load import Generated

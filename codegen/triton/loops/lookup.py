@@ -20,8 +20,8 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim, extent, power_of_two
 from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.scalar_code import ATOM, TYPES, Code, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import ATOM, TYPES, Code, literal, typed
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
 from fusion.lowering.indexing import substitute_all

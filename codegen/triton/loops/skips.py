@@ -16,7 +16,7 @@ import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Dim
 from fusion.codegen.triton.expressions.indices import index_code
-from fusion.codegen.triton.expressions.spell import PRODUCT
+from fusion.codegen.triton.expressions.scalar_code import PRODUCT
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import lookup
 from fusion.codegen.triton.rewrites.interior import unconditional

@@ -1,21 +1,21 @@
 """Contractions: Σ over k of lhs[m, k] · rhs[k, n] on the matrix units.
 
-What enters is a `dot` fold over block dimensions (b, m, k, n); what leaves are lines.  Operands may be any expression
-that spans [m, k] or [k, n]: casts, masks, gathers and pointwise work are computed on the tile between its load and
-the `tl.dot`.  Ragged edges are masked in m, n and k.  Sums are kept in float32 (int32 for int8, float64 for float64).
-Operand types without a matrix instruction are multiplied and summed.
+Input: a `dot` fold over block dimensions (b, m, k, n); output: lines.  Operands may be any expression that spans [m, k]
+or [k, n]: casts, masks, gathers and pointwise prologues are computed on the tile between its load and the `tl.dot`.
+Ragged edges are masked in m, n and k.  Sums are accumulated in float32 (int32 for int8, float64 for float64).  Operand
+types without a matrix instruction are multiplied and summed.
 
 float32 keeps its precision on the matrix units of sm_80 and later: each operand is split into two parts of 19 bits, and
 three of their four products are summed (`tf32x3`).  On an H200 that is more exact than multiplying in float32, and
-faster.  Sums of up to SHORT terms are farther from exact then, and no faster: these are multiplied in float32, but in
-walks, where attention with heads of 16 would take 2.5 times as long.
+faster.  Sums of up to SHORT terms are then less exact, and no faster: these are multiplied in float32, except in
+chained products, where attention with heads of 16 would take 2.5 times as long.
 
-Where an operand is infinite or NaN its lower part is NaN; Triton drops a correction that is NaN, so the sum is what
-eager gives.  Only where finite operands overflow (a product or, in 19 bits, an operand beyond 3.4e38) may an infinity
-come out as NaN.
+Where an operand is infinite or NaN its lower part is NaN; Triton drops a correction that is NaN, so the sum equals
+eager's.  Only where finite operands overflow (a product or, in 19 bits, an operand beyond 3.4e38) may an infinity
+become NaN.
 
-Two forms: pointers, one block of the result per program; and, where `descriptors` finds that every operand allows it,
-tensor descriptors in persistent programs.  Which block a program computes is decided in `place`.
+Operands come through pointers, with one block of the result per program, or, where `descriptors` supports every
+operand, through tensor descriptors in persistent programs.  `block_order` assigns the block of a program.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.expressions import fields
+from fusion.codegen.triton.expressions import bit_fields
 from fusion.codegen.triton.expressions.indices import expand, start_symbol
+from fusion.codegen.triton.expressions.scalar_code import ATOM, SUM, TYPES, Code, cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import ATOM, SUM, TYPES, Code, cast, literal, spell, typed
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products.matrix_units import input_precision, on_matrix_units
 from fusion.codegen.triton.rewrites.totals import Total, total_of
@@ -43,8 +43,8 @@ from fusion.lowering.scalar_ops import accumulator
 SHORT = 16
 """Terms of a sum of float32 up to which splitting gains nothing: the least depth of a block.
 
-On an H200 mean errors of sums of 5, 8 and 16 were 2.1, 1.8 and 1.5 times eager's where split, and eager's where not, in
-0.8 to 1.12 of the time (batches of 32 × 32 to 1024 × 1024, with an epilogue).
+On an H200 mean errors of sums of 5, 8 and 16 terms were 2.1, 1.8 and 1.5 times eager's with the split, and equal to
+eager's without it, in 0.8 to 1.12 of the time (batches of 32 × 32 to 1024 × 1024, with an epilogue).
 """
 
 # The fold -------------------------------------------------------------------------------------------------------------
@@ -52,16 +52,16 @@ On an H200 mean errors of sums of 5, 8 and 16 were 2.1, 1.8 and 1.5 times eager'
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """How one `dot` is computed.
+    """The computation of one `dot`.
 
     Attributes:
-        factors: the operands as text, lhs first, in the order in which the product needs their dimensions.
+        factors: the operands as text, lhs first, with their dimensions in the order of the product.
         spans: the dimensions of each of them, in that order.
         over: the dimension that is summed over.
         dims: dimensions of the result, in tile order.
-        sums: the type that sums are kept in.
+        sums: the type of the accumulator.
         matrix: computed by `tl.dot`; otherwise multiplied and summed, in tile order.
-        precision: how `tl.dot` takes float32 operands.
+        precision: the `input_precision` of `tl.dot` for float32 operands.
     """
 
     factors: tuple[Code, Code]
@@ -73,7 +73,7 @@ class Product:
     precision: str = ""
 
     def text(self, values: Values, running: str | None = None) -> str:
-        """The product of one pair of blocks; with `running`, that plus this product."""
+        """Return the product of one pair of blocks, added to `running` if there is one."""
         a, b = self.factors
         if not self.matrix:
             wants = values.join(self.spans)
@@ -89,9 +89,9 @@ class Product:
 
 
 def product(values: Values, fold: Fold) -> Product:
-    """The product of the current blocks, after adding the lines that compute its factors.
+    """Add the lines that compute the factors, and return the product of the current blocks.
 
-    The result comes in tile order: where the rows come after the columns, the operands change places, transposed.
+    The result is in tile order: where the rows come after the columns, the operands are exchanged and transposed.
     """
     dtype = fold.args[0].dtype
     rows, columns, over = values.layout.blocked.sides(fold)
@@ -101,8 +101,8 @@ def product(values: Values, fold: Fold) -> Product:
         rows, columns, lhs, rhs = columns, rows, rhs, lhs
     sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
     matrix = on_matrix_units(dtype, values.device)
-    shares = tuple(dim for dim in values.layout.blocked.dims if dim.name == "s")
-    left, right, dims = (*shares, rows, over), (*shares, over, columns), (*shares, *dims)
+    group_dims = tuple(dim for dim in values.layout.blocked.dims if dim.name == "s")
+    left, right, dims = (*group_dims, rows, over), (*group_dims, over, columns), (*group_dims, *dims)
     if not matrix:
         left, right = values.join((left,)), values.join((right,))
     a, b = operand(values, lhs, left, over, "lhs"), operand(values, rhs, right, over, "rhs")
@@ -113,7 +113,7 @@ def product(values: Values, fold: Fold) -> Product:
 
 
 def _precision(values: Values) -> str:
-    """How float32 is multiplied: not split in kernels of nothing but short sums, none of which is made in a walk."""
+    """Return the precision of float32: not split in kernels of short sums only, none of them in a chained product."""
     blocked = values.layout.blocked
     precision = input_precision(values.device, values.layout.config.tf32)
     sizes = [blocked.sides(dot)[2].size for dot in blocked.dots]
@@ -122,36 +122,36 @@ def _precision(values: Values) -> str:
 
 
 def dot_in_loop(values: Values, fold: Fold) -> Callable[[], None]:
-    """Accumulate over the current loop; the function returned makes the result known after it.
+    """Accumulate in the current loop; return a function that binds the result after it.
 
-    Products of which only the sum is needed have one accumulator, and if they are scaled, the last one scales them all.
+    Products of which only the sum is needed share one accumulator; if they are scaled, the last one scales their sum.
     """
     hoisted = _hoisted(values, fold)
     if any(dim.name == "s" for dim in values.layout.blocked.dims):
-        _ask_ahead(values, hoisted.scales, values.layout.blocked.sides(fold)[2])
-    fields.convert(values, hoisted.operands)
-    found = product(values, replace(fold, args=hoisted.operands))
+        _prefetch_scales(values, hoisted.scales, values.layout.blocked.sides(fold)[2])
+    bit_fields.convert(values, hoisted.operands)
+    dot = product(values, replace(fold, args=hoisted.operands))
     total = total_of(values.layout.blocked.body, fold)
-    if total is None or not found.matrix or found.sums is not fold.dtype or not _scaled_alike(values, total):
+    if total is None or not dot.matrix or dot.sums is not fold.dtype or not _scaled_alike(values, total):
         total = Total(fold.ref, (fold,))
-    running = values.accumulator(total.folds[0].name, zeros(values, found, values.depth - 1))
+    running = values.accumulator(total.folds[0].name, zeros(values, dot, values.depth - 1))
     name, place = running.code.text, total.folds.index(fold)
     if hoisted.scales:
         before = values.find(("product", total.folds[place - 1])) if place > 0 else None
-        text = found.text(values, None if before is None else before.code.text)
+        text = dot.text(values, None if before is None else before.code.text)
         if fold is total.folds[-1]:
-            values.line(f"{name} += {_scaled(values, found, text, hoisted.scales)}")
+            values.line(f"{name} += {_scaled(values, dot, text, hoisted.scales)}")
         else:
-            values.bind(("product", fold), values.name("product", Tile(Code(text), found.dims, values.depth)))
-    elif found.matrix:
-        values.line(f"{name} = {found.text(values, name)}")
+            values.bind(("product", fold), values.name("product", Tile(Code(text), dot.dims, values.depth)))
+    elif dot.matrix:
+        values.line(f"{name} = {dot.text(values, name)}")
     else:
-        values.line(f"{name} += {found.text(values)}")
-    return lambda: bind(values, total.value, fold.dtype, found, running) if fold is total.folds[-1] else None
+        values.line(f"{name} += {dot.text(values)}")
+    return lambda: bind(values, total.value, fold.dtype, dot, running) if fold is total.folds[-1] else None
 
 
-def _ask_ahead(values: Values, scales: Sequence[Scale], over: Dim) -> None:
-    """Ask for what the next step is scaled by before this one is multiplied: nothing else would wait for it so long."""
+def _prefetch_scales(values: Values, scales: Sequence[Scale], over: Dim) -> None:
+    """Load the scales of the next step before this one is multiplied, since no other load takes as long to arrive."""
     layout, depth = values.layout, values.depth
     for load in loads(*(factor for _, factor in scales)):
         index = load.index[0]
@@ -160,24 +160,26 @@ def _ask_ahead(values: Values, scales: Sequence[Scale], over: Dim) -> None:
         if over.symbol in layout.by_block(index).free_symbols or load.mask is not None:
             continue
         first = replace(load, index=(index.xreplace({over.symbol: ZERO}),))
-        begun = replace(values.loaded_from(first, over, "0"), depth=depth - 1)
-        ahead = values.name(f"{load.buffer}_next", begun).code.text
-        values.bind(load, values.name(load.buffer, replace(begun, code=Code(ahead), depth=depth)))
+        first_scale = replace(values.load_at(first, over, "0"), depth=depth - 1)
+        ahead = values.name(f"{load.buffer}_next", first_scale).code.text
+        values.bind(load, values.name(load.buffer, replace(first_scale, code=Code(ahead), depth=depth)))
         last = values.index_tile(over.size - layout.config.block(over.name)).code.text
         step = Tile(Code(f"tl.minimum({values.starts[over]} + {over.constant}, {last})"), (), depth)
         start = values.name(f"{over.name}_next", step).code.text
-        values.line(f"{ahead} = {values.loaded_from(load, over, start).code.text}")
+        values.line(f"{ahead} = {values.load_at(load, over, start).code.text}")
 
 
 def _scaled_alike(values: Values, total: Total) -> bool:
-    """Is each product scaled by the same?"""
+    """Are all products scaled by the same factors?"""
     return len({_hoisted(values, fold).scales for fold in total.folds}) == 1
 
 
 def _hoisted(values: Values, fold: Fold) -> Hoisted:
-    """The operands of a narrow product without factors that are the same for a whole block of what is summed over.
+    """Return the operands of a narrow product without factors that are constant in a block of the summed axis, and
+    these.
 
-    Such is the scale of a group of weights: a block of the result has less elements to scale than one of the operand.
+    Such a factor is the scale of a group of weights: a block of the result has fewer elements to scale than one of the
+    operand.
     """
     layout = values.layout
     rows, columns, over = layout.blocked.sides(fold)
@@ -188,44 +190,44 @@ def _hoisted(values: Values, fold: Fold) -> Hoisted:
             return None
         return replace(node, index=(layout.by_block(node.index[0]),))
 
-    given = tuple(rewrite(fold.args, at_start))
-    if not narrow or layout.blocked.chained or given == fold.args or fold.dtype is not torch.float32:
+    at_block_start = tuple(rewrite(fold.args, at_start))
+    if not narrow or layout.blocked.chained or at_block_start == fold.args or fold.dtype is not torch.float32:
         return Hoisted(fold.args)
-    found, sizes = hoist(given, (over.symbol,)), layout.blocked.sizes()
-    walked = {start_symbol(over): over.symbol}
-    operands = substitute_all(found.operands, walked, sizes)
-    factors = substitute_all([factor for _, factor in found.scales], walked, sizes)
-    return Hoisted(tuple(operands), tuple(zip((name for name, _ in found.scales), factors, strict=True)))
+    without_factors, sizes = hoist(at_block_start, (over.symbol,)), layout.blocked.sizes()
+    index = {start_symbol(over): over.symbol}
+    operands = substitute_all(without_factors.operands, index, sizes)
+    factors = substitute_all([factor for _, factor in without_factors.scales], index, sizes)
+    return Hoisted(tuple(operands), tuple(zip((name for name, _ in without_factors.scales), factors, strict=True)))
 
 
-def _scaled(values: Values, found: Product, text: str, scales: Sequence[Scale]) -> str:
-    """The product of one pair of blocks, `text`, times what it is scaled by."""
-    code = Code(text, ATOM if found.matrix else SUM)
+def _scaled(values: Values, dot: Product, text: str, scales: Sequence[Scale]) -> str:
+    """Return the product of one pair of blocks, `text`, times its scales."""
+    code = Code(text, ATOM if dot.matrix else SUM)
     for name, factor in scales:
-        tile = values.value(make_cast(factor, found.sums))
-        code = spell(name, [code, expand(tile.code, tile.dims, found.dims)], found.sums)
+        tile = values.value(make_cast(factor, dot.sums))
+        code = scalar_code(name, [code, expand(tile.code, tile.dims, dot.dims)], dot.sums)
     return code.text
 
 
 def dot_now(values: Values, fold: Fold) -> None:
-    """A contraction over a dimension that is held whole, or of the current block alone."""
-    found = product(values, fold)
-    result = values.name(fold.name, Tile(Code(found.text(values)), found.dims, values.depth))
-    bind(values, fold.ref, fold.dtype, found, result)
+    """Add the lines of a contraction over a dimension held whole, or over the current block alone."""
+    dot = product(values, fold)
+    result = values.name(fold.name, Tile(Code(dot.text(values)), dot.dims, values.depth))
+    bind(values, fold.ref, fold.dtype, dot, result)
 
 
-def zeros(values: Values, found: Product, depth: int) -> Tile:
-    """What nothing has been added to yet."""
-    return Tile(Code(f"tl.zeros({values.layout.shape(found.dims)}, {TYPES[found.sums]})"), found.dims, depth)
+def zeros(values: Values, dot: Product, depth: int) -> Tile:
+    """Return the initial value of the accumulator."""
+    return Tile(Code(f"tl.zeros({values.layout.shape(dot.dims)}, {TYPES[dot.sums]})"), dot.dims, depth)
 
 
-def bind(values: Values, value: Expr, dtype: torch.dtype, found: Product, result: Tile) -> None:
-    """From here on, within the scope of `result`, it is `value`, of this type."""
-    values.bind(value, replace(result, code=cast(result.code, found.sums, dtype)))
+def bind(values: Values, value: Expr, dtype: torch.dtype, dot: Product, result: Tile) -> None:
+    """Define `value`, of this type, as `result`, within its scope."""
+    values.bind(value, replace(result, code=cast(result.code, dot.sums, dtype)))
 
 
 def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: str) -> Code:
-    """A full tile with `dims` in this order, 0 in lanes past the end of the contracted axis."""
+    """Return a full tile with `dims` in this order, 0 in lanes past the end of the contracted axis."""
     tile = values.widened(values.value(expr))
     tile = replace(tile, code=typed(tile.code, expr.dtype))
     assert set(tile.dims) <= set(dims), "an operand of a contraction is a matrix"
@@ -234,7 +236,7 @@ def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: 
         if mask is not None:
             tile = values.select(mask, tile, Tile(literal(0, expr.dtype)))
     order = values.join((dims,))
-    tile = values.spread(tile, order)
+    tile = values.broadcast(tile, order)
     code = tile.code
     if order != dims:
         code = Code(f"{code.at(ATOM)}.T" if len(dims) == 2 else f"tl.permute({code.text}, 0, 2, 1)")

@@ -1,9 +1,9 @@
-"""Descriptors: matrices that the tensor memory accelerator of sm_90 and later fetches and stores.
+"""Descriptors: matrices that the tensor memory accelerator of sm_90 and later loads and stores.
 
-What enters is a load or a store over block dimensions; what leaves is the matrix that a tensor descriptor can hold, if
-there is one, and the lines that make the descriptor.  Such a matrix has contiguous rows that start at multiples of 16
-bytes.  The matrices of a batch, or the parts of a long sum, lie evenly apart and come through one descriptor of three
-dimensions.  The host makes descriptors (`launch/passed.py`) where a launch has one function.
+Input: a load or a store over block dimensions; output: the matrix that a tensor descriptor can describe, if there is
+one, and the lines that create the descriptor.  Such a matrix has contiguous rows that start at multiples of 16 bytes.
+The matrices of a batch, or the parts of split-K, have a constant stride and share one descriptor of three dimensions.
+The host creates descriptors (`launch/passed.py`) where a launch has one function.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sympy
 from fusion.codegen.triton.blocks import Blocked, Dim, extent
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
+from fusion.codegen.triton.expressions.scalar_code import Code
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
-from fusion.codegen.triton.expressions.spell import Code
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Expr, Load, loads
 from fusion.lowering.indexing import coefficient
@@ -24,17 +24,17 @@ from fusion.lowering.kernel import Store, statements, values_of
 from fusion.lowering.scalar_ops import HALVES
 
 LONG_ROW = 256
-"""Bytes: of rows as long there are fewer than 2³¹ in any memory, so that an int32 counts them."""
+"""Bytes of a row above which a device has memory for fewer than 2³¹ rows, so that an int32 counts them."""
 
 
 def loads_tiles(blocked: Blocked) -> bool:
-    """Does the epilogue load whole tiles, rather than a row or column of numbers?"""
+    """Does the epilogue load full tiles, rather than a row or column of numbers?"""
     values = [value for stmt in blocked.body if isinstance(stmt, Store) for value in values_of(stmt)]
     return any(tile_loads(blocked, values))
 
 
 def tile_loads(blocked: Blocked, values: Sequence[Expr]) -> Iterator[Load]:
-    """The loads below `values` that differ from row to row as well as from column to column."""
+    """Yield the loads below `values` that vary both from row to row and from column to column."""
     grid = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
     for load in loads(*values):
         symbols = {s for index in load.index if not isinstance(index, Expr) for s in index.free_symbols}
@@ -43,18 +43,18 @@ def tile_loads(blocked: Blocked, values: Sequence[Expr]) -> Iterator[Load]:
 
 
 def loaded_tiles(blocked: Blocked) -> dict[Load, Matrix]:
-    """The loads of whole tiles after a contraction that can come through descriptors."""
+    """Return the loads of full tiles in the epilogue that descriptors can describe."""
     grid = {dim.name: dim for dim in blocked.grid()}
-    found: dict[Load, Matrix] = {}
+    tiles: dict[Load, Matrix] = {}
     for stmt in blocked.body:
         for load in loads(*values_of(stmt)) if isinstance(stmt, Store) else ():
             if load.dtype in HALVES and (matrix := matrix_of(blocked, load, grid["m"], grid["n"])) is not None:
-                found |= {load: matrix} if steps_evenly(blocked, matrix) else {}
-    return found
+                tiles |= {load: matrix} if has_even_strides(blocked, matrix) else {}
+    return tiles
 
 
 def matrix_of(blocked: Blocked, load: Load, first: Dim, second: Dim, *, long: int = LONG_ROW) -> Matrix | None:
-    """The matrix over two dimensions that `load` reads; None if no descriptor can; `long`: see `LONG_ROW`."""
+    """Return the matrix over two dimensions that `load` reads; None if no descriptor can; `long`: see `LONG_ROW`."""
     if load.mask is not None or isinstance(load.index[0], Expr):
         return None
     return as_matrix(blocked, load.buffer, load.index[0], first, second, long=long)
@@ -63,7 +63,7 @@ def matrix_of(blocked: Blocked, load: Load, first: Dim, second: Dim, *, long: in
 def as_matrix(
     blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, second: Dim, *, long: int = LONG_ROW
 ) -> Matrix | None:
-    """`name[offset]` as a matrix over two dimensions, in either order; None where a descriptor cannot hold it."""
+    """Return `name[offset]` as a matrix over two dimensions, in either order; None if no descriptor can describe it."""
     param = blocked.kernel.param(name)
     for rows, columns in ((first, second), (second, first)):
         stride = coefficient(offset, rows.symbol)
@@ -71,7 +71,7 @@ def as_matrix(
             continue
         base = sympy.expand(offset - stride * rows.symbol - columns.symbol)
         known = stride.is_Integer and columns.size.is_Integer
-        if not (param.aligned and known and _one_each(blocked, base) and _starts_aligned(base, param.dtype.itemsize)):
+        if not (param.aligned and known and _is_uniform(blocked, base) and _starts_aligned(base, param.dtype.itemsize)):
             continue
         step, width, size = int(stride), int(columns.size), param.dtype.itemsize
         few = extent(rows.size) < 2**31 if rows.size.is_Integer else step * size >= long
@@ -80,10 +80,10 @@ def as_matrix(
     return None
 
 
-def _one_each(blocked: Blocked, base: sympy.Expr) -> bool:
+def _is_uniform(blocked: Blocked, base: sympy.Expr) -> bool:
     """Is this index one number per program?"""
-    varied = {dim.symbol for dim in blocked.dims if dim.name != "b"}
-    return not base.free_symbols & varied
+    varying = {dim.symbol for dim in blocked.dims if dim.name != "b"}
+    return not base.free_symbols & varying
 
 
 def _starts_aligned(base: sympy.Expr, size: int) -> bool:
@@ -92,13 +92,13 @@ def _starts_aligned(base: sympy.Expr, size: int) -> bool:
 
 
 def _batch(blocked: Blocked, matrix: Matrix) -> tuple[Dim, sympy.Expr | None] | None:
-    """The batch dimension that a matrix varies along, and how far apart its matrices lie (None: not evenly)."""
-    varied = [dim for dim in blocked.dims if dim.symbol in matrix.base.free_symbols]
-    return (varied[0], coefficient(matrix.base, varied[0].symbol)) if varied else None
+    """Return the batch dimension along which a matrix varies, and the stride of its matrices (None if not constant)."""
+    varying = [dim for dim in blocked.dims if dim.symbol in matrix.base.free_symbols]
+    return (varying[0], coefficient(matrix.base, varying[0].symbol)) if varying else None
 
 
-def steps_evenly(blocked: Blocked, matrix: Matrix) -> bool:
-    """Can one descriptor hold a matrix for every point of the batch?"""
+def has_even_strides(blocked: Blocked, matrix: Matrix) -> bool:
+    """Can one descriptor describe the matrices of all points of the batch?"""
     batch = _batch(blocked, matrix)
     size = blocked.kernel.param(matrix.param).dtype.itemsize
     if batch is None:
@@ -107,35 +107,37 @@ def steps_evenly(blocked: Blocked, matrix: Matrix) -> bool:
 
 
 def target_of(blocked: Blocked, stmt: Store) -> Matrix | None:
-    """The matrix that `stmt` can write through a descriptor: 16-bit results, so that the tile fits shared memory."""
+    """Return the matrix that `stmt` can write through a descriptor: 16-bit results, so that the tile fits shared
+    memory.
+    """
     if isinstance(stmt.offset, Expr):
         return None
     tiles = loaded_tiles(blocked)
     reading = [load for s in statements(blocked.body) for load in loads(*values_of(s)) if load.buffer == stmt.param]
     if any(load not in tiles or load.index[0] != stmt.offset for load in reading):
-        return None  # what is read has to be there before it is written over
+        return None  # it must be read before it is overwritten
     if blocked.kernel.param(stmt.param).dtype not in HALVES or stmt.value.dtype not in HALVES:
         return None
     grid = {dim.name: dim for dim in blocked.grid()}
-    found = as_matrix(blocked, stmt.param, stmt.offset, grid["m"], grid["n"])
-    return found if found is not None and steps_evenly(blocked, found) else None
+    matrix = as_matrix(blocked, stmt.param, stmt.offset, grid["m"], grid["n"])
+    return matrix if matrix is not None and has_even_strides(blocked, matrix) else None
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
 class Descriptors:
-    """The descriptors of one kernel: each matrix has one, in the blocks in which it was asked for first."""
+    """The descriptors of one kernel: each matrix has one, with the blocks of its first use."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
-        self._made: dict[Matrix, Transfer] = {}
+        self._created: dict[Matrix, Transfer] = {}
 
     def of(self, matrix: Matrix, layout: Layout) -> Transfer:
-        """The descriptor of a matrix, made where it is asked for first."""
-        if matrix not in self._made:
-            self._made[matrix] = describe(self._values, matrix, layout)
-        return self._made[matrix]
+        """Return the descriptor of a matrix, created at its first use."""
+        if matrix not in self._created:
+            self._created[matrix] = describe(self._values, matrix, layout)
+        return self._created[matrix]
 
 
 def _text(values: Values, size: sympy.Expr) -> str:
@@ -143,12 +145,12 @@ def _text(values: Values, size: sympy.Expr) -> str:
 
 
 def describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
-    """A descriptor of `matrix`, in the blocks of `layout`: one that is passed, or one that a line makes."""
+    """Return a descriptor of `matrix`, in the blocks of `layout`: one that is passed, or one that a line creates."""
     batch = _batch(values.layout.blocked, matrix) if values.layout.grid_depth else None
     dims, base, strides = (matrix.rows, matrix.columns), matrix.base, f"{matrix.stride}, 1"
     sizes = [dim.size for dim in dims]
     block = layout.shape(dims)
-    if batch is not None and batch[1] is not None:  # programs walk the matrices, which one descriptor holds
+    if batch is not None and batch[1] is not None:  # one descriptor holds the matrices that programs loop over
         base = sympy.expand(base - batch[1] * batch[0].symbol)
         sizes, strides, block = [batch[0].size, *sizes], f"{_text(values, batch[1])}, {strides}", f"[1, {block[1:]}"
     shape = ", ".join(_text(values, size) for size in sizes)

@@ -1,16 +1,16 @@
-"""Stacked: two products that share their rows' operand are one product of twice the columns.
+"""Stacked: two products that share the operand of their rows are one product of twice the columns.
 
-What enters is a contraction of the persistent form with two `dot` folds, whose other operands are matrices of one
-layout; what leaves are the lines of a single `tl.dot`.  The two matrices come through one descriptor of three
-dimensions, of which the first steps from one tensor to the other, wherever they lie:
+Input: a contraction of the persistent form with two `dot` folds, whose other operands are matrices of one layout;
+output: the lines of a single `tl.dot`.  The two matrices come through one descriptor of three dimensions, of which the
+first steps from one tensor to the other, wherever they are in memory:
 
     gap = (tl.maximum(a, b) - tl.minimum(a, b)) // 2
     both = tl.make_tensor_descriptor(lower, [2, 5632, 2048], [gap, 2048, 1], [2, NBLOCK, KBLOCK])
 
-The matrix units take 256 columns at a time, and fetch the shared operand from shared memory once for both: on an H200
-two products of 128 columns each run at 0.8 of that speed.  The result is taken apart in registers.
+The matrix units process 256 columns at a time, and read the shared operand from shared memory once for both: on an H200
+two products of 128 columns each run at 0.8 of that speed.  The result is split in registers.
 
-Strides of descriptors have 40 bits: a launch whose tensors are `NEAR` bytes apart takes the form without promises.
+Strides of descriptors have 40 bits: a launch whose tensors are `NEAR` bytes apart uses the form without assumptions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import torch
 
 from fusion.codegen.triton.blocks import Blocked
 from fusion.codegen.triton.expressions.matrices import Stack
+from fusion.codegen.triton.expressions.scalar_code import TYPES, Code, cast
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
-from fusion.codegen.triton.expressions.spell import TYPES, Code, cast
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products.contract import operand
 from fusion.codegen.triton.products.descriptors import matrix_of
@@ -34,7 +34,7 @@ NEAR = 1 << 40
 
 
 def stack_of(blocked: Blocked) -> Stack | None:
-    """The two products of a kernel as one; None where they are not two, or do not lie alike in memory."""
+    """Return the two products of a kernel as one; None if they are not two, or differ in layout."""
     if len(blocked.dots) != 2:
         return None
     first, second = blocked.dots
@@ -44,15 +44,15 @@ def stack_of(blocked: Blocked) -> Stack | None:
     if len(shared) != 1 or len(others) != 2 or set(sides) != {"m", "n", "k"}:
         return None
     rows, columns, over = sides["m"], sides["n"], sides["k"]
-    found = [matrix_of(blocked, arg, columns, over) for arg in others if isinstance(arg, Load)]
-    matrices = [matrix for matrix in found if matrix is not None and matrix.rows is columns]
+    candidates = [matrix_of(blocked, arg, columns, over) for arg in others if isinstance(arg, Load)]
+    matrices = [matrix for matrix in candidates if matrix is not None and matrix.rows is columns]
     if len(matrices) != 2 or matrices[0].stride != matrices[1].stride or others[0].dtype is not others[1].dtype:
         return None
     return Stack((first, second), shared[0], (matrices[0], matrices[1]), rows, columns, over)
 
 
 def describe(values: Values) -> None:
-    """Add the descriptor of two products that are one, if the kernel has such: from here on they are."""
+    """Add the descriptor of two products computed as one, if the kernel has such, and load operands through it."""
     stack = stack_of(values.layout.blocked)
     if stack is None:
         return
@@ -63,8 +63,8 @@ def describe(values: Values) -> None:
     lower = f"tl.minimum({a}, {b}).to(tl.pointer_type({TYPES[element]}))"
     lower = values.name("lower", Tile(Code(lower))).code.text
     size = element.itemsize
-    apart = f"(tl.maximum({a}, {b}) - tl.minimum({a}, {b})) // {size}"
-    gap = values.name("gap", Tile(Code(f"tl.multiple_of({apart}, {16 // size})"))).code.text
+    distance = f"(tl.maximum({a}, {b}) - tl.minimum({a}, {b})) // {size}"
+    gap = values.name("gap", Tile(Code(f"tl.multiple_of({distance}, {16 // size})"))).code.text
     shape = f"[2, {first.rows.size}, {first.columns.size}], [{gap}, {first.stride}, 1]"
     block = f"[2, {first.rows.constant}, {first.columns.constant}]"
     both = values.name("both_desc", Tile(Code(f"tl.make_tensor_descriptor({lower}, {shape}, {block})"))).code.text
@@ -78,7 +78,7 @@ def describe(values: Values) -> None:
 
 
 def dot_in_loop(values: Values, stack: Stack) -> Callable[[], None]:
-    """Accumulate both products over the current loop; the function returned makes both results known after it."""
+    """Accumulate both products in the current loop; return a function that binds both results after it."""
     rows, columns, over = stack.rows, stack.columns, stack.over
     lhs = operand(values, stack.shared, (rows, over), over, "lhs")
     wide = f"2 * {columns.constant}"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusion.codegen.triton.expressions.spell import COMPARE
+from fusion.codegen.triton.expressions.scalar_code import COMPARE
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Cast, Expr, Load, Op, free_axes, loads
 from fusion.lowering.kernel import Kernel, Stmt, Store, stored

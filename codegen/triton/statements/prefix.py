@@ -17,8 +17,17 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scalar_code import (
+    COMPARE,
+    PRODUCT,
+    SUM,
+    TYPES,
+    Code,
+    literal,
+    scalar_code,
+    typed,
+)
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import COMPARE, PRODUCT, SUM, TYPES, Code, literal, spell, typed
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import IndexValue, Scalar
 from fusion.lowering.kernel import Loop, Prefix, Role, Stmt
@@ -97,7 +106,7 @@ def _operands(values: Values, prefix: Prefix, dim: Dim) -> list[_Part]:
     dims = values.join([*(tile.dims for tile in tiles), (dim,)])
     dtypes = [torch.int32 if tile.narrow else arg.dtype for tile, arg in zip(tiles, prefix.args, strict=True)]
     pairs = zip(tiles, dtypes, strict=True)
-    tiles = [values.spread(replace(tile, code=typed(tile.code, dtype)), dims) for tile, dtype in pairs]
+    tiles = [values.broadcast(replace(tile, code=typed(tile.code, dtype)), dims) for tile, dtype in pairs]
     first = _Part(prefix.name, tiles[0], dtypes[0], identity(prefix.op, dtypes[0]))
     if keeps_position(prefix.op):
         value = replace(first, wish=f"{prefix.name}_value")
@@ -133,8 +142,8 @@ def _result(values: Values, prefix: Prefix, parts: Sequence[_Part]) -> Tile:
     if prefix.op != "logsumexp":
         return parts[-1].tile
     largest, total = (part.tile for part in parts)
-    log = spell("log", [total.code], prefix.dtype, values.fast)
-    code = spell("add", [log, largest.code], prefix.dtype, values.fast)
+    log = scalar_code("log", [total.code], prefix.dtype, values.fast)
+    code = scalar_code("add", [log, largest.code], prefix.dtype, values.fast)
     return values.name(prefix.name, replace(largest, code=code))
 
 

@@ -18,8 +18,7 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim, Lanes
 from fusion.codegen.triton.expressions.indices import expand
-from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import (
+from fusion.codegen.triton.expressions.scalar_code import (
     AND,
     ATOM,
     COMPARE,
@@ -33,6 +32,7 @@ from fusion.codegen.triton.expressions.spell import (
     literal,
     typed,
 )
+from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import HALVES, identity
@@ -146,7 +146,7 @@ def _operands(values: Values, fold: Fold, over: Sequence[Dim]) -> list[Tile]:
     """Return every operand as a full tile."""
     tiles = [_operand(values, fold, position, over) for position in range(len(fold.args))]
     dims = values.join([*(tile.dims for tile in tiles), over])
-    return [values.spread(tile, dims) for tile in tiles]
+    return [values.broadcast(tile, dims) for tile in tiles]
 
 
 def _operand(values: Values, fold: Fold, position: int, over: Sequence[Dim]) -> Tile:

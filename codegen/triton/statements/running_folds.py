@@ -20,8 +20,8 @@ import torch
 from fusion.codegen.triton.blocks import Lanes
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.devices import Feature
+from fusion.codegen.triton.expressions.scalar_code import TYPES, Code, cast, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import TYPES, Code, cast, literal, typed
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products import contract
 from fusion.codegen.triton.statements import reduce
@@ -105,7 +105,7 @@ def _complete(values: Values, fold: Fold, state: Tile, carried: torch.dtype, dep
 def _carried(values: Values, fold: Fold, state: Tile, carried: torch.dtype) -> Code:
     """Return the corrected value before the current block, as a full tile."""
     tile = values.widened(values.value(fold.before if fold.carry is None else fold.carry))
-    tile = values.spread(replace(tile, code=typed(tile.code, fold.dtype)), state.dims)
+    tile = values.broadcast(replace(tile, code=typed(tile.code, fold.dtype)), state.dims)
     return cast(tile.code, fold.dtype, carried)
 
 

@@ -7,8 +7,8 @@ each point.  A NaN is given the sign with which it wins, because maxima and mini
 from __future__ import annotations
 
 from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scalar_code import Code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import Code, typed
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.kernel import Store
 
@@ -30,7 +30,7 @@ def update(values: Values, stmt: Store) -> None:
         text = f"tl.where({value.code.text} != {value.code.text}, {nan}, {value.code.text})"
         value = Tile(Code(text), value.dims, value.depth)
     pointer = values.pointer(stmt.param, stmt.offset)
-    text = ", ".join(values.spread(tile, dims).code.text for tile in (pointer, value))
+    text = ", ".join(values.broadcast(tile, dims).code.text for tile in (pointer, value))
     mask = values.masks(dims, condition)
     if mask is not None:
         text += f", mask={expand(mask.code, mask.dims, dims).text}"

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 from fusion.codegen.triton import TritonTarget
-from fusion.codegen.triton.expressions.fields import Field, field_of
+from fusion.codegen.triton.expressions.bit_fields import Field, field_of
 from fusion.codegen.triton.expressions.prelude import FUNCTIONS
 from fusion.codegen.triton.launch import ptx
 from fusion.lowering.evaluate import Scope, evaluate

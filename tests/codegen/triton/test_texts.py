@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.arguments import POINTERS
-from fusion.codegen.triton.expressions.spell import SPELLING
+from fusion.codegen.triton.expressions.scalar_code import EMITTERS
 from fusion.lowering.builder import GENERATED_DTYPES
 from fusion.lowering.errors import BuildError
 from fusion.lowering.expr import Cast, Op, const
@@ -290,7 +290,7 @@ def test_names_that_mean_something_to_python_are_not_taken() -> None:
 
 
 def test_every_operation_is_spelled_in_every_dtype() -> None:
-    assert {*SPELLING, "where"} == set(SCALAR_OPS)
+    assert {*EMITTERS, "where"} == set(SCALAR_OPS)
     assert set(POINTERS) == GENERATED_DTYPES
     assert TARGET.capabilities.fold_ops == set(FOLD_OPS)
 

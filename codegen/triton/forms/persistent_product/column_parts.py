@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fusion.codegen.triton.expressions.scalar_code import SUM, Code
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import SUM, Code
 from fusion.codegen.triton.expressions.values import Values
 
 

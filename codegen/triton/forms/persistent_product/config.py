@@ -22,8 +22,8 @@ class PersistentConfig(Config):
     parts: int = 1
     per_processor: int = 1
 
-    def words(self) -> list[str]:
-        """The parameters of the form, in words."""
+    def parameters(self) -> list[str]:
+        """Describe the parameters that only this form has, one string each."""
         words = ["persistent" if self.per_processor == 1 else f"{self.per_processor} persistent"]
         return words + ([f"finished in {self.parts} parts"] if self.parts > 1 else [])
 

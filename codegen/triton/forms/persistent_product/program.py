@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import PRODUCT, Code
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.persistent_product.column_parts import in_parts
 from fusion.codegen.triton.forms.persistent_product.rule import factors
 from fusion.codegen.triton.products import stacked
+from fusion.codegen.triton.products.block_order import as_int32, assign_block
 from fusion.codegen.triton.products.descriptors import Descriptors, loaded_tiles, matrix_of, target_of
-from fusion.codegen.triton.products.place import as_int32, place
 from fusion.lowering.expr import Load
 from fusion.lowering.kernel import Store
 
@@ -46,7 +46,7 @@ def _open(values: Values) -> str:
     total = as_int32(Code(" * ".join(counts), PRODUCT), known=all(dim.size.is_Integer for dim in blocked.grid()))
     blocks = values.name("blocks", Tile(total)).code.text
     number = values.open("block")
-    place(values, number)
+    assign_block(values, number)
     for dim in blocked.dims:
         if dim.name == "b":
             values.starts[dim] = values.name("batch", Tile(Code(values.starts[dim]), depth=values.depth)).code.text

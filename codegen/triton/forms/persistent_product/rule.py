@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fusion.codegen.triton.blocks import Blocked, Dim
 from fusion.codegen.triton.devices import Feature
-from fusion.codegen.triton.products.descriptors import matrix_of, steps_evenly
+from fusion.codegen.triton.products.descriptors import has_even_strides, matrix_of
 from fusion.lowering.expr import Expr, Load
 from fusion.lowering.kernel import Fold, Loop, Role
 from fusion.lowering.scalar_ops import HALVES
@@ -49,7 +49,7 @@ def _is_fetched(blocked: Blocked, factor: Expr, sides: tuple[Dim, Dim]) -> bool:
     if factor.dtype not in HALVES or not isinstance(factor, Load):
         return False
     matrix = matrix_of(blocked, factor, *sides)
-    return matrix is not None and steps_evenly(blocked, matrix)
+    return matrix is not None and has_even_strides(blocked, matrix)
 
 
 def factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:

@@ -39,10 +39,10 @@ from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
+from fusion.codegen.triton.expressions.scalar_code import SUM, Code
 from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
-from fusion.codegen.triton.expressions.spell import SUM, Code
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import INDENT, Launch, file_of, passed, signature
+from fusion.codegen.triton.file import INDENT, Launch, descriptor_comments, file_of, signature
 from fusion.codegen.triton.file import blocks_of as count_blocks
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct
@@ -51,7 +51,7 @@ from fusion.codegen.triton.forms.persistent_product.program import one_block, ov
 from fusion.codegen.triton.forms.persistent_product.rule import factors, refusal
 from fusion.codegen.triton.forms.side_by_side.parts import Part, parts_of
 from fusion.codegen.triton.products import descriptors
-from fusion.codegen.triton.products.place import begin, blocks_of, swizzled
+from fusion.codegen.triton.products.block_order import blocks_of, start_block, swizzled
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, loads, postorder, rewrite
 from fusion.lowering.kernel import Fold, Kernel, Loop, Store, loaded, stored, values_of
@@ -98,7 +98,7 @@ class JoinedProducts(Form):
         values = writer.values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]))
         values.hosted = hosted
         lines = _lines(values, layouts)
-        head = signature(kernel, kernel.name, passed(hosted), list(constants))
+        head = signature(kernel, kernel.name, descriptor_comments(hosted), list(constants))
         function = "\n".join([*head, *(INDENT + line for line in lines)])
 
         def blocks(name: str) -> list[str]:
@@ -217,8 +217,8 @@ def _lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
     for load, transfer, name in zip((own.columns, *own.tiles), choices[0], (columns, *tiles), strict=False):
         values.load_through[load] = replace(transfer, name=name)
     values.store_through[own.store.param] = replace(choices[0][-1], name=result)
-    begin(values, m, Code(m_block))
-    begin(values, n, Code(f"{n_block} - {first}", SUM))
+    start_block(values, m, Code(m_block))
+    start_block(values, n, Code(f"{n_block} - {first}", SUM))
     one_block(Body(values))
     values.close(over_blocks(values, number, f"{m_blocks} * {limits[-1]}"))
     return values.scopes[0].lines

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
 from fusion.codegen.triton.call import PROGRAM, call_of
 from fusion.codegen.triton.expressions.indices import Layout, index_code
-from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY
+from fusion.codegen.triton.expressions.scalar_code import PRODUCT, UNARY
 from fusion.codegen.triton.forms import alone
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed

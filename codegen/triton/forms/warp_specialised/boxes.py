@@ -15,7 +15,7 @@ import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Dim
 from fusion.codegen.triton.expressions.matrices import Matrix
-from fusion.codegen.triton.expressions.spell import PRODUCT, TYPES, Code
+from fusion.codegen.triton.expressions.scalar_code import PRODUCT, TYPES, Code
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.indexing import FloorDiv, Mod, bounds
 

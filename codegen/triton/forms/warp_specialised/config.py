@@ -17,8 +17,8 @@ class WarpSpecialisedConfig(Config):
 
     groups: int = 2
 
-    def words(self) -> list[str]:
-        """The parameters of the form, in words."""
+    def parameters(self) -> list[str]:
+        """Describe the parameters that only this form has, one string each."""
         return ["persistent", f"{self.groups} groups"]
 
 

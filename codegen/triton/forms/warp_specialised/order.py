@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.scalar_code import SUM, Code
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import SUM, Code
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
 from fusion.lowering.kernel import Loop

@@ -30,8 +30,8 @@ from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.expressions.copies import LOAD
 from fusion.codegen.triton.expressions.indices import Layout, expand
+from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code, cast
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
-from fusion.codegen.triton.expressions.spell import PRODUCT, Code, cast
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.warp_specialised import boxes, groups
 from fusion.codegen.triton.forms.warp_specialised.boxes import Box
@@ -263,7 +263,7 @@ class Program:
         scores = Tile(Code(name), (plan.m, plan.n), values.depth)
         values.bind(first.ref, replace(scores, code=cast(scores.code, torch.float32, first.dtype)))
         others = [stmt for stmt in loop.body if stmt is not first and stmt is not second]
-        later, ends = body.in_walk(loop, others)
+        later, ends = body.in_loop(loop, others)
         lhs = contract.operand(values, second.args[0], (plan.m, plan.n), plan.n, "lhs").text
         factor = factor_of(second)
         assert factor is not None, "asked of a kernel that is none"

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent
+from fusion.codegen.triton.expressions.scalar_code import ATOM, PRODUCT, SUM, Code
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, Code
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.products.place import place
+from fusion.codegen.triton.products.block_order import assign_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +72,5 @@ def _open(values: Values, blocks: str, section: str, before: str) -> Turns:
     code = Code(f"{before}_zigzag({turn}, {section})", SUM if before else ATOM)
     number = values.name("number", Tile(code, depth=values.depth)).code.text
     begin = len(values.scopes[-1].lines)
-    place(values, number)
+    assign_block(values, number)
     return Turns(begin, lambda: values.close(f"for {turn} in range(_zigzag_turns({blocks}, {section})):"))

@@ -1,12 +1,12 @@
-"""Spelling: one scalar operation, cast or constant of the IR as Triton text.
+"""Scalar code: one scalar operation, cast or constant of the IR as Triton text.
 
-What enters is the text of the operands; what leaves is text.  `SPELLING` has a row per operation of
-`lowering/scalar_ops.py`, with the meaning that file gives: floor division floors, `maximum` propagates NaN, shifts past
-the width give what eager gives.  Operands that are 16-bit floats are widened to float32 and the result is rounded
-again, as eager does.  An operation without a row is refused by the capabilities of the target, never here.
+Input: the text of the operands; output: text.  `EMITTERS` has a row per operation of `lowering/scalar_ops.py`, with the
+meaning defined there: floor division floors, `maximum` propagates NaN, shifts past the width give eager's results.
+Operands that are 16-bit floats are widened to float32 and the result is rounded again, as eager does.  An operation
+without a row is refused by the capabilities of the target, never here.
 
-`fast` is set where the last two bits of a float32 division, square root or exponential cannot be seen (`rounding`):
-there the quick forms of the hardware are used.
+`fast` is set where the last two bits of a float32 division, square root or exponential are invisible (`rounding`):
+there the fast forms of the hardware are used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from fusion.lowering.expr import Scalar
 from fusion.lowering.scalar_ops import HALVES, SCALAR_OPS, ScalarName
 
-# How tightly Python binds an expression, loosest first.
+# Precedence of Python's operators, lowest first.
 COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)
 
 
@@ -41,23 +41,23 @@ TYPES: dict[torch.dtype, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """An expression as text: how tightly it binds, and whether it is a bare literal (which has no type in Triton)."""
+    """An expression as text: its precedence, and whether it is a bare literal (which has no type in Triton)."""
 
     text: str
     binds: int = ATOM
     literal: bool = False
 
     def at(self, level: int) -> str:
-        """The text, in parentheses if it binds less tightly than `level`."""
+        """Return the text, in parentheses if its precedence is below `level`."""
         return self.text if self.binds >= level else f"({self.text})"
 
 
-Spelling: TypeAlias = Callable[[Sequence[Code], torch.dtype, bool], Code]
-"""(operands, their dtype, fast) → text.  The dtype is never a 16-bit float: `spell` has widened those."""
+Emitter: TypeAlias = Callable[[Sequence[Code], torch.dtype, bool], Code]
+"""(operands, their dtype, fast) → text.  The dtype is never a 16-bit float: `scalar_code` has widened those."""
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> Code:
-    """A constant as a Python literal, exact for `dtype`; -0.0, of which Triton makes 0.0, as a product.
+    """Return a constant as a Python literal, exact for `dtype`; -0.0, which Triton reads as 0.0, as a product.
 
     >>> literal(2.5, torch.float32).text, literal(float("-inf"), torch.float32).text, literal(True, torch.bool).text
     ('2.5', '-float("inf")', 'True')
@@ -80,12 +80,12 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
 
 
 def typed(code: Code, dtype: torch.dtype) -> Code:
-    """`code` as a value with a type: a literal becomes a scalar of `dtype`."""
+    """Return `code` as a value with a type: a literal becomes a scalar of `dtype`."""
     return Code(f"tl.full([], {code.text}, {TYPES[dtype]})") if code.literal else code
 
 
 def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
-    """`code`, of dtype `source`, converted to `target` as eager does it."""
+    """Return `code`, of dtype `source`, converted to `target` as eager does it."""
     if source is target:
         return code
     if target is torch.bool:
@@ -96,17 +96,17 @@ def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
     if target is torch.uint8 and source.is_floating_point:
         # Through int64, so that -1.0 wraps to 255 as it does in eager.
         return Code(f"{code.at(ATOM)}.to(tl.int64).to(tl.uint8)")
-    if source is torch.float64 and target in HALVES:  # eager has halves of float32 only, and so rounds twice
+    if source is torch.float64 and target in HALVES:  # eager converts by way of float32, and so rounds twice
         return Code(f"{code.at(ATOM)}.to(tl.float32).to({TYPES[target]})")
     return Code(f"{code.at(ATOM)}.to({TYPES[target]})")
 
 
-def spell(name: ScalarName, operands: Sequence[Code], dtype: torch.dtype, fast: bool = False) -> Code:
-    """Scalar operation `name` on operands of `dtype` (`where` is a matter of shapes: see `values`).
+def scalar_code(name: ScalarName, operands: Sequence[Code], dtype: torch.dtype, fast: bool = False) -> Code:
+    """Return scalar operation `name` on operands of `dtype` (`where` needs shapes: see `values`).
 
-    >>> spell("mul", [Code("a + b", SUM), Code("c")], torch.float32).text
+    >>> scalar_code("mul", [Code("a + b", SUM), Code("c")], torch.float32).text
     '(a + b) * c'
-    >>> spell("maximum", [Code("a"), Code("b")], torch.bfloat16).text
+    >>> scalar_code("maximum", [Code("a"), Code("b")], torch.bfloat16).text
     '_maximum(a.to(tl.float32), b.to(tl.float32)).to(tl.bfloat16)'
     """
     if all(code.literal for code in operands):
@@ -121,65 +121,65 @@ def spell(name: ScalarName, operands: Sequence[Code], dtype: torch.dtype, fast: 
 # Kinds of rows --------------------------------------------------------------------------------------------------------
 
 
-def infix(sign: str, level: int) -> Spelling:
-    """A binary operator of Python, grouping to the left (comparisons do not group)."""
+def infix(sign: str, level: int) -> Emitter:
+    """Return the emitter of a binary operator of Python, left-associative (comparisons are not associative)."""
     left = level + 1 if level == COMPARE else level
 
-    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
         return Code(f"{args[0].at(left)} {sign} {args[1].at(level + 1)}", level)
 
-    return spelled
+    return emitted
 
 
-def call(function: str) -> Spelling:
-    """A function of Triton.  It would take a literal for a float32 or an int32: others get their type."""
+def call(function: str) -> Emitter:
+    """Return the emitter of a function of Triton.  It would type a literal as float32 or int32: others get a type."""
     literals_fit = function.startswith(("tl.", "libdevice.", "_maximum", "_minimum"))
 
-    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
         if not (literals_fit and dtype in (torch.float32, torch.int32)):
             args = [typed(arg, dtype) for arg in args]
         return Code(f"{function}({', '.join(arg.text for arg in args)})")
 
-    return spelled
+    return emitted
 
 
-def by_kind(*, floats: Spelling, integers: Spelling, bools: Spelling | None = None) -> Spelling:
-    """One spelling for floats, another for integers (and bools, where they differ from integers)."""
+def by_kind(*, floats: Emitter, integers: Emitter, bools: Emitter | None = None) -> Emitter:
+    """Return an emitter for floats and integers (and bools, where they differ from integers)."""
 
-    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
         if dtype is torch.bool and bools is not None:
             return bools(args, dtype, fast)
         return (floats if dtype.is_floating_point else integers)(args, dtype, fast)
 
-    return spelled
+    return emitted
 
 
-def by_width(*, single: str, double: str, quick: str | None = None) -> Spelling:
-    """Functions for float32, float64, and for float32 where `fast` holds."""
+def by_width(*, single: str, double: str, quick: str | None = None) -> Emitter:
+    """Return an emitter of functions for float32, float64, and for float32 where `fast` holds."""
 
-    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
         if dtype is torch.float64:
             return call(double)(args, dtype, fast)
         return call(quick if fast and quick is not None else single)(args, dtype, fast)
 
-    return spelled
+    return emitted
 
 
-def device(function: str) -> Spelling:
-    """A function of the vendor's math library."""
+def device(function: str) -> Emitter:
+    """Return the emitter of a function of the vendor's math library."""
     return call(f"libdevice.{function}")
 
 
 def unchanged(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
-    """The operand itself: an operation that does nothing to its dtype."""
+    """Return the operand itself: an operation that does nothing to its dtype."""
     return args[0]
 
 
-# Rows that look at their operands -------------------------------------------------------------------------------------
+# Rows that depend on their operands -----------------------------------------------------------------------------------
 
 
 def _power_of_two(code: Code) -> float | None:
-    """The value of a literal that is a power of two and whose reciprocal is exact, else None."""
+    """Return the value of a literal that is a power of two and whose reciprocal is exact, else None."""
     if not code.literal or "float" in code.text:
         return None
     value = float(code.text)
@@ -206,13 +206,13 @@ def _neg(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     return Code(f"-{args[0].at(UNARY)}", UNARY)
 
 
-def _shift(sign: str, checked: str) -> Spelling:
-    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+def _shift(sign: str, checked: str) -> Emitter:
+    def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
         if args[1].literal and 0 <= int(args[1].text) < dtype.itemsize * 8:
             return infix(sign, SHIFT)(args, dtype, fast)
         return call(checked)(args, dtype, fast)
 
-    return spelled
+    return emitted
 
 
 def _isinf(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
@@ -226,7 +226,7 @@ def _not(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
 
 
 def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
-    """The last operand says where the tile is inside its axes, `None` for everywhere."""
+    """Return a bounds check; the last operand is the mask of the tile inside its axes, `None` for everywhere."""
     index, wrap, last, here = args
     index = typed(index, dtype)
     if wrap.literal and wrap.text == "0":
@@ -234,7 +234,7 @@ def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     return Code(f"_wrapped({index.text}, {wrap.text}, {last.text}, {here.text})")
 
 
-SPELLING: dict[str, Spelling] = {
+SPELLING: dict[str, Emitter] = {
     "add": by_kind(floats=infix("+", SUM), integers=infix("+", SUM), bools=infix("|", OR)),
     "sub": infix("-", SUM),
     "mul": by_kind(floats=infix("*", PRODUCT), integers=infix("*", PRODUCT), bools=infix("&", AND)),

@@ -1,25 +1,25 @@
-"""Place: which block of the result a program of a contraction computes.
+"""Block order: the block of the result that a program of a contraction computes.
 
-What enters is the number of a program, as text; what leaves are lines that find its block.  Programs are numbered so
-that neighbours share operands in the L2 cache, and that the longest walks come first where a mask makes them unequal.
+Input: the number of a program, as text; output: lines that compute its block.  Programs are numbered so that neighbours
+share operands in the L2 cache, and that the longest loops come first where a mask makes them unequal.
 """
 
 from __future__ import annotations
 
 from fusion.codegen.triton.blocks import Dim, extent
+from fusion.codegen.triton.expressions.scalar_code import ATOM, PRODUCT, Code
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import ATOM, PRODUCT, Code
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops.skips import longer_for_later_rows
 
 
-def place(values: Values, number: str) -> None:
-    """Add the lines that find the block of program `number`, and set the starts of the GRID dimensions."""
+def assign_block(values: Values, number: str) -> None:
+    """Add the lines that compute the block of program `number`, and set the starts of the GRID dimensions."""
     layout = values.layout
     grid = {dim.name: dim for dim in layout.blocked.grid()}
     counts = {name: blocks_of(values, grid[name]) for name in ("m", "n") if name in grid}
     if "b" in grid and len(counts) == 1 and layout.config.group > 1 and layout.blocked.chained:
-        number = _in_turn(values, grid["b"], next(iter(counts.values())), number)
+        number = _alternate(values, grid["b"], next(iter(counts.values())), number)
     elif "b" in grid:
         both = Code(" * ".join(counts.values()) or "1", PRODUCT if len(counts) == 2 else ATOM).at(ATOM)
         _start_batch(values, grid["b"], Code(f"{number} // {both}", PRODUCT))
@@ -34,11 +34,11 @@ def place(values: Values, number: str) -> None:
         block = f"{counts['m']} - 1 - {Code(number, PRODUCT).at(PRODUCT)}"
         blocks = {"m": values.name("m_block", Tile(Code(block), depth=values.depth)).code.text}
     for name, block in blocks.items():
-        begin(values, grid[name], Code(block))
+        start_block(values, grid[name], Code(block))
 
 
 def blocks_of(values: Values, dim: Dim) -> str:
-    """Add the line that counts the blocks of a GRID dimension; returns their number."""
+    """Add the line that counts the blocks of a GRID dimension; return their number."""
     size = values.index_tile(dim.size).code.text
     code = Code(f"tl.cdiv({size}, {dim.constant})")
     code = as_int32(code, known=dim.size.is_Integer or not values.layout.grid_depth)
@@ -46,7 +46,7 @@ def blocks_of(values: Values, dim: Dim) -> str:
 
 
 def swizzled(values: Values, number: str, m: str, n: str) -> tuple[str, str]:
-    """Add the lines that find the block of rows and that of columns, of `m` and `n`, that a number stands for."""
+    """Add the lines that compute the block of rows (of `m`) and of columns (of `n`) of a block number; return both."""
     values.line("# Down a few blocks of rows before the next block of columns: these share operands in the cache.")
     m_block, n_block = (values.fresh(f"{name}_block", values.depth) for name in ("m", "n"))
     where = f"{number} // {n}, {number} % {n}, {m}, {n}"
@@ -54,19 +54,21 @@ def swizzled(values: Values, number: str, m: str, n: str) -> tuple[str, str]:
     return m_block, n_block
 
 
-def begin(values: Values, dim: Dim, block: Code) -> None:
-    """Add the line that says where a block of a GRID dimension starts."""
+def start_block(values: Values, dim: Dim, block: Code) -> None:
+    """Add the line that computes the start of a block of a GRID dimension."""
     text = Code(f"{block.at(PRODUCT)} * {dim.constant}", PRODUCT)
     values.starts[dim] = values.name(f"{dim.name}0", Tile(text, depth=values.depth)).code.text
 
 
 def as_int32(count: Code, *, known: bool) -> Code:
-    """A count of blocks, which an int32 holds where a descriptor has counted the rows; one of known sizes is one."""
+    """Return a count of blocks as int32, which holds it where a descriptor counts the rows; known sizes are int32
+    already.
+    """
     return count if known else Code(f"tl.cast({count.text}, tl.int32)")
 
 
-def _in_turn(values: Values, batch: Dim, blocks: str, number: str) -> str:
-    """Add the lines by which a few points of `batch` take their blocks in turn; returns the block."""
+def _alternate(values: Values, batch: Dim, blocks: str, number: str) -> str:
+    """Add the lines by which a few points of `batch` alternate their blocks; return the block."""
     group = values.layout.config.group
     values.line("# The first blocks of all that fit the cache together, then their second blocks, and so on.")
     size = values.index_tile(batch.size).code

@@ -1,16 +1,16 @@
-"""Fields: a few bits of a byte become floats four at a time, by bit patterns.
+"""Bit fields: a few bits of a byte become floats four at a time, by bit patterns.
 
-What enters are the expressions of a kernel; what leaves are the lines that convert those of them which are some bits of
-a byte, plus a constant, as 4-bit weights are:
+Input: the expressions of a kernel; output: the lines that convert the expressions that are some bits of a byte, plus a
+constant, as 4-bit weights are:
 
     f32(i8(w & 15) - 8)    →    _bits_to_float32(w, 0, 15, 0, -8)
     f32(w & 15) - 8        →    _bits_to_float32(w, 0, 15, 0, -8)    as long as the float holds each integer on the way
     f32((w << 4) >> 4)     →    _bits_to_float32(w, 0, 15, 8, -8)    of a signed byte: its sign is a bit to flip
 
 The bits are put under the exponent of a float whose last bits then count ones (2²³ in float32, 2¹⁰ in float16, 2⁷ in
-bfloat16), from which what is too much is subtracted.  All of that is exact.  Four neighbouring bytes are masked at
-once, where the device's own conversions take them one by one.  Whatever could wrap around on the way, or is not exact
-in the float, stays a conversion.
+bfloat16), and the excess is subtracted.  All of that is exact.  Four neighbouring bytes are masked at once, where the
+device's own conversions process them one by one.  Expressions that could wrap around on the way, or are not exact in
+the float, remain conversions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from functools import partial
 import torch
 
 from fusion.codegen.triton.devices import Feature
+from fusion.codegen.triton.expressions.scalar_code import TYPES, Code
 from fusion.codegen.triton.expressions.scopes import Tile
-from fusion.codegen.triton.expressions.spell import TYPES, Code
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
 from fusion.lowering.kernel import Loop, statements, values_of
@@ -38,8 +38,8 @@ _COMMUTE = ("and", "add")
 class Field:
     """The integer `(((byte >> shift) & mask) ^ flip) + offset`.
 
-    `mask` is None while it is still all of a signed byte, shifted.  `up`: by how much it has been shifted out of its
-    byte, until it is shifted back.
+    `mask` is None while the field is all of a signed byte, shifted.  `up`: by how much it is shifted out of its byte,
+    until it is shifted back.
     """
 
     byte: Expr
@@ -50,44 +50,48 @@ class Field:
     up: int = 0
 
     def then(self, name: str, value: int, dtype: torch.dtype) -> Field | None:
-        """The field after one more operation with a constant, computed in `dtype`; None if that is none."""
+        """Return the field after one more operation with a constant, computed in `dtype`; None if the result is not a
+        field.
+        """
         if name in ("add", "sub"):
-            found = self.settled()
-            moved = replace(found, offset=found.offset + (value if name == "add" else -value))
-            return None if moved.mask is None else moved.within(dtype)
+            field = self.normalised()
+            shifted = replace(field, offset=field.offset + (value if name == "add" else -value))
+            return None if shifted.mask is None else shifted.within(dtype)
         if self.offset != 0 or value < 0:
             return None
         if name == "shl" and self == Field(self.byte, mask=self.mask) and dtype is self.byte.dtype and value < 8:
             return replace(self, up=value)
         if name == "shr" and self.up > 0:
-            return self._back(value, signed=dtype.is_signed)
+            return self._shifted_back(value, signed=dtype.is_signed)
         if name == "and" and self.up == 0:
             return replace(self, mask=value if self.mask is None else self.mask & value)
         if name == "shr" and value < 8:
             return replace(self, shift=self.shift + value, mask=None if self.mask is None else self.mask >> value)
         return None
 
-    def _back(self, value: int, *, signed: bool) -> Field | None:
-        """What was shifted up, shifted down at least as far: its upper bits are gone, or copies of the new sign."""
+    def _shifted_back(self, value: int, *, signed: bool) -> Field | None:
+        """Return a field shifted up, now shifted down at least as far: its upper bits are gone, or copies of the new
+        sign.
+        """
         if not self.up <= value < 8:
             return None
         return _bits(self.byte, value - self.up, 8 - value, signed=signed)
 
-    def settled(self) -> Field:
-        """The same number; one that is still a part of a signed byte as bits of which the highest one is the sign."""
+    def normalised(self) -> Field:
+        """Return the same number; a shifted part of a signed byte as bits of which the highest is the sign."""
         if self.mask is not None or not 0 < self.shift < 8:
             return self
         return _bits(self.byte, self.shift, 8 - self.shift, signed=True)
 
     def within(self, dtype: torch.dtype) -> Field | None:
-        """The same field, if numbers of `dtype` are each of its values."""
-        found = self.settled()
-        least, greatest = (-128, 127) if found.mask is None else (found.offset, found.offset + found.mask)
+        """Return the same field, if `dtype` represents each of its values."""
+        field = self.normalised()
+        least, greatest = (-128, 127) if field.mask is None else (field.offset, field.offset + field.mask)
         lowest, highest = _integers(dtype)
-        return found if found.up == 0 and lowest <= least and greatest <= highest else None
+        return field if field.up == 0 and lowest <= least and greatest <= highest else None
 
     def exact(self, dtype: torch.dtype) -> bool:
-        """Are these some bits of the byte, whose float in `dtype` a bit pattern gives exactly?"""
+        """Are these bits of the byte whose float in `dtype` a bit pattern gives exactly?"""
         if self.mask is None or self.mask == 0 or self.mask & (self.mask + 1) != 0 or self.up > 0:
             return False
         base, bits = _BASES[dtype], self.mask.bit_length()
@@ -95,13 +99,13 @@ class Field:
 
 
 def _bits(byte: Expr, shift: int, count: int, *, signed: bool) -> Field:
-    """So many bits of a byte; with a sign, the highest one counts downwards."""
+    """Return `count` bits of a byte; with a sign, the highest one is negative."""
     sign = 1 << (count - 1) if signed else 0
     return Field(byte, shift, (1 << count) - 1, sign, -sign)
 
 
 def _integers(dtype: torch.dtype) -> tuple[int, int]:
-    """The least and the greatest integer up to which `dtype` has all of them."""
+    """Return the least and the greatest integer up to which `dtype` represents all of them."""
     if dtype in _BASES:
         return -2 * _BASES[dtype], 2 * _BASES[dtype]
     info = torch.iinfo(dtype)
@@ -109,7 +113,7 @@ def _integers(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def field_of(expr: Expr) -> Field | None:
-    """What `expr`, an integer or a float that is one, is as bits of a byte; None where it is anything else.
+    """Return `expr`, an integer or a float with an integer value, as bits of a byte; None if it is anything else.
 
     >>> from fusion.lowering.expr import Load, const
     >>> byte = Load("w", (), torch.uint8)
@@ -126,20 +130,20 @@ def field_of(expr: Expr) -> Field | None:
         expr = inner[0]
     if expr.dtype not in (torch.uint8, torch.int8):
         return None
-    found: Field | None = Field(expr, mask=255 if expr.dtype is torch.uint8 else None)
+    field_: Field | None = Field(expr, mask=255 if expr.dtype is torch.uint8 else None)
     for step, value in reversed(steps):
-        if found is None:
+        if field_ is None:
             return None
-        found = found.within(step.dtype) if isinstance(step, Cast) else found.then(_name(step), value, step.dtype)
-    return None if found is None else found.settled()
+        field_ = field_.within(step.dtype) if isinstance(step, Cast) else field_.then(_name(step), value, step.dtype)
+    return None if field_ is None else field_.normalised()
 
 
 def _inner(expr: Expr) -> tuple[Expr, int] | None:
-    """What one step of a field is made of: the number before it, and the constant (0 for a conversion)."""
-    if not _counts(expr.dtype):
+    """Return the operand of one step of a field, and its constant (0 for a conversion)."""
+    if not _is_integral(expr.dtype):
         return None
     if isinstance(expr, Cast):
-        return (expr.arg, 0) if _counts(expr.arg.dtype) else None
+        return (expr.arg, 0) if _is_integral(expr.arg.dtype) else None
     if not isinstance(expr, Op) or len(expr.args) != 2:
         return None
     first, second = expr.args
@@ -157,13 +161,13 @@ def _name(step: Expr) -> str:
 def _constant(expr: Expr) -> int | None:
     if isinstance(expr, IndexValue) and expr.index.is_Integer:
         return int(expr.index)
-    if isinstance(expr, Const) and _counts(expr.dtype) and float(expr.value).is_integer():
+    if isinstance(expr, Const) and _is_integral(expr.dtype) and float(expr.value).is_integer():
         return int(expr.value)
     return None
 
 
-def _counts(dtype: torch.dtype) -> bool:
-    """Are there integers of this type, or floats that bit patterns give?"""
+def _is_integral(dtype: torch.dtype) -> bool:
+    """Does this type hold integers, or floats that bit patterns give?"""
     return dtype in _BASES or not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
@@ -171,9 +175,7 @@ def _counts(dtype: torch.dtype) -> bool:
 
 
 def convert(values: Values, roots: Sequence[Expr] | None = None) -> None:
-    """From here on, the kernel of `values`, or these expressions, have fields converted by bit patterns, where the
-    device has the operations.
-    """
+    """Convert fields by bit patterns in the kernel of `values`, or in `roots`, if the device has the operations."""
     if not values.device.has(Feature.HALF_PAIRS):
         return
     if roots is None:
@@ -181,12 +183,12 @@ def convert(values: Values, roots: Sequence[Expr] | None = None) -> None:
         roots = [value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)]
     for node in postorder(*roots):
         if node.dtype in _BASES:
-            found = field_of(node)
-            if found is not None and found.exact(node.dtype):
-                values.made_by[node] = partial(_converted, values, found, node.dtype)
+            field_ = field_of(node)
+            if field_ is not None and field_.exact(node.dtype):
+                values.emitters[node] = partial(_converted, values, field_, node.dtype)
 
 
 def _converted(values: Values, field: Field, dtype: torch.dtype) -> Tile:
     byte = values.value(field.byte)
-    given = f"{byte.code.text}, {field.shift}, {field.mask}, {field.flip}, {field.offset}"
-    return replace(byte, code=Code(f"_bits_to_{TYPES[dtype].removeprefix('tl.')}({given})"), narrow=False)
+    arguments = f"{byte.code.text}, {field.shift}, {field.mask}, {field.flip}, {field.offset}"
+    return replace(byte, code=Code(f"_bits_to_{TYPES[dtype].removeprefix('tl.')}({arguments})"), narrow=False)
