@@ -42,6 +42,8 @@ lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 # mypy has one process and would leave a core idle: lint runs beside the tests, and fails the target if it fails.
 # A worker keeps the tests of a file together, where they share what is compiled, and takes others' when it has none left.
 # Triton's interpreter has to be chosen before Triton is imported, hence a process of its own.
+# Workers and the processes that tests start load bytecode, also where the environment asks Python to write none.
+test test-slow: export PYTHONDONTWRITEBYTECODE =
 test: $(INSTALLED) ## lint, and the tests but for the slow ones (those that need a GPU are skipped without one)
 	@$(LINT) & lint=$$!; failed=0; \
 	echo "==> pytest"; \

@@ -6,8 +6,10 @@ import gc
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,9 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read where PyTorch loads its run time library
 
 import torch
+
+DAYS_KEPT = 14
+"""After so many days an object of the C compiler is removed from pytest's cache."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -31,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
         cache = tempfile.TemporaryDirectory(prefix="fusion-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(cache.cleanup)
         os.environ["FUSION_CACHE_DIR"] = cache.name
+        if hasattr(config, "cache"):  # not with `-p no:cacheprovider`
+            keep_objects(config.cache.mkdir("c-kernels"), Path(cache.name))
     os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test compiles its graphs; `tests/fusion/graph_cache/` asks for it
     torch.set_num_threads(2)
     if find_spec("hypothesis"):  # a machine for tests of a device may be without it
@@ -39,6 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
         # other processes may need the same cores
         settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
         settings.load_profile("patient")
+
+
+def keep_objects(kept: Path, cache: Path) -> None:
+    """Link the C target's folder of `cache` to one that the next session finds again.
+
+    Emitting C and loading the object stay in each session.  The compiler is left out where it was called before with
+    the same text, flags and version on the same CPU: the name of an object is their hash.
+    """
+    for path in kept.iterdir():
+        if path.stat().st_mtime < time.time() - DAYS_KEPT * 86400:
+            path.unlink(missing_ok=True)
+    (cache / "c").symlink_to(kept, target_is_directory=True)
 
 
 def pytest_collection_finish() -> None:
