@@ -192,17 +192,18 @@ def test_the_cache_directory(tmp_path, monkeypatch):
         cache_dir()
 
 
-def test_another_process_finds_what_was_built(tmp_path):
+def test_another_process_finds_what_was_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
+    made, source, _ = simple()
+    TARGET.build(made, source)
+    (built,) = (tmp_path / "c").iterdir()
+    first = built.stat().st_mtime_ns
     script = (
         "import sys; sys.path.insert(0, '.');"
         "import importlib.util as u; s = u.spec_from_file_location('t', sys.argv[1]); m = u.module_from_spec(s);"
         "s.loader.exec_module(m); made, source, x = m.simple(); m.TARGET.build(made, source)"
     )
-    environment = {**os.environ, "FUSION_CACHE_DIR": str(tmp_path)}
     root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-c", script, str(Path(__file__).resolve())]
-    subprocess.run(command, env=environment, cwd=root, check=True)
-    (built,) = (tmp_path / "c").iterdir()
-    first = built.stat().st_mtime_ns
-    subprocess.run(command, env=environment, cwd=root, check=True)
-    assert built.stat().st_mtime_ns == first
+    subprocess.run([sys.executable, "-c", script, str(Path(__file__).resolve())], cwd=root, check=True)
+    (found,) = (tmp_path / "c").iterdir()
+    assert found == built and found.stat().st_mtime_ns == first
