@@ -1,0 +1,251 @@
+"""Programs that the passes change: reductions, products, masks, views, scatters, chunks, writes in place.
+
+Each is there for some passes, and small: its numbers are computed twice for every pass that changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.fusion import attentions
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function and what makes its inputs, from a generator.
+
+    Attributes:
+        backward: go backward from the sum of the results to the floats among the inputs.
+        dynamic: compile for symbolic sizes.
+        options: of the compilation.
+    """
+
+    function: Callable[..., object]
+    inputs: Callable[[Callable[..., Tensor]], tuple[object, ...]]
+    backward: bool = False
+    dynamic: bool | None = None
+    options: Mapping[str, object] = field(default_factory=lambda: {"target": "triton"})
+
+
+C = {"target": "c"}
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+
+
+def of(*shapes: tuple[int, ...], dtype: torch.dtype = F64) -> Callable[[Callable[..., Tensor]], tuple[object, ...]]:
+    """Normal numbers of these shapes."""
+    return lambda normal: tuple(normal(*shape).to(dtype) for shape in shapes)
+
+
+# Dynamo's graph -------------------------------------------------------------------------------------------------------
+
+
+def region(x: Tensor) -> Tensor:
+    layer = torch.compiler.nested_compile_region(lambda y: torch.tanh(y) * 2)
+    return layer(layer(x))
+
+
+def written_windows(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.unfold(0, 2, 3).mul_(2)
+    return y + 1
+
+
+def kept_strides(x: Tensor, y: Tensor) -> Tensor:
+    x.index_add_(0, torch.tensor([1, 0]), y)
+    return x.t()[1:]
+
+
+class Scaled(nn.Module):
+    """A setting, which Dynamo passes as a number where sizes are symbolic."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 0.37
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.eps + 1
+
+
+def resized(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2, mode="bilinear") * 2
+
+
+def shifted_logits(x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w).float()[:, :-1].tanh().sum(-1)
+
+
+# The joint graph ------------------------------------------------------------------------------------------------------
+
+
+def rotated(x: Tensor, angle: Tensor) -> Tensor:
+    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.polar(torch.ones_like(angle), angle)
+    return torch.view_as_real(turned).flatten(-2) * 3
+
+
+def images(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return F.conv2d(F.conv2d(x, first, padding=1).relu(), second, padding=1) * 2
+
+
+def heard(x: Tensor, w: Tensor, places: Tensor) -> Tensor:
+    given = F.conv1d(x, w, padding=1).transpose(1, 2) + places
+    given = given + F.layer_norm(given, given.shape[-1:]).sin()
+    return given + F.layer_norm(given, given.shape[-1:]).cos()
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    return checkpoint(lambda y: F.dropout(y.sin(), 0.5) * y, x, use_reentrant=False)
+
+
+def checkpointed_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return checkpoint(F.scaled_dot_product_attention, q, k, v, use_reentrant=False)
+
+
+def copied(x: Tensor) -> Tensor:
+    return F.dropout(x.sin(), 0.0, training=True).clone() * x
+
+
+def own_softmax(x: Tensor) -> Tensor:
+    e = torch.exp(x - x.amax(-1, keepdim=True))
+    return e / e.sum(-1, keepdim=True)
+
+
+def of_computed_maximum(x: Tensor) -> Tensor:
+    return (x.sin() * 2).amax(-1)
+
+
+def pooled(x: Tensor) -> Tensor:
+    return F.max_pool2d(x.sin(), 3, 2, 1)
+
+
+def classified(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, w), t)
+
+
+def normalised_rows(x: Tensor, w: Tensor) -> Tensor:
+    y = x * w
+    e = torch.exp(y - y.amax(-1, keepdim=True).detach())
+    return e / e.sum(-1, keepdim=True)
+
+
+def changed_after_use(x: Tensor, y: Tensor) -> Tensor:
+    z = x * y.exp()
+    y.mul_(2)
+    return z
+
+
+# The Program and its launches -----------------------------------------------------------------------------------------
+
+
+def momentum(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(0.9).add_(y)
+    y.sub_(x * 0.1)
+    return x.sum()
+
+
+def other_layout(x: Tensor, y: Tensor) -> None:
+    x.copy_((y.t() + 1).t())
+
+
+def added_rows(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    return torch.zeros_like(x).index_add(0, i, y) + torch.zeros_like(x).index_add(0, i.flip(0), y * 2)
+
+
+def cached(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    x.index_copy_(0, i, y)
+    return y + 1
+
+
+def one_hot(i: Tensor, w: Tensor) -> Tensor:
+    return (F.one_hot(i, 7).to(w.dtype) * w[:, None]).sum(-1)
+
+
+def masked(x: Tensor, kept: Tensor) -> Tensor:
+    return (x.masked_fill(~kept, float("-inf")).softmax(-1) @ x).nan_to_num(3.0)
+
+
+def gated(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.gelu(x @ w) @ v
+
+
+def gradients(scores: Tensor, scale: Tensor, w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    g = (torch.softmax(scores.float(), -1) * scale[:, None]).to(scores.dtype)
+    return g @ w, g.t() @ x
+
+
+def with_special(normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    x = normal(6, 6).to(F64)
+    x[1, 2], x[2, 3], x[4] = float("nan"), float("inf"), -float("inf")
+    return x, normal(6, 6) > 0
+
+
+HEADS = ((1, 1, 20, 4),) * 3
+
+IMAGES = ((4, 16, 14, 14), (32, 16, 3, 3), (16, 32, 3, 3))
+
+CASES: dict[str, Case] = {
+    "region": Case(region, of((5, 7))),
+    "written windows": Case(written_windows, of((12, 3))),
+    "kept strides": Case(kept_strides, lambda normal: (normal(5, 4).double().t(), normal(2, 5).double()), dynamic=True),
+    "setting": Case(Scaled(), of((5, 7)), dynamic=True),
+    "resized": Case(resized, of((1, 2, 5, 6))),
+    "unread rows": Case(shifted_logits, of((2, 5, 6), (40, 6)), options={"target": "triton", "workspace": 64}),
+    "complex": Case(rotated, of((5, 8), (5, 4)), backward=True),
+    "complex, inference": Case(rotated, of((5, 8), (5, 4))),
+    "images": Case(images, of(*IMAGES, dtype=BF16), backward=True),
+    "images, inference": Case(images, of(*IMAGES, dtype=BF16)),
+    "sound": Case(heard, of((2, 3, 500), (32, 3, 3), (500, 32)), backward=True),
+    "sound, inference": Case(heard, of((2, 3, 500), (32, 3, 3), (500, 32))),
+    "checkpoint": Case(checkpointed, of((5, 7)), backward=True),
+    "checkpointed attention": Case(checkpointed_attention, of(*HEADS), backward=True),
+    "copy": Case(copied, of((5, 7)), backward=True),
+    "softmax by hand": Case(own_softmax, of((5, 7)), backward=True),
+    "computed maximum": Case(of_computed_maximum, of((5, 7)), backward=True),
+    "pool": Case(pooled, of((1, 2, 9, 9)), backward=True),
+    "loss": Case(
+        classified,
+        lambda normal: (normal(64, 300).double(), normal(101, 300).double(), torch.arange(64)),
+        backward=True,
+        options={"target": "triton", "workspace": 1 << 14},
+    ),
+    "chunks": Case(
+        classified,
+        lambda normal: (normal(70, 260), normal(303, 260), torch.arange(70)),
+        options={"target": "c", "workspace": 1 << 15},
+    ),
+    "statistics": Case(normalised_rows, of((5, 70), (70,), dtype=BF16), backward=True),
+    "changed after use": Case(changed_after_use, lambda normal: (normal(5).double(), normal(5)), backward=True),
+    "attention": Case(attentions.plain, of((3, 2, 200, 4), (3, 2, 220, 4), (3, 2, 220, 4), dtype=F32), backward=True),
+    "attention, widths": Case(attentions.plain, of(*HEADS), backward=True, dynamic=True),
+    "attention, widths, inference": Case(attentions.plain, of(*HEADS), dynamic=True),
+    "momentum": Case(momentum, of((40, 50), (40, 50))),
+    "other layout": Case(other_layout, of((6, 6), (6, 6))),
+    "added rows": Case(added_rows, lambda n: (n(5, 3), torch.tensor([0, 4, 4, 1]), n(4, 3))),
+    "cache": Case(cached, lambda n: (n(5, 3), torch.tensor([0, 4, 1]), n(3, 3)), options=C),
+    "one-hot": Case(one_hot, lambda normal: (torch.tensor([6, 0, 3]), normal(3).double())),
+    "powers": Case(lambda t: 1 - 0.999**t, lambda normal: (normal(9).double() * 3,)),
+    "running sum": Case(lambda x: x.exp().cumsum(0), of((1 << 17,))),
+    "long sum": Case(lambda x: (x - x.mean(-1, keepdim=True)).square().sum(-1), of((2, 1 << 17))),
+    "norm": Case(lambda x, w: F.layer_norm(x, x.shape[-1:], w), of((9, 300), (300,), dtype=F32)),
+    "masked": Case(masked, with_special),
+    "views": Case(lambda x: (x[1:, ::2].t().flip(0) + x.t()[:3, 1:]).reshape(-1).sum(), of((6, 6))),
+    "products": Case(gated, of((64, 96), (96, 64), (64, 32), dtype=BF16)),
+    "odd rows": Case(gradients, lambda n: (n(512, 1001).to(BF16), n(512), n(1001, 256).to(BF16), n(512, 256).to(BF16))),
+    "reused": Case(lambda x, w: torch.softmax((x @ w).sin(), -1), of((128, 64), (64, 512))),
+}
+
+
+def given(case: Case) -> list[object]:
+    """The inputs of a case, always with the same numbers."""
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    inputs = case.inputs(normal)
+    floats = [x for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
+    for tensor in floats if case.backward else ():
+        tensor.requires_grad_(tensor.dtype is floats[0].dtype)
+    return list(inputs)

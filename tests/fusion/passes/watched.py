@@ -1,0 +1,289 @@
+"""Watches the passes of every stage while a program is compiled, and evaluates what they pass on, in float64.
+
+`watching` replaces the runner of stages by one that keeps the subject before the first pass and after each pass that
+changed it.  What is kept is evaluated once the numbers of a call are known: Dynamo's graph and the graphs of forward,
+backward and inference on what they are called with, the joint graph on what its two halves are called with, and the
+body of a chunk on random numbers.  Nothing is generated for a machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import fusion.graph_compiler
+from fusion import autograd, compile, passes, region, scheduling
+from fusion.backend import Backend
+from fusion.codegen.numerics import current
+from fusion.codegen.targets import builder_for
+from fusion.compile import prepare, schedule_graph
+from fusion.fallback import as_it_is
+from fusion.graphs import main_device, size_hints, spare_inputs
+from fusion.inspect.report import Report
+from fusion.inspect.trace import Trace
+from fusion.joint import channels_last
+from fusion.options import Options
+from fusion.passes import Pass, PassLog, Stage
+from fusion.runtime import Boxed
+from fusion.subjects import Halves, Joint, Planned, Scheduled
+from tests.fusion.passes.evaluated import (
+    Values,
+    differences,
+    drawn_inputs,
+    of_captured,
+    of_graph,
+    of_halves,
+    of_joint,
+    of_planned,
+    of_program,
+    wide,
+)
+
+Subject = Any
+"""What a stage passes on: one of the types of `fusion.subjects`."""
+
+
+@dataclass
+class Passage:
+    """One run of a stage: its subject at first, under no name, and after each pass that changed it."""
+
+    stage: str
+    subjects: list[tuple[str, Subject]] = field(default_factory=list)
+
+    def evaluate(self, evaluate: Callable[[Subject], Values]) -> Iterator[str]:
+        """Yield each pass after which the values are others, with the difference."""
+        before: Values | None = None
+        for name, subject in self.subjects:
+            after = evaluate(subject)
+            if before is not None:
+                for difference in differences(before, after):
+                    yield f"{self.stage}/{name}: {difference}"
+            before = after
+
+
+@dataclass
+class Watch:
+    """What the passes did.
+
+    Attributes:
+        changed: how often each pass, as `stage/name`, changed its subject.
+        faults: the passes after which values are others.
+        evaluated: how many subjects were compared with the one before them, by stage.
+        apart: passes after which values are meant to be others; the next ones are compared with these.
+    """
+
+    apart: frozenset[str] = frozenset()
+    changed: Counter[str] = field(default_factory=Counter)
+    evaluated: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    _open: list[Passage] = field(default_factory=list)
+
+    def run_stage(self, stage: Stage[Subject, Any], subject: Subject, context: Any, log: PassLog) -> Subject:
+        """Run a stage as `passes.run_stage` does, and keep its subjects."""
+        passage = Passage(stage.name, [("", _kept(subject))])
+        self._open.append(passage)
+        text = _text(stage, subject)
+
+        def watched(each: Pass[Subject, Any]) -> Pass[Subject, Any]:
+            def run(given: Subject, at: Any) -> Subject:
+                nonlocal text
+                result = each.run(given, at)
+                if result is None:
+                    before, text = text, _text(stage, given)
+                    changed = text != before
+                else:
+                    changed = _differ(given, result)
+                if changed:
+                    name = f"{stage.name}/{each.name}"
+                    self.changed[name] += 1
+                    if name in self.apart:
+                        passage.subjects.clear()
+                    passage.subjects.append((each.name, _kept(given if result is None else result)))
+                return result
+
+            return replace(each, run=run)
+
+        return passes.run_stage(replace(stage, passes=tuple(map(watched, stage.passes))), subject, context, log)
+
+    def take(self, *stages: str) -> list[Passage]:
+        """Take out the passages of these stages that wait for numbers."""
+        taken = [passage for passage in self._open if passage.stage in stages]
+        self._open = [passage for passage in self._open if passage.stage not in stages]
+        return taken
+
+    def compare(self, passages: Sequence[Passage], evaluate: Callable[[Subject], Values]) -> None:
+        """Evaluate passages, unless nothing changed in them."""
+        for passage in passages:
+            if len(passage.subjects) > 1:
+                with torch.random.fork_rng(), torch.no_grad():
+                    self.faults += passage.evaluate(evaluate)
+                self.evaluated[passage.stage] += len(passage.subjects) - 1
+
+
+def _text(stage: Stage[Subject, Any], subject: Subject) -> list[tuple[str, str]]:
+    """The subject as it is dumped, with the marks of inputs, which no dump shows."""
+    texts = list(stage.text(subject))
+    if isinstance(subject, Halves):
+        marked = [node.name for node in subject.backward.graph.find_nodes(op="placeholder") if node.meta.get("spare")]
+        texts.append(("marks", " ".join(marked)))
+    return texts
+
+
+def _differ(before: Subject, after: Subject) -> bool:
+    """Whether a pass changed what it was given: the alternatives that it weighed are no change."""
+    if isinstance(before, Scheduled):
+        before, after = replace(before, choices=()), replace(after, choices=())
+        return any(getattr(before, each) is not getattr(after, each) for each in ("program", "streams", "clustering"))
+    if isinstance(before, Planned):
+        return before.steps != after.steps or before.program is not after.program
+    return before is not after
+
+
+def _kept(subject: Subject) -> Subject:
+    """The subject as it is now: graphs are changed in place, all else is not."""
+    match subject:
+        case fx.GraphModule():
+            return _copied(subject)
+        case Joint():
+            return replace(subject, graph=_copied(subject.graph), kept=list(subject.kept))
+        case Halves():
+            return replace(subject, forward=_copied(subject.forward), backward=_copied(subject.backward))
+    assert isinstance(subject, (Scheduled, Planned))
+    return subject
+
+
+def _copied(graph: fx.GraphModule) -> fx.GraphModule:
+    copied = fx.Graph()
+    output = copied.graph_copy(graph.graph, {})
+    copied.output(output)
+    return fx.GraphModule(graph, copied)
+
+
+def _numbers(graph: fx.GraphModule) -> Iterator[tuple[str, object]]:
+    """The inputs that are numbers: a pass may write them into the graph."""
+    for node in graph.graph.find_nodes(op="placeholder"):
+        example = getattr(node.meta.get("grapharg"), "example", None)
+        if isinstance(example, float) or (isinstance(example, torch.Tensor) and not example.ndim):
+            yield node.name, example
+
+
+# A region, while it is compiled and called ----------------------------------------------------------------------------
+
+
+@dataclass
+class Region:
+    """The compilations and calls of one region.
+
+    Attributes:
+        joint: the passages of the joint graph and of its halves, which wait for the call of backward.
+        given: what forward and backward were called with, by the names of their inputs.
+    """
+
+    watch: Watch
+    options: Options
+    joint: list[Passage] = field(default_factory=list)
+    given: dict[str, object] = field(default_factory=dict)
+
+    def compile_graph(
+        self, graph: fx.GraphModule, options: Options, label: str = "graph", *others: object
+    ) -> tuple[Boxed, Report]:
+        """Take the place of `compile.compile_graph`: schedule, and run the graph's own operations."""
+        device = main_device(graph)
+        target = builder_for(device.type, options.target, current(strict=options.exact)).target
+        trace = Trace(None, label)
+        self.joint += self.watch.take("joint", "parted")
+        prepare(graph, label, target, options, trace.log)
+        hints = size_hints(graph)
+        program, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, spare_inputs(graph))
+        graphs, rest = self.watch.take("inference"), self.watch.take("program", "clusters", "launches")
+        whole = [each for each in rest if _program_of(each).inputs == program.inputs]
+        bodies = [each for each in rest if _program_of(each).inputs != program.inputs]
+        names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+        run = as_it_is(graph)
+        waiting = [True]
+
+        def call(args: list[object]) -> tuple[object, ...]:
+            if waiting:
+                waiting.clear()
+                self.given |= {name: wide(arg) for name, arg in zip(names, args, strict=True)}
+                self.watch.compare(graphs, lambda subject: of_graph(subject, args))
+                self.watch.compare(whole, lambda subject: _of_scheduled(subject, args))
+            return run(args)
+
+        for body in bodies:
+            inputs = drawn_inputs(_program_of(body), hints)
+            self.watch.compare([body], lambda subject, inputs=inputs: _of_scheduled(subject, inputs))
+        sources = {launch.kernel: "" for launch in schedule.launches()}
+        return call, Report.of(label, program, schedule, sources, target.name, hints)
+
+    def finish(self) -> None:
+        """Evaluate the joint graph, and its halves, on what these were called with."""
+        for passage in self.joint:
+            self.watch.compare([passage], self._evaluated)
+        if self.joint:  # the partition, and the repair of what it saves
+            ends = [("", self.joint[0].subjects[-1][1]), ("all passes", self.joint[-1].subjects[-1][1])]
+            self.watch.compare([Passage("parted", ends)], self._evaluated)
+
+    def _evaluated(self, subject: Joint | Halves) -> Values:
+        return of_joint(subject, self.given) if isinstance(subject, Joint) else of_halves(subject, self.given)
+
+
+def _program_of(passage: Passage) -> Any:
+    return passage.subjects[0][1].program
+
+
+def _of_scheduled(subject: Scheduled | Planned, args: Sequence[object]) -> Values:
+    if isinstance(subject, Planned) and subject.steps:
+        return of_planned(subject, args)
+    return of_program(subject.program, args)
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[Callable[..., Callable[..., object]]]:
+    """Watch what is compiled inside by the yielded function, which is called as `torch.compile` with the options."""
+    regions: dict[int, Region] = {}
+
+    def compile_graph(graph: fx.GraphModule, options: Options, *others: Any) -> tuple[Boxed, Report]:
+        return regions[id(options)].compile_graph(graph, options, *others)  # backward may be compiled at its call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (region, autograd, compile, scheduling):
+            patch.setattr(module, "run_stage", watch.run_stage)
+        patch.setattr(channels_last, "_on_matrix_units", lambda image: True)  # as a GPU's library does
+        patch.setattr(fusion.graph_compiler, "guard_dispatch", lambda run, *others: run)
+        patch.setattr(fusion.graph_compiler, "compile_graph", compile_graph)
+
+        def compiled(function: Callable[..., object], dynamic: bool | None = None, **settings: Any) -> Any:
+            def begin(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+                options = Options(strict=True, graph_cache=False, **settings)
+                regions[id(options)] = Region(watch, options)
+                settings_of_program = dict(_numbers(graph))
+                run = Backend(options)(graph, inputs)
+                captured, waiting = watch.take("captured", "prepared"), [True]
+                names = [node.name for node in graph.graph.find_nodes(op="placeholder")]
+
+                def call(*args: object) -> object:
+                    if waiting:
+                        waiting.clear()
+                        given = {**settings_of_program, **dict(zip(names, args, strict=True))}
+                        watch.compare(captured, lambda subject: of_captured(subject, given))
+                    return run(*args)
+
+                return call
+
+            torch._dynamo.reset()
+            return torch.compile(function, backend=begin, dynamic=dynamic)
+
+        yield compiled
+        for each in regions.values():
+            each.finish()
+
+
+__all__ = ["Watch", "watching"]
