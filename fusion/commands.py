@@ -18,6 +18,7 @@ import torch
 
 import fusion
 from fusion.codegen.cache import FOLDERS, cache_dir, kept
+from fusion.inspect.trace import passes_text
 from fusion.lowering.errors import FusionError, Origin, brief
 from fusion.lowering.printer import format_bytes
 
@@ -43,10 +44,13 @@ def demo(arguments: argparse.Namespace) -> int:
 
 @torch.no_grad()
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the kernels of a program, and what was not fused and why."""
+    """Print the kernels of a program, the edges that were not fused, and the times of passes if asked for."""
     program, inputs = _prepared(arguments)
     options = {} if arguments.dump is None else {"dump": arguments.dump}
-    print(fusion.explain(program, options=options)(*inputs))
+    explanation = fusion.explain(program, options=options)(*inputs)
+    print(explanation)
+    for graph in explanation.graphs if arguments.times else ():
+        print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")
     if arguments.dump is not None:
         print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
     return 0
