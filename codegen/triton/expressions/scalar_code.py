@@ -112,9 +112,9 @@ def scalar_code(name: ScalarName, operands: Sequence[Code], dtype: torch.dtype, 
     if all(code.literal for code in operands):
         operands = [typed(operands[0], dtype), *operands[1:]]
     if dtype not in HALVES:
-        return SPELLING[name](operands, dtype, fast)
+        return EMITTERS[name](operands, dtype, fast)
     wide = [code if code.literal else cast(code, dtype, torch.float32) for code in operands]
-    result = SPELLING[name](wide, torch.float32, fast)
+    result = EMITTERS[name](wide, torch.float32, fast)
     return result if SCALAR_OPS[name].result == "bool" else cast(result, torch.float32, dtype)
 
 
@@ -234,7 +234,7 @@ def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     return Code(f"_wrapped({index.text}, {wrap.text}, {last.text}, {here.text})")
 
 
-SPELLING: dict[str, Emitter] = {
+EMITTERS: dict[str, Emitter] = {
     "add": by_kind(floats=infix("+", SUM), integers=infix("+", SUM), bools=infix("|", OR)),
     "sub": infix("-", SUM),
     "mul": by_kind(floats=infix("*", PRODUCT), integers=infix("*", PRODUCT), bools=infix("&", AND)),
