@@ -1,22 +1,22 @@
-"""Forms: the ways to spread a kernel over the programs of a launch, a type each.
+"""Forms: the ways to spread a kernel over the programs of a launch, each of them a type.
 
 | form                | kernels                                                                     |
 |---------------------|-----------------------------------------------------------------------------|
 | `joined`            | several products of the same rows, one loop over the blocks of all columns  |
 | `side_by_side`      | independent kernels, each on its own range of programs                      |
-| `last_block`        | a kernel, and those that the last program of its grid or tile goes on with  |
+| `last_block`        | a kernel, and others that the last program of its grid or tile runs         |
 | `maps`              | pointwise kernels                                                           |
-| `scans`             | rows or columns of which running sums are stored                            |
+| `scans`             | rows or columns whose running sums are stored                               |
 | `matrix_vector`     | products with up to four vectors, as sums of products                       |
 | `rows`              | folds of rows or columns                                                    |
-| `warp_specialised`  | attention in groups of warps, one warp of which fetches (sm_90)             |
+| `warp_specialised`  | attention with one warp that loads and groups of warps that compute (sm_90) |
 | `chained`           | products whose rows or columns are folded or contracted again               |
 | `skinny`            | products with few columns, on the matrix units                              |
-| `persistent_product`| products through tensor memory, in programs that stay (sm_90 and later)     |
+| `persistent_product`| products through tensor memory, in persistent programs (sm_90 and later)    |
 | `pointer_product`   | any other product                                                           |
 
 A new form is a file here, a subclass of `Form`, and an entry of `FORMS` (or of `ALONE`, for kernels that are alone in
-their launch).  The first that applies and that is not `slower` than a later one is the default.
+their launch).  The first form that applies and is not `slower` than a later one is the default.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMS: tuple[type[Form], ...] = (*SEVERAL, *ALONE)
 
 
 def candidates(task: Task) -> tuple[Choice, ...]:
-    """Forms and configurations worth timing for a kernel, the default first."""
+    """Return forms and configurations worth timing for a kernel, the default first."""
     several = _several(task)
     if several is not None:
         return tuple((several, config) for config in several.configs())
@@ -44,16 +44,16 @@ def candidates(task: Task) -> tuple[Choice, ...]:
 
 
 def form_of(task: Task, config: Config) -> Form:
-    """The form that computes a kernel in a configuration.
+    """Return the form that computes a kernel in a configuration.
 
     Raises:
-        ValueError: no form takes it.
+        ValueError: no form supports it.
     """
     return _several(task) or alone.taking(task, config)
 
 
 def _several(task: Task) -> Form | None:
-    """The plan for a launch of several kernels; None for a kernel that is alone."""
+    """Return the plan for a launch of several kernels; None for a kernel that is alone."""
     plans = (form.applies(task) for form in SEVERAL)
     return next((plan for plan in plans if not isinstance(plan, Refused)), None)
 

@@ -1,4 +1,4 @@
-"""Alone: the forms of one kernel, in the order in which they are preferred.
+"""Alone: the forms of one kernel, in order of preference.
 
 The default form of a kernel is the first in `ALONE` that applies and that no later one is likely to beat
 (`Form.slower`).  This tuple is the only place where that is decided.
@@ -36,24 +36,24 @@ ALONE: tuple[type[Form], ...] = (
 
 
 def plans(task: Task) -> list[Form]:
-    """The plans of the forms that apply to a kernel, in their order."""
+    """Return the plans of the forms that apply to a kernel, in their order."""
     return [plan for form in ALONE if not isinstance(plan := form.applies(task), Refused)]
 
 
 def default(task: Task) -> Form:
-    """The plan of the form that a kernel takes by default."""
+    """Return the plan of the default form of a kernel."""
     return next(plan for plan in plans(task) if not plan.slower)
 
 
 def candidates(task: Task) -> tuple[Choice, ...]:
-    """Forms and configurations worth timing that fit the device, the default first."""
+    """Return forms and configurations worth timing that fit the device, the default first."""
     listed = [(plan, config) for plan in plans(task) for config in plan.configs()]
     first = next(choice for choice in listed if not choice[0].slower)
     return within((first, *listed))
 
 
 def within(choices: Iterable[Choice]) -> tuple[Choice, ...]:
-    """The choices that fit the device, in their order; if none does, the one that needs the least shared memory."""
+    """Return the choices that fit the device, in their order; if none does, the one with the least shared memory."""
     cut = [(form, limits.on_warps(config, form.task.device)) for form, config in choices]
     fitting = [(form, fitted) for form, config in cut if (fitted := form.fit(config)) is not None]
     if not fitting:
@@ -66,12 +66,12 @@ def within(choices: Iterable[Choice]) -> tuple[Choice, ...]:
 
 
 def taking(task: Task, config: Config) -> Form:
-    """The plan of the first form that applies to a kernel and takes such a configuration.
+    """Return the plan of the first form that applies to a kernel and supports such a configuration.
 
     Raises:
         ValueError: no form does.
     """
-    found = next((plan for plan in plans(task) if type(config) in plan.takes), None)
-    if found is None:
+    supporting = next((plan for plan in plans(task) if type(config) in plan.takes), None)
+    if supporting is None:
         raise ValueError(f"{task.kernel.name} has no form that takes the configuration {describe(config)}")
-    return found
+    return supporting

@@ -1,10 +1,11 @@
 """Chained products: contractions whose results are folded or contracted again, such as attention.
 
-A program keeps its rows and its sums in registers for a whole loop over rows or columns of a product, so the width that
-is held decides how many of them fit.  There is one block of the result per program; operands come through pointers or,
-where they can, through tensor descriptors (`DescribedConfig`), each of which begins at the matrix of this program's
-batch.  The numbers come from measurements on an H200: what counts there is that two or more groups of four warps share
-a multiprocessor, so that one multiplies while another takes exponentials.  (`warp_specialised`: in one program.)
+A program keeps its rows and its accumulators in registers for a full loop over rows or columns of a product, so the
+width that is held determines how many rows fit.  There is one block of the result per program; operands come through
+pointers or, where possible, through tensor descriptors (`DescribedConfig`), each of which starts at the matrix of this
+program's batch index.  The configurations were measured on an H200: the deciding factor is that two or more groups of
+four warps share a multiprocessor, so that one multiplies while another computes exponentials.  (`warp_specialised` does
+so within one program.)
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fusion.lowering.scalar_ops import HALVES
 
 @dataclass(frozen=True, slots=True)
 class DescribedConfig(Config):
-    """One way to launch a chained product whose operands come through tensor descriptors."""
+    """A configuration of a chained product whose operands come through tensor descriptors."""
 
     def parameters(self) -> list[str]:
         """Describe the parameters that only this form has, one string each."""
@@ -38,21 +39,21 @@ class DescribedConfig(Config):
 
 
 _Table: TypeAlias = "dict[int, tuple[Config, ...]]"
-"""Width that is held, at most → configurations, the fastest on a full device first."""
+"""For each greatest width that is held, configurations, the fastest on a full device first."""
 
 
 def _described(m: int, n: int, warps: int, stages: int, *, split: bool = False) -> Config:
-    """Operands come through tensor descriptors where they can."""
+    """Return a configuration with operands through tensor descriptors where possible."""
     return DescribedConfig((("m", m), ("n", n)), num_warps=warps, num_stages=stages, split=split, group=1)
 
 
 def _pointers(m: int, n: int, warps: int, stages: int) -> Config:
-    """Operands are read through pointers."""
+    """Return a configuration with operands through pointers."""
     return Config((("m", m), ("n", n)), num_warps=warps, num_stages=stages, group=1)
 
 
 def _split(m: int, n: int, warps: int, stages: int) -> Config:
-    """Operands are read through pointers, in a loop of its own where the condition holds everywhere."""
+    """Return a configuration with operands through pointers, and a loop of its own where the condition always holds."""
     return replace(_pointers(m, n, warps, stages), split=True)
 
 
@@ -70,7 +71,7 @@ _TWO_SKIPPING: _Table = {
     128: (_split(64, 64, 4, 3), _split(128, 64, 8, 3), _described(64, 64, 4, 3), _described(128, 64, 8, 3)),
     256: _TWO[256],
 }
-_TWO_SCANNED: _Table = {  # a scan leaves few blocks, so that what comes before them counts
+_TWO_SCANNED: _Table = {  # a lookup leaves few blocks, so that the time before them counts
     64: (_split(64, 64, 4, 3), _split(128, 64, 8, 3), _split(128, 32, 4, 3), _pointers(64, 64, 4, 3)),
     128: (_split(64, 32, 4, 3), _split(128, 64, 8, 3), _split(128, 32, 4, 3), _split(64, 64, 4, 3)),
     256: _TWO[256],
@@ -86,7 +87,7 @@ _THREE_SKIPPING: _Table = {
     256: _THREE[256],
 }
 _THREE_SCANNED: _Table = {128: (_split(64, 32, 4, 3), _split(64, 64, 4, 2)), 256: _THREE[256]}
-_FOUR: _Table = {  # the gradients of keys and values: twice the sums
+_FOUR: _Table = {  # the gradients of keys and values: twice the accumulators
     64: (_pointers(64, 64, 4, 3), _pointers(64, 128, 4, 2), _described(64, 64, 4, 2)),
     128: (_described(64, 64, 4, 2), _pointers(128, 64, 8, 3), _pointers(64, 32, 4, 3)),
     256: (_described(64, 32, 8, 2), _described(32, 32, 4, 2)),
@@ -100,7 +101,7 @@ _FOUR_SKIPPING: _Table = {
     256: _FOUR[256],
 }
 _FOUR_SCANNED: _Table = {128: (_split(64, 64, 4, 2), _split(64, 32, 4, 3)), 256: _FOUR[256]}
-_EXACT: _Table = {  # operands of 32 or 64 bits; more than two products take as much room as twice the width
+_EXACT: _Table = {  # operands of 32 or 64 bits; more than two products need as many registers as twice the width
     64: (_described(64, 32, 4, 2), _described(32, 32, 4, 2), _described(16, 32, 4, 1)),
     128: (_described(64, 32, 4, 2), _described(32, 32, 4, 1), _described(16, 32, 4, 1)),
     256: (_described(16, 32, 8, 1), _described(16, 16, 8, 1)),
@@ -118,30 +119,32 @@ class Chained(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """Any contraction whose rows or columns a loop folds or contracts again."""
+        """Accept any contraction whose rows or columns a loop folds or contracts again."""
         return cls(task) if task.blocked.chained else Refused("no loop folds or contracts its products again")
 
     def configs(self) -> tuple[Config, ...]:
-        """Those of the table for the products and the condition, the first that keeps the device busy first."""
+        """Return the table's configurations for the products and the condition; the first that keeps the device busy
+        leads.
+        """
         blocked, configs = self.blocked, [self._adapted(config) for config in _listed(self.blocked)]
         busy = [config for config in configs if keeps_busy(blocked, config)]
         short = long_loops.steps(blocked) <= long_loops.SHORT
-        quick = [config for config in busy if not isinstance(config, DescribedConfig)] if short else []
-        default = (quick or busy or sorted(configs, key=lambda config: -programs(blocked, config)))[0]
+        through_pointers = [config for config in busy if not isinstance(config, DescribedConfig)] if short else []
+        default = (through_pointers or busy or sorted(configs, key=lambda config: -programs(blocked, config)))[0]
         return tuple(dict.fromkeys((default, *configs)))
 
     def _adapted(self, config: Config) -> Config:
-        """A configuration of the table for the sizes and the operands of this kernel."""
+        """Return a configuration of the table, adapted to the sizes and operands of this kernel."""
         blocked, fitted = self.blocked, _fitted(self.blocked, config)
         ragged = not isinstance(config, DescribedConfig) and long_loops.is_ragged(blocked, fitted)
         adapted = replace(fitted, tf32=self.task.numerics.tf32, split=config.split or ragged)
         if isinstance(adapted, DescribedConfig) and operands(blocked):
             return replace(adapted, group=1)
         together = long_loops.together(blocked) if long_loops.skips(blocked) else 1
-        return _plain(replace(adapted, group=together))
+        return _without_descriptors(replace(adapted, group=together))
 
     def efficiency(self) -> float:
-        """The share of the speed of the matrix units: there is no library to compare with."""
+        """Return the share of the speed of the matrix units: there is no library to compare with."""
         return efficiency.of_chain(self.blocked, self.task.numerics, described=bool(operands(self.blocked)))
 
     def open(self, body: Body) -> None:
@@ -156,22 +159,22 @@ class Chained(Form):
 
 
 def operands(blocked: Blocked) -> dict[Load, Matrix]:
-    """The operands that can come through descriptors."""
+    """Return the operands that can come through descriptors."""
     if not blocked.device.has(Feature.TENSOR_COPIES) or not blocked.chained:
         return {}
-    found: dict[Load, Matrix] = {}
+    matrices: dict[Load, Matrix] = {}
     for dot in blocked.dots:
         rows, columns, over = blocked.sides(dot)
         for factor, (first, second) in zip(dot.args, ((rows, over), (over, columns)), strict=True):
-            if isinstance(factor, Load) and factor.dtype in HALVES and factor not in found:
+            if isinstance(factor, Load) and factor.dtype in HALVES and factor not in matrices:
                 matrix = matrix_of(blocked, factor, first, second)
                 if matrix is not None:
-                    found[factor] = matrix
-    return found
+                    matrices[factor] = matrix
+    return matrices
 
 
-def _plain(config: Config) -> Config:
-    """The same configuration with operands through pointers."""
+def _without_descriptors(config: Config) -> Config:
+    """Return the same configuration with operands through pointers."""
     return Config(**{field.name: getattr(config, field.name) for field in fields(Config)})
 
 
@@ -189,7 +192,7 @@ def _listed(blocked: Blocked) -> tuple[Config, ...]:
         three, four = (_THREE, _THREE_SKIPPING, _THREE_SCANNED), (_FOUR, _FOUR_SKIPPING, _FOUR_SCANNED)
         table = _kind(blocked, *(three if products == 3 else four))
         if not blocked.device.has(Feature.TENSOR_COPIES):
-            width *= 2  # operands are held in registers too
+            width *= 2  # operands are in registers too
     return next((configs for held, configs in table.items() if width <= held), _WIDER)
 
 
@@ -198,7 +201,7 @@ def _kind(blocked: Blocked, plain: _Table, skipping: _Table, scanned: _Table) ->
 
 
 def _fitted(blocked: Blocked, config: Config) -> Config:
-    """A configuration cut down to the sizes of the kernel; whole dimensions held whole, and no block below 16."""
+    """Return a configuration cut to the sizes of the kernel, with WHOLE dimensions held and no block below 16."""
     blocks: dict[str, int] = {}
     for dim in blocked.dims:
         if dim.name != "b":

@@ -1,9 +1,9 @@
-"""Efficiency: the parts of what forms predict of their speed.
+"""Efficiency: the components of the speed that forms predict.
 
-What enters is a kernel over block dimensions; what leaves is a share: of the speed of the device, or, of contractions,
-of that of the library's kernel with aligned rows.  The shares are the device's (`ProductSpeeds`).  Rows that do not
-start at multiples of 16 bytes defeat asynchronous copies.  A product of up to four rows is bound by memory, given two
-rows of the matrix per multiprocessor.
+Input: a kernel over block dimensions; output: a share: of the speed of the device, or for contractions, of the speed of
+the library's kernel with aligned rows.  The shares are the device's (`ProductSpeeds`).  Rows that do not start at
+multiples of 16 bytes rule out asynchronous copies.  A product of up to four rows is bound by memory, if the matrix has
+two rows per multiprocessor.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ from fusion.lowering.scalar_ops import HALVES
 
 
 def of_config(blocked: Blocked, config: Config) -> float:
-    """The share of the speed of the device that is predicted for one configuration that loads through pointers.
+    """Return the predicted share of the device's speed for a configuration that loads through pointers.
 
-    What is not a contraction is bound by memory, at the share of the device that its last round of blocks leaves busy.
+    A kernel without contraction is bound by memory, at the share of the device that its last round of blocks keeps
+    busy.
     """
     blocks, device = programs(blocked, config), blocked.device
     if not blocked.dots:
         return full_rounds(blocks, device.multiprocessors * max(1, device.warps // config.num_warps))
-    known = speeds(device).products
-    share = known.pointers * known.others().get(blocked.dots[0].args[0].dtype, 1.0)
+    measured = speeds(device).products
+    share = measured.pointers * measured.others().get(blocked.dots[0].args[0].dtype, 1.0)
     sums = config.block("m") * config.block("n")
-    share *= min(1.0, math.sqrt(sums) / 128)  # the smaller a block, the more often operands are fetched
+    share *= min(1.0, math.sqrt(sums) / 128)  # the smaller a block, the more often operands are loaded
     return share * full_rounds(blocks, device.multiprocessors)
 
 
 def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: float) -> float:
-    """The share of the library's speed of a product through pointers, `occupied` of which the device computes.
+    """Return the share of the library's speed of a product through pointers, `occupied` of which the device computes.
 
     Several products in one loop are slower.
     """
-    dots, known = blocked.dots, speeds(blocked.device).products
+    dots, measured = blocked.dots, speeds(blocked.device).products
     operands = [load for dot in dots for load in loads(*dot.args)]
-    dtype, share, others = dots[0].args[0].dtype, known.pointers, other_dtypes(blocked.device, numerics)
+    dtype, share, others = dots[0].args[0].dtype, measured.pointers, other_dtypes(blocked.device, numerics)
     if dtype in others:
-        share = others[dtype] * (known.several if len(dots) > 1 else 1.0)
+        share = others[dtype] * (measured.several if len(dots) > 1 else 1.0)
     if not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
-        share = min(share, known.misaligned)
+        share = min(share, measured.misaligned)
     share *= occupied
-    return min(share, _fetched(blocked, config)) if dtype in HALVES else share
+    return min(share, _cache_bound(blocked, config)) if dtype in HALVES else share
 
 
 def occupied(blocked: Blocked, numerics: Numerics, config: Config) -> float:
-    """The share of its speed at which the device computes the blocks that there are; a library cuts long sums instead.
+    """Return the share of its speed at which the device computes these few blocks; a library would use split-K instead.
 
-    Of split float32 two programs share a multiprocessor, and hide half of what the last round leaves idle.
+    With split float32 two programs share a multiprocessor, and hide half of the idle time of the last round.
     """
     blocks, count = programs(blocked, config), blocked.device.multiprocessors
     split = blocked.dots[0].args[0].dtype is torch.float32 and not numerics.tf32
@@ -65,54 +66,57 @@ def occupied(blocked: Blocked, numerics: Numerics, config: Config) -> float:
 
 
 def other_dtypes(device: Device, numerics: Numerics, *, chained: bool = False) -> dict[torch.dtype, float]:
-    """The dtypes whose products do not run as those of halves do, with their share of the library's speed."""
-    known = speeds(device).products
-    rounded = {torch.float32: known.tf32_chained if chained else known.tf32} if numerics.tf32 else {}
-    return known.others() | rounded
+    """Return the dtypes whose products do not run at the speed of 16-bit floats, with their share of the library's
+    speed.
+    """
+    measured = speeds(device).products
+    rounded = {torch.float32: measured.tf32_chained if chained else measured.tf32} if numerics.tf32 else {}
+    return measured.others() | rounded
 
 
 def of_chain(blocked: Blocked, numerics: Numerics, *, described: bool) -> float:
-    """The share of the speed of the matrix units where rows or columns of a product are folded or multiplied again.
+    """Return the share of the speed of the matrix units for a chained product; there is no library to compare with.
 
-    There is no library to compare with.  `described`: do operands come through tensor descriptors?
+    `described`: do operands come through tensor descriptors?
     """
-    known = speeds(blocked.device).products
-    share = known.chained if described else known.chained_pointers
+    measured = speeds(blocked.device).products
+    share = measured.chained if described else measured.chained_pointers
     dtype = blocked.dots[0].args[0].dtype
     return share * other_dtypes(blocked.device, numerics, chained=True).get(dtype, 1.0)
 
 
 def of_sums(blocked: Blocked) -> float:
-    """The share for a contraction that has become sums of products: fewer rows than programs leave some idle."""
+    """Return the share for a contraction computed as sums of products: few rows leave programs idle."""
     rows = math.prod(extent(dim.size) for dim in blocked.grid())
     length = math.prod(extent(dim.size) for dim in blocked.dims if dim.role is not Role.GRID)
     size = max(blocked.kernel.params, key=lambda param: extent(param.extent)).dtype.itemsize
-    known = speeds(blocked.device).products
-    share = known.packed_sums if is_packed(blocked) else 1.0
-    share *= known.few_long_rows if length * size > known.long_row else known.few_rows
+    measured = speeds(blocked.device).products
+    share = measured.packed_sums if is_packed(blocked) else 1.0
+    share *= measured.few_long_rows if length * size > measured.long_row else measured.few_rows
     return share * min(1.0, rows / (2 * blocked.device.multiprocessors))
 
 
-def _fetched(blocked: Blocked, config: Config) -> float:
-    """The share at which the cache brings operands of 16 bits: the smaller the blocks, the more often it brings each.
+def _cache_bound(blocked: Blocked, config: Config) -> float:
+    """Return the share at which the cache supplies 16-bit operands: the smaller the blocks, the more often it loads
+    each.
 
-    Against what the product, or memory, takes at full speed.  (H200, bf16, 384 × 196 × 49152 in blocks of 16 × 64: 170
-    µs for 0.76 GB.)
+    Relative to the product, or memory, at full speed.  (H200, bf16, 384 × 196 × 49152 in blocks of 16 × 64: 170 µs for
+    0.76 GB.)
     """
-    known, dots = speeds(blocked.device), blocked.dots
+    measured, dots = speeds(blocked.device), blocked.dots
     m, n, size = config.block("m"), config.block("n"), dots[0].args[0].dtype.itemsize
     length = math.prod(extent(dim.size) for dim in blocked.sides(dots[0])[2:])
     blocks = programs(blocked, config)
-    fetched = blocks * (m + len(dots) * n) * length * size / known.cache_bandwidth
-    multiplied = 2 * len(dots) * math.prod(extent(dim.size) for dim in blocked.grid()) * length / known.matrix_flops
+    fetched = blocks * (m + len(dots) * n) * length * size / measured.cache_bandwidth
+    multiplied = 2 * len(dots) * math.prod(extent(dim.size) for dim in blocked.grid()) * length / measured.matrix_flops
     moved = sum(extent(param.extent) * param.dtype.itemsize for param in blocked.kernel.params)
-    return max(multiplied, moved / known.bandwidth) / fetched
+    return max(multiplied, moved / measured.bandwidth) / fetched
 
 
 def _aligned(blocked: Blocked, offset: Index, size: int) -> bool:
     """Does every row of a matrix of elements of `size` bytes start at a multiple of 16 bytes?
 
-    Neighbours may lie as far apart as there are products: these share the elements of a row (`packed`).
+    Neighbours may be as far apart as there are products: these share the elements of a row (`packed`).
     """
     if isinstance(offset, Expr):
         return True

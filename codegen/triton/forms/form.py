@@ -1,8 +1,8 @@
 """Form: one way to spread a kernel over the programs of a launch.
 
-A form is a type; its instances are plans: the form applied to one kernel.  `applies` makes the plan or says why the
-form refuses the kernel, `configs` lists the configurations worth timing, `price` predicts the time of one of them, and
-`emit` writes the source.  Which form a kernel gets by default is the order of `FORMS` (`forms/__init__.py`) alone.
+A form is a type; its instances are plans: the form applied to one kernel.  `applies` returns the plan or the reason why
+the form refuses the kernel, `configs` lists the configurations worth timing, `price` predicts the time of one of them,
+and `emit` writes the source.  The order of `FORMS` (`forms/__init__.py`) alone decides the default form of a kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fusion.lowering.kernel import Kernel
 
 @dataclass(frozen=True)
 class Task:
-    """A kernel, and the device and the arithmetic that it is generated for."""
+    """A kernel, with the device and the arithmetic for which it is generated."""
 
     kernel: Kernel
     device: Device
@@ -36,12 +36,12 @@ class Task:
 
     @cached_property
     def blocked(self) -> Blocked:
-        """The kernel over block dimensions; that of one of several kernels of a launch, without the others."""
+        """Return the kernel over block dimensions; without other kernels of its launch."""
         return block(self.kernel, self.device)
 
     @classmethod
     def of(cls, blocked: Blocked, numerics: Numerics) -> Task:
-        """The task of a kernel that is over block dimensions already."""
+        """Return the task of a kernel that is over block dimensions already."""
         task = cls(blocked.kernel, blocked.device, numerics)
         task.__dict__["blocked"] = blocked
         return task
@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a form does not compute a kernel, as users read it."""
+    """The reason why a form does not compute a kernel, as users read it."""
 
     why: str
 
@@ -67,49 +67,51 @@ class Form(ABC):
     @classmethod
     @abstractmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """The plan for a kernel, or why this form cannot compute it."""
+        """Return the plan for a kernel, or the reason why this form cannot compute it."""
 
     @abstractmethod
     def configs(self) -> tuple[Config, ...]:
-        """The configurations worth timing, the default first; they may need more than the device has (`fit`)."""
+        """Return the configurations worth timing, the default first; they may exceed the device (`fit`)."""
 
     @property
     def slower(self) -> str:
-        """Why a later form is likely to be faster, so that this one is not the default; empty where none is."""
+        """Return why a later form is likely to be faster, so that this one is not the default; empty if none is."""
         return ""
 
     def price(self, config: Config) -> float:
-        """Predicted time, as a multiple of that at the full speed of the device (or of the library's kernel)."""
+        """Return the predicted time, as a multiple of the time at the full speed of the device (or of the library's
+        kernel).
+        """
         return 1.0 / efficiency.of_config(self.blocked, config)
 
     def efficiency(self) -> float:
-        """The share of the library's speed that the default configuration reaches; asked of contractions."""
+        """Return the share of the library's speed that the default configuration of a contraction reaches."""
         return efficiency.of_sums(self.blocked)
 
     @property
     def exposes_epilogue(self) -> bool:
-        """Does the time of the epilogue add to that of the products, beside what `efficiency` says?"""
+        """Does epilogue time add to GEMM time, beyond `efficiency`?"""
         return False
 
     @property
     def blocked(self) -> Blocked:
-        """The kernel over block dimensions."""
+        """Return the kernel over block dimensions."""
         return self.task.blocked
 
     # Room on the device -----------------------------------------------------------------------------------------------
 
     def fit(self, config: Config) -> Config | None:
-        """The configuration with as many stages as there is room for; None where there is none for a pipeline."""
+        """Return the configuration with as many stages as fit the device; None if not even a short pipeline fits."""
         return limits.fitted(self.blocked, config)
 
     def room(self, config: Config) -> int:
-        """Bytes of shared memory of a program."""
+        """Return the bytes of shared memory of a program."""
         return limits.room(self.blocked, config)
 
     # Source -----------------------------------------------------------------------------------------------------------
 
     def emit(self, config: Config, writer: Writer) -> str | None:
-        """The source in a configuration; None where it is to be for sizes within a limit, and there is none."""
+        """Return the source in a configuration; None if it is to be for sizes within a limit, and there is none."""
         layout = self.lay_out(config, writer)
         limit = writer.limit([layout])
         if writer.within_limit and limit is None:
@@ -129,15 +131,17 @@ class Form(ABC):
         return file_of(launch, functions, strict=writer.numerics.strict)
 
     def lay_out(self, config: Config, writer: Writer) -> Layout:
-        """Facts about the dimensions of the kernel in a configuration."""
+        """Return the layout of the kernel in a configuration."""
         return lay_out(self.blocked, config, within_limit=writer.within_limit)
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[str]:
-        """The functions of the kernel, of which the last is launched.  It is passed the descriptors in `hosted`."""
+        """Return the functions of the kernel, of which the last is launched.  The descriptors in `hosted` are passed to
+        it.
+        """
         return [writer.function(layout, layout.blocked.kernel.name, self.open)]
 
     def function(self, layout: Layout, name: str, writer: Writer, role: FunctionRole) -> str:
-        """The one function of the kernel, where it plays a part in a launch of several."""
+        """Return the only function of the kernel, with its role in a launch of several."""
         return writer.function(layout, name, self.open, role=role)
 
     def open(self, body: Body) -> None:
@@ -145,7 +149,7 @@ class Form(ABC):
         one_block(body)
 
     def per_multiprocessor(self, config: Config) -> int:
-        """How many persistent programs share a multiprocessor; 0: each program computes one block."""
+        """Return the number of persistent programs per multiprocessor; 0: each program computes one block."""
         return 0
 
 
@@ -154,5 +158,5 @@ Choice: TypeAlias = tuple[Form, Config]
 
 
 def count_of(layout: Layout) -> str:
-    """The number of blocks, as Python text."""
+    """Return the number of blocks, as Python text."""
     return " * ".join(blocks_of(layout, dim) for dim in layout.blocked.grid()) or "1"

@@ -1,8 +1,9 @@
-"""Last block: kernels that the last program of a grid, or of each tile, goes on with in the same launch.
+"""Last block: kernels that the last program of a grid, or of each tile, runs in the same launch.
 
-Programs count themselves as they finish, in one int32 of memory.  The one that finds all others done runs the kernels
-that follow (`Kernel.then`), reads past its own first-level cache what they have written, and sets the count to 0 for
-the next launch.  A grid of no programs has no last one: the scheduler gives followers only to grids that are not empty.
+Programs count themselves as they finish, in one int32 of memory.  The one whose count is the last runs the kernels that
+follow (`Kernel.then`), loads past its own first-level cache the tensors that others have written, and sets the count to
+0 for the next launch.  A grid of no programs has no last one: the scheduler gives followers only to grids that are not
+empty.
 
 Followers run on as many warps as the kernel they follow.  Rows that would not fit their registers are folded in steps.
 A kernel that follows tile by tile has the blocks of the kernel it follows, and a count for each tile.
@@ -48,19 +49,19 @@ class LastBlock(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """Any kernel that others follow."""
+        """Accept any kernel that others follow."""
         return cls(task) if task.kernel.then is not None else Refused("no kernel follows it")
 
     def configs(self) -> tuple[Config, ...]:
-        """Those of the first kernel, on warps enough for its followers."""
+        """Return the configurations of the first kernel, with warps enough for its followers."""
         return tuple(self._on_warps_of_followers(config) for _, config in alone.candidates(self.task))
 
     def price(self, config: Config) -> float:
-        """That of the first kernel."""
+        """Return the price of the first kernel."""
         return alone.taking(self.task, config).price(config)
 
     def _on_warps_of_followers(self, config: Config) -> Config:
-        """`config` with up to four warps where fewer would fold the rows of the followers in many steps."""
+        """Return `config` with up to four warps, if fewer would fold the rows of the followers in many steps."""
         if self.task.kernel.awaited:
             return config
         points = [math.prod(extent(axis.size) for axis in step.axes) for step in _chain(self.task.kernel)]
@@ -68,7 +69,7 @@ class LastBlock(Form):
         return replace(config, num_warps=max(config.num_warps, wanted))
 
     def emit(self, config: Config, writer: Writer) -> str | None:
-        """The followers' functions, then the first kernel's, which ends by counting itself."""
+        """Return the followers' functions, then the first kernel's, which ends by counting itself, as a file."""
         kernel, form = self.task.kernel, alone.taking(self.task, config)
         layout = form.lay_out(config, writer)
         followers = [_of_tile(kernel, layout)] if kernel.awaited else _followers(self.task, config, writer)
@@ -105,9 +106,9 @@ class _Follower:
     """A kernel that follows in a launch.
 
     Attributes:
-        name: of its function.
-        behind: the parameters that the launch has written before it runs.
-        starts: of its GRID dimensions, where the block begins: variables of the function that calls it.
+        name: the name of its function.
+        behind: the parameters that the launch writes before it runs.
+        starts: the starts of its block along GRID dimensions, as variables of the function that calls it.
     """
 
     name: str
@@ -117,23 +118,23 @@ class _Follower:
 
     @property
     def call(self) -> str:
-        """The line that runs it."""
+        """Return the line that runs it."""
         return call_of(self.name, self.layout, *self.starts)
 
     @property
     def role(self) -> FunctionRole:
-        """Its part in the launch."""
+        """Return its role in the launch."""
         starts = {dim: _start_of(dim) for dim in self.layout.blocked.grid()}
         return FunctionRole(starts=starts, behind=self.behind)
 
 
 def _followers(task: Task, config: Config, writer: Writer) -> list[_Follower]:
-    """The kernels that follow one in its launch, in order, laid out for its warps."""
+    """Return the kernels that follow one in its launch, in order, laid out for its warps."""
     kernel, followers = task.kernel, list[_Follower]()
-    taken, behind = {kernel.name}, stored(kernel)
+    names, behind = {kernel.name}, stored(kernel)
     for number, step in enumerate(_chain(kernel), 1):
-        name = step.name if step.name not in taken else f"{step.name}_{number}"
-        taken.add(name)
+        name = step.name if step.name not in names else f"{step.name}_{number}"
+        names.add(name)
         blocked, fitted = _fitted(step, config.num_warps, task.device, task.numerics)
         followers.append(_Follower(name, lay_out(blocked, fitted, within_limit=writer.within_limit), behind))
         behind |= stored(step)
@@ -141,7 +142,7 @@ def _followers(task: Task, config: Config, writer: Writer) -> list[_Follower]:
 
 
 def _of_tile(kernel: Kernel, first: Layout) -> _Follower:
-    """The kernel that follows `kernel`, laid out as `first`, tile by tile."""
+    """Return the kernel that follows `kernel`, laid out as `first`, tile by tile."""
     assert kernel.then is not None
     name = kernel.then.name if kernel.then.name != kernel.name else f"{kernel.name}_1"
     kept = {axis.symbol for axis in kernel.then.axes}
@@ -151,7 +152,7 @@ def _of_tile(kernel: Kernel, first: Layout) -> _Follower:
 
 
 def _start_of(dim: Dim) -> str:
-    """The name of the first index of a block of `dim`, in a function that is told."""
+    """Return the parameter with the first index of a block of `dim`."""
     return f"{dim.name}0"
 
 
@@ -164,7 +165,7 @@ def _chain(kernel: Kernel) -> list[Kernel]:
 
 
 def _fitted(step: Kernel, warps: int, device: Device, numerics: Numerics) -> tuple[Blocked, Config]:
-    """Blocks that the registers of `warps` warps hold, where axes can be folded in steps."""
+    """Return blocks that the registers of `warps` warps hold, where axes can be folded in steps."""
     task = Task(step, device, numerics)
     if task.blocked.contraction:
         return task.blocked, PointerProduct(task).configs()[0]
@@ -182,7 +183,7 @@ def _fitted(step: Kernel, warps: int, device: Device, numerics: Numerics) -> tup
 
 
 def _of_rows(task: Task) -> Config:
-    """The default configuration of a follower without contraction."""
+    """Return the default configuration of a follower without contraction."""
     return next(plan for form in (Maps, Scans, Rows) if not isinstance(plan := form.applies(task), Refused)).configs()[
         0
     ]
@@ -192,11 +193,11 @@ def _elements(config: Config) -> int:
     return math.prod(size for _, size in config.blocks)
 
 
-# How the first kernel ends --------------------------------------------------------------------------------------------
+# The end of the first kernel ------------------------------------------------------------------------------------------
 
 
 def _leading(kernel: Kernel, followers: Sequence[_Follower]) -> FunctionRole:
-    """The part of the first function, which counts its programs and runs the followers."""
+    """Return the role of the first function, which counts its programs and runs the followers."""
 
     def ending(values: Values) -> list[str]:
         if kernel.awaited:
@@ -212,9 +213,10 @@ def _leading(kernel: Kernel, followers: Sequence[_Follower]) -> FunctionRole:
 
 
 def _end_of_tile(step: _Follower, tile: str, parts: sympy.Expr) -> list[str]:
-    """The last lines of the first function, which `step` follows once all `parts` of the tile of this number exist.
+    """Return the last lines of the first function, which `step` follows once all `parts` of the tile of this number
+    exist.
 
-    A program's stores come before its count, and the last count comes before what the last program loads.
+    A program's stores come before its count, and the last count comes before the loads of the last program.
     """
     return [
         "# The last program to get here of those that make parts of a tile goes on with what all of them have written.",
@@ -227,7 +229,7 @@ def _end_of_tile(step: _Follower, tile: str, parts: sympy.Expr) -> list[str]:
 
 
 def _end(followers: Sequence[_Follower]) -> list[str]:
-    """The last lines of the first function."""
+    """Return the last lines of the first function."""
     lines = [
         "# The last program to get here goes on with what all of them have written.",
         "tl.debug_barrier()",

@@ -1,11 +1,11 @@
-"""Limits: what a device has room for, of threads and of shared memory.
+"""Limits: the threads and shared memory of a device.
 
-What enters are configurations, as they are good on devices with warps of 32 threads and room enough; what leaves is
-each cut down to this device: as many threads on wider warps, and as deep a pipeline as its shared memory holds.  Forms
-ask here (`Form.fit`) and add what they alone keep in shared memory.
+Input: configurations for devices with warps of 32 threads and enough shared memory; output: each cut down to this
+device: as many threads on wider warps, and the deepest pipeline that its shared memory holds.  Forms call this
+(`Form.fit`) and add the shared memory that only they use.
 
-What is counted are the operands that a loop has in flight, and the blocks that a persistent program stores, or loads,
-through shared memory.  The compiler may find that a layout needs more, and is then given a shorter pipeline
+Counted are the operands that a loop has in flight, and the blocks that a persistent program stores, or loads, through
+shared memory.  If the compiler needs more for a layout, the kernel is compiled again with a shorter pipeline
 (`launch/aot.py`).
 """
 
@@ -23,20 +23,20 @@ from fusion.lowering.expr import Load, index_of, loads
 from fusion.lowering.kernel import Role
 
 _LANES = 32
-"""Threads of the warps in which configurations are counted."""
+"""Threads per warp that configurations assume."""
 
 _SYSTEM = 1024
-"""Bytes of shared memory that the system takes for each program on a multiprocessor."""
+"""Bytes of shared memory that the system reserves for each program on a multiprocessor."""
 
 
 def fitted(
     blocked: Blocked, config: Config, *, per_multiprocessor: int = 1, stored: int = 0, loaded: int = 0
 ) -> Config | None:
-    """A configuration with as many stages as there is room for; None where there is none for a pipeline.
+    """Return a configuration with as many stages as fit the device; None if not even a short pipeline fits.
 
     Args:
         per_multiprocessor: programs that share the memory of a multiprocessor.
-        stored, loaded: bytes of a program for blocks that it stores and loads behind its products.
+        stored, loaded: bytes of a program for blocks that its epilogue stores and loads.
     """
     device = blocked.device
     available = device.shared_per_program
@@ -50,53 +50,53 @@ def fitted(
 
 
 def room(blocked: Blocked, config: Config) -> int:
-    """Bytes of shared memory that the operands of a program take."""
-    return max(1, config.num_stages - _beyond(blocked.device)) * _stage(blocked, config)
+    """Return the bytes of shared memory of a program's operands."""
+    return max(1, config.num_stages - _in_registers(blocked.device)) * _stage(blocked, config)
 
 
 def on_warps(config: Config, device: Device) -> Config:
-    """The configuration with as many threads on this device's warps."""
+    """Return the configuration with as many threads on this device's warps."""
     if device.warp == _LANES:
         return config
     return replace(config, num_warps=max(1, config.num_warps * _LANES // device.warp))
 
 
 def stages_within(device: Device, each: int, room: int | None = None) -> int:
-    """How many stages of so many bytes a program has room for, at least one.
+    """Return the number of stages of `each` bytes that fit a program, at least one.
 
-    Matrix units that read shared memory by themselves need what is multiplied there, too; others read it into registers
-    first, and what is multiplied needs no place beside what is fetched.
+    Matrix units that read shared memory themselves need the operands of the current product there, too; others read
+    them into registers first, so that only the operands in flight take shared memory.
     """
     room = device.shared_per_program if room is None else room
-    return max(1, room // max(1, each) + _beyond(device))
+    return max(1, room // max(1, each) + _in_registers(device))
 
 
 def shortest_pipeline(device: Device) -> int:
-    """The fewest stages of which one is fetched while another is multiplied."""
-    return 2 + _beyond(device)
+    """Return the fewest stages with which one is loaded while another is multiplied."""
+    return 2 + _in_registers(device)
 
 
-def _beyond(device: Device) -> int:
-    """Stages of a pipeline that take no shared memory: the one that is in registers."""
+def _in_registers(device: Device) -> int:
+    """Return the stages of a pipeline that take no shared memory: the one in registers."""
     return 0 if device.has(Feature.ASYNC_UNITS) else 1
 
 
 def _stage(blocked: Blocked, config: Config) -> int:
-    """Bytes of the operands that one step of a loop multiplies."""
-    walked = {dim.symbol for dim in blocked.dims if dim.role is Role.LOOP}
+    """Return the bytes of the operands that one step of a loop multiplies."""
+    looped = {dim.symbol for dim in blocked.dims if dim.role is Role.LOOP}
     total = 0
     for operand in dict.fromkeys(arg for dot in blocked.dots for arg in dot.args):
-        fetched = [_varied(load) for load in loads(operand) if walked & _varied(load)]
-        sizes = [load.dtype.itemsize for load in loads(operand) if walked & _varied(load)]
-        if fetched:  # of several loads there is one tile, what is made of them
+        spans = [_symbols(load) for load in loads(operand) if looped & _symbols(load)]
+        sizes = [load.dtype.itemsize for load in loads(operand) if looped & _symbols(load)]
+        if spans:  # several loads are combined into one tile
             width = sizes[0] if len(sizes) == 1 else operand.dtype.itemsize
-            total += width * _points(blocked, config, set().union(*fetched))
+            total += width * _points(blocked, config, set().union(*spans))
     return total
 
 
-def _points(blocked: Blocked, config: Config, varied: Collection[sympy.Symbol]) -> int:
-    return math.prod(config.block(dim.name) for dim in blocked.dims if dim.symbol in varied)
+def _points(blocked: Blocked, config: Config, symbols: Collection[sympy.Symbol]) -> int:
+    return math.prod(config.block(dim.name) for dim in blocked.dims if dim.symbol in symbols)
 
 
-def _varied(load: Load) -> set[sympy.Symbol]:
+def _symbols(load: Load) -> set[sympy.Symbol]:
     return {symbol for index in index_of(load) for symbol in index.free_symbols}

@@ -1,4 +1,4 @@
-"""Long loops: facts of kernels that loop over rows or columns of a contraction, which decide their configuration."""
+"""Long loops: properties of loops over rows or columns of a contraction, which decide a kernel's configuration."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fusion.lowering.kernel import Loop, Role, statements, values_of
 from fusion.lowering.sizes import with_values
 
 SHORT = 1024
-"""Steps of a loop that is over before descriptors have paid for being made."""
+"""Steps of a loop that is too short for descriptors to repay their creation."""
 
-_CACHED = 0.64  # of the L2 cache, how much programs that run at once may read again and again, so that it stays there
+_CACHED = 0.64  # the share of the L2 cache that operands shared by concurrent programs may take and still stay in it
 
 
 def together(blocked: Blocked) -> int:
-    """Points of the batch dimension whose looped operands fit the cache together, as many in each group of them.
+    """Return the points of the batch dimension whose looped operands fit the cache together, divided into even groups.
 
-    Symbolic sizes are taken as they were when the graph was traced.
+    Symbolic sizes are assumed to be as traced.
     """
     known = dict(blocked.kernel.traced)
     rows = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
@@ -42,12 +42,12 @@ def skips(blocked: Blocked) -> bool:
 
 
 def scans(blocked: Blocked) -> bool:
-    """Is it looked up in memory which blocks of a loop count?"""
+    """Does a condition of a loop read tensors, so that its blocks are looked up?"""
     return any(isinstance(s, Loop) and s.where is not None and any(loads(s.where)) for s in blocked.body)
 
 
 def steps(blocked: Blocked) -> int:
-    """The length of the longest loop."""
+    """Return the length of the longest loop."""
     return max((extent(dim.size) for dim in blocked.dims if dim.role is Role.LOOP), default=0)
 
 

@@ -1,8 +1,8 @@
 """Maps: kernels that fold nothing and multiply no matrices.
 
-A map has 16-byte accesses enough in flight per thread, and programs enough for every multiprocessor.  Where a load and
+A map has enough 16-byte accesses in flight per thread, and enough programs for every multiprocessor.  Where a load and
 the store are contiguous along different axes it computes tiles, so that both sides have rows of 128 bytes.  The numbers
-are those of an H200.
+were measured on an H200.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Maps(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """Any kernel without contraction, fold and scan."""
+        """Accept any kernel without contraction, fold and scan."""
         if task.blocked.contraction or any(dim.role is not Role.GRID for dim in task.blocked.dims):
             return Refused("it folds or multiplies")
         return cls(task)
 
     def configs(self) -> tuple[Config, ...]:
-        """The default, picked from sizes alone, and its neighbours."""
+        """Return the default, chosen from sizes alone, and its neighbours."""
         return neighbours(self.blocked, self._default())
 
     def _default(self) -> Config:
@@ -44,7 +44,9 @@ class Maps(Form):
 
 
 def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
-    """Each thread moves two 16-byte words of every tensor (one, of many tensors), and every processor has work."""
+    """Return a configuration with two 16-byte words of every tensor per thread (one, for many tensors), on all
+    multiprocessors.
+    """
     if x is None:
         return Config((), num_warps=1)
     block, warps = _line(blocked, extent(x.size), max(len(blocked.kernel.params), _points_read(blocked)))
@@ -52,14 +54,16 @@ def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
 
 
 def _points_read(blocked: Blocked) -> int:
-    """At how many points the tensor is read that is read at most: those of a window are all held at once."""
+    """Return the greatest number of points at which one tensor is read: the points of a window are all in registers at
+    once.
+    """
     roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
     read = Counter(part.buffer for part in postorder(*roots) if isinstance(part, Load))
     return max(read.values(), default=0)
 
 
 def _by_rows(blocked: Blocked, b: Dim, x: Dim) -> Config:
-    """As many elements as of a line: of one row, or of a few short ones."""
+    """Return a configuration with the elements of a linear block, from one row or a few short ones."""
     rows, columns = extent(b.size), extent(x.size)
     block, warps = _line(blocked, rows * columns, len(streams(blocked)))
     held = row_block(x.size, block)
@@ -67,19 +71,19 @@ def _by_rows(blocked: Blocked, b: Dim, x: Dim) -> Config:
 
 
 def _line(blocked: Blocked, size: int, tensors: int) -> tuple[int, int]:
-    """How many elements of a line of `size` a program takes of each of so many tensors, on how many warps."""
+    """Return the elements of a linear block of each of `tensors`, and its warps."""
     per_thread = min(16, 32 // widest(blocked)) if tensors <= 6 else 8
     per_thread = max(per_thread, 4)
     block = 128 * per_thread
     while block > 256 and -(-size // block) < 4 * blocked.device.multiprocessors:
         block //= 2
-    each = 4 if block <= 512 else min(per_thread, 8)  # little to do: as many threads as there are 16-byte words
+    each = 4 if block <= 512 else min(per_thread, 8)  # little work: one thread per 16-byte word
     block = min(block, power_of_two(size))
     return block, min(4, warps_for(block, each))
 
 
 def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:
-    """Rows of 128 bytes on both sides of the transposition."""
+    """Return a configuration with rows of 128 bytes on both sides of the transposition."""
     side = 32 if narrowest(blocked) >= 4 else 64
     blocks = (("y", min(side, power_of_two(extent(y.size)))), ("x", min(side, power_of_two(extent(x.size)))))
     return Config(blocks, num_warps=warps_for(blocks[0][1] * blocks[1][1], 8 if side == 32 else 16))

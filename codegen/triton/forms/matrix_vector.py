@@ -1,7 +1,7 @@
 """Matrix times vectors: products with up to four vectors (GEMV), as sums of products without matrix units.
 
-All time goes into loading the matrix: what counts is how many of its bytes are in flight.  (`skinny.py` is for more
-vectors, on the matrix units.)
+All time is spent loading the matrix: the number of its bytes in flight decides.  (`skinny.py` is for more vectors, on
+the matrix units.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MatrixVector(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """One GRID dimension, one loop, and only sums of products in it."""
+        """Accept one GRID dimension and one loop of sums of products only."""
         blocked, dims = task.blocked, {dim.name: dim for dim in task.blocked.dims}
         if blocked.contraction or list(dims) not in (["r", "x"], ["x", "r"], ["r", "x", "q"]):
             return Refused("it is not one loop over rows or columns of a matrix")
@@ -44,9 +44,10 @@ class MatrixVector(Form):
         return cls(task)
 
     def configs(self) -> tuple[Config, ...]:
-        """Rows in a step share the vector, its conversion and, where several weights share a byte, its parts.
+        """Return configurations of several rows, which share the vector, its conversion and, for packed weights, its
+        parts.
 
-        A program that asks for all that it needs at once waits once.
+        A program that requests all of its data at once waits once.
         """
         blocked, dims = self.blocked, {dim.name: dim for dim in self.blocked.dims}
         if list(dims) == ["r", "x"]:
@@ -68,7 +69,7 @@ class MatrixVector(Form):
 
 
 def _shapes(sums: Sequence[Fold], size: int, *, grouped: bool) -> tuple[tuple[int, int, int], ...]:
-    """The table for a matrix of elements of `size` bytes, in `grouped` words or one by one."""
+    """Return the table for a matrix of elements of `size` bytes, in `grouped` words or one by one."""
     if any(map(holds_several, sums)):
         return _PACKED
     if grouped:
@@ -83,7 +84,9 @@ _COLUMNS = ((128, 32, 8), (256, 16, 8), (512, 32, 16))
 
 
 def _columns(blocked: Blocked, r: Dim, x: Dim) -> tuple[Config, ...]:
-    """Neighbouring threads take neighbouring columns, a word each; narrow blocks where there are few programs."""
+    """Return configurations in which neighbouring threads take neighbouring columns; narrow blocks where programs are
+    few.
+    """
     configs, size = [], matrix_itemsize(blocked)
     for rows, along, warps in _COLUMNS:
         blocks = (
@@ -105,15 +108,15 @@ def _is_product(blocked: Blocked) -> bool:
     for fold in sums:
         if fold.op != "sum" or not all(isinstance(term, Op) and term.name == "mul" for term in _terms(fold.args[0])):
             return False
-        plain = [load.index[0] for load in loads(*fold.args) if not isinstance(load.index[0], Expr)]
-        rows = [offset for offset in plain if grid & offset.free_symbols]
-        if len(rows) == len(plain) or not any(coefficient(offset, last) == 1 for offset in rows):
+        offsets = [load.index[0] for load in loads(*fold.args) if not isinstance(load.index[0], Expr)]
+        rows = [offset for offset in offsets if grid & offset.free_symbols]
+        if len(rows) == len(offsets) or not any(coefficient(offset, last) == 1 for offset in rows):
             return False
     return bool(sums)
 
 
 def _terms(expr: Expr) -> Iterator[Expr]:
-    """The summands of `expr`."""
+    """Yield the terms of the sum `expr`."""
     if isinstance(expr, Op) and expr.name == "add":
         for arg in expr.args:
             yield from _terms(arg)

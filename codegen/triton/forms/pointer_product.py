@@ -36,7 +36,7 @@ _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16
 
 
 _FULL = 0.9
-"""Blocks that the result fills this much less than others are as fast: larger ones fetch operands less often."""
+"""Blocks filled this much less by the result than others are as fast, if larger: they load operands less often."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PointerProduct(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """Any contraction without further folds of its rows or columns, but for those in shares of a line."""
+        """Accept any contraction without further folds of its rows or columns, except those with a group per warp."""
         if not task.blocked.contraction or task.blocked.chained:
             return Refused("it is no product, or folds products")
         if any(dim.name == "s" for dim in task.blocked.dims):
@@ -55,7 +55,7 @@ class PointerProduct(Form):
         return cls(task)
 
     def configs(self) -> tuple[Config, ...]:
-        """The default first: the largest blocks that still keep the device busy."""
+        """Return configurations, the default first: the largest blocks that still keep the device busy."""
         blocked, numerics, dots = self.blocked, self.task.numerics, self.blocked.dots
         dtype = dots[0].args[0].dtype
         if not on_matrix_units(dtype, blocked.device):
@@ -63,35 +63,37 @@ class PointerProduct(Form):
         shapes = _with_room(_shapes(blocked, dtype, numerics), len(dots))
         room = blocked.device.shared_per_program
         fitted = [_fitted(blocked, shape, dtype, numerics) for shape in shapes]
-        possible = list(dict.fromkeys(_shallower(blocked, config, dtype, len(dots)) for config in fitted))
-        widest, least = _widest_beside(blocked), shortest_pipeline(blocked.device)
+        possible = list(dict.fromkeys(_within_memory(blocked, config, dtype, len(dots)) for config in fitted))
+        widest, least = _widest_of_epilogue(blocked), shortest_pipeline(blocked.device)
         possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]
         deep = [config for config in possible if config.num_stages >= least] or possible
         busy = [config for config in deep if keeps_busy(blocked, config)]
-        filled = max((_used(blocked, config) for config in busy), default=0.0)
-        full = [config for config in busy if _used(blocked, config) >= _FULL * filled]
+        best = max((_filled(blocked, config) for config in busy), default=0.0)
+        full = [config for config in busy if _filled(blocked, config) >= _FULL * best]
         default = full[0] if full else max(deep, key=lambda config: programs(blocked, config))
         return (default, *(config for config in possible if config != default))
 
     def efficiency(self) -> float:
-        """Less than the library's: operands are addressed and masked by threads."""
+        """Return a share below the library's: threads compute addresses and masks."""
         config = self.configs()[0]
         occupied = efficiency.occupied(self.blocked, self.task.numerics, config)
         return efficiency.of_product(self.blocked, self.task.numerics, config, occupied)
 
     @property
     def exposes_epilogue(self) -> bool:
-        """The matrix units wait while the end of a block is computed.
+        """Is true: the matrix units wait during the epilogue.
 
-        H200, 200704 rows, 96 to 384 columns: with GELU 210 µs, and 326 with its gradient; the library's product is 53
-        of 171 and 213.
+        H200, 200704 rows, 96 to 384 columns: with GELU 210 µs, and 326 with its gradient; the library's product takes
+        53 of its 171 and 213.
         """
         others = efficiency.other_dtypes(self.blocked.device, self.task.numerics)
         return self.blocked.dots[0].args[0].dtype not in others
 
 
-def _used(blocked: Blocked, config: Config) -> float:
-    """The share of its products that are of the result; less for small blocks, which fetch operands more often."""
+def _filled(blocked: Blocked, config: Config) -> float:
+    """Return the share of a block's products that contribute to the result; less for small blocks, which load operands
+    more often.
+    """
     share = min(1.0, math.sqrt(config.block("m") * config.block("n")) / 128)
     for dim in blocked.dims:
         if dim.name in ("m", "n") and extent(dim.size) > 0:
@@ -107,7 +109,7 @@ def _shapes(blocked: Blocked, dtype: torch.dtype, numerics: Numerics) -> tuple[t
 
 
 def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int, ...]]:
-    """Those of `shapes` in which `count` contractions have no more sums per warp than one of them has in any."""
+    """Return the `shapes` in which `count` contractions have no more accumulators per warp than one ever has."""
     if count == 1:
         return shapes
     room = max(m * n // warps for m, n, _, warps, _ in shapes)
@@ -115,7 +117,7 @@ def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[
 
 
 def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, numerics: Numerics) -> Config:
-    """A shape cut down to the sizes of the kernel, whole dimensions held whole, and no block below 16."""
+    """Return a shape cut to the sizes of the kernel, with WHOLE dimensions held and no block below 16."""
     m, n, k, warps, stages = shape
     least_k = 32 if dtype.itemsize == 1 else 16
     wanted = {"m": m, "n": n, "k": max(least_k, k * 2 // dtype.itemsize if k > 16 else k)}
@@ -134,10 +136,10 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, numeri
     return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=numerics.tf32)
 
 
-def _widest_beside(blocked: Blocked) -> int:
-    """Bytes of the widest element of the tiles beside the product that are loaded or stored.
+def _widest_of_epilogue(blocked: Blocked) -> int:
+    """Return the bytes of the widest element of the tiles that the epilogue loads or stores.
 
-    Such a tile goes through shared memory where it is laid out otherwise than the sums, or than the next one.
+    Such a tile goes through shared memory where its layout differs from the accumulator's, or from the next tile's.
     """
     widths = [0]
     for stmt in blocked.body:
@@ -147,7 +149,7 @@ def _widest_beside(blocked: Blocked) -> int:
     return max(widths)
 
 
-def _shallower(blocked: Blocked, config: Config, dtype: torch.dtype, dots: int) -> Config:
-    """`config` with as many stages as shared memory holds."""
+def _within_memory(blocked: Blocked, config: Config, dtype: torch.dtype, dots: int) -> Config:
+    """Return `config` with as many stages as shared memory holds."""
     per_stage = (config.block("m") + dots * config.block("n")) * config.block("k") * dtype.itemsize
     return replace(config, num_stages=min(config.num_stages, stages_within(blocked.device, per_stage)))

@@ -1,8 +1,8 @@
 """Rows: kernels that fold rows or columns, and multiply no matrices.
 
 Short rows have a warp each, long ones a few dozen elements per thread; rows that a program cannot hold are folded in
-steps.  Where the GRID axis is contiguous, neighbouring threads take neighbouring columns.  The numbers are those of an
-H200.
+steps.  Where the GRID axis is contiguous, neighbouring threads take neighbouring columns.  The numbers were measured on
+an H200.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Store, statements
 from fusion.lowering.scalar_ops import HALVES
 
 _LEAST_SPLIT = 4
-"""Blocks of a row that are worth two loops in the place of one."""
+"""Blocks of a row that are worth two loops instead of one."""
 
 _ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
 
@@ -28,15 +28,17 @@ _MANY_ROWS = 4
 """From this many rows per multiprocessor, two-pass rows run fastest with one program per multiprocessor."""
 
 _ALONE = (16384, 32)
-"""Elements and warps of a step where a program has a multiprocessor to itself: no more rows are under way than the
-cache holds until they are walked again.  (H200, bf16, softmax of 4096 rows of 65536: 297 µs, in steps of 4096 with 4
-warps 391; log-softmax of 8192 rows of 50264: 440 and 626; 1024 rows of 131072 in float32: 374, with 16 warps 385.)"""
+"""Elements and warps of a step where a program has a multiprocessor to itself: no more rows are in flight than the
+cache holds until they are read again.  (H200, bf16, softmax of 4096 rows of 65536: 297 µs, in steps of 4096 with 4
+warps 391; log-softmax of 8192 rows of 50264: 440 and 626; 1024 rows of 131072 in float32: 374, with 16 warps 385.)
+"""
 
 _IN_PLACE = (8192, 16)
-"""The same for rows of halves that are overwritten where they lie: the cache holds more of them, and what is computed
-for a gradient leaves registers for one program of 32 warps only, so that nothing is done while it waits.  (H200, bf16,
-loss and gradient of 4096 rows of 50257: 307 µs, by 32 warps 371, by 4 in steps of 4096 333; of 2048 rows of 128256:
-415, 433, 453.  With loads of the next steps under way, through shared memory: 315 to 475, and 432 to 556.)"""
+"""The same for rows of 16-bit floats that are overwritten in place: the cache holds more of them, and the registers of
+a gradient allow only one program of 32 warps, so that nothing else runs while it waits.  (H200, bf16, loss and gradient
+of 4096 rows of 50257: 307 µs, with 32 warps 371, with 4 in steps of 4096 333; of 2048 rows of 128256: 415, 433, 453.
+With loads of the next steps in flight, through shared memory: 315 to 475, and 432 to 556.)
+"""
 
 
 @dataclass(frozen=True)
@@ -47,18 +49,18 @@ class Rows(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """Any kernel without contraction that folds something and scans nothing."""
+        """Accept any kernel without contraction that has folds and no scans."""
         blocked = task.blocked
         if blocked.contraction or all(dim.role is Role.GRID for dim in blocked.dims):
             return Refused("it multiplies matrices, or folds nothing")
         return Refused("it scans") if scans(blocked) else cls(task)
 
     def configs(self) -> tuple[Config, ...]:
-        """The default, picked from sizes alone, and its neighbours."""
+        """Return the default, chosen from sizes alone, and its neighbours."""
         return neighbours(self.blocked, self.default())
 
     def default(self) -> Config:
-        """The default configuration."""
+        """Return the default configuration."""
         blocked = self.blocked
         reduced = [dim for dim in blocked.dims if dim.role is not Role.GRID]
         grid = {dim.name: dim for dim in blocked.grid()}
@@ -69,7 +71,7 @@ class Rows(Form):
         return self._rows(reduced[0], grid.get("x"))
 
     def _rows(self, r: Dim, x: Dim | None) -> Config:
-        """The reduced axis is contiguous."""
+        """Return the configuration for a contiguous reduced axis."""
         blocked, length = self.blocked, power_of_two(extent(r.size))
         rows = extent(x.size) if x is not None else 1
         if r.role is Role.LOOP and length > 1024:
@@ -88,19 +90,19 @@ class Rows(Form):
     def splits(self, r: Dim, block: int) -> bool:
         """Is the end of a row a loop of its own, so that blocks before it have no masks?
 
-        A mask that ends within 16 bytes has each thread store one element at a time, in every block in which it stands.
+        A mask that ends within 16 bytes makes each thread store one element at a time, in every block that has it.
         (H200, bf16, loss and gradient of 4096 rows of 50257, 50304 apart: 1050 µs in one loop of blocks of 16384, 406
-        in blocks of 4096 with an end of its own.  Of 2048 rows of 128256, which ends with a word: 418 and 406.)
+        in blocks of 4096 with their own end.  Of 2048 rows of 128256, which end with a word: 418 and 406.)
         """
         least = 1 if _ends_within_word(self.blocked, r) else _LEAST_SPLIT
         return not (r.size.is_Integer and int(r.size) < least * block)
 
     def steps(self, length: int, rows: int) -> tuple[int, int]:
-        """Elements and warps of each step along a row.
+        """Return the elements and warps of each step along a row.
 
-        Of many rows small blocks, since others go on where one waits, in few warps for a running value.  Of few rows as
-        much as can be under way at once.  (H200, bf16, maximum and sum of exponentials of 8192 rows of 50264: 295 µs in
-        steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows of 400000: 139 and 89.)
+        Many rows use small blocks, since others run while one waits, with few warps for a running value.  Few rows use
+        as many elements as can be in flight at once.  (H200, bf16, maximum and sum of exponentials of 8192 rows of
+        50264: 295 µs in steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows of 400000: 139 and 89.)
         """
         blocked, warps = self.blocked, step_warps(length)
         if rows >= _MANY_ROWS * blocked.device.multiprocessors and length >= 4 * _ALONE[0] and _reads_again(blocked):
@@ -111,9 +113,10 @@ class Rows(Form):
         return (4096, 4) if running else (2048, 8)
 
     def columns(self, r: Dim, x: Dim, times: int) -> Config:
-        """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them.
+        """Return the configuration for a contiguous GRID axis: neighbouring threads take at least 64 bytes of
+        neighbouring columns.
 
-        Each block of them is taken so many `times`.  Of few columns blocks are smaller, to fill the device.
+        Each block is computed `times` times.  Few columns get smaller blocks, to fill the device.
         """
         blocked, columns, length = self.blocked, extent(x.size), power_of_two(extent(r.size))
         wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // widest(blocked)
@@ -130,7 +133,7 @@ class Rows(Form):
 
 
 def step_warps(length: int) -> int:
-    """Warps of a program that takes a row of this length in steps."""
+    """Return the warps of a program that reads a row of this length in steps."""
     return 16 if length >= 16384 else 8
 
 
@@ -147,14 +150,16 @@ def _ends_within_word(blocked: Blocked, r: Dim) -> bool:
 
 
 def _reads_again(blocked: Blocked) -> bool:
-    """Is a loop that follows a running value followed by another one, over tensors few enough for the registers?"""
+    """Does a loop after one with a running value read its data again, over tensors few enough for the registers?"""
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     running = len(loops) > 1 and any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in loops[0].body)
     return running and len(streams(blocked)) <= 3
 
 
 def _several(reduced: list[Dim]) -> Config:
-    """Folds over different axes: a whole tile per program, what is looped in steps that keep it small."""
+    """Return a configuration for folds over different axes: a full tile per program, with loops in steps that keep it
+    small.
+    """
     room = 8192
     blocks: list[tuple[str, int]] = []
     for dim in sorted(reduced, key=lambda dim: dim.role is Role.LOOP):

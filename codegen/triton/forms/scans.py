@@ -1,4 +1,4 @@
-"""Scans: rows or columns of which running sums (or maxima, products) are stored."""
+"""Scans: rows or columns whose running sums (or maxima, products) are stored."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class Scans(Rows):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """Any kernel without contraction that scans more than one element."""
+        """Accept any kernel without contraction that scans more than one element."""
         if task.blocked.contraction or all(dim.role is Role.GRID for dim in task.blocked.dims):
             return Refused("it multiplies matrices, or scans single elements")
         return cls(task) if scans(task.blocked) else Refused("it scans nothing")
 
     def splits(self, r: Dim, block: int) -> bool:
-        """The last block takes part in the scan like others."""
+        """Return False: the last block takes part in the scan like others."""
         return False
 
     def steps(self, length: int, rows: int) -> tuple[int, int]:
-        """Elements and warps of each step along a row."""
+        """Return the elements and warps of each step along a row."""
         warps = step_warps(length)
         return warps * 1024, warps
 
     def columns(self, r: Dim, x: Dim, times: int) -> Config:
-        """Many rows of few columns at once: the next rows wait for them."""
+        """Return blocks of many rows of few columns: the following rows wait for them."""
         length = power_of_two(extent(r.size))
         if length < 256:
             return super().columns(r, x, times)

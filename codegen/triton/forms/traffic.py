@@ -1,4 +1,4 @@
-"""Traffic: the tensors that most of a kernel's memory traffic consists of, and block sizes that follow from them."""
+"""Traffic: the tensors that account for most of a kernel's memory traffic, and block sizes derived from them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fusion.lowering.expr import Op, TileRef, postorder
 from fusion.lowering.kernel import Fold, Param, Role, statements
 
 SECTOR = 32
-"""Bytes: the least that memory is asked for."""
+"""Bytes of the smallest memory request."""
 
 
 def streams(blocked: Blocked) -> list[Param]:
-    """The tensors that most of the traffic consists of."""
+    """Return the tensors that account for most of the traffic."""
 
     def weight(param: Param) -> int:
         return extent(param.extent) * param.dtype.itemsize
@@ -24,22 +24,22 @@ def streams(blocked: Blocked) -> list[Param]:
 
 
 def widest(blocked: Blocked) -> int:
-    """Bytes of the largest elements of those tensors."""
+    """Return the bytes of the largest elements of those tensors."""
     return max((param.dtype.itemsize for param in streams(blocked)), default=4)
 
 
 def narrowest(blocked: Blocked) -> int:
-    """Bytes of the smallest elements of those tensors."""
+    """Return the bytes of the smallest elements of those tensors."""
     return min((param.dtype.itemsize for param in streams(blocked)), default=4)
 
 
 def warps_for(elements: int, per_thread: int) -> int:
-    """Warps with which each thread has about `per_thread` of `elements`."""
+    """Return the number of warps with which each thread has about `per_thread` of `elements`."""
     return min(32, max(1, power_of_two(elements // (32 * per_thread))))
 
 
 def neighbours(blocked: Blocked, default: Config) -> tuple[Config, ...]:
-    """`default`, then half and twice as many warps, then each block half and twice as large."""
+    """Return `default`, then half and twice as many warps, then each block half and twice as large."""
     configs = [default]
     for warps in (default.num_warps // 2, default.num_warps * 2):
         if 1 <= warps <= 32:
@@ -55,12 +55,12 @@ def neighbours(blocked: Blocked, default: Config) -> tuple[Config, ...]:
 
 
 def matrix_itemsize(blocked: Blocked) -> int:
-    """Bytes of an element of a matrix that is multiplied: of the parameter that most of the traffic is for."""
+    """Return the bytes of an element of the matrix that is multiplied: the parameter with the most bytes."""
     return max(blocked.kernel.params, key=lambda param: extent(param.extent) * param.dtype.itemsize).dtype.itemsize
 
 
 def first_folds(blocked: Blocked) -> list[Fold]:
-    """The folds that are not over the results of others."""
+    """Return the folds that do not read the results of others."""
     folds = list(statements(blocked.body, Fold))
     return [fold for fold in folds if not any(isinstance(node, TileRef) for node in postorder(*fold.args))]
 
@@ -71,5 +71,5 @@ def is_packed(blocked: Blocked) -> bool:
 
 
 def holds_several(fold: Fold) -> bool:
-    """Are several products added for each element?"""
+    """Are several products summed for each element?"""
     return isinstance(fold.args[0], Op) and fold.args[0].name == "add"

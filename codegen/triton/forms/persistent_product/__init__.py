@@ -1,12 +1,12 @@
-"""Persistent products: contractions whose operands come through tensor memory, in programs that stay.
+"""Persistent products: contractions whose operands come through tensor memory, in persistent programs.
 
-One or two programs per multiprocessor compute the blocks of the result one after the other.  Operands come through
-tensor descriptors, so that no thread computes an address or a mask, and a 16-bit result leaves the same way.  On an
-H200 this is as fast as the library, which pointers never are.
+One or two programs per multiprocessor compute the blocks of the result in sequence.  Operands come through tensor
+descriptors, so that no thread computes an address or a mask, and a 16-bit result is stored the same way.  On an H200
+this is as fast as the library, which pointers never are.
 
-The rule, all of it in `refusal`: 16-bit operands loaded as they are, each a matrix that a descriptor holds; rows of
-known length, however many.  Several products of one loop share an operand, and the columns of the block between them;
-two of them may be one (`products/stacked.py`).
+The rule, all of it in `refusal`: 16-bit operands loaded without conversion, each a matrix that a descriptor can
+describe; rows of known length, in any number.  Several products of one loop share an operand, and divide the columns of
+the block; two of them may be computed as one (`products/stacked.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHORTEST = 128  # of rows, columns and sums
 
 @dataclass(frozen=True)
 class PersistentProduct(Form):
-    """The plan for a product, or several that share an operand, of matrices that descriptors hold."""
+    """The plan for a product, or several that share an operand, of matrices that descriptors can describe."""
 
     name = "persistent product"
     takes = (PersistentConfig,)
@@ -48,8 +48,8 @@ class PersistentProduct(Form):
 
     @property
     def slower(self) -> str:
-        """A short side is less than a block of the program; fewer than half as many of the smallest blocks as there are
-        multiprocessors leave too many of them idle.
+        """Return why another form is faster: a side is shorter than a block, or there are fewer blocks than half of the
+        multiprocessors even at the smallest size.
         """
         if any(extent(dim.size) < _SHORTEST and dim.name != "b" for dim in self.blocked.dims):
             return f"a side is shorter than {_SHORTEST}"
@@ -59,37 +59,37 @@ class PersistentProduct(Form):
         )
 
     def configs(self) -> tuple[Config, ...]:
-        """The best first, as far as it is predicted (`speed`); none where it is `slower`."""
+        """Return configurations, the best first as predicted (`speed`); none if the form is `slower`."""
         if self.slower:
             return ()
         return tuple(divided(config, len(self.blocked.dots)) for config in speed.ranked([self.blocked]))
 
     def price(self, config: Config) -> float:
-        """Of the library's speed."""
+        """Return the time as a multiple of the library's."""
         return 1.0 / speed.of_config(self.blocked, config)
 
     def efficiency(self) -> float:
-        """That of the best configuration; of several products less, unless they are computed as one."""
+        """Return the share of the best configuration; lower for several products, unless they are computed as one."""
         blocked, config = self.blocked, self.configs()[0]
         several = len(blocked.dots) > 1 and stack_of(blocked) is None
         share = speed.reached(blocked) * (speeds(blocked.device).products.several if several else 1.0)
         return share * efficiency.occupied(blocked, self.task.numerics, config)
 
     def fit(self, config: Config) -> Config | None:
-        """With room for the blocks that leave, and for those that are loaded for them."""
+        """Return a configuration with space for the blocks that the epilogue stores and loads."""
         return fitted(self.blocked, config)
 
     def room(self, config: Config) -> int:
-        """With room for the blocks that leave."""
+        """Return the bytes of the operands and of the blocks that are stored."""
         return room(self.blocked, config) + stored(self.blocked, config)
 
     def lay_out(self, config: Config, writer: Writer) -> Layout:
-        """GRID indices are defined in the loop over blocks."""
+        """Return the layout; GRID indices are defined in the loop over blocks."""
         parts = config.parts if isinstance(config, PersistentConfig) else 1
         return lay_out(self.blocked, config, 1, parts=parts, within_limit=writer.within_limit)
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[str]:
-        """One function, which is passed descriptors."""
+        """Return one function, to which descriptors are passed."""
         return [writer.function(layout, layout.blocked.kernel.name, self.open, hosted=hosted)]
 
     def open(self, body: Body) -> None:
@@ -97,7 +97,7 @@ class PersistentProduct(Form):
         write(body)
 
     def per_multiprocessor(self, config: Config) -> int:
-        """As the configuration says."""
+        """Return the number in the configuration."""
         return config.per_processor if isinstance(config, PersistentConfig) else 1
 
 

@@ -1,8 +1,8 @@
-"""Column parts: the epilogue of a block of a contraction, part by part of its columns.
+"""Column parts: the epilogue of a block of a contraction, one part of its columns at a time.
 
-What enters is a block whose sums are complete; what leaves is a loop over parts of its columns, in which results are
-computed, with what is loaded for them, and stored.  A part takes half the registers, and half the shared memory on its
-way out: what is free holds another stage of the operands, or another program.
+Input: a block whose sums are complete; output: a loop over parts of its columns, in which tiles are loaded, results
+computed and stored.  A part takes half the registers, and half the shared memory for its store: the freed memory holds
+another stage of the operands, or another program.
 
     dot0_parts = _halves(dot0)
     for part in tl.static_range(2):
@@ -23,7 +23,7 @@ from fusion.codegen.triton.expressions.values import Values
 
 @contextmanager
 def in_parts(values: Values) -> Iterator[None]:
-    """Within this, lines are for one part of the columns; without parts in the configuration, for the whole block."""
+    """Add the lines within for one part of the columns; if the configuration has no parts, for the full block."""
     layout = values.layout
     if layout.parts == 1:
         yield

@@ -1,4 +1,4 @@
-"""Program: the lines of a program that computes blocks of a product one after the other."""
+"""Program: the lines of a program that computes blocks of a product in sequence."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def write(body: Body) -> None:
 
 
 def one_block(body: Body) -> None:
-    """Add the lines of one block, whose columns are finished and stored part by part."""
+    """Add the lines of one block, whose epilogue runs part by part of its columns."""
     body.computations()
     with in_parts(body.values):
         body.stores()
 
 
 def over_blocks(values: Values, number: str, blocks: str) -> str:
-    """The header of the loop in which programs take so many blocks."""
+    """Return the header of the loop over `blocks` blocks."""
     return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
 
 
 def _open(values: Values) -> str:
-    """Add the descriptors, open the loop over blocks and place each of them; returns the header of that loop."""
+    """Add the descriptors, open the loop over blocks and compute the start of each; return the header of that loop."""
     blocked = values.layout.blocked
     _describe_all(values)
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in blocked.dims if dim.name == "b"]
@@ -54,14 +54,14 @@ def _open(values: Values) -> str:
 
 
 def _describe_all(values: Values) -> None:
-    """Add the descriptors of the operands, and of the tiles that are loaded and stored at the end of a block."""
+    """Add the descriptors of the operands, and of the tiles that the epilogue loads and stores."""
     blocked, described = values.layout.blocked, Descriptors(values)
     end = values.layout.in_parts(blocked.named("n"))
     for factor, sides in factors(blocked):
         assert isinstance(factor, Load)
         if factor not in values.load_through:
             matrix = matrix_of(blocked, factor, *sides)
-            assert matrix is not None, "asked of a kernel that `applies` refuses"
+            assert matrix is not None, "called for a kernel that `applies` refuses"
             values.load_through[factor] = described.of(matrix, values.layout)
     for load, matrix in loaded_tiles(blocked).items():
         values.load_through[load] = described.of(matrix, end)

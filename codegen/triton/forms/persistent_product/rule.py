@@ -13,7 +13,7 @@ from fusion.lowering.scalar_ops import HALVES
 
 
 def refusal(blocked: Blocked) -> str:
-    """Why a kernel cannot be a persistent product; empty if it can."""
+    """Return why a kernel cannot be a persistent product; empty if it can."""
     if not blocked.contraction or blocked.chained or any(dim.name == "s" for dim in blocked.dims):
         return "it is no product, folds products, or its warps share lines"
     if not blocked.device.has(Feature.TENSOR_COPIES):
@@ -23,13 +23,13 @@ def refusal(blocked: Blocked) -> str:
     shape = _shape(blocked)
     if shape:
         return shape
-    if not all(_is_fetched(blocked, *factor) for factor in factors(blocked)):
+    if not all(_is_described(blocked, *factor) for factor in factors(blocked)):
         return "an operand is no matrix of 16 bits that a descriptor holds"
     return ""
 
 
 def _shape(blocked: Blocked) -> str:
-    """Why a kernel is not one loop along one axis, of products that share an operand; else empty."""
+    """Return why a kernel is not one loop along one axis, of products that share an operand; else empty."""
     grid = {dim.name for dim in blocked.grid()}
     contracted = [dim for dim in blocked.dims if dim.role is not Role.GRID]
     if grid - {"b"} != {"m", "n"} or len(contracted) != 1 or contracted[0].role is not Role.LOOP:
@@ -44,8 +44,8 @@ def _shape(blocked: Blocked) -> str:
     return "" if "b" not in grid or len(folds) == 1 else "it has several products and a batch"
 
 
-def _is_fetched(blocked: Blocked, factor: Expr, sides: tuple[Dim, Dim]) -> bool:
-    """Does an operand come through a descriptor, whichever matrix of a batch it is?"""
+def _is_described(blocked: Blocked, factor: Expr, sides: tuple[Dim, Dim]) -> bool:
+    """Does an operand come through a descriptor, for all matrices of a batch?"""
     if factor.dtype not in HALVES or not isinstance(factor, Load):
         return False
     matrix = matrix_of(blocked, factor, *sides)
@@ -53,7 +53,7 @@ def _is_fetched(blocked: Blocked, factor: Expr, sides: tuple[Dim, Dim]) -> bool:
 
 
 def factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:
-    """The operands of the contractions, each with its dimensions."""
+    """Yield the operands of the contractions, each with its dimensions."""
     for dot in blocked.dots:
         rows, columns, over = blocked.sides(dot)
         yield from zip(dot.args, ((rows, over), (over, columns)), strict=True)

@@ -1,10 +1,10 @@
 """Speed: which configuration of a persistent product is predicted to be the fastest.
 
-What enters are contractions to which the form applies; what leaves are configurations, the best first, and the share of
-the library's speed that each is predicted to reach.  A block takes as long as its sum, and as long again as `end` more
-elements of it: then its result is finished and stored, and the matrix units wait.  How long that is depends on what
-is computed for each element (`work`) and on whether tiles are loaded for it.  Two programs on a multiprocessor hide
-part of it behind each other's products.  The numbers are those of the device.
+Input: contractions to which the form applies; output: configurations, the best first, and the share of the library's
+speed that each is predicted to reach.  A block takes the time of its sum, and of `end` more elements of the sum: during
+its epilogue the matrix units wait.  The length of the epilogue depends on the operations for each element (`work`) and
+on whether tiles are loaded for it.  Two programs on a multiprocessor hide part of it behind each other's products.  The
+numbers are the device's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fusion.lowering.kernel import Store, values_of
 from fusion.lowering.sizes import with_values
 
 _Shapes: TypeAlias = "dict[PersistentConfig, PersistentShape]"
-"""Configuration for one product → the shape that it is, with its speed."""
+"""For each configuration of one product, the shape that it has, with its speed."""
 
 _WORK = {"exp": 6, "exp2": 6, "log": 6, "log2": 6, "truediv": 9, "rsqrt": 9, "sqrt": 9, "tanh": 30, "erfc": 31}
 _FUNCTIONS = {"erf", "expm1", "log1p", "log10", "sin", "cos", "tan", "pow", "atan", "atan2", "sinh", "cosh", "lgamma"}
@@ -32,23 +32,23 @@ _FUNCTION, _FREE = 50, 3
 
 
 def together(parts: Sequence[Blocked], *, joined: bool = False) -> list[PersistentConfig]:
-    """The best of the persistent form for each of several kernels to which it `applies`, walked in one launch.
+    """Return the best configuration of several kernels to which the form `applies`, in one launch.
 
-    They may be `joined` in one walk.
+    They may be `joined` in one loop.
     """
     best = ranked(parts, joined=joined)[0]
     return [divided(best, len(part.dots)) for part in parts]
 
 
 def of_config(blocked: Blocked, config: Config) -> float:
-    """The share of the library's speed that is predicted for a configuration, on the blocks of this kernel."""
+    """Return the predicted share of the library's speed for a configuration, on the blocks of this kernel."""
     count = len(blocked.dots)
     shares = _shares([blocked])
     return max(shares[form] * _used([blocked], form) for form in shares if divided(form, count) == config)
 
 
 def reached(blocked: Blocked) -> float:
-    """The share of the library's speed that is predicted for the best configuration, were the last round full."""
+    """Return the predicted share of the library's speed for the best configuration, if the last round were full."""
     best = ranked([blocked])[0]
     share, known = _shares([blocked])[best], speeds(blocked.device).persistent
     if _bytes(blocked, best) <= blocked.device.cache:
@@ -58,19 +58,19 @@ def reached(blocked: Blocked) -> float:
 
 
 def _shapes(parts: Sequence[Blocked]) -> _Shapes:
-    """The configurations of the device in which its multiprocessors have room for these products.
+    """Return the configurations of the device that fit its multiprocessors with these products.
 
-    Where two programs of one shape have none, one has.
+    Where two programs of one shape do not fit, one is used.
     """
-    found: _Shapes = {}
+    shapes: _Shapes = {}
     for shape in speeds(parts[0].device).persistent.shapes:
         for each in dict.fromkeys((shape.each, 1)):
             cut = [fitted(part, divided(_config(shape, each), len(part.dots))) for part in parts]
             if all(cut):
                 stages = min(config.num_stages for config in cut if config is not None)
-                found.setdefault(replace(_config(shape, each), num_stages=stages), shape)
+                shapes.setdefault(replace(_config(shape, each), num_stages=stages), shape)
                 break
-    return found
+    return shapes
 
 
 def _config(shape: PersistentShape, each: int) -> PersistentConfig:
@@ -79,41 +79,42 @@ def _config(shape: PersistentShape, each: int) -> PersistentConfig:
 
 
 def _bytes(blocked: Blocked, config: Config) -> int:
-    """Bytes of the largest result, in whole blocks; of sizes that are not known as when they were traced."""
+    """Return the bytes of the largest result, in full blocks; unknown sizes are assumed to be as traced."""
     widths = [stmt.value.dtype.itemsize for stmt in blocked.body if isinstance(stmt, Store)]
     blocks = programs(blocked, config, dict(blocked.kernel.traced))
     return blocks * config.block("m") * config.block("n") * max(widths, default=0)
 
 
 def ranked(parts: Sequence[Blocked], *, joined: bool = False) -> list[PersistentConfig]:
-    """Configurations for one product, best first."""
+    """Return configurations for one product, best first."""
     shares = _shares(parts, joined=joined)
     return sorted(shares, key=lambda form: shares[form] * _used(parts, form), reverse=True)
 
 
 def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[PersistentConfig, float]:
-    """Configurations for one product → the share of the library's speed with every multiprocessor busy."""
+    """Return, for each configuration of one product, the share of the library's speed on a busy device."""
     single = all(len(part.dots) == 1 for part in parts)
     one = all(len(part.dots) == 1 or stack_of(part) for part in parts)
     length = min(extent(part.of(part.dots[0].over)[0].size) for part in parts)
     work, loading = max(map(work_of, parts)), any(map(loads_tiles, parts))
-    known, found = speeds(parts[0].device).persistent, {}
+    known, shares = speeds(parts[0].device).persistent, {}
     for config, shape in _shapes(parts).items():
         if single or shape.parts == 1:
             end = shape.end + shape.slope * work + (shape.loading if loading else 0)
             share = shape.apart if not one else (shape.joined if joined else 0.0) or shape.share
-            found[config] = share * (length + known.library_end) / (length + end)
-    return found
+            shares[config] = share * (length + known.library_end) / (length + end)
+    return shares
 
 
 def _used(parts: Sequence[Blocked], form: PersistentConfig) -> float:
-    """The share of what the device could multiply that is of the results: the last round of blocks leaves some of it
-    idle, and blocks reach beyond the last row and column.
+    """Return the share of the device's multiplications that contribute to results.
+
+    The last round of blocks leaves some multiprocessors idle, and blocks reach beyond the last row and column.
     """
     divisions = [(part, divided(form, len(part.dots))) for part in parts]
     blocks = sum(programs(part, config, dict(part.kernel.traced)) for part, config in divisions)
     count = parts[0].device.multiprocessors
-    if blocks < count:  # few rows when traced: that says nothing of calls with more, which take longer
+    if blocks < count:  # few rows when traced: calls with more rows take longer, and decide
         blocks = sum(programs(part, config) for part, config in divisions)
     columns = [(_columns(part), config.block("n")) for part, config in divisions]
     filled = sum(count for count, _ in columns) / max(1, sum(-(-count // width) * width for count, width in columns))
@@ -121,23 +122,23 @@ def _used(parts: Sequence[Blocked], form: PersistentConfig) -> float:
 
 
 def _columns(blocked: Blocked) -> int:
-    """The columns of the results, with sizes that are not known as when they were traced."""
+    """Return the columns of the results; unknown sizes are assumed to be as traced."""
     (dim,) = (dim for dim in blocked.grid() if dim.name == "n")
     return extent(with_values(dim.size, dict(blocked.kernel.traced)))
 
 
 def work_of(blocked: Blocked) -> int:
-    """Operations for each element of the results, in additions, beyond the few that cost nothing beside their store.
+    """Return the operations for each element of the results, in additions, beyond the few that its store hides.
 
-    What is computed of loaded tiles counts as what is computed of the sums; of a row or column of numbers it does not.
+    Operations on loaded tiles count like operations on the sums; operations on a row or column of numbers do not.
     """
     stores = [stmt for stmt in as_sigmoids(blocked.body) if isinstance(stmt, Store)]
     nodes = list(postorder(*(value for stmt in stores for value in values_of(stmt))))
-    made: set[Expr] = set(tile_loads(blocked, nodes))
+    varying: set[Expr] = set(tile_loads(blocked, nodes))
     total = 0
     for node in nodes:
-        if isinstance(node, TileRef) or any(child in made for child in node.children()):
-            made.add(node)
+        if isinstance(node, TileRef) or any(child in varying for child in node.children()):
+            varying.add(node)
             if isinstance(node, Op):
                 total += _FUNCTION if node.name in _FUNCTIONS else _WORK.get(node.name, 1)
     return max(0, total - _FREE)

@@ -1,6 +1,6 @@
 """Side by side: independent kernels in one launch, each on its own range of programs (horizontal fusion).
 
-The launched function finds the part that its program belongs to:
+The launched function selects the part of its program:
 
     program = tl.program_id(0)
     if program < 48:
@@ -8,9 +8,9 @@ The launched function finds the part that its program belongs to:
     if (program >= 48) & (program < 60):
         second(program - 48, in1_ptr, out1_ptr, XBLOCK=512)
 
-Persistent parts have no ranges: every program computes its share of the blocks of one part after the other, and goes on
-in the next part where the count of blocks left it, so that all programs end together.  Products of the same rows are
-one loop over the blocks of all their columns (`joined.py`).
+Persistent parts have no ranges: every program computes its blocks of one part in sequence, and continues in the next
+part where the count of blocks left it, so that all programs end together.  Products of the same rows are one loop over
+the blocks of all their columns (`joined.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fusion.codegen.triton.writer import Writer
 class SideBySide(Form):
     """The plan for a kernel with others beside it.
 
-    There is one configuration: each part has the best of its own forms on the warps that all have in common.
+    There is one configuration: each part has the best of its own forms on the warps common to all.
     """
 
     name = "side by side"
@@ -42,16 +42,16 @@ class SideBySide(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """Any kernel with others beside it."""
+        """Accept any kernel with others beside it."""
         return cls(task) if task.kernel.beside else Refused("no kernel runs beside it")
 
     def configs(self) -> tuple[Config, ...]:
-        """That of the first part."""
+        """Return the configuration of the first part."""
         writer = Writer(self.task.device, self.task.numerics, within_limit=False)
         return (parts_of(self.task.kernel.parts, self.task.kernel.name, writer)[0].layout.config,)
 
     def emit(self, config: Config, writer: Writer) -> str | None:
-        """A function for each part, and the one that is launched."""
+        """Return a file with a function for each part, and the one that is launched."""
         kernel = self.task.kernel
         parts = parts_of(kernel.parts, kernel.name, writer)
         limit = writer.limit([part.layout for part in parts])
@@ -67,7 +67,7 @@ class SideBySide(Form):
 
 
 def dispatch(parts: Sequence[Part], *, persistent: bool) -> list[str]:
-    """The lines of the launched function."""
+    """Return the lines of the launched function."""
     lines = [f"{PROGRAM} = tl.program_id(0)"]
     if persistent:
         lines.append("programs = tl.num_programs(0)")

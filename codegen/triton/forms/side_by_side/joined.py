@@ -1,7 +1,6 @@
 """Joined products: products of the same rows as one loop over the blocks of all their columns.
 
-All of them are persistent products.  A block of columns belongs to one product, which says where it is fetched from and
-stored:
+All of them are persistent products.  A block of columns belongs to one product, which determines its descriptors:
 
     columns = in1_desc
     result = out0_desc
@@ -16,14 +15,14 @@ stored:
         dot0 = tl.dot(in0, in1, dot0)
     result.store([m0, n0], dot0.to(tl.bfloat16))
 
-Kernels that take their blocks one after the other (`side_by_side`) wait for the last block of one before they fetch for
-the next, and make the descriptor of the rows again.  (H200, three products of one operand, 3072 columns in all: 79.1 µs
+Kernels that compute their blocks in sequence (`side_by_side`) wait for the last block of one before they load for the
+next, and create the descriptor of the rows again.  (H200, three products of one operand, 3072 columns in all: 79.1 µs
 for 4096 × 2048 instead of 82.0, 83.0 for 8192 × 1024 instead of 84.7.)
 
-A branch behind the sum instead of these names would have each step of the sum wait for the one before it.
+A branch after the sum instead of these names would make each step of the sum wait for the one before it.
 
-The rule, all of it in `products_of`: the products have the rows, the sum and the way in which matrices lie in common;
-each has one result, computed in the same way of what comes through descriptors alone.
+The rule, all of it in `products_of`: the products have the rows, the sum and the layout of their matrices in common;
+each has one result, computed in the same way from values that come through descriptors.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class JoinedProducts(Form):
     """The plan for products that are one loop over blocks.
 
     Attributes:
-        products: each as a kernel.
+        products: the products, each as a kernel.
     """
 
     products: tuple[Kernel, ...]
@@ -74,12 +73,12 @@ class JoinedProducts(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """See `products_of`."""
+        """Accept kernels that `products_of` decomposes."""
         products = products_of(task) if task.kernel.beside else ()
         return cls(task, products) if products else Refused("it is not several products of the same rows")
 
     def configs(self) -> tuple[Config, ...]:
-        """The best that all products have in common."""
+        """Return the best configuration common to all products."""
         writer = Writer(self.task.device, self.task.numerics, within_limit=False)
         return (self._parts(writer)[0].layout.config,)
 
@@ -87,15 +86,15 @@ class JoinedProducts(Form):
         return parts_of(self.products, self.task.kernel.name, writer, joined=True)
 
     def emit(self, config: Config, writer: Writer) -> str | None:
-        """One function, which is passed descriptors."""
+        """Return a file with one function, to which descriptors are passed."""
         kernel, layouts = self.task.kernel, [part.layout for part in self._parts(writer)]
         limit = writer.limit(layouts)
         if writer.within_limit and limit is None:
             return None
         hosted: dict[str, Hosted] = {}
         constants, config = layouts[0].constants, layouts[0].config
-        taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
-        values = writer.values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]))
+        names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
+        values = writer.values(layouts[0], Names([*names, kernel.name, *prelude.FUNCTIONS]))
         values.hosted = hosted
         lines = _lines(values, layouts)
         head = signature(kernel, kernel.name, descriptor_comments(hosted), list(constants))
@@ -114,7 +113,7 @@ class JoinedProducts(Form):
 
 @dataclass(frozen=True, slots=True)
 class _Moves:
-    """What one product moves through descriptors: its operands, tiles loaded for its end, its result."""
+    """The transfers of one product through descriptors: its operands, tiles loaded by its epilogue, its result."""
 
     rows: Load
     columns: Load
@@ -127,42 +126,42 @@ class _Moves:
 
 
 def products_of(task: Task) -> tuple[Kernel, ...]:
-    """The products of several kernels of one launch, each as a kernel, if they are one loop; else none."""
+    """Return the products of several kernels of one launch, each as a kernel, if they can be one loop; else none."""
     tasks = [replace(task, kernel=kernel) for kernel in task.kernel.parts]
     plans = [PersistentProduct.applies(each) for each in tasks]
     if any(isinstance(plan, Refused) or plan.slower for plan in plans):
         return ()
-    products = tuple(product for each in tasks for product in _apart(each.kernel))
-    found = [block(product, task.device) for product in products]
-    if not all(len(each.dots) == 1 and not refusal(each) for each in found):
+    products = tuple(product for each in tasks for product in _single_products(each.kernel))
+    blocked = [block(product, task.device) for product in products]
+    if not all(len(each.dots) == 1 and not refusal(each) for each in blocked):
         return ()
-    common = {_common(each) for each in found}
+    common = {_common(each) for each in blocked}
     return products if len(common) == 1 and None not in common else ()
 
 
-def _apart(kernel: Kernel) -> tuple[Kernel, ...]:
-    """The products of a kernel, each with the results that it leads to; the kernel, where these need several."""
+def _single_products(kernel: Kernel) -> tuple[Kernel, ...]:
+    """Return the products of a kernel, each with the results that use it; the kernel if a result uses several."""
     (loop,) = (stmt for stmt in kernel.body if isinstance(stmt, Loop))
     stores = [stmt for stmt in kernel.body if isinstance(stmt, Store)]
     leading = [{node for node in postorder(*values_of(store)) if isinstance(node, TileRef)} for store in stores]
     folds = [fold for fold in loop.body if isinstance(fold, Fold)]
     if loaded(kernel) & stored(kernel) or {frozenset(refs) for refs in leading} != {frozenset({f.ref}) for f in folds}:
         return (kernel,)
-    found = []
+    products = []
     for fold in folds:
         own = [store for store, refs in zip(stores, leading, strict=True) if fold.ref in refs]
         product = replace(kernel, body=(replace(loop, body=(fold,)), *own))
         touched = loaded(product) | stored(product)
-        found.append(replace(product, params=tuple(param for param in kernel.params if param.name in touched)))
-    return tuple(found)
+        products.append(replace(product, params=tuple(param for param in kernel.params if param.name in touched)))
+    return tuple(products)
 
 
 def _moves(blocked: Blocked) -> _Moves | None:
-    """What a product moves, where it has one result, for which nothing is loaded otherwise."""
+    """Return the transfers of a product that has one result and loads nothing else; else None."""
     operands: dict[str, tuple[Load, Matrix]] = {}
     for factor, (first, second) in factors(blocked):
         matrix = descriptors.matrix_of(blocked, factor, first, second) if isinstance(factor, Load) else None
-        assert isinstance(factor, Load) and matrix is not None, "asked of a kernel that is refused"
+        assert isinstance(factor, Load) and matrix is not None, "called for a kernel that is refused"
         operands["n" if "n" in (first.name, second.name) else "m"] = factor, matrix
     stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
     target = descriptors.target_of(blocked, stores[0]) if len(stores) == 1 else None
@@ -176,7 +175,7 @@ def _moves(blocked: Blocked) -> _Moves | None:
 
 
 def _common(blocked: Blocked) -> object:
-    """What the products of one walk have in common; None for one that is walked alone."""
+    """Return the properties that the products of one loop must share; None for a product that must be alone."""
     moves, (dot,) = _moves(blocked), blocked.dots
     if moves is None or any(dim.name == "b" for dim in blocked.dims):
         return None
@@ -186,19 +185,19 @@ def _common(blocked: Blocked) -> object:
     if not all(isinstance(node, TileRef | Const | Cast | Op) for node in postorder(value)):
         return None
     rows = moves.of_rows
-    lying = tuple(matrix.rows.name for matrix in (rows, moves.of_columns, *moves.of_tiles, moves.of_result))
+    row_dims = tuple(matrix.rows.name for matrix in (rows, moves.of_columns, *moves.of_tiles, moves.of_result))
     sizes = tuple(dim.size for dim in blocked.dims if dim.name in ("m", "k"))
     dtypes = (moves.rows.dtype, moves.columns.dtype, blocked.kernel.param(moves.store.param).dtype)
-    return value, rows.param, rows.stride, rows.base, lying, sizes, dtypes
+    return value, rows.param, rows.stride, rows.base, row_dims, sizes, dtypes
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
 def _lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
-    """The lines of one function that computes these products; `values` writes the expressions of the first."""
+    """Return the lines of one function that computes these products; `values` emits the expressions of the first."""
     products = [moves for layout in layouts if (moves := _moves(layout.blocked)) is not None]
-    assert len(products) == len(layouts), "asked of products that `products_of` refuses"
+    assert len(products) == len(layouts), "called for products that `products_of` refuses"
     own = products[0]
     m, n = map(layouts[0].blocked.named, ("m", "n"))
     values.load_through[own.rows] = descriptors.describe(values, own.of_rows, layouts[0])
@@ -227,7 +226,7 @@ def _lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
 def _select(
     values: Values, choices: Sequence[Sequence[Transfer]], n_block: str, limits: Sequence[str]
 ) -> tuple[str, ...]:
-    """Add the lines that find the product of a block of columns; names of its descriptors, and of its first block."""
+    """Add the lines that select the product of a block of columns; return its descriptors and first block by name."""
     tiles = ["tile"] * (len(choices[0]) - 2)
     names = tuple(values.fresh(wish, values.depth) for wish in ("columns", *tiles, "result", "first"))
     values.line("# The product that this block of columns belongs to.")

@@ -1,7 +1,7 @@
 """Parts: the kernels of one launch that run side by side, and which kernels may.
 
-`alike` says which kernels may share a launch: those that need about as many registers, and contractions only in the
-same form.  A part that wants fewer warps than the others takes larger blocks.
+`alike` decides which kernels may share a launch: those with a similar number of registers, and contractions only in the
+same form.  A part that needs fewer warps than the others gets larger blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Part:
     """One of the kernels of a launch.
 
     Attributes:
-        name: of its function.
+        name: the name of its function.
     """
 
     name: str
@@ -35,36 +35,36 @@ class Part:
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel it computes."""
+        """Return the kernel it computes."""
         return self.layout.blocked.kernel
 
     @property
     def blocks(self) -> str:
-        """The number of its blocks, as text that Python and Triton read alike."""
+        """Return the number of its blocks, as text that is valid in Python and in Triton."""
         return " * ".join(_blocks(self.layout, dim) for dim in self.layout.blocked.grid()) or "1"
 
     def call(self, program: str) -> str:
-        """The line that runs it."""
+        """Return the line that runs it."""
         return call_of(self.name, self.layout, program)
 
     def function(self, writer: Writer) -> str:
-        """Its function, which is told which of its programs runs."""
+        """Return its function, which takes the number of its program."""
         return self.form.function(self.layout, self.name, writer, FunctionRole(program=PROGRAM))
 
 
 def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined: bool = False) -> list[Part]:
-    """The kernels of a launch of this name, laid out for the warps and stages that they have in common.
+    """Return the kernels of a launch of this name, laid out with the same warps and stages.
 
     They may be `joined` in one loop over blocks.
     """
     tasks = [Task(kernel, writer.device, writer.numerics) for kernel in kernels]
-    picked = _persistent(tasks, joined=True) if joined else _choices(tasks)
-    warps, stages = max(config.num_warps for _, config in picked), min(config.num_stages for _, config in picked)
-    parts, taken = list[Part](), {launched}
-    for number, (form, config) in enumerate(picked):
+    choices = _persistent(tasks, joined=True) if joined else _choices(tasks)
+    warps, stages = max(config.num_warps for _, config in choices), min(config.num_stages for _, config in choices)
+    parts, names = list[Part](), {launched}
+    for number, (form, config) in enumerate(choices):
         kernel = form.task.kernel
-        name = kernel.name if kernel.name not in taken else f"{kernel.name}_{number}"
-        taken.add(name)
+        name = kernel.name if kernel.name not in names else f"{kernel.name}_{number}"
+        names.add(name)
         layout = form.lay_out(replace(config, num_warps=warps, num_stages=stages), writer)
         parts.append(Part(name, form, layout))
     return parts
@@ -89,7 +89,7 @@ def alike(a: Task, b: Task) -> bool:
 
 
 def _choices(tasks: Sequence[Task]) -> list[Choice]:
-    """A form and a configuration for each kernel, as good as there is on the same warps and stages."""
+    """Return a form and a configuration for each kernel, the best with the same warps and stages."""
     if all(map(_is_persistent, tasks)):
         return _persistent(tasks)
     first = [_first(task) for task in tasks]
@@ -105,13 +105,13 @@ def _is_persistent(task: Task) -> bool:
 
 
 def _persistent(tasks: Sequence[Task], *, joined: bool = False) -> list[Choice]:
-    """The best configuration of persistent products of one launch, each with as many columns as there are registers."""
+    """Return the best configuration of persistent products of one launch, with as many columns as registers hold."""
     best = speed.ranked([task.blocked for task in tasks], joined=joined)[0]
     return [(PersistentProduct(task), divided(best, len(task.blocked.dots))) for task in tasks]
 
 
 def _first(task: Task) -> Choice:
-    """The first choice for a kernel that is no persistent product."""
+    """Return the first choice for a kernel that is not a persistent product."""
     plans = [plan for plan in alone.plans(task) if not isinstance(plan, PersistentProduct)]
     return alone.within((plan, config) for plan in plans for config in plan.configs())[0]
 
@@ -122,7 +122,7 @@ def _family(config: Config) -> tuple[int, int, int]:
 
 
 def _widened(blocked: Blocked, config: Config, warps: int) -> Config:
-    """`config` on more warps, with as much larger a block of what is spread over programs, if it has one to enlarge."""
+    """Return `config` on more warps, with a larger block of a dimension spread over programs, if it has one."""
     spread = (dim for dim in blocked.dims if dim.role is Role.GRID and not blocked.single(dim))
     factor, dim = warps // config.num_warps, next(spread, None)
     if factor == 1 or dim is None:

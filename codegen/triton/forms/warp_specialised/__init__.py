@@ -1,8 +1,8 @@
-"""Warp-specialised chained products: attention in groups of warps, of which one warp fetches.
+"""Warp-specialised chained products: attention in groups of warps, of which one warp loads.
 
-One program per multiprocessor takes blocks of rows one after the other.  A warp fetches what is multiplied into rings
-of slots of shared memory; groups of four warps compute, the first product of a block ahead of the second of the block
-before (`program.py`).  `chain.py` says which kernels these are.
+One program per multiprocessor computes blocks of rows in sequence.  One warp loads operands into rings of slots of
+shared memory; groups of four warps compute, the first product of a block ahead of the second product of the previous
+block (`program.py`).  `chain.py` decides which kernels have this form.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fusion.codegen.triton.forms.warp_specialised import groups, turns
 from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
 from fusion.codegen.triton.forms.warp_specialised.config import WarpSpecialisedConfig
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
-from fusion.codegen.triton.forms.warp_specialised.groups import Given, in_gluon
+from fusion.codegen.triton.forms.warp_specialised.groups import Signature, in_gluon
 from fusion.codegen.triton.forms.warp_specialised.program import Program
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.kernel import Role
 
-_SPEED = {3: 1.1, 2: 1.0}  # of so many groups against two
+_SPEED = {3: 1.1, 2: 1.0}  # number of groups → speed relative to two
 
-_SHORT_WIDE = 512  # steps of a loop over wide heads below which nothing was measured
+_SHORT_WIDE = 512  # the shortest loop over wide heads that was measured
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class WarpSpecialised(Form):
 
     @classmethod
     def applies(cls, task: Task) -> Self | Refused:
-        """See `chain_of`; the device has to multiply in groups of warps."""
+        """See `chain_of`; the device must have products of groups of warps."""
         if not groups.run_on(task.device):
             return Refused(f"{task.device.arch} does not multiply in groups of warps")
         chain = chain_of(task.blocked)
@@ -55,9 +55,11 @@ class WarpSpecialised(Form):
 
     @property
     def slower(self) -> str:
-        """Measured against the form that Triton pipelines: 1.4 to 1.45 times as fast on heads of 128 and loops of 512
-        to 16384, 1.25 to 1.35 times with a mask, 2 times on heads of 256, 1.1 times on those of 64 and loops of 1024 or
-        more, 0.9 to 1 times with a mask.
+        """Return why another form is faster.
+
+        Relative to the form that Triton pipelines, this one was measured 1.4 to 1.45 times as fast on heads of 128 and
+        loops of 512 to 16384, 1.25 to 1.35 times with a mask, 2 times on heads of 256, 1.1 times on heads of 64 and
+        loops of 1024 or more, 0.9 to 1 times with a mask.
         """
         blocked, least = self.blocked, self._config(2, 1)
         if not keeps_busy(blocked, least):
@@ -69,7 +71,7 @@ class WarpSpecialised(Form):
         return ""
 
     def configs(self) -> tuple[Config, ...]:
-        """As many slots of what is fetched as fit: three for heads of 64, two for wider ones."""
+        """Return configurations with as many slots as fit: three for heads of 64, two for wider ones."""
         together = long_loops.together(self.blocked) if long_loops.skips(self.blocked) else 1
         return tuple(self._config(count, together) for count in _counts(self.blocked))
 
@@ -88,26 +90,26 @@ class WarpSpecialised(Form):
         )
 
     def efficiency(self) -> float:
-        """The share of the speed of the matrix units: there is no library to compare with."""
+        """Return the share of the speed of the matrix units: there is no library to compare with."""
         return efficiency.of_chain(self.blocked, self.task.numerics, described=bool(operands(self.blocked)))
 
     def fit(self, config: Config) -> Config | None:
-        """As it is: the number of slots is chosen to fit."""
+        """Return `config` unchanged: its number of slots is chosen to fit."""
         return config
 
     def lay_out(self, config: Config, writer: Writer) -> Layout:
-        """GRID indices are defined in the loops over blocks."""
+        """Return the layout; GRID indices are defined in the loops over blocks."""
         return lay_out(self.blocked, config, turns.depth(self.blocked, config), within_limit=writer.within_limit)
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[str]:
-        """What the warp that fetches does, what a group does, and the function that starts them."""
+        """Return the functions of the loading warp and of a group, and the one that starts them."""
         kernel, constants = layout.blocked.kernel, list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-        program = Program(layout, self.chain, Given(kernel.name, params, constants))
-        taken = [*program.fetch_takes, *program.compute_takes, *program.reserved, "gl", "gluon", "hopper", kernel.name]
+        program = Program(layout, self.chain, Signature(kernel.name, params, constants))
+        names = [*program.fetch_takes, *program.compute_takes, *program.reserved, "gl", "gluon", "hopper", kernel.name]
 
         def values() -> Values:
-            return writer.values(layout, Names([*taken, *prelude.FUNCTIONS]))
+            return writer.values(layout, Names([*names, *prelude.FUNCTIONS]))
 
         def text(function: Function) -> str:
             typed = (f"{each}: tl.constexpr" if each in function.constants else each for each in function.takes)
@@ -127,12 +129,12 @@ class WarpSpecialised(Form):
         ]
 
     def per_multiprocessor(self, config: Config) -> int:
-        """One, whose groups fill the multiprocessor."""
+        """Return 1: the groups of a program fill the multiprocessor."""
         return 1
 
 
 def _counts(blocked: Blocked) -> tuple[int, ...]:
-    """How many groups: the sums of two of them fit into registers, of narrow heads those of three.
+    """Return numbers of groups: the accumulators of two fit the registers, for narrow heads also those of three.
 
     Three were 1.1 times as fast as two in long loops (H200, 16384 tokens of 16 heads), where their blocks are full.
     """

@@ -1,9 +1,9 @@
 """Boxes: a matrix of a batch as blocks of its parameter, so that one descriptor serves all programs.
 
-What enters is a matrix; what leaves is a `Box`, or nothing where a descriptor cannot hold it.  A matrix may be one of a
-batch of any shape: each index that it varies by from program to program (a head, a row of the batch) is a dimension of
-the descriptor, of which a block has one point.  Rows and columns keep their own dimensions, so that what lies past
-their ends arrives as zeros, and is not written.
+Input: a matrix; output: a `Box`, or None where a descriptor cannot describe it.  A matrix may be one of a batch of any
+shape: each index that selects it for a program (a head, a row of the batch) is a dimension of the descriptor, of which
+a block has one point.  Rows and columns keep their own dimensions, so that elements past their ends are loaded as
+zeros, and not stored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.indexing import FloorDiv, Mod, bounds
 
 _MOST = 3
-"""Dimensions that a descriptor has beside rows and columns."""
+"""Dimensions that a descriptor has in addition to rows and columns."""
 
 _MANY = sympy.Integer(2**30)
-"""Stands for how many points a batch of symbolic size has: no program is asked for one outside."""
+"""The assumed size of a batch of symbolic size: no program uses a point outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Box:
 
     Attributes:
         start: elements before the first matrix.
-        outer: which matrix it is: (index, how many there are, elements from one to the next), as many as needed.
+        outer: (index of the matrix, number of matrices, stride in elements) for each batch dimension.
     """
 
     matrix: Matrix
@@ -41,12 +41,12 @@ class Box:
 
     @property
     def dims(self) -> tuple[Dim, Dim]:
-        """The dimensions of its matrix, rows first."""
+        """Return the dimensions of its matrix, rows first."""
         return self.matrix.rows, self.matrix.columns
 
 
 def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
-    """The matrix within its parameter; None where a descriptor cannot hold it."""
+    """Return the matrix within its parameter; None where a descriptor cannot describe it."""
     inside = {dim.symbol for dim in blocked.dims}
     start, outer = sympy.Integer(0), []
     for term in sympy.Add.make_args(matrix.base):
@@ -64,7 +64,7 @@ def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
 
 
 def describe(values: Values, name: str, box: Box, block: Sequence[str], slots: int) -> None:
-    """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for so many of them, if any."""
+    """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for `slots` of them, if any."""
     matrix = box.matrix
     element = TYPES[values.layout.blocked.kernel.param(matrix.param).dtype]
     shape = f"[{', '.join([*('1' for _ in box.outer), *block])}]"
@@ -74,7 +74,7 @@ def describe(values: Values, name: str, box: Box, block: Sequence[str], slots: i
         pointer += f" + {values.index_tile(box.start).code.at(PRODUCT)}"
     sizes = [*(count for _, count, _ in box.outer), matrix.rows.size, matrix.columns.size]
     steps = [*(step for _, _, step in box.outer), matrix.stride, sympy.Integer(1)]
-    listed = (", ".join(values.index_tile(each).code.text for each in found) for found in (sizes, steps))
+    listed = (", ".join(values.index_tile(each).code.text for each in axis) for axis in (sizes, steps))
     text = ", ".join(f"[{each}]" for each in listed)
     values.line(f"{name}_desc = hopper.tma.make_tensor_descriptor({pointer}, {text}, {shape}, {name}_layout)")
     if slots:
@@ -82,7 +82,11 @@ def describe(values: Values, name: str, box: Box, block: Sequence[str], slots: i
 
 
 def corner(values: Values, box: Box, rows: str, columns: str = "") -> str:
-    """Where a block of the matrix lies that begins at `rows` and `columns` of it, as text."""
-    placed = [*(values.index_tile(index).code for index, _, _ in box.outer), Code(rows or "0"), Code(columns or "0")]
+    """Return the corner of the block of the matrix that starts at `rows` and `columns` of it, as text."""
+    coordinates = [
+        *(values.index_tile(index).code for index, _, _ in box.outer),
+        Code(rows or "0"),
+        Code(columns or "0"),
+    ]
     narrow = not values.layout.wide and (values.layout.within_limit or not values.layout.blocked.kernel.sizes)
-    return f"[{', '.join(code.text if narrow else f'tl.cast({code.text}, tl.int32)' for code in placed)}]"
+    return f"[{', '.join(code.text if narrow else f'tl.cast({code.text}, tl.int32)' for code in coordinates)}]"

@@ -1,14 +1,13 @@
-"""Chain: whether a kernel is two products of one loop that the warp-specialised form computes, and its parts.
+"""Chain: decides whether the warp-specialised form computes a kernel, as two products of one loop, and names its parts.
 
-What enters is a kernel over block dimensions; what leaves is a `Chain`, or the reason why the form does not hold.  It
-holds for:
+Input: a kernel over block dimensions; output: a `Chain`, or the reason why the form does not apply.  It applies to:
 
-- two products, the second of which multiplies what is made of the first; both of 16-bit matrices, each of which lies
-  evenly in one parameter;
+- two products, of which the second multiplies values computed from the first; both of 16-bit matrices, each with
+  constant strides in one parameter;
 - widths of 33 to 256, which are held in blocks of 64, 128 or 256;
-- between the products only folds of rows, and memory that does not vary along the walk;
-- a sum that is carried by a factor of its rows;
-- one 16-bit matrix as result, and beside it at most numbers of each row.
+- between the products only folds of rows, and loads that are constant along the loop;
+- a sum whose carry is a factor per row;
+- one 16-bit matrix as result, and besides it at most numbers of each row.
 
 Other kernels that loop over a product have the form that Triton pipelines (`chained.py`).
 """
@@ -28,10 +27,10 @@ NARROW, WIDE, WIDEST = WIDTHS = (64, 128, 256)
 """Columns that are held."""
 
 STEP = {NARROW: 128, WIDE: 128, WIDEST: 64}
-"""Columns that are held, of the wider operand → columns that are walked at a time."""
+"""For the columns held of the wider operand, the columns of a step of the loop."""
 
 LONG_ROW = 128
-"""Bytes: of rows as long there are fewer than 2³¹ in the memory of any device of sm_90."""
+"""Bytes of a row above which any device of sm_90 has memory for fewer than 2³¹ rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +38,11 @@ class Chain:
     """The parts of such a kernel.
 
     Attributes:
-        loop: the walk.
+        loop: the loop.
         first, second: the products.
-        m, n, e: the dimensions of rows, of the walk, of the columns of the second product.
+        m, n, e: the dimensions of rows, of the loop, of the columns of the second product.
         left, right: the operands of the first product; `other`: the second operand of the second one.
-        result: what is stored as a matrix, and where.
+        store, result: the store of the result, and its matrix.
         in_place: is the result staged in the slots of `left`, since both are too wide to have slots of their own?
     """
 
@@ -62,7 +61,7 @@ class Chain:
 
 
 def chain_of(blocked: Blocked) -> Chain | str:
-    """How this form computes a kernel; why it does not, where it does not."""
+    """Return the parts of a kernel in this form, or the reason why it has none."""
     kernel, loops = blocked.kernel, [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
     if len(blocked.dots) != 2:
@@ -83,7 +82,7 @@ def chain_of(blocked: Blocked) -> Chain | str:
 
 
 def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim, Dim, Dim, Dim] | str:
-    """The dimensions of rows, of the walk, of the first sum, of the columns; or what is wrong with them."""
+    """Return the dimensions of rows, of the loop, of the first sum, of the columns; or what is wrong with them."""
     (m, n, k), (rows, e, over) = blocked.sides(first), blocked.sides(second)
     spread = {dim.name for dim in blocked.dims if dim.role is Role.GRID}
     if blocked.of(loop.axes) != (n,) or rows is not m or over is not n or len({m, n, k, e}) < 4:
@@ -96,7 +95,7 @@ def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim,
 
 
 def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores: list[Store]) -> Chain | str:
-    """The chain over dimensions that fit; or what is wrong with its sums, its memory or its matrices."""
+    """Return the chain over dimensions that fit; or what is wrong with its sums, its memory or its matrices."""
     first, second = blocked.dots
     m, n, k, e = dims
     wide = [store for store in stores if isinstance(store.offset, Expr) or e.symbol in store.offset.free_symbols]
@@ -124,7 +123,7 @@ def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores:
 
 
 def factor_of(second: Fold) -> Expr | None:
-    """What a sum is carried by, where that is a factor."""
+    """Return the factor by which the carry of a sum multiplies it; None if the carry is anything else."""
     carry = second.carry
     if not isinstance(carry, Op) or carry.name != "mul" or second.before not in carry.args:
         return None
@@ -148,19 +147,19 @@ def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> Box | None:
 
 
 def _keeps(blocked: Blocked, stores: list[Store]) -> bool:
-    """Does every store write to each place once, and to memory that the kernel does not read?"""
+    """Does every store write each element once, to memory that the kernel does not read?"""
     read = {load.buffer for stmt in statements(blocked.body) for load in loads(*values_of(stmt))}
     return all(store.axes is None and store.param not in read for store in stores)
 
 
 def _looked_up(blocked: Blocked, n: Dim, e: Dim) -> str:
-    """What, beside the operands, is looked up or drawn along the walk or the result's columns; empty if nothing."""
+    """Return why other data is read or drawn along the loop or the result's columns; empty if none is."""
     operands = {arg for dot in blocked.dots for arg in dot.args}
     roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
     if any(isinstance(node, Random) for node in postorder(*roots)):
         return "it draws random numbers"
-    varied = {n.symbol, e.symbol}
+    varying = {n.symbol, e.symbol}
     for load in loads(*roots):
-        if load not in operands and (isinstance(load.index[0], Expr) or varied & load.index[0].free_symbols):
+        if load not in operands and (isinstance(load.index[0], Expr) or varying & load.index[0].free_symbols):
             return f"{load.buffer} is read along the loop or the result's columns"
     return ""

@@ -9,10 +9,10 @@ from fusion.codegen.triton.blocks import Config
 
 @dataclass(frozen=True, slots=True)
 class WarpSpecialisedConfig(Config):
-    """One way to launch a warp-specialised chained product.
+    """A configuration of a warp-specialised chained product.
 
     Attributes:
-        groups: one warp fetches, and so many groups of four warps compute.
+        groups: groups of four warps that compute; one more warp loads.
     """
 
     groups: int = 2
@@ -23,6 +23,6 @@ class WarpSpecialisedConfig(Config):
 
 
 def groups_of(config: Config) -> int:
-    """How many groups of four warps compute."""
+    """Return the number of groups of four warps that compute."""
     assert isinstance(config, WarpSpecialisedConfig)
     return config.groups

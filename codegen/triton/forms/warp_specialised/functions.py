@@ -1,8 +1,8 @@
 """Functions: the body of a loop as a function of its own.
 
-Triton reads the body of a loop twice, first to find what the loop carries: what stands in three loops it reads eight
-times.  A function it reads once for all calls with arguments of the same types, and then puts its body in the place of
-each call, so that what is compiled stays the same.
+Triton reads the body of a loop twice, first to determine what the loop carries: the body of three nested loops is read
+eight times.  A function is read once for all calls with arguments of the same types, and then inlined at each call, so
+that the compiled code stays the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusion.codegen.triton.expressions.values import Values
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of a program: what its name ends in, its parameters, its lines without indentation.
+    """A function of a program: the suffix of its name, its parameters, its lines without indentation.
 
     Attributes:
         constants: the parameters that are constants, and perhaps other names.
@@ -31,23 +31,23 @@ class Function:
 def split_off(
     values: Values, begin: int, suffix: str, known: Sequence[str], constants: Sequence[str], carried: Sequence[str]
 ) -> Function:
-    """What the current loop does from line `begin` of its body on, which is taken from there.
+    """Move the lines of the current loop from line `begin` of its body on into a function, and return it.
 
     Args:
-        known, constants: the names that are defined around the loop, beside those that `values` has given.
-        carried: those that the lines change, which the function returns.
+        known, constants: the names defined around the loop, besides those that `values` allocated.
+        carried: the names that the lines change, which the function returns.
     """
     lines = values.scopes[-1].lines
     body = [*lines[begin:], f"return {', '.join(carried)}"]
     del lines[begin:]
-    given = [*known, *constants, *carried, *(name for scope in values.scopes for name in scope.names)]
+    outer_names = [*known, *constants, *carried, *(name for scope in values.scopes for name in scope.names)]
     inside = names_in(body, ast.Store) - {*carried}
     read = names_in(body, ast.Load) - inside
-    return Function(suffix, [name for name in dict.fromkeys(given) if name in read], body, constants)
+    return Function(suffix, [name for name in dict.fromkeys(outer_names) if name in read], body, constants)
 
 
 def names_in(lines: Sequence[str], context: type[ast.expr_context]) -> set[str]:
-    """The names that lines read or define.
+    """Return the names that lines read or define.
 
     >>> names_in(["a = b + c.d  # e", "for f in a: g(f)"], ast.Load) == {"a", "b", "c", "f", "g"}
     True

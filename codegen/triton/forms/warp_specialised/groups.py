@@ -1,16 +1,16 @@
-"""Groups: programs of sm_90 in which one warp fetches and two or three groups of four warps compute.
+"""Groups: programs of sm_90 in which one warp loads and two or three groups of four warps compute.
 
-What enters are the matrices that such a program moves; what leaves are the lines that such programs have in common.
-They are Gluon, the language below Triton in which a program says which of its warps does what, when a product begins
-and where it is waited for.  Triton's own functions mean the same there, but for those that make tiles (`in_gluon`):
-these have a layout, which the compiler finds from the sums they meet.
+Input: the matrices that such a program transfers; output: the lines that such programs have in common.  They are Gluon,
+the language below Triton in which a program assigns work to its warps, and decides when a product starts and where it
+is awaited.  Triton's own functions mean the same there, except those that create tiles (`in_gluon`): these have a
+layout, which the compiler infers from the sums they are combined with.
 
-Descriptors are made once for all blocks of a program (`boxes`).
+Descriptors are created once for all blocks of a program (`boxes`).
 
-Barriers.  What is fetched lies in rings of slots.  A slot has two barriers: `filled` completes when the bytes have
-arrived, `emptied` when each group has said that its products with it have ended.  A barrier's phase flips each time it
-completes; who waits keeps the phase it waits for, and flips it when its slot comes round again.  The warp that fetches
-begins with the phase before the first, which counts as completed, because slots begin empty.
+Barriers.  Loaded blocks are in rings of slots.  A slot has two barriers: `filled` completes when the bytes have
+arrived, `emptied` when each group has signalled that its products with it have ended.  A barrier's phase flips each
+time it completes; a waiter keeps the phase it waits for, and flips it when its slot comes round again.  The loading
+warp starts with the phase before the first, which counts as completed, because slots start empty.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ ROWS = 64
 
 _FETCH_REGISTERS = 24
 _REGISTERS = {2: (168, 240), 3: (128, 160)}
-"""Groups → registers per thread of each of their warps and of four that fetch: as they begin, and what groups take."""
+"""For a number of groups, registers per thread of each warp: at the start, and of the warps of groups afterwards."""
 
 
-_MADE_WITH_LAYOUTS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}
+_TILE_CONSTRUCTORS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}
 
 
 def in_gluon(lines: Sequence[str]) -> list[str]:
-    """Lines of Triton as lines of Gluon, where what makes tiles gives them a layout."""
-    found = list(lines)
-    for ours, theirs in _MADE_WITH_LAYOUTS.items():
-        found = [line.replace(ours, theirs) for line in found]
-    return found
+    """Return lines of Triton as lines of Gluon, where constructors of tiles give them a layout."""
+    converted = list(lines)
+    for ours, theirs in _TILE_CONSTRUCTORS.items():
+        converted = [line.replace(ours, theirs) for line in converted]
+    return converted
 
 
 def run_on(device: Device) -> bool:
@@ -53,10 +53,8 @@ def run_on(device: Device) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """What the functions of a kernel are called and called with: its name, the names of its parameters, and of the
-    sizes of blocks.
-    """
+class Signature:
+    """The arguments of the functions of a kernel: its name, the names of its parameters, and of its block sizes."""
 
     name: str
     params: Sequence[str]
@@ -64,33 +62,33 @@ class Given:
 
     @property
     def names(self) -> list[str]:
-        """All that they are called with, in the order of the call."""
+        """Return all names, in the order of a call."""
         return [*self.params, *self.constants]
 
 
 class Functions(Protocol):
-    """Such a program: three functions, of which the last is launched and starts the others."""
+    """A program of three functions, of which the last is launched and starts the others."""
 
     @property
     def fetch_takes(self) -> list[str]:
-        """The parameters of the first, which one warp runs."""
+        """Return the parameters of the first, which one warp runs."""
 
     @property
     def compute_takes(self) -> list[str]:
-        """The parameters of the second, which each group runs, after the number of the group."""
+        """Return the parameters of the second, which each group runs, after the number of the group."""
 
     @property
     def reserved(self) -> list[str]:
-        """Other names that its lines use."""
+        """Return other names that its lines use."""
 
 
 def registers(count: int) -> int:
-    """Registers per thread with which a program of so many groups begins."""
+    """Return the registers per thread with which a program of `count` groups starts."""
     return _REGISTERS[count][0]
 
 
 def start(values: Values, name: str, program: Functions, count: int) -> None:
-    """Add the lines that start so many groups and the warp that fetches."""
+    """Add the lines that start `count` groups and the loading warp."""
     values.line("hopper.fence_async_shared()")
     values.line("gl.warp_specialize(")
     values.line("    [")
@@ -105,6 +103,6 @@ def start(values: Values, name: str, program: Functions, count: int) -> None:
 
 
 def shape(layout: Layout, dims: Sequence[Dim], parted: Dim) -> list[str]:
-    """The shape of a block over `dims`, of which one is taken in a part for each group, as text."""
+    """Return the shape of a block over `dims`, of which one is divided between the groups, as text."""
     count = groups_of(layout.config)
     return [f"{dim.constant} // {count}" if dim is parted else dim.constant for dim in dims]

@@ -1,8 +1,8 @@
-"""Order: in which order a walk whose first block stands for itself takes its blocks.
+"""Order: the order of the blocks of a loop whose first block is peeled off.
 
-What enters is a loop; what leaves is its first block, and the others part by part (`loops/skips.py`).  In a part some
-blocks need no condition.  The first block is computed under all of it in any case, so a walk whose last blocks need it
-begins with these and goes downwards: rows that see what comes before them have one such block, and no part for it.
+Input: a loop; output: its first block, and the others part by part (`loops/skips.py`).  In a part some blocks need no
+condition.  The first block is computed under the full condition in any case, so a loop whose last blocks need it starts
+with these and runs downwards: with a causal mask there is one such block, and no part for it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fusion.lowering.kernel import Loop
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The blocks of a walk.
+    """The blocks of a loop.
 
     Attributes:
-        first: where the first one begins, as text.
-        every: the header's turns over all of them, of which there is at least one.
-        others: the parts of those that follow, each with its turns.
-        down: does a turn say how far a block lies below the first, rather than where it begins?
+        first: the start of the first one, as text.
+        every: the range of the loop header over all of them, of which there is at least one.
+        others: the parts of the following blocks, each with its range.
+        down: is the loop variable the distance of a block below the first, rather than its start?
     """
 
     first: str
@@ -33,13 +33,13 @@ class Order:
     others: tuple[tuple[skips.Part, str], ...]
     down: bool
 
-    def start(self, turn: str) -> str:
-        """Where the block of a turn begins."""
-        return f"{self.first} - {turn}" if self.down else turn
+    def start(self, variable: str) -> str:
+        """Return the start of the block of a value of the loop variable."""
+        return f"{self.first} - {variable}" if self.down else variable
 
 
 def order_of(values: Values, loop: Loop, dim: Dim) -> Order:
-    """The order in which the blocks of `loop` along `dim` are taken; adds the lines of what it needs to know."""
+    """Return the order of the blocks of `loop` along `dim`; add the lines that it depends on."""
     parts, block = skips.parts(values, loop, dim, split=True), dim.constant
     assert all(part.gap is None for part in parts)
     start, end = parts[0].start, parts[-1].end
@@ -49,13 +49,13 @@ def order_of(values: Values, loop: Loop, dim: Dim) -> Order:
         others = [(part, f"range({begin}, {part.end}, {block})") for begin, part in zip(begins, parts, strict=True)]
         least = end if loop.where is None else f"tl.maximum({end}, {start} + 1)"
         return Order(start, f"range({start}, {least}, {block})", tuple(others), down=False)
-    plain, asked = parts
+    unconditional, conditional = parts
     text = Code(f"tl.maximum({end} - 1, {start}) // {block} * {block}", SUM)
     first = values.name(f"{dim.name}_last", Tile(text, depth=values.depth)).code.text
     below = f"{first} + 1" if start == "0" else f"{first} + 1 - {start}"
     begin, others = block, []
     if not skips.is_one_block(values, loop, dim):
-        begin = f"tl.maximum({first} - {plain.end}, 0) + {block}"
-        others = [(asked, f"range({block}, {first} + 1 - {asked.start}, {block})")]
-    others.append((plain, f"range({begin}, {below}, {block})"))
+        begin = f"tl.maximum({first} - {unconditional.end}, 0) + {block}"
+        others = [(conditional, f"range({block}, {first} + 1 - {conditional.start}, {block})")]
+    others.append((unconditional, f"range({begin}, {below}, {block})"))
     return Order(first, f"range(0, {below}, {block})", tuple(others), down=True)

@@ -1,22 +1,22 @@
 """Program: two products of one loop, such as attention, the first of them a block ahead of the second.
 
-What enters is a kernel that loops over the columns of one product, folds its rows, and multiplies their result
-once more; what leaves are the lines of a program of `groups`.  Each group computes a part of the rows of a block:
+Input: a kernel that loops over the columns of one product, folds its rows, and multiplies their result again; output:
+the lines of a program of `groups`.  Each group computes a part of the rows of a block:
 
     fetch    q, then k and v of block 0, of block 1, …
     group    q·k₀ | softmax 0 | begin q·k₁, begin p₀·v₀ | wait for q·k₁ | softmax 1 | wait for p₀·v₀ | begin q·k₂ …
 
-So the matrix units are busy with one block while exponentials are taken of the next one, and other groups fill what
-gaps are left.  In Triton's own form both products of a block are waited for before its exponentials are taken.
+So the matrix units process one block while exponentials of the next one are computed, and other groups fill the
+remaining gaps.  In Triton's own form both products of a block are awaited before its exponentials are computed.
 
-What stands between the products (scales, masks, running folds) is written by the same `Values` and `follow` as
-everywhere, in each part of the walk, and once before it for its first block, under the whole condition.  Every row
-walks at least one block: where a condition holds nowhere, its scores are masked like others.
+The operations between the products (scales, masks, running folds) are written by the same `Values` and `running_folds`
+as everywhere, in each part of the loop, and once before it for its first block, under the full condition.  Every row
+has at least one block: where a condition holds nowhere, its scores are masked like others.
 
-A slot of the first ring is given back after `warpgroup_mma_wait(1)`: products of one group end in the order in which
-they began, so that only the second one of the two may still be running.  A slot of the second ring, and the operand in
-registers, are free after `warpgroup_mma_wait(0)`.  The rows of the first product are given back after the last wait of
-the walk.  The four warps of a group meet before each of these messages, which one thread sends.
+A slot of the first ring is released after `warpgroup_mma_wait(1)`: products of one group end in the order in which they
+began, so that only the second one of the two may still be running.  A slot of the second ring, and the operand in
+registers, are free after `warpgroup_mma_wait(0)`.  The rows of the first product are released after the last wait of
+the loop.  The four warps of a group synchronise before each of these signals, which one thread sends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fusion.codegen.triton.forms.warp_specialised.boxes import Box
 from fusion.codegen.triton.forms.warp_specialised.chain import Chain, factor_of
 from fusion.codegen.triton.forms.warp_specialised.config import groups_of
 from fusion.codegen.triton.forms.warp_specialised.functions import Function, split_off
-from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Given
+from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Signature
 from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
 from fusion.codegen.triton.forms.warp_specialised.turns import Turns, open_turns
 from fusion.codegen.triton.products import contract
@@ -46,23 +46,23 @@ from fusion.lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
 _CARRIED = ("slot", "phase", "begun")
-"""What a program carries from block to block."""
+"""Variables that a program carries from block to block."""
 
 _NAMES = (*_CARRIED, "behind", "behind_phase", "weights", "next_scores", "next_sums", "sums")
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What is made of the scores of a block.
+    """The values computed from the scores of a block.
 
     Attributes:
         weights: the operand of the second product, in registers.
-        moved: what its sums are carried by.
-        ends, later: the lines that end the block, and what completes the folds after the walk.
+        factor: the factor of the carry of its sums.
+        ends, later: the lines that end the block, and the functions that complete the folds after the loop.
     """
 
     weights: str
-    moved: Tile
+    factor: Tile
     ends: tuple[str, ...]
     later: tuple[Callable[[], None], ...]
 
@@ -70,43 +70,45 @@ class _Block:
 class Program:
     """Writes the functions of one kernel."""
 
-    def __init__(self, layout: Layout, plan: Chain, given: Given) -> None:
-        self.layout, self.given, self.plan = layout, given, plan
+    def __init__(self, layout: Layout, plan: Chain, signature: Signature) -> None:
+        self.layout, self.signature, self.plan = layout, signature, plan
         self.groups = groups_of(layout.config)
         self.share = f"{plan.m.constant} // {self.groups}"
 
     @property
     def rings(self) -> list[str]:
-        """What is fetched: the operands of the first product, then the second operand of the second one."""
+        """Return the names of the loaded operands: those of the first product, then the second operand of the second
+        one.
+        """
         return ["left", "right", "other"]
 
     @property
     def staging(self) -> list[str]:
-        """What results are stored from, where they have slots of their own."""
+        """Return the names of the slots from which results are stored, where they have slots of their own."""
         return [] if self.plan.in_place else ["out"]
 
     @property
     def barriers(self) -> list[str]:
-        """Two for each slot of a ring (`groups`)."""
+        """Return the names of the barriers, two for each slot of a ring (`groups`)."""
         return [f"{ring}_{state}" for ring in self.rings for state in ("filled", "emptied")]
 
     @property
     def fetch_takes(self) -> list[str]:
-        """The parameters of the function that fetches."""
-        return [*self.given.names, *(f"{ring}_desc" for ring in self.rings), *self.rings, *self.barriers]
+        """Return the parameters of the loading function."""
+        return [*self.signature.names, *(f"{ring}_desc" for ring in self.rings), *self.rings, *self.barriers]
 
     @property
     def compute_takes(self) -> list[str]:
-        """The parameters of the function that computes, after the group."""
-        return [*self.given.names, "out_desc", *self.rings, *self.staging, *self.barriers]
+        """Return the parameters of the computing function, after the group."""
+        return [*self.signature.names, "out_desc", *self.rings, *self.staging, *self.barriers]
 
     @property
     def reserved(self) -> list[str]:
-        """Other names that the lines use."""
+        """Return other names that the lines use."""
         return [*_NAMES, _SCORES, _SUMS, _STAGED, GROUP]
 
     def launched(self, values: Values) -> list[str]:
-        """The lines of the function that is launched: descriptors, shared memory, barriers."""
+        """Return the lines of the launched function: descriptors, shared memory, barriers."""
         depth = self.layout.config.num_stages
         counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups if self.staging else 0}
         for ring, box in self._boxes().items():
@@ -114,7 +116,7 @@ class Program:
         for ring in self.rings:
             values.line(f"{ring}_filled = _barriers({counts[ring]}, 1)")
             values.line(f"{ring}_emptied = _barriers({counts[ring]}, {1 if ring == 'left' else self.groups})")
-        groups.start(values, self.given.name, self, self.groups)
+        groups.start(values, self.signature.name, self, self.groups)
         return values.scopes[0].lines
 
     def _boxes(self) -> dict[str, Box]:
@@ -125,14 +127,14 @@ class Program:
         return groups.shape(self.layout, box.dims, self.plan.m)
 
     def _slot(self, ring: str, number: str) -> str:
-        """One slot of a ring as a matrix, as text."""
+        """Return one slot of a ring as a matrix, as text."""
         box = self._boxes()[ring]
         return f"{ring}.index({number})" + (f".reshape([{', '.join(self._shape(box))}])" if box.outer else "")
 
-    # One warp fetches -------------------------------------------------------------------------------------------------
+    # The loading warp -------------------------------------------------------------------------------------------------
 
     def fetch(self, values: Values) -> list[Function]:
-        """What the warp that fetches does for a block, and all that it does."""
+        """Return the functions of the loading warp: for one block, and for all."""
         plan, depth = self.plan, self.layout.config.num_stages
         values.line("slot, phase, begun = 0, 1, 1")
         turns = open_turns(values, plan.m)
@@ -148,22 +150,22 @@ class Program:
         values.line(f"slot, phase = _next_slot(slot, phase, {depth})")
         values.close(f"for {turn} in {order.every}:")
         block = self._end_turn(values, turns, "fetch_block", self.fetch_takes)
-        return [block, Function("fetch", self.fetch_takes, values.scopes[0].lines, self.given.constants)]
+        return [block, Function("fetch", self.fetch_takes, values.scopes[0].lines, self.signature.constants)]
 
     def _fetch(self, values: Values, ring: str, slot: str, phase: str, starts: dict[Dim, str]) -> None:
         box = self._boxes()[ring]
         size = values.layout.blocked.kernel.param(box.matrix.param).dtype.itemsize
         count = " * ".join(f"({part})" if " " in part else part for part in self._shape(box))
-        place_of = boxes.corner(values, box, *(starts.get(dim, "") for dim in box.dims))
+        corner = boxes.corner(values, box, *(starts.get(dim, "") for dim in box.dims))
         filled = f"{ring}_filled.index({slot})"
         values.line(f"hopper.mbarrier.wait({ring}_emptied.index({slot}), {phase})")
         values.line(f"hopper.mbarrier.expect({filled}, {count} * {size})")
-        values.line(f"{LOAD}({ring}_desc, {place_of}, {filled}, {ring}.index({slot}))")
+        values.line(f"{LOAD}({ring}_desc, {corner}, {filled}, {ring}.index({slot}))")
 
-    # Groups compute ---------------------------------------------------------------------------------------------------
+    # The computing groups ---------------------------------------------------------------------------------------------
 
     def compute(self, values: Values) -> list[Function]:
-        """What a group does for a block, and all that it does."""
+        """Return the functions of a group: for one block, and for all."""
         plan = self.plan
         for name, columns in ((_SCORES, plan.n), (_SUMS, plan.e)):
             values.line(
@@ -180,41 +182,43 @@ class Program:
         body = Body(values)
         values.line(f"hopper.mbarrier.wait(left_filled.index({GROUP}), begun)")
         values.line("begun ^= 1")
-        later = self._walk(values, body, order)
-        given_back = f"hopper.mbarrier.arrive(left_emptied.index({GROUP}), count=1)"
+        later = self._loop(values, body, order)
+        release = f"hopper.mbarrier.arrive(left_emptied.index({GROUP}), count=1)"
         if not plan.in_place:
-            values.line(given_back)
+            values.line(release)
         self._begin_second(values)
         self._end_second(values)
         sums = Tile(Code("sums"), (plan.m, plan.e), values.depth)
         values.bind(plan.second.ref, replace(sums, code=cast(sums.code, torch.float32, plan.second.dtype)))
         for finish in later:
             finish()
-        self._turn_rows(values)
-        place_of = boxes.corner(values, plan.result, values.starts[plan.m])
+        self._convert_rows(values)
+        corner = boxes.corner(values, plan.result, values.starts[plan.m])
         matrix = plan.result.matrix
-        values.store_through[matrix.param] = Transfer("out_desc", matrix.rows, matrix.columns, None, _STAGED, place_of)
+        values.store_through[matrix.param] = Transfer("out_desc", matrix.rows, matrix.columns, None, _STAGED, corner)
         body.stores()
-        if plan.in_place:  # what has been staged is read from there
+        if plan.in_place:  # the staged result is read from there
             values.line("hopper.tma.store_wait(0)")
-            values.line(given_back)
+            values.line(release)
         takes = [GROUP, *self.compute_takes]
         block = self._end_turn(values, turns, "compute_block", [*takes, _STAGED])
         values.line("hopper.tma.store_wait(0)")
-        return [block, Function("compute", takes, values.scopes[0].lines, [GROUP, *self.given.constants])]
+        return [block, Function("compute", takes, values.scopes[0].lines, [GROUP, *self.signature.constants])]
 
     def _end_turn(self, values: Values, turns: Turns, suffix: str, known: Sequence[str]) -> Function:
-        """Close the walk over blocks; what is done for each becomes a function."""
-        constants = [*self.given.constants, _SCORES, _SUMS]
+        """Close the loop over blocks; its body becomes a function."""
+        constants = [*self.signature.constants, _SCORES, _SUMS]
         block = split_off(values, turns.begin, suffix, known, constants, _CARRIED)
-        # The number of a group is no constant there: then the function is read once for all groups that are alike.
-        given = (f"gl.to_tensor({name})" if name == GROUP else name for name in block.takes)
-        values.line(f"{', '.join(_CARRIED)} = {self.given.name}_{suffix}({', '.join(given)})")
+        # The number of a group is not a constant there, so that the function is read once for all equal groups.
+        signature = (f"gl.to_tensor({name})" if name == GROUP else name for name in block.takes)
+        values.line(f"{', '.join(_CARRIED)} = {self.signature.name}_{suffix}({', '.join(signature)})")
         turns.close()
         return block
 
-    def _walk(self, values: Values, body: Body, order: Order) -> tuple[Callable[[], None], ...]:
-        """Add the first block, then the others, part by part; returns what completes the folds after the walk."""
+    def _loop(self, values: Values, body: Body, order: Order) -> tuple[Callable[[], None], ...]:
+        """Add the first block, then the others, part by part; return the functions that complete the folds after the
+        loop.
+        """
         plan = self.plan
         values.open("n0")
         values.starts[plan.n] = "" if order.first == "0" else order.first
@@ -239,7 +243,7 @@ class Program:
             values.line("hopper.mbarrier.arrive(right_emptied.index(slot), count=1)")
             block = self._between(values, body, part.loop, scores)
             self._end_second(values)
-            values.line(f"sums = sums * {self._factor(block.moved)}")
+            values.line(f"sums = sums * {self._factor(block.factor)}")
             values.line(f"weights = {block.weights}")
             self._step(values, block)
             values.close(f"for {turn} in {turns}:")
@@ -247,7 +251,7 @@ class Program:
         return block.later
 
     def _open_block(self, values: Values, order: Order) -> str:
-        """Open a walk over blocks and place each; returns the name of its turn."""
+        """Open a loop over blocks and define the start of each; return the name of its variable."""
         turn = values.open("below" if order.down else "n0")
         start = order.start(turn)
         if order.down:
@@ -256,7 +260,7 @@ class Program:
         return turn
 
     def _between(self, values: Values, body: Body, loop: Loop, name: str) -> _Block:
-        """Add what is made of the scores of a block, which have this name."""
+        """Add the operations on the scores of a block, which have this name."""
         plan = self.plan
         folds = [stmt for stmt in loop.body if isinstance(stmt, Fold)]
         first, second = folds[0], next(fold for fold in folds if fold.name == plan.second.name)
@@ -266,9 +270,9 @@ class Program:
         later, ends = body.in_loop(loop, others)
         lhs = contract.operand(values, second.args[0], (plan.m, plan.n), plan.n, "lhs").text
         factor = factor_of(second)
-        assert factor is not None, "asked of a kernel that is none"
-        moved = values.value(factor)
-        return _Block(f"gl.convert_layout({lhs}, gl.DotOperandLayout(0, {_SUMS}, 2))", moved, tuple(ends), tuple(later))
+        assert factor is not None, "called for a kernel that is refused"
+        tile = values.value(factor)
+        return _Block(f"gl.convert_layout({lhs}, gl.DotOperandLayout(0, {_SUMS}, 2))", tile, tuple(ends), tuple(later))
 
     def _first(self) -> str:
         over_first = self.plan.right.matrix.rows is not self.plan.n
@@ -286,24 +290,24 @@ class Program:
         values.line("hopper.mbarrier.arrive(other_emptied.index(behind), count=1)")
 
     @property
-    def _alike(self) -> bool:
-        """Are scores and sums laid out alike?"""
+    def _same_layout(self) -> bool:
+        """Do scores and sums have the same layout?"""
         return self.layout.config.block(self.plan.e.name) == self.layout.config.block(self.plan.n.name)
 
     def _factor(self, tile: Tile) -> str:
-        """What the sums are carried by, laid out as they are."""
+        """Return the factor of the carry, in the layout of the sums."""
         plan = self.plan
         if tile.dims != (plan.m,):
             return tile.code.at(PRODUCT + 1)
         rows = tile.code
-        if not self._alike:
+        if not self._same_layout:
             rows = Code(f"gl.convert_layout({rows.text}, gl.SliceLayout(1, {_SUMS}))")
         return expand(rows, tile.dims, (plan.m, plan.e)).text
 
-    def _turn_rows(self, values: Values) -> None:
-        """Lay out numbers of each row as the sums are, for what is computed of both."""
+    def _convert_rows(self, values: Values) -> None:
+        """Convert numbers of each row to the layout of the sums, for the epilogue on both."""
         plan = self.plan
-        if self._alike:
+        if self._same_layout:
             return
         values.row_layout = f"gl.SliceLayout(1, {_SUMS})"
         for stmt in plan.loop.body:
@@ -315,7 +319,7 @@ class Program:
         values.forget(plan.m)
 
     def _step(self, values: Values, block: _Block) -> None:
-        """End a block: what has been multiplied with the first product is behind now."""
+        """End a block: the block of the latest first product is now the one of the next second product."""
         for line in block.ends:
             values.line(line)
         values.line("behind, behind_phase = slot, phase")

@@ -1,11 +1,11 @@
-"""Turns: which blocks of rows each warp-specialised program takes, one after the other.
+"""Turns: the blocks of rows that each warp-specialised program computes, in sequence.
 
-What enters are block dimensions; what leaves are the lines that find a block.  Programs take turns, forwards and
-backwards in alternation, so that where walks are longer for some rows than for others each gets long ones and short
-ones.  Heads whose operands fit the cache together are a section: its blocks are all done before those of the next one
-begin, and its turns are counted for themselves.  Else a section would begin in the middle of a turn, in which some
-programs got its longest walks and others the shortest of the section before: with four sections of 512 blocks, the last
-program ended when the average one had been done for a quarter of the time.
+Input: block dimensions; output: the lines that compute the block of a turn.  Programs take turns, forwards and
+backwards in alternation, so that where loops are longer for some rows than for others each program gets long and short
+ones.  Heads whose operands fit the cache together are a section: its blocks are all done before the next one starts,
+and its turns are counted separately.  Otherwise a section would start in the middle of a turn, in which some programs
+got its longest loops and others the shortest of the section before: with four sections of 512 blocks, the last program
+ended a quarter of the time after the average one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fusion.codegen.triton.products.block_order import assign_block
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The open walk over the blocks of a program.
+    """The open loop over the blocks of a program.
 
     Attributes:
-        begin: the line of its body in which it is known which block is next.
-        close: closes it.
+        begin: the line of its body from which on the number of the block is known.
+        close: closes the loop.
     """
 
     begin: int
@@ -34,18 +34,18 @@ class Turns:
 
 
 def depth(blocked: Blocked, config: Config) -> int:
-    """In how many loops a program finds its blocks."""
+    """Return the number of loops in which a program computes its blocks."""
     return 1 + (_sections(blocked, config) is not None)
 
 
 def _sections(blocked: Blocked, config: Config) -> Dim | None:
-    """The dimension of heads, where these are more than one section."""
+    """Return the dimension of heads, if they are more than one section."""
     batch = next((dim for dim in blocked.grid() if dim.name == "b"), None)
     return batch if batch is not None and 1 < config.group < extent(batch.size) else None
 
 
 def open_turns(values: Values, m: Dim) -> Turns:
-    """Open the walk over the blocks of a program and place each."""
+    """Open the loop over the blocks of a program and define the start of each."""
     layout = values.layout
     rows = f"tl.cdiv({values.index_tile(m.size).code.text}, {m.constant})"
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in layout.blocked.grid() if dim.name == "b"]
@@ -67,7 +67,7 @@ def open_turns(values: Values, m: Dim) -> Turns:
 
 
 def _open(values: Values, blocks: str, section: str, before: str) -> Turns:
-    """Open the turns of one section, which begins after the blocks `before`."""
+    """Open the turns of one section, which starts after the blocks `before`."""
     turn = values.open("turn")
     code = Code(f"{before}_zigzag({turn}, {section})", SUM if before else ATOM)
     number = values.name("number", Tile(code, depth=values.depth)).code.text
