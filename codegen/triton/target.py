@@ -27,8 +27,8 @@ from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
 from fusion.codegen.triton.forms.warp_specialised.groups import run_on
 from fusion.codegen.triton.launch import direct
 from fusion.codegen.triton.launch.aot import stages
-from fusion.codegen.triton.launch.beginning import begin
 from fusion.codegen.triton.launch.build import build
+from fusion.codegen.triton.launch.preparations import start
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel, Role
 
@@ -71,13 +71,13 @@ class TritonTarget:
     def prepare(self) -> None:
         """Start Triton's one-time preparations, if it compiles in this process."""
         if not knobs.runtime.interpret:
-            begin()
+            start()
 
     def lacking(self) -> str:
         """Return why launches on an NVIDIA device go through Triton's stubs; empty if they do not."""
         if knobs.runtime.interpret or not torch.cuda.is_available() or torch.version.hip is not None:
             return ""
-        begin().driving.join()
+        start().driving.join()
         return direct.lacking()
 
     def emit(self, kernel: Kernel, config: Config | None = None, *, wide: bool = False) -> str:

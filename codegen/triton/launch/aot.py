@@ -1,8 +1,8 @@
 """Ahead of time: a generated file compiled for a named architecture, with or without its hardware.
 
-What enters is a kernel, its source and an architecture such as "sm_90", "sm_80" or "gfx942"; what leaves is Triton's
-compiled kernel, or the ladder of its stages as text (TTIR, TTGIR, LLVM IR, PTX or AMD assembly) and bytes (the binary).
-Types and alignments come from the kernel, so nothing is specialised when it is launched.
+Input: a kernel, its source and an architecture such as "sm_90", "sm_80" or "gfx942"; output: Triton's compiled kernel,
+or its stages as text (TTIR, TTGIR, LLVM IR, PTX or AMD assembly) and bytes (the binary).  Types and alignments come
+from the kernel, so nothing is specialised when it is launched.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from triton.runtime.jit import JITFunction
 
 from fusion.codegen.target import Stage
 from fusion.codegen.triton.devices import Device, capability
-from fusion.codegen.triton.launch.beginning import begin
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
+from fusion.codegen.triton.launch.preparations import start
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.scalar_ops import HALVES
@@ -27,7 +27,7 @@ _LADDERS = {"cuda": ("ttir", "ttgir", "llir", "ptx", "cubin"), "hip": ("ttir", "
 
 
 def target_of(device: Device) -> Any:
-    """Triton's name for a device.
+    """Return Triton's name for a device.
 
     >>> from fusion.codegen.triton.devices import device_of
     >>> target_of(device_of("sm_90")).arch, target_of(device_of("gfx942")).warp_size
@@ -38,10 +38,10 @@ def target_of(device: Device) -> Any:
 
 
 def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...] = (), *, aligned: bool = True) -> Any:
-    """Triton's `CompiledKernel` for a device.
+    """Return Triton's `CompiledKernel` for a device.
 
-    `multiples` says of each size whether it is a multiple of 16, `aligned` whether pointers are as promised.  Where a
-    kernel needs more shared memory than the device has, it is compiled again with a shorter pipeline.
+    `multiples` marks the sizes that are multiples of 16; `aligned`: pointers have the alignment that the kernel
+    declares.  If a kernel needs more shared memory than the device has, it is compiled again with a shorter pipeline.
 
     Raises:
         BuildError: with Triton's own message.
@@ -54,7 +54,7 @@ def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...
     known = alignment(generated, multiples, aligned=aligned)
     source = _language(generated)(generated.function, signature(generated), generated.constants, known)
     options, target = dict(generated.options), target_of(device)
-    begin().hashing.join()
+    start().hashing.join()
     if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
         options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
     while True:
@@ -68,13 +68,13 @@ def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...
         if options.get("num_stages", 1) <= 1:
             raise BuildError(
                 f"{name} needs {compiled.metadata.shared} bytes of shared memory, {device.arch} has {limit}",
-                hint="take smaller blocks in CONFIG",
+                hint="use smaller blocks in CONFIG",
             )
         options["num_stages"] -= 1
 
 
 def _language(generated: Generated) -> Any:
-    """What Triton reads a function with; that of Gluon is imported by those that are written in it."""
+    """Return Triton's reader of a function; Gluon's is imported only for functions in Gluon."""
     if not generated.function.is_gluon():
         return ASTSource
     from triton.experimental.gluon._runtime import GluonASTSource
@@ -83,7 +83,7 @@ def _language(generated: Generated) -> Any:
 
 
 def _message(error: BaseException) -> str:
-    """The error and what caused it, where Triton says more."""
+    """Return the messages of the error and its causes."""
     causes = []
     seen: BaseException | None = error
     while seen is not None:
@@ -93,7 +93,7 @@ def _message(error: BaseException) -> str:
 
 
 def stages(kernel: Kernel, source: str, device: Device) -> Iterator[Stage]:
-    """Yields the artefacts on the way from `source` to a binary for a device, in order.
+    """Yield the artefacts on the way from `source` to a binary for a device, in order.
 
     Raises:
         BuildError: Triton cannot compile it.

@@ -1,13 +1,13 @@
-"""Build: a generated file as something to launch, at the least cost per launch.
+"""Build: a generated file as a launcher, at the least cost per launch.
 
-What enters is a kernel and its source; what leaves is a launcher.  Everything that can be known before a launch is:
-the kernel is compiled for types and alignments that it promises, the grid is computed, constants are laid out.  What
-is left is one call, which gives addresses to the driver (`launchers`, `direct`).  A launcher serves every device of the
-process, loads the binary on the first launch there, and may be called from several threads.
+Input: a kernel and its source; output: a launcher.  All work that can precede a launch does: the kernel is compiled for
+types and declared alignments, the grid is computed, constants are laid out.  A launch is then one call, which passes
+addresses to the driver (`launchers`, `direct`).  A launcher serves every device of the process, loads the binary on the
+first launch there, and may be called from several threads.
 
-With symbolic sizes there is one binary per set of sizes that are multiples of 16, of those of which that matters
-(`multiples`), compiled when first needed.  So is one without promises on pointers, for tensors that do not start at a
-multiple of 16 bytes, such as `x[1:]`, and one with indices of 64 bits, for sizes with which 32 are too few.
+With symbolic sizes there is one binary per set of sizes that are multiples of 16, among those for which that matters
+(`multiples`), compiled when first needed.  So are a binary without declared alignments, for tensors that do not start
+at a multiple of 16 bytes, such as `x[1:]`, and one with indices of 64 bits, for sizes that exceed 32.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from triton.runtime.jit import JITFunction
 
 from fusion.codegen.target import Launcher
 from fusion.codegen.triton.devices import device_at
-from fusion.codegen.triton.launch import interpreted, passed
+from fusion.codegen.triton.launch import host_descriptors, interpreted
 from fusion.codegen.triton.launch.aot import compile_for
-from fusion.codegen.triton.launch.beginning import begin
 from fusion.codegen.triton.launch.counters import Run, counted
 from fusion.codegen.triton.launch.direct import Binary, loaded, run_of
 from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher
 from fusion.codegen.triton.launch.load import Generated, load, signature
+from fusion.codegen.triton.launch.preparations import start
 from fusion.codegen.triton.launch.sources import Sources
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 
-# Its launching stub takes its arguments in the order below; that of other versions is reached through its owner.
+# Its launching stub takes its arguments in the order below; other versions are launched through their owner.
 _KNOWN_STUB = triton.__version__.startswith("3.6.")
 
 
 def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
-    """Compile `source` for the current device and return what launches it.
+    """Compile `source` for the current device and return a launcher.
 
-    `emit` makes the source for tensors that are not aligned, where `source` cannot serve them, and, with `wide=True`,
-    for sizes that it does not take.  Under `TRITON_INTERPRET=1` the launcher interprets, and takes CPU tensors.
+    `emit` writes the source for tensors that are not aligned, if `source` cannot serve them, and, with `wide=True`, for
+    sizes that it does not support.  Under `TRITON_INTERPRET=1` the launcher interprets, and takes CPU tensors.
 
     Raises:
         BuildError: with Triton's own message, or where there is no device.
@@ -60,13 +60,13 @@ def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
     ready = _Ready(generated, emit)
     if not kernel.sizes:
         compiled = ready.compiled(Wanted(torch.cuda.current_device()))
-        if not _is_plain(generated):
-            _make_stub(compiled)
+        if not _takes_addresses_and_sizes(generated):
+            _compile_stub(compiled)
     return Either(lambda refused: launcher(ready, kernel, refused, near=generated.near))
 
 
 class _Ready:
-    """The binaries of one kernel, by what they are wanted for."""
+    """The binaries of one kernel, by the requirements (`Wanted`) that they meet."""
 
     def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
         self.sources = Sources(generated, emit)
@@ -75,11 +75,11 @@ class _Ready:
         self._lock = threading.RLock()
 
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
-        """Are these sizes beyond what the kernel is generated for as a rule?"""
+        """Do these sizes exceed the limit of the default source?"""
         return self.sources.wide(aligned, sizes)
 
     def compiled(self, wanted: Wanted) -> Any:
-        """The binary for a device, which need not be the current one."""
+        """Return the binary for a device, which need not be the current one."""
         with self._lock:
             if wanted not in self._compiled:
                 source, device = self.sources.of(wanted.aligned, wanted.wide), device_at(wanted.device)
@@ -87,61 +87,63 @@ class _Ready:
             return self._compiled[wanted]
 
     def run(self, wanted: Wanted) -> tuple[Run, Binary | None]:
-        """What launches on a device, once it is loaded, and the binary if tensors and sizes are all that it takes."""
+        """Return the function that launches on a device, loaded there, and the binary if it takes only tensors and
+        sizes.
+        """
         with self._lock, torch.cuda.device(wanted.device):
             if wanted not in self._runs:
                 compiled, source = self.compiled(wanted), self.sources.of(wanted.aligned, wanted.wide)
-                begin().driving.join()  # else the driver may be built twice
+                start().driving.join()  # otherwise the driver may be built twice
                 try:
                     run, binary = _run(compiled, wanted.device, source)
                     if source.counted:
-                        run, found = counted(run, wanted.device, source.counters)
-                        binary = None if binary is None else replace(binary, counters=found)
+                        run, counters = counted(run, wanted.device, source.counters)
+                        binary = None if binary is None else replace(binary, counters=counters)
                     self._runs[wanted] = run, binary
                 except Exception as error:
                     raise BuildError(f"{source.kernel.name} cannot be loaded: {error}") from error
             return self._runs[wanted]
 
     def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
-        """The number of programs; of persistent ones no more than run at once on the device."""
+        """Return the number of programs; persistent ones no more than run at once on the device."""
         source = self.sources.of(wanted.aligned, wanted.wide)
         if not source.persistent:
             return source.grid(*sizes)
         return source.grid(*sizes, processors=torch.cuda.get_device_properties(wanted.device).multi_processor_count)
 
 
-def _is_plain(source: Generated) -> bool:
-    """Are addresses and sizes all that a launch passes?"""
-    return not source.passed and not any(param.number for param in source.kernel.params)
+def _takes_addresses_and_sizes(source: Generated) -> bool:
+    """Does a launch pass only addresses and sizes?"""
+    return not source.descriptor_types and not any(param.number for param in source.kernel.params)
 
 
-def _make_stub(compiled: Any) -> None:
-    """Have Triton compile what passes the arguments of `compiled`, in C for each number of them: 0.27 s that its first
-    launch would take.
+def _compile_stub(compiled: Any) -> None:
+    """Have Triton compile its stub for the number of arguments of `compiled`, which takes the first launch 0.27 s
+    otherwise.
     """
-    begin().driving.join()
-    with suppress(Exception):  # the launch says what is wrong
+    start().driving.join()
+    with suppress(Exception):  # the launch reports the error
         driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
 def _run(compiled: Any, device: int, source: Generated) -> tuple[Run, Binary | None]:
-    """The cheapest way to launch `compiled`, and the binary if addresses and sizes are all that it takes."""
-    native: Any = torch._C._dynamo.guards  # declares less than it has
-    empty: Callable[..., torch.Tensor] = native._empty_strided_cuda  # on the current device, in less time than others
+    """Return the cheapest way to launch `compiled`, and the binary if it takes only addresses and sizes."""
+    native: Any = torch._C._dynamo.guards  # its stub lacks the function
+    empty: Callable[..., torch.Tensor] = native._empty_strided_cuda  # the fastest allocation on the current device
 
     def allocate(size: int, alignment: int = 16, stream: int | None = None) -> torch.Tensor:
         # Freed in stream order: by the time the memory is used again, the kernel is done with it.
         return empty((size,), (1,), torch.int8)
 
-    given = len(signature(source)) - len(source.constants)
-    binary = loaded(compiled, device, given) if _is_plain(source) else None
+    count = len(signature(source)) - len(source.constants)
+    binary = loaded(compiled, device, count) if _takes_addresses_and_sizes(source) else None
     if binary is not None:
         return run_of(binary, allocate), None if binary.scratch else binary
     return _run_of_triton(compiled, device, source, allocate), None
 
 
 def _run_of_triton(compiled: Any, device: int, source: Generated, allocate: Callable[..., torch.Tensor]) -> Run:
-    """The cheapest way that this version of Triton has."""
+    """Return the cheapest launch that this version of Triton has."""
     stream_of = torch._C._cuda_getCurrentRawStream
     owner, constants = compiled.run, tuple(source.constants.values())  # `run` loads the binary
     scratch = getattr(compiled.metadata, "global_scratch_size", 0)
@@ -150,7 +152,9 @@ def _run_of_triton(compiled: Any, device: int, source: Generated, allocate: Call
         if scratch:
             triton.set_allocator(allocate)
         if programs > 0:
-            described = passed.made_of(source.kernel, source.module, args) if source.passed else ()
+            described = (
+                host_descriptors.descriptors_of(source.kernel, source.module, args) if source.descriptor_types else ()
+            )
             compiled[(programs, 1, 1)](*args, *described, *constants, stream=stream_of(device))
 
     if not _KNOWN_STUB or torch.version.hip is not None or owner.profile_scratch_size > 0:
@@ -166,10 +170,10 @@ def _run_of_triton(compiled: Any, device: int, source: Generated, allocate: Call
             *(metadata, None, None, None, *args, *constants),
         )
 
-    if not source.passed:
+    if not source.descriptor_types:
         return run
-    launch = passed.stub_of(launch)
-    descriptors = passed.Kept(source.kernel, source.module, compiled.metadata.tensordesc_meta)
+    launch = host_descriptors.stub_of(launch)
+    descriptors = host_descriptors.DescriptorCache(source.kernel, source.module, compiled.metadata.tensordesc_meta)
 
     def run_described(programs: int, args: Sequence[int]) -> None:
         if programs > 0:

@@ -1,9 +1,10 @@
-"""Counters: where the programs of a launch count themselves, so that the last one can go on (`tail`).
+"""Counters: memory in which the programs of a launch count themselves, so that the last one can continue
+(`last_block`).
 
-What enters is a device; what leaves are addresses of int32s that are 0, in rows of as many as a launch has counts, each
-given out once.  Two launches share one only if they cannot overlap: because they are on the same stream, or because
-they are the same node of one CUDA graph, which never runs twice at a time.  So a launcher takes a row for each stream,
-and one for each launch that is captured.
+Input: a device; output: addresses of int32s that are 0, as many in a row as a launch has counts, each allocated once.
+Two launches share a row only if they cannot overlap: because they are on the same stream, or because they are the same
+node of one CUDA graph, which never runs twice at a time.  So a launcher takes a row for each stream, and one for each
+launch that is captured.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ Run: TypeAlias = Callable[[int, Sequence[int]], None]
 _CHUNK = 1 << 16
 _LOW = 1 << 14
 
-_memory: list[torch.Tensor] = []  # stays for the life of the process
+_memory: list[torch.Tensor] = []  # kept for the life of the process
 _free: dict[int, range] = {}  # device → addresses
 _lock = threading.Lock()
 
 
 def reserve(device: int, count: int = 1) -> None:
-    """Have enough counters on `device`, which is the current one, for captures to come; they cannot allocate.
+    """Reserve counters on `device`, the current one, for captures to come, which cannot allocate.
 
-    Where there are few left, or less than `count`, others take their place.
+    New ones are allocated if few are left, or fewer than `count`.
     """
     with _lock:
         if len(_free.get(device, ())) < max(_LOW, count) and not torch.cuda.is_current_stream_capturing():
-            # By another thread: what this one allocates may go to the pool of a CUDA graph that is to be recorded.
+            # By another thread: allocations of this one may go to the pool of a CUDA graph that is to be captured.
             with ThreadPoolExecutor(max_workers=1) as other:
                 zeros = other.submit(_zeros, device, max(_CHUNK, 2 * count)).result()
             _memory.append(zeros)
@@ -49,7 +50,7 @@ def _zeros(device: int, count: int) -> torch.Tensor:
 
 
 def take(device: int, count: int = 1) -> int | None:
-    """The address of so many counters in a row on `device`; None if there are less left."""
+    """Return the address of `count` counters in a row on `device`; None if fewer are left."""
     with _lock:
         left = _free.get(device, range(0))
         if len(left) < count:
@@ -59,8 +60,9 @@ def take(device: int, count: int = 1) -> int | None:
 
 
 def counted(run: Run, device: int, count: int = 1) -> tuple[Run, dict[int, int]]:
-    """`run`, given the first of so many counters after its other arguments; and where those of each stream are that it
-    has run on.  Launches that are captured may not use them.
+    """Return `run` with the address of `count` counters as its last argument, and these addresses by stream.
+
+    Launches that are captured may not use the counters of a stream.
     """
     of_stream: dict[int, int] = {}
     stream_of = torch._C._cuda_getCurrentRawStream
@@ -75,7 +77,7 @@ def counted(run: Run, device: int, count: int = 1) -> tuple[Run, dict[int, int]]
             reserve(device, count)
             counter = of_stream[stream] = take(device, count) or 0
             assert counter, "counters have just been reserved"
-        if counter is None:  # the capture is longer than was reserved for: the graph sets these to 0 itself
+        if counter is None:  # the capture needs more than was reserved: the graph sets these to 0 itself
             own = torch.zeros(count, dtype=torch.int32, device=torch.device("cuda", device))
             run(programs, [*args, own.data_ptr()])
         else:

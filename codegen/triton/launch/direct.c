@@ -1,9 +1,9 @@
-/* A kernel of a CUDA device as something to call with tensors: what Python does for a launch, done in C.
+/* A kernel of a CUDA device as a callable on tensors: the work of Python for a launch, in C.
  *
- * A `Launch` holds all that is known of a launch but for addresses and the stream.  Called with tensors, it asks them for
- * their addresses, and gives these to the driver.  Whatever is out of the ordinary it leaves to the function `otherwise`,
- * called with the same arguments: that nothing is loaded yet, that addresses are no multiples of 16 where the kernel takes
- * them for such, that another device is the current one, that the driver refuses.
+ * A `Launch` holds a launch without its addresses and its stream.  Called with tensors, it asks them for their addresses,
+ * and passes these to the driver.  In all other cases it calls the function `otherwise` with the same arguments: if
+ * nothing is loaded yet, if addresses are not multiples of 16 where the kernel assumes so, if another device is the
+ * current one, or if the driver refuses.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -16,7 +16,7 @@
 
 typedef CUresult (*Entry)(const CUlaunchConfig *, CUfunction, void **, void **);
 
-/* All of a launch of a binary but its arguments and its stream. */
+/* A launch of a binary, except its arguments and its stream. */
 typedef struct {
   Entry entry;
   CUfunction function;
@@ -50,7 +50,7 @@ static int prepare(Prepared *made, PyObject *described) {
   return 0;
 }
 
-/* Gives a launch to the driver, which waits where too many are pending. */
+/* Passes a launch to the driver, which waits if too many are pending. */
 static CUresult submit(const Prepared *prepared, long long stream, void **params) {
   CUlaunchConfig config = prepared->config;
   config.hStream = (CUstream)(uintptr_t)stream;
@@ -65,23 +65,23 @@ static CUresult submit(const Prepared *prepared, long long stream, void **params
 typedef struct {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  PyObject *attributes;    /* a name, for those who print what is called */
+  PyObject *attributes;    /* a name, for printing the callable */
   PyObject *otherwise;     /* (*tensors) -> None */
   PyObject *current;       /* () -> the number of the current device */
   PyObject *stream_of;     /* (the number of a device) -> the handle of its current stream */
   PyObject *device_object; /* the number of the device of this launch */
-  PyObject *counters;      /* the handle of a stream -> where programs count themselves, or None if they do not */
+  PyObject *counters;      /* the handle of a stream -> the address of its counters, or None without counters */
   PyObject *capturing;     /* () -> is the current stream being captured? */
   Py_ssize_t tensors;
   Py_ssize_t on_device;    /* the position of a tensor that is on the device of the launch */
-  char *promised;          /* for each tensor: does the kernel take its address for a multiple of 16? */
+  char *promised;          /* for each tensor: does the kernel assume that its address is a multiple of 16? */
 
   /* once there is a binary: */
   int loaded;
   long device;
   Prepared prepared;
   Py_ssize_t count;        /* of `values` */
-  int64_t *values;         /* what is passed after the addresses */
+  int64_t *values;         /* the integers passed after the addresses */
 } Launch;
 
 static PyObject *name_of_device, *name_of_address;
@@ -100,7 +100,7 @@ static long long method(PyObject *tensor, PyObject *name) {
   return number(PyObject_VectorcallMethod(name, args, 1, NULL));
 }
 
-/* Is the launch to be made as prepared?  -1 with an exception set if that cannot be asked. */
+/* Can the prepared launch be used?  -1 with an exception set if that cannot be determined. */
 static int applies(Launch *self, PyObject *const *args, Py_ssize_t given, PyObject *names) {
   if (!self->loaded || given != self->tensors || names != NULL)
     return 0;
@@ -115,7 +115,7 @@ static int applies(Launch *self, PyObject *const *args, Py_ssize_t given, PyObje
   return current == device;
 }
 
-/* Where the programs of a launch on this stream count themselves; 0 if that is not known; -1 with an exception set. */
+/* The address of the counters of a launch on this stream; 0 if it has none yet; -1 with an exception set. */
 static long long counters_of(Launch *self, PyObject *stream) {
   PyObject *captured = PyObject_CallNoArgs(self->capturing);
   if (captured == NULL)
@@ -166,10 +166,10 @@ static PyObject *call(PyObject *callable, PyObject *const *args, size_t flags, P
       return PyObject_Vectorcall(self->otherwise, args, flags, names);
     params[count++] = &counted;
   }
-  uint64_t nothing = 0; /* Triton's kernels take memory for themselves, and for a profiler, which these do without */
+  uint64_t nothing = 0; /* Triton's kernels take private memory, and memory for a profiler, which these do not use */
   params[count] = params[count + 1] = &nothing;
   if (submit(&self->prepared, stream, params) != CUDA_SUCCESS)
-    return PyObject_Vectorcall(self->otherwise, args, flags, names); /* which says why */
+    return PyObject_Vectorcall(self->otherwise, args, flags, names); /* it raises the error */
   Py_RETURN_NONE;
 }
 

@@ -1,12 +1,12 @@
-"""Direct: launches that go from tensors to the driver in one call, past Triton's launching stubs.
+"""Direct: launches that pass tensors to the driver in one call, without Triton's launching stubs.
 
-Triton's stub parses a tuple of all that a launch could have, and the stub that takes their number of arguments is
-compiled for each such number; in some releases a dozen calls of Python precede it.  `direct.c` is compiled once, and
-holds what does not vary: a launch asks tensors for their addresses and gives them to the driver.  What enters is a
-binary; what leaves is a `Run` for it, or the `Launch` that calls one.
+Triton's stub parses a tuple of all possible launch options, and a stub is compiled for each number of arguments; in
+some releases a dozen Python calls precede it.  `direct.c` is compiled once, and serves all kernels: a launch asks
+tensors for their addresses and passes them to the driver.  Input: a binary; output: a `Run` for it, or the `Launch`
+that calls one.
 
-Left to Triton's own launchers are tensor descriptors, numbers by value, clusters, profiling, and devices that are not
-NVIDIA's; everything is where `direct.c` cannot be compiled.
+Triton's own launchers handle tensor descriptors, numbers by value, clusters, profiling, and devices that are not
+NVIDIA's; and everything where `direct.c` cannot be compiled.
 """
 
 from __future__ import annotations
@@ -33,25 +33,26 @@ from fusion.lowering.kernel import Kernel
 
 WARP = 32
 OWN = 2
-"""Arguments of every kernel that Triton adds: memory for its programs, and for a profiler."""
+"""Arguments that Triton adds to every kernel: memory for its programs, and for a profiler."""
 
 NO_CONTEXT, OTHER_CONTEXT = 201, 400
-"""The driver's numbers for a launch in a thread that has no device yet, as a thread of autograd's may not, and for one
-in a thread that is on another device: a handle is not of its context.
+"""The driver's error numbers for a launch in a thread without a device, as a thread of autograd may be, and in a thread
+on another device, whose context does not own the handle.
 """
 
 
 class Launch(Protocol):
-    """A launch of a kernel, called with its tensors; until there is a binary it calls what it was made with."""
+    """A launch of a kernel, called with its tensors; until there is a binary it calls its fallback launcher."""
 
     def __call__(self, *tensors: Any) -> None:
-        """Launches."""
+        """Launch on these tensors."""
 
     def ready(
         self, device: int, prepared: tuple[object, ...], values: tuple[int, ...], counters: dict[int, int] | None
     ) -> None:
-        """From here on `prepared` is launched on `device`, with `values` behind the addresses, and behind these, if
-        there are any, the `counters` of the stream.
+        """Launch `prepared` on `device` from here on.
+
+        `values` are passed after the addresses, and after them the `counters` of the stream, if there are any.
         """
 
 
@@ -63,9 +64,9 @@ class Binary:
         entry: the address of the driver's function that launches.
         function: the driver's handle of the kernel.
         shared: bytes of shared memory.
-        scratch: bytes of memory that each program takes for itself.
-        dependent: may it begin before the launch ahead of it has ended?
-        counters: where programs count themselves, by stream, as far as it is known; None if they do not.
+        scratch: bytes of private memory of each program.
+        dependent: may it start before the previous launch has ended?
+        counters: the addresses of counters by stream, as far as allocated; None if programs do not count themselves.
     """
 
     device: int
@@ -79,22 +80,22 @@ class Binary:
     counters: dict[int, int] | None = None
 
     def prepared(self, programs: int) -> tuple[object, ...]:
-        """So many programs of it, as `direct.c` takes that."""
-        how = self.dependent, self.cooperative
-        return self.entry, self.function, programs, self.threads, self.shared, *how
+        """Return a launch of `programs` programs, in the form that `direct.c` takes."""
+        attributes = self.dependent, self.cooperative
+        return self.entry, self.function, programs, self.threads, self.shared, *attributes
 
 
 _building = threading.Lock()
 
 
 def stub() -> Any:
-    """The compiled `direct.c`, or None where that cannot be had."""
+    """Return the compiled `direct.c`, or None if it cannot be compiled."""
     with _building:
         return _compiled()[0]
 
 
 def lacking() -> str:
-    """Why there is no stub; empty if there is one."""
+    """Return why there is no stub; empty if there is one."""
     with _building:
         return _compiled()[1]
 
@@ -112,7 +113,7 @@ def _compiled() -> tuple[Any, str]:
 
 @lru_cache(maxsize=1)
 def _entry() -> int:
-    """The address of the driver's function that launches; 0 where it has none."""
+    """Return the address of the driver's launch function; 0 if it has none."""
     with suppress(OSError, AttributeError):
         function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
         return ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -120,7 +121,7 @@ def _entry() -> int:
 
 
 def declared(ptx: str) -> int:
-    """How many arguments the kernel of a text takes.
+    """Return the number of arguments of the kernel of a text.
 
     >>> declared(".visible .entry add(.param .u64 add_param_0, .param .u32 add_param_1)")
     2
@@ -128,17 +129,17 @@ def declared(ptx: str) -> int:
     return ptx.partition(".entry")[2].partition(")")[0].count(".param")
 
 
-def loaded(compiled: Any, device: int, given: int) -> Binary | None:
-    """Triton's `CompiledKernel`, loaded on `device`, the current one; None where Triton has to launch it.
+def loaded(compiled: Any, device: int, count: int) -> Binary | None:
+    """Return Triton's `CompiledKernel`, loaded on `device`, the current one; None if Triton has to launch it.
 
     Args:
-        given: how many arguments a launch is given.  The two that Triton adds, `direct.c` adds too; a release that adds
+        count: the arguments that a launch passes.  `direct.c` adds the two that Triton adds; a release that adds
             others launches by itself.
     """
     metadata = compiled.metadata
     if torch.version.hip is not None or stub() is None or not _entry():
         return None
-    if declared(compiled.asm["ptx"]) != given + OWN:
+    if declared(compiled.asm["ptx"]) != count + OWN:
         return None
     if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "profile_scratch_size", 0):
         return None
@@ -154,9 +155,10 @@ def loaded(compiled: Any, device: int, given: int) -> Binary | None:
 
 
 def run_of(binary: Binary, allocate: Callable[[int], torch.Tensor]) -> Run:
-    """Launches `binary` with integers on the current stream; `allocate` gives memory for its programs.
+    """Return a function that launches `binary` with integers on the current stream; `allocate` returns memory for
+    programs.
 
-    A thread in which nothing has called CUDA yet, as those of autograd, has no context; the launch tells.
+    A thread in which nothing has called CUDA yet, as one of autograd, has no context; the launch returns an error then.
     """
     stream_of, launch, scratch = torch._C._cuda_getCurrentRawStream, stub().launch, binary.scratch
 
@@ -175,7 +177,7 @@ def run_of(binary: Binary, allocate: Callable[[int], torch.Tensor]) -> Run:
 
 
 def _enter(device: int) -> None:
-    """Make the context that PyTorch has on a device that of this thread."""
+    """Make PyTorch's context of a device the context of this thread."""
     library, number, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
     library.cuDeviceGet(ctypes.byref(number), device)
     library.cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
@@ -183,15 +185,16 @@ def _enter(device: int) -> None:
 
 
 def _text(error: int) -> str:
-    """The driver's words for the number of an error."""
+    """Return the driver's text for an error number."""
     text = ctypes.c_char_p()
     ctypes.CDLL("libcuda.so.1").cuGetErrorString(error, ctypes.byref(text))
     return (text.value or b"").decode() or f"error {error}"
 
 
 def launch_of(kernel: Kernel, otherwise: Launcher) -> Launch | None:
-    """What launches `kernel` once it is ready, and until then and out of the ordinary calls `otherwise`; None where all
-    launches are out of the ordinary.
+    """Return a launch of `kernel`, which calls `otherwise` until it is ready and where it cannot be used.
+
+    None if it can never be used: for numbers by value, or without the stub.
     """
     if stub() is None or any(param.number for param in kernel.params):
         return None

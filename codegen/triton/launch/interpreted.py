@@ -1,9 +1,8 @@
 """Interpreted: generated kernels on CPU tensors, under Triton's interpreter (`TRITON_INTERPRET=1`).
 
-What enters is an imported source; what leaves is a launcher for CPU tensors that runs the very same text, program by
-program, with numpy: for tests, and for stepping through a kernel with a Python debugger.  The interpreter knows
-neither the vendor's math library, nor its assembly, nor arithmetic of bfloat16; what is missing is added here, with
-torch's functions.
+Input: an imported source; output: a launcher for CPU tensors that runs the same text, program by program, with numpy:
+for tests, and for stepping through a kernel with a Python debugger.  The interpreter lacks the vendor's math library,
+its assembly, and arithmetic of bfloat16; these are added here, with torch's functions.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _MEANINGS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Libdevice:
-    """Stands in for `triton.language.extra.libdevice`: each function has its meaning from `SCALAR_OPS`."""
+    """Replaces `triton.language.extra.libdevice`: each function has its meaning from `SCALAR_OPS`."""
 
     def __getattr__(self, name: str) -> Any:
         meaning = _MEANINGS[name]
@@ -53,28 +52,30 @@ class Libdevice:
 
 
 def launcher(kernel: Kernel, generated: Generated, sources: Sources) -> Launcher:
-    """Runs `kernel` on CPU tensors, from the source that serves them."""
+    """Return a launcher of `kernel` for CPU tensors, with the source that serves them."""
     _complete_interpreter()
-    kept, tensors = promise(kernel.params, near=generated.near), len(kernel.params)
+    is_aligned, tensors = promise(kernel.params, near=generated.near), len(kernel.params)
     numbers = {position for position, param in enumerate(kernel.params) if param.number}
 
     def source(args: Sequence[Any]) -> Generated:
-        aligned = kept([tensor.data_ptr() for tensor in args[:tensors]])
-        found = sources.of(aligned, sources.wide(aligned, args[tensors:]))
-        if hasattr(found.module, "libdevice"):
-            vars(found.module)["libdevice"] = Libdevice()
-        return found
+        aligned = is_aligned([tensor.data_ptr() for tensor in args[:tensors]])
+        chosen = sources.of(aligned, sources.wide(aligned, args[tensors:]))
+        if hasattr(chosen.module, "libdevice"):
+            vars(chosen.module)["libdevice"] = Libdevice()
+        return chosen
 
     def launch(*args: Any) -> None:
-        taken = source(args)
-        programs = taken.grid(*args[tensors:])
-        given = [_number(arg) if position in numbers else arg for position, arg in enumerate(args)]
-        counter = [torch.zeros(taken.counters, dtype=torch.int32)] if taken.counted else []
-        described = taken.module.descriptors(*args) if taken.passed and programs > 0 else ()
+        chosen = source(args)
+        programs = chosen.grid(*args[tensors:])
+        arguments = [_number(arg) if position in numbers else arg for position, arg in enumerate(args)]
+        counter = [torch.zeros(chosen.counters, dtype=torch.int32)] if chosen.counted else []
+        described = chosen.module.descriptors(*args) if chosen.descriptor_types and programs > 0 else ()
         if programs > 0:
             try:
                 with np.errstate(all="ignore"):  # masked lanes compute on zeros
-                    taken.function[(programs,)](*(*given, *counter, *described), **taken.constants, **taken.options)
+                    chosen.function[(programs,)](
+                        *(*arguments, *counter, *described), **chosen.constants, **chosen.options
+                    )
             except interpreter.InterpreterError as failed:
                 if not _is_assertion(failed):
                     raise
@@ -83,15 +84,15 @@ def launcher(kernel: Kernel, generated: Generated, sources: Sources) -> Launcher
     return launch
 
 
-def _number(given: torch.Tensor) -> Any:
-    """A number as the interpreter holds it; of one passed as such it would take floats for float32, bools for int32."""
-    bits = given.view(torch.int16).numpy().view(np.uint16) if given.dtype is torch.bfloat16 else given.numpy()
-    dtype = getattr(tl, TYPES[given.dtype].removeprefix("tl."))
+def _number(number: torch.Tensor) -> Any:
+    """Return a number as the interpreter holds it; passed by value, floats would become float32, bools int32."""
+    bits = number.view(torch.int16).numpy().view(np.uint16) if number.dtype is torch.bfloat16 else number.numpy()
+    dtype = getattr(tl, TYPES[number.dtype].removeprefix("tl."))
     return tl.core.tensor(TensorHandle(bits.reshape(1), dtype), dtype)
 
 
 def _is_assertion(error: BaseException | None) -> bool:
-    """Has an assertion on the device failed?  Functions that call one another wrap what they raise."""
+    """Has an assertion on the device failed?  Functions that call one another wrap the errors they raise."""
     while error is not None and not isinstance(error, AssertionError):
         error = error.__cause__
     return error is not None
@@ -99,10 +100,10 @@ def _is_assertion(error: BaseException | None) -> bool:
 
 @functools.cache
 def _complete_interpreter() -> None:
-    """Teach the interpreter assembly, and bfloat16, which it holds as bits: constants, conversion and products.
+    """Add assembly to the interpreter, and bfloat16, which it holds as bits: constants, conversion and products.
 
-    What it compares it still takes for numbers of the operands' dtype; a single one would be spread as such.
-    Its values are arrays of one element even where they are scalars; numpy 2.4 no longer takes these for loop bounds.
+    Comparisons otherwise have the dtype of their operands; a single one would be broadcast as such.  Values are arrays
+    of one element even where they are scalars; numpy 2.4 no longer accepts these as loop bounds.
     """
     builder: Any = interpreter.interpreter_builder
     builder.options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)  # with assertions
@@ -146,45 +147,45 @@ def _complete_interpreter() -> None:
 
 
 def _sum(self: Any, tile: Any) -> Any:
-    """A sum in the dtype of its terms, which wraps around.  Numpy's is wider, and refused as one number of 32 bits."""
+    """Return a sum in the dtype of its terms, which wraps around.  Numpy's is wider; 32-bit operations refuse it."""
     data = tile.handle.data
     return self.to_tensor(data.sum(axis=self.axis, keepdims=self.keep_dims, dtype=data.dtype), tile.dtype)
 
 
 def _reduce_by_pairs(self: Any, tiles: Sequence[Any]) -> list[Any]:
-    """A reduction by a function of the kernel's own: neighbours are joined until one is left, as on a device.
+    """Return a reduction by a function of the kernel: neighbours are combined until one is left, as on a device.
 
-    The interpreter's own form calls the function for one element after the other: seconds for a row of a few thousand.
+    The interpreter's version calls the function for one element after the other: seconds for a few thousand.
     """
     axis, rank = self.axis or 0, tiles[0].handle.data.ndim
-    found = [tile.handle.data.reshape(-1) if self.axis is None else tile.handle.data for tile in tiles]
-    while found[0].shape[axis] > 1:
+    columns = [tile.handle.data.reshape(-1) if self.axis is None else tile.handle.data for tile in tiles]
+    while columns[0].shape[axis] > 1:
         sides = (
             self.to_tensor(data.take(range(first, data.shape[axis], 2), axis), tile.dtype)
             for first in (0, 1)
-            for data, tile in zip(found, tiles, strict=True)
+            for data, tile in zip(columns, tiles, strict=True)
         )
-        joined = self.combine_fn.fn(*sides)
-        found = [tile.handle.data for tile in (joined if isinstance(joined, tuple) else (joined,))]
+        combined = self.combine_fn.fn(*sides)
+        columns = [tile.handle.data for tile in (combined if isinstance(combined, tuple) else (combined,))]
     if self.keep_dims and self.axis is None:
-        found = [data.reshape((1,) * rank) for data in found]
+        columns = [data.reshape((1,) * rank) for data in columns]
     elif not self.keep_dims:
-        found = [data.squeeze(axis) for data in found]
-    return [self.to_tensor(data, tile.dtype) for data, tile in zip(found, tiles, strict=True)]
+        columns = [data.squeeze(axis) for data in columns]
+    return [self.to_tensor(data, tile.dtype) for data, tile in zip(columns, tiles, strict=True)]
 
 
 class _Results:
-    """What a call gives."""
+    """The results of a call."""
 
     def __init__(self, *handles: Any) -> None:
         self.get_result = handles.__getitem__
 
 
 def _run_assembly(text: str, constraints: str, handles: list[Any], types: list[Any], is_pure: bool, pack: int) -> Any:
-    """An `inline_asm_elementwise` with one result."""
+    """Return the result of an `inline_asm_elementwise` with one result."""
     (result,) = types
     shape, dtype = handles[0].data.shape, result.scalar
     flat = [np.broadcast_to(handle.data, shape).reshape(-1) for handle in handles]
     bits = ptx.run(text, flat, dtype.primitive_bitwidth // 8, pack)
-    held = np.dtype({"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[str(dtype)])
-    return _Results(TensorHandle(bits.view(held)[: flat[0].size].reshape(shape), dtype))
+    numpy_dtype = np.dtype({"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[str(dtype)])
+    return _Results(TensorHandle(bits.view(numpy_dtype)[: flat[0].size].reshape(shape), dtype))

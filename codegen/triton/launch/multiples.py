@@ -1,8 +1,8 @@
-"""Multiples: of which sizes it makes a kernel faster to know that they are multiples of 16.
+"""Multiples: for which sizes a kernel is faster if they are known to be multiples of 16.
 
-What enters is a kernel; what leaves are sizes that decide whether neighbouring elements are read and written 16 bytes
-at a time: those that rows begin at multiples of, and the lengths of rows.  For others one binary does, whatever they
-are, so that for a batch or a sequence of another length little is compiled.
+Input: a kernel; output: sizes that decide whether neighbouring elements are read and written 16 bytes at a time:
+factors of the strides of rows, and the lengths of rows.  For other sizes one binary serves all values, so that little
+is compiled for a batch or a sequence of another length.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from fusion.lowering.kernel import Kernel, Store, statements, values_of
 ALIGNED = 16
 
 
-def telling(kernel: Kernel) -> tuple[bool, ...]:
-    """For each size of `kernel`: does it matter whether it is a multiple of 16?"""
+def sizes_that_matter(kernel: Kernel) -> tuple[bool, ...]:
+    """Return for each size of `kernel`: does it matter whether it is a multiple of 16?"""
     products: set[frozenset[sympy.Symbol]] = set()
     step: Kernel | None = kernel
     while step is not None:
         for part in step.parts:
             products.update(_steps(part))
         step = step.then
-    # A product is a multiple where one of its factors is: one that has to be anyway decides.
-    found = {size for product in products if len(product) == 1 for size in product}
-    found |= {size for product in products if not product & found for size in product}
-    return tuple(size in found for size in kernel.sizes)
+    # A product is a multiple if one of its factors is: a factor that matters by itself decides.
+    sizes = {size for product in products if len(product) == 1 for size in product}
+    sizes |= {size for product in products if not product & sizes for size in product}
+    return tuple(size in sizes for size in kernel.sizes)
 
 
 def _steps(kernel: Kernel) -> Iterator[frozenset[sympy.Symbol]]:
-    """The sizes of which products are steps between rows, or lengths of rows."""
+    """Yield the sets of sizes whose products are strides of rows, or lengths of rows."""
     known, lengths = frozenset(kernel.sizes), {axis.symbol: axis.size for axis in kernel.axes}
     for index in set(_indices(kernel)):
         for term in _uneven(index):
@@ -40,12 +40,12 @@ def _steps(kernel: Kernel) -> Iterator[frozenset[sympy.Symbol]]:
             if steps:
                 yield steps
                 continue
-            for axis in term.free_symbols & lengths.keys():  # neighbours along it are close
+            for axis in term.free_symbols & lengths.keys():  # its neighbours are close in memory
                 yield from (known & part.free_symbols for part in _uneven(lengths[axis]))
 
 
 def _uneven(index: sympy.Expr) -> list[sympy.Expr]:
-    """The summands that may be no multiples, whatever is in them."""
+    """Return the terms that may not be multiples, whatever the values of their factors."""
     terms = sympy.Add.make_args(sympy.expand(index))
     return [term for term in terms if term.as_coeff_Mul()[0] % ALIGNED != 0]
 

@@ -1,8 +1,8 @@
-"""PTX: the assembly of generated kernels on numpy arrays, as Triton's interpreter needs it.
+"""PTX: the assembly of generated kernels on numpy arrays, for Triton's interpreter.
 
-What enters is the text of an `inline_asm_elementwise` and its operands; what leaves are the tiles it gives.  Registers
-hold 32 bits: as many elements of an operand as fit one share it, in their order.  Understood are the operations that
-`prelude` uses; any other one is refused.
+Input: the text of an `inline_asm_elementwise` and its operands; output: its result.  Registers hold 32 bits: as many
+elements of an operand as fit share one, in their order.  Supported are the operations that `prelude` uses; any other
+one is refused.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ _FLOATS = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 def run(text: str, operands: Sequence[Any], itemsize: int, pack: int) -> Any:
-    """The first result of an assembly whose results have elements of `itemsize` bytes, as the bytes of a flat array.
+    """Return the first result of an assembly whose results have elements of `itemsize` bytes, as the bytes of a flat
+    array.
 
     Args:
         text: instructions over `$0`, `$1`, …: the registers of the results, then those of the operands.
         operands: flat arrays of equal length.
-        pack: elements of each operand that one run of the instructions takes.
+        pack: elements of each operand that one run of the instructions processes.
 
     Raises:
-        NotImplementedError: the text holds an operation that is not known here.
+        NotImplementedError: the text holds an operation that is not supported.
     """
     results = pack * itemsize // 4
-    given = [register for operand in operands for register in _registers(operand, pack)]
-    known = {f"${results + number}": register for number, register in enumerate(given)}
+    inputs = [register for operand in operands for register in _registers(operand, pack)]
+    known = {f"${results + number}": register for number, register in enumerate(inputs)}
     for line in re.sub(r"^\s*\{|\}\s*$", "", text.strip()).split(";"):
         if line.strip() and not line.strip().startswith(".reg"):
             name, rest = line.split(maxsplit=1)
             target, *args = (part.strip() for part in rest.split(","))
             known[target] = _operation(name)(*(_value(arg, known) for arg in args)).astype(np.uint32)
-    size = len(given[0])
-    found = [np.broadcast_to(known[f"${number}"], size) for number in range(results)]
-    return np.stack(found, -1).view(np.uint8).reshape(-1)
+    size = len(inputs[0])
+    outputs = [np.broadcast_to(known[f"${number}"], size) for number in range(results)]
+    return np.stack(outputs, -1).view(np.uint8).reshape(-1)
 
 
 def _registers(operand: Any, pack: int) -> list[Register]:
-    """The registers of so many neighbouring elements at a time; what is missing at the end is 0."""
+    """Return the registers of `pack` neighbouring elements at a time; the end is padded with 0."""
     padded = np.concatenate([operand, np.zeros(-len(operand) % pack, operand.dtype)])
     words = np.ascontiguousarray(padded).view(np.uint8).reshape(len(padded) // pack, -1).view(np.uint32)
     return [words[:, number] for number in range(words.shape[1])]
@@ -62,17 +63,19 @@ def _operation(name: str) -> Callable[..., Register]:
 
 
 def _prmt(a: Register, b: Register, selector: Register) -> Register:
-    """Four bytes, each one of the eight of both operands."""
+    """Return four bytes, each one of the eight of both operands."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     chosen = [(int(selector[0]) >> (4 * position)) & 7 for position in range(4)]
-    found: Register = np.zeros_like(a)
+    result: Register = np.zeros_like(a)
     for position, byte in enumerate(chosen):
-        found |= ((both >> np.uint64(8 * byte)) & np.uint64(255)).astype(np.uint32) << np.uint32(8 * position)
-    return found
+        result |= ((both >> np.uint64(8 * byte)) & np.uint64(255)).astype(np.uint32) << np.uint32(8 * position)
+    return result
 
 
 def _fma(dtype: torch.dtype) -> Callable[..., Register]:
-    """a · b + c of two halves, rounded once: a product of halves is exact in float64, and so are the sums used here."""
+    """Return a · b + c of two 16-bit floats, rounded once: their products, and the sums used here, are exact in
+    float64.
+    """
 
     def operation(*args: Register) -> Register:
         a, b, c = (_halves(arg, dtype) for arg in args)
@@ -83,7 +86,7 @@ def _fma(dtype: torch.dtype) -> Callable[..., Register]:
 
 
 def _halves(register: Register, dtype: torch.dtype) -> torch.Tensor:
-    """Both halves of a register, [registers, 2]."""
+    """Return both halves of a register, [registers, 2]."""
     words = np.ascontiguousarray(register).view(np.int16).reshape(-1, 2)
     return torch.from_numpy(words.copy()).view(dtype).double()
 

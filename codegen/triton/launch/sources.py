@@ -1,7 +1,7 @@
 """Sources: which text of a kernel serves which tensors and sizes.
 
-What enters is an imported source and what generates others; what leaves is the source for tensors that are or are not
-aligned as the kernel promises, and for sizes within or beyond what 32 bits can count.
+Input: an imported source and a function that generates others; output: the source for tensors with or without the
+alignment that the kernel declares, and for sizes within or beyond 32 bits.
 """
 
 from __future__ import annotations
@@ -18,27 +18,29 @@ class Sources:
     """The sources of one kernel, each generated when it is first needed."""
 
     def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
-        """`emit` makes the source of a kernel without promises, and, with `wide=True`, for sizes beyond the limit."""
-        self._found, self._emit = {(True, False): generated}, emit
+        """`emit` writes the source of a kernel without alignments, and with `wide=True` for sizes beyond the limit."""
+        self._sources, self._emit = {(True, False): generated}, emit
         self._lock = threading.Lock()
 
     def of(self, aligned: bool, wide: bool = False) -> Generated:
-        """What is compiled for pointers that are or are not as promised, and for any sizes or for most."""
+        """Return the source for pointers with or without the declared alignment, and for any sizes or sizes within the
+        limit.
+        """
         with self._lock:
-            if (aligned, wide) not in self._found:
-                promised = self._found[True, False]
-                kernel = promised.kernel if aligned else unaligned(promised.kernel)
-                same = not wide and not promised.trusting
-                self._found[aligned, wide] = promised if same else load(kernel, self._emit(kernel, wide=wide))
-            return self._found[aligned, wide]
+            if (aligned, wide) not in self._sources:
+                declared = self._sources[True, False]
+                kernel = declared.kernel if aligned else unaligned(declared.kernel)
+                same = not wide and not declared.trusting
+                self._sources[aligned, wide] = declared if same else load(kernel, self._emit(kernel, wide=wide))
+            return self._sources[aligned, wide]
 
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
-        """Are these sizes beyond what the kernel is generated for as a rule?"""
+        """Do these sizes exceed the limit of the default source?"""
         return not self.of(aligned).fits(*sizes)
 
 
 def unaligned(kernel: Kernel) -> Kernel:
-    """`kernel`, and what shares its launch, without promises on pointers."""
+    """Return `kernel`, and the kernels that share its launch, without declared alignments."""
     params = tuple(replace(param, aligned=False) for param in kernel.params)
     others = tuple(map(unaligned, kernel.beside))
     return replace(kernel, params=params, beside=others, then=None if kernel.then is None else unaligned(kernel.then))

@@ -3,7 +3,7 @@
 Input: a load or a store over block dimensions; output: the matrix that a tensor descriptor can describe, if there is
 one, and the lines that create the descriptor.  Such a matrix has contiguous rows that start at multiples of 16 bytes.
 The matrices of a batch, or the parts of split-K, have a constant stride and share one descriptor of three dimensions.
-The host creates descriptors (`launch/passed.py`) where a launch has one function.
+The host creates descriptors (`launch/host_descriptors.py`) where a launch has one function.
 """
 
 from __future__ import annotations

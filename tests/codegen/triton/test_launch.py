@@ -17,12 +17,12 @@ pytest.importorskip("triton")
 
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.devices import H200
-from fusion.codegen.triton.launch import beginning, build, counters, direct
+from fusion.codegen.triton.launch import build, counters, direct, preparations
 from fusion.codegen.triton.launch.aot import compile_for
+from fusion.codegen.triton.launch.host_descriptors import DescriptorCache
 from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher, promise
 from fusion.codegen.triton.launch.load import load, signature
-from fusion.codegen.triton.launch.multiples import telling
-from fusion.codegen.triton.launch.passed import Kept
+from fusion.codegen.triton.launch.multiples import sizes_that_matter
 from fusion.codegen.triton.launch.sources import Sources, unaligned
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel, Role
@@ -77,7 +77,7 @@ def test_sizes_that_only_count_rows_have_one_binary() -> None:
     rows, length = sympy.symbols("s0 s1", integer=True, positive=True)
 
     def told(kernel: Kernel) -> set[sympy.Symbol]:
-        return {size for size, tells in zip(kernel.sizes, telling(kernel), strict=True) if tells}
+        return {size for size, tells in zip(kernel.sizes, sizes_that_matter(kernel), strict=True) if tells}
 
     assert not told(softmax(rows, 768, Role.WHOLE)) and not told(matmul(rows, 768, 2304, BF16))
     assert told(softmax(rows, length, Role.LOOP)) == {length}  # where rows begin, and how long they are
@@ -144,9 +144,9 @@ def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.
         compile_for(load(add(64), TARGET.emit(add(64))), H200)
         compiled.set()
 
-    monkeypatch.setattr(beginning, "triton_key", triton_key)
-    monkeypatch.setattr(beginning, "driver", Driver())
-    beginning.begin.cache_clear()
+    monkeypatch.setattr(preparations, "triton_key", triton_key)
+    monkeypatch.setattr(preparations, "driver", Driver())
+    preparations.start.cache_clear()
     TARGET.prepare()
     threads = [threading.Thread(target=build) for _ in range(3)]
     for thread in threads:
@@ -156,7 +156,7 @@ def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.
     for thread in threads:
         thread.join()
     assert compiled.is_set() and begun == ["fusion-triton-driver", "fusion-triton-hash"]
-    beginning.begin.cache_clear()
+    preparations.start.cache_clear()
 
 
 def test_without_a_compiler_what_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_descriptors_are_made_once_for_each_address(monkeypatch: pytest.MonkeyPa
     rows = sympy.Symbol("s0", integer=True, positive=True)
     kernel = matmul(rows, 768, 512, BF16)
     generated = load(kernel, TARGET.emit(kernel))
-    given = Kept(kernel, generated.module, [None] * len(generated.passed))
+    given = DescriptorCache(kernel, generated.module, [None] * len(generated.descriptor_types))
     assert given([64, 128, 256, 4096]) == [64, 128, 256] == given([64, 128, 256, 4096])
     assert made == [(64, (4096, 512)), (128, (512, 768)), (256, (4096, 768))]
     assert given([512, 128, 256, 4096]) == [512, 128, 256] and made[3:] == [(512, (4096, 512))]

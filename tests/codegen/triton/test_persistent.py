@@ -143,7 +143,7 @@ def test_programs_are_passed_their_descriptors(rows: int | sympy.Symbol) -> None
     made = residual(rows, 768, 3072, BF16)
     text = TARGET.emit(made)
     generated = imported(made, text)
-    assert list(generated.passed) == ["a_desc", "b_desc", "c_desc", "out_desc"]
+    assert list(generated.descriptor_types) == ["a_desc", "b_desc", "c_desc", "out_desc"]
     compiled = compile_for(generated, H200, (False,) if made.sizes else ())
     assert "tensormap" not in compiled.asm["ptx"] and compiled.metadata.global_scratch_size == 0
 

@@ -1,0 +1,106 @@
+"""Host descriptors: tensor descriptors that the host creates and a launch passes, if a source has a function
+`descriptors`.
+
+Input: an imported source; output: the type of each descriptor, and the value that is passed for it.  A descriptor that
+a program creates takes it 0.85 µs on an H200, before it loads anything: three of them are 2 of the 60 µs of a product,
+seven 6 of 79.  One that is passed takes no time, and is kept for the next launch on the same addresses and sizes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from fusion.codegen.triton.arguments import POINTERS
+from fusion.lowering.kernel import Kernel
+
+MOST = 1024
+"""Addresses, and sizes, for which descriptors are cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Address:
+    """A tensor of which only the address and the dtype are known."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def types(kernel: Kernel, module: ModuleType) -> list[str]:
+    """Return Triton's names of the types of the descriptors of a source."""
+    if not hasattr(module, "descriptors"):
+        return []
+    descriptors = descriptors_of(kernel, module, [0] * len(kernel.params) + [1] * len(kernel.sizes))
+    return [f"tensordesc<{POINTERS[each.base.dtype][1:]}{list(each.block_shape)}>" for each in descriptors]
+
+
+def descriptors_of(kernel: Kernel, module: ModuleType, args: Sequence[int]) -> tuple[Any, ...]:
+    """Return the descriptors for addresses and sizes."""
+    count = len(kernel.params)
+    tensors = [_Address(address, param.dtype) for address, param in zip(args, kernel.params, strict=False)]
+    descriptors: tuple[Any, ...] = module.descriptors(*tensors, *args[count:])
+    return descriptors
+
+
+class DescriptorCache:
+    """The arguments that a launch on addresses and sizes passes for its descriptors, as the driver takes them, cached.
+
+    Args:
+        forms: the compiler's description of each descriptor.
+    """
+
+    def __init__(self, kernel: Kernel, module: ModuleType, forms: Sequence[Any]) -> None:
+        self._kernel, self._module, self._forms = kernel, module, forms
+        self._of_sizes: dict[tuple[int, ...], list[_Slot]] = {}
+
+    def __call__(self, args: Sequence[int]) -> list[Any]:
+        sizes = tuple(args[len(self._kernel.params) :])
+        arguments: list[Any] = []
+        for slot in self._of_sizes.get(sizes) or self._slots(sizes):
+            address = args[slot.position]
+            arguments += slot.by_address.get(address) or slot.at(address)
+        return arguments
+
+    def _slots(self, sizes: tuple[int, ...]) -> list[_Slot]:
+        positions = [16 * position for position in range(len(self._kernel.params))]
+        descriptors = descriptors_of(self._kernel, self._module, [*positions, *sizes])
+        if len(self._of_sizes) >= MOST:
+            self._of_sizes.clear()
+        slots = [
+            _Slot(each.base.address // 16, each, form) for each, form in zip(descriptors, self._forms, strict=True)
+        ]
+        self._of_sizes[sizes] = slots
+        return slots
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One descriptor, of the tensor at a position, and its arguments by address."""
+
+    position: int
+    described: Any
+    form: Any
+    by_address: dict[int, list[Any]] = field(default_factory=dict)
+
+    def at(self, address: int) -> list[Any]:
+        from triton.backends.nvidia.driver import make_tensordesc_arg  # no other backend has it
+
+        if len(self.by_address) >= MOST:
+            self.by_address.clear()
+        descriptor = replace(self.described, base=_Address(address, self.described.base.dtype))
+        self.by_address[address] = make_tensordesc_arg(descriptor, self.form)
+        return self.by_address[address]
+
+
+def stub_of(launch: Callable[..., None]) -> Callable[..., None]:
+    """Return Triton's launching stub below the code that creates descriptors at each launch."""
+    stub: Callable[..., None] = inspect.getclosurevars(launch).nonlocals["launcher"]
+    return stub
