@@ -1,8 +1,8 @@
-"""Addresses under Triton's interpreter: the lanes of an access that are not masked off lie within one tensor.
+"""Addresses under Triton's interpreter: the unmasked lanes of an access are within one tensor.
 
-The interpreter reads and writes whatever lies at an address.  Within `checked()` an access raises where its lanes are
-not all in one and the same tensor of those that the kernel was given.  Some kernels may do more: read all of the word
-that a tensor ends in (`codegen/triton/blocks/word_loads.py`), or read two tensors at once (`products/stacked.py`).
+The interpreter reads and writes any address.  Within `checked()` an access raises unless its lanes are all in one
+tensor of the kernel's arguments.  Some kernels may do more: read all of the word that a tensor ends in
+(`codegen/triton/blocks/word_loads.py`), or read two tensors at once (`products/stacked.py`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fusion.codegen.triton.blocks.dims import WORD
 
 
 class OutsideTensors(Exception):  # no AssertionError, which is how a kernel's own checks fail
-    """A kernel reaches for memory that is none of its tensors'."""
+    """A kernel accesses memory outside of its tensors."""
 
 
 @contextmanager
 def checked() -> Iterator[None]:
-    """Look at each access of the kernels that are launched meanwhile."""
+    """Check each access of the kernels that are launched within."""
     memory = _Memory(interpreter._interpreter)
     note = interpreter.GridExecutor._init_args_hst
 
@@ -46,7 +46,7 @@ def checked() -> Iterator[None]:
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The address of a tensor's first byte, and the one behind its last."""
+    """The address of a tensor's first byte, and the address after its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     elements = last + 1 if tensor.numel() else 0
     return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
@@ -63,12 +63,12 @@ def _tensors(given: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 class _Memory:
-    """What the interpreter reads and writes with.
+    """The interpreter's reads and writes.
 
     Attributes:
-        spans: what may be reached.
-        word: what is read ends at a multiple of so many bytes.
-        joins: one access may reach several tensors.
+        spans: the addresses that may be accessed.
+        word: reads end at a multiple of this number of bytes.
+        joins: one access may span several tensors.
     """
 
     def __init__(self, accesses: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 
 class _Skipped(pytest.Module):
-    """A file of tests that is not even imported."""
+    """A file of tests that is not imported."""
 
     def collect(self) -> NoReturn:
         pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
@@ -31,7 +31,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.fixture(autouse=True)
 def _addresses_are_checked() -> Iterator[None]:
-    """No lane that is not masked off reaches for what is not its tensor's."""
+    """No unmasked lane accesses memory outside of its tensor."""
     from tests.interpreter.addresses import checked  # which imports Triton
 
     with checked():

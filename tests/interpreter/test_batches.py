@@ -1,4 +1,4 @@
-"""Products of rows that lie in one matrix after another, under Triton's interpreter."""
+"""Products of rows that step through several matrices, under Triton's interpreter."""
 
 from __future__ import annotations
 

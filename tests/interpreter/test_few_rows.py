@@ -36,7 +36,7 @@ def test_quantised_linear(name: str, m: int) -> None:
 
 
 def test_one_row_and_many_rows_of_packed_weights() -> None:
-    """Then the matrix units take the one row, too."""
+    """Then the matrix units process the one row, too."""
     function = LINEARS["packed"]
     given = inputs(function, 1, 8457, 64)
     kernel = only_kernel(function, *given)
@@ -51,7 +51,7 @@ def test_one_row_and_many_rows_of_packed_weights() -> None:
 def test_the_last_program_of_a_tile_adds_up_its_parts(
     name: str, k: int, shares: int, m: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of groups whose walk is longer than two lines of memory, a program takes those of two."""
+    """If the loop over groups is longer than two lines of memory, a program takes the groups of two lines."""
     monkeypatch.setattr(split_k, "_price", lambda *args: 0.0)
     monkeypatch.setattr(split_k, "MOST", 4)
     function = LINEARS[name]
@@ -97,7 +97,7 @@ def test_every_configuration_gives_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_a_vector_times_ragged_rows(dtype: torch.dtype) -> None:
-    """Neither the rows nor what is summed are a multiple of a block."""
+    """Neither the rows nor the summed axis are a multiple of a block."""
     given = [torch.randn(1, 1531).to(dtype), torch.randn(277, 1531).to(dtype)]
     kernel = only_kernel(F.linear, *given)
     assert "tl.dot" not in TARGET.emit(kernel)
@@ -141,7 +141,7 @@ def in_columns(function: Callable[..., torch.Tensor], m: int, n: int, k: int) ->
 @pytest.mark.parametrize("m", [1, 3, 16])
 @pytest.mark.parametrize("function", COLUMNS, ids=lambda function: function.__name__)
 def test_weights_along_the_columns(function: Callable[..., torch.Tensor], m: int) -> None:
-    """Every configuration, of columns and a sum that are no multiple of a block."""
+    """Every configuration, with columns and a sum that are not a multiple of a block."""
     for n, k in ((200, 192), (72, 320)):
         given = in_columns(function, m, n, k)
         kernel = generated(function, *given)
@@ -154,7 +154,7 @@ def test_weights_along_the_columns(function: Callable[..., torch.Tensor], m: int
 
 
 def generated(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> Kernel:
-    """The kernel of the product, whatever the library does as well."""
+    """The kernel of the product, even if the library could compute it."""
     return (
         only_kernel(function, *given)
         if function is not columns

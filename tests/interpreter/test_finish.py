@@ -1,4 +1,4 @@
-"""Blocks of products finished in parts, with tiles fetched through descriptors, under Triton's interpreter."""
+"""Products whose epilogue runs in parts, with tiles loaded through descriptors, under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_residual(dtype: torch.dtype, over: bool, config: Config) -> None:
 @pytest.mark.parametrize("config", [WHOLE, PARTS], ids=["whole", "parts"])
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, True)], ids=str)
 def test_products_of_a_batch(turned: tuple[bool, bool], config: Config) -> None:
-    """One descriptor holds all matrices; programs walk the blocks of all of them."""
+    """One descriptor holds all matrices; programs loop over the blocks of all of them."""
     made = matmul(136, 200, 72, BF16, batch=5, turned=turned)
     given = tensors(made)
     want = expected(made, given)
@@ -63,7 +63,7 @@ def test_products_of_a_batch(turned: tuple[bool, bool], config: Config) -> None:
 @pytest.mark.parametrize("config", [WHOLE, PARTS], ids=["whole", "parts"])
 @pytest.mark.parametrize("rows", [1, 63, 200])
 def test_rows_that_are_not_known(rows: int, config: Config) -> None:
-    """However many rows there are: descriptors are made of sizes that the launch is given."""
+    """For any number of rows: descriptors use the sizes that the launch is called with."""
     batch, length = sympy.symbols("s0 s1", integer=True, positive=True)
     made = residual(batch * length, 232, 136, BF16)
     given = tensors(made, sizes={batch: 1, length: rows})
@@ -76,7 +76,7 @@ def test_rows_that_are_not_known(rows: int, config: Config) -> None:
 
 @pytest.mark.parametrize("turned", [(False, False), (False, True)], ids=str)
 def test_a_batch_that_is_not_known(turned: tuple[bool, bool]) -> None:
-    """The batch and the rows of its matrices, which lie as far apart as there are rows."""
+    """The batch and the rows of its matrices, whose distance is the number of rows."""
     batch, rows = sympy.symbols("s0 s1", integer=True, positive=True)
     made = matmul(rows, 200, 136, BF16, batch=batch, turned=turned)
     source = TARGET.emit(made, PARTS)
@@ -102,7 +102,7 @@ def test_a_sum_whose_length_is_not_known() -> None:
 
 
 def test_parts_of_a_sum() -> None:
-    """The batch is a part of what is summed over; what is not 16 bits wide is stored through pointers."""
+    """The batch is a part of the summed axis; results wider than 16 bits are stored through pointers."""
     a, c = load("a", 384 * i + 128 * b + r, F16), load("b", 384 * j + 128 * b + r, F16)
     dot = Fold("acc", "dot", (a, c), (r,), F32, (i,), (j,))
     params = (param("a", F16, 200, 384), param("b", F16, 136, 384), param("out", F32, 3, 200, 136, written=True))

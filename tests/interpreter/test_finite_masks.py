@@ -1,7 +1,4 @@
-"""Attention whose masks are the least number that there is, under Triton's interpreter, against float64.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Attention whose masks are the least number of the type, under Triton's interpreter, against float64."""
 
 from __future__ import annotations
 

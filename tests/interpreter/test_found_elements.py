@@ -1,4 +1,4 @@
-"""An element of a row that a walk looks for is loaded, under Triton's interpreter, against the evaluator."""
+"""An element of a row that a sum selects is loaded, under Triton's interpreter, against the evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What random programs have found, as Triton kernels under its interpreter."""
+"""Failures that random programs revealed, as Triton kernels under its interpreter."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Integers that the caller passes, in Triton kernels under its interpreter.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Integer arguments of the caller, in Triton kernels under its interpreter."""
 
 from __future__ import annotations
 

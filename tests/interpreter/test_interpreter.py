@@ -265,7 +265,7 @@ def test_a_persistent_or_symbolic_grid_has_a_last_program() -> None:
 
 @pytest.mark.parametrize(("m", "n", "k", "parts"), [(3, 200, 256, 4), (16, 64, 96, 3), (40, 33, 64, 2)])
 def test_the_last_program_of_a_tile_goes_on_with_it(m: int, n: int, k: int, parts: int) -> None:
-    """Whichever of its programs that is; counts are 0 again for the next launch."""
+    """Whichever of its programs is last; counts are 0 again for the next launch."""
     kernel = matmul_in_parts(m, n, k, parts)
     generated = load(kernel, TARGET.emit(kernel))
     assert generated.counters * parts == generated.grid()

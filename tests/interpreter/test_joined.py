@@ -1,4 +1,4 @@
-"""Products of the same rows in one walk, under Triton's interpreter, against float64."""
+"""Products of the same rows in one loop, under Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def added(
     b: torch.Tensor,
     c: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
-    """Something is done to each before it is stored."""
+    """Each product has an epilogue before it is stored."""
     return torch.tanh(F.linear(x, q)) + a, torch.tanh(F.linear(x, k)) + b, torch.tanh(F.linear(x, v)) + c
 
 

@@ -1,4 +1,4 @@
-"""Rows whose length suits no block, under Triton's interpreter, against float64: as if blocks held one row each."""
+"""Rows whose length fits no block, under Triton's interpreter, against float64: as if blocks held one row each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 def gradient(x: torch.Tensor, t: torch.Tensor, top: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """That of a cross-entropy: four numbers per row."""
+    """The gradient of a cross-entropy: four numbers per row."""
     valid = (t >= 0)[:, None]
     one = torch.where(t[:, None] == torch.arange(x.shape[1]), 1.0, 0.0)
     return torch.where(valid, (torch.exp(x.double() - top[:, None]) - one) * scale[:, None], 0).to(x.dtype)
@@ -119,7 +119,7 @@ def test_walks_from_aligned_addresses(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
 def test_single_numbers(dtype: torch.dtype) -> None:
-    """A kernel without any dimension walks nothing."""
+    """A kernel without any dimension has no loop."""
     x, y = torch.tensor(1.5).to(dtype), torch.tensor(2.0).to(dtype)
     fused = fusion.fuse(lambda x, y: x + y.sum(), options=OPTIONS)
     torch.testing.assert_close(fused(x, y), x + y.sum())
@@ -128,7 +128,7 @@ def test_single_numbers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("before", [0, 1, 4])
 def test_the_last_word_of_a_row_is_read_whole_where_it_is_aligned(before: int) -> None:
-    """What lies behind the word that a row ends in may belong to nobody."""
+    """Memory after the word that a row ends in may not be allocated."""
     kernel = softmax(1, 3001, Role.LOOP)
     given = tensors(kernel)
     given[0] = torch.cat([torch.zeros(1, before), given[0]], 1)[:, before:]

@@ -1,4 +1,4 @@
-"""Checks of positions in Triton: assertions of the device, which its interpreter raises, of the lanes that exist."""
+"""Bounds checks in Triton: assertions of the device, which its interpreter raises, for the lanes inside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_assertions_hold_where_eager_does_not_raise(name: str) -> None:
 
 
 def test_lanes_behind_the_end_are_not_asked() -> None:
-    """What they compute from what they did not load lies outside; nothing is loaded there either."""
+    """Their indices, computed from masked loads, are out of range; nothing is loaded there either."""
 
     def function(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         at = torch.arange(i.shape[0])

@@ -1,4 +1,4 @@
-"""Scans in blocks, under Triton's interpreter, against the evaluator: what is carried from block to block."""
+"""Scans in blocks, under Triton's interpreter, against the evaluator: the state between blocks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_blocks_of_columns(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("along", [0, 1])
 def test_special_values(name: str, along: int) -> None:
-    """NaN wins for good, the last of equals is the position, -0.0 after 0.0 is kept."""
+    """NaN wins and stays, the last of equals is the position, -0.0 after 0.0 is kept."""
     picks = torch.randint(0, len(SPECIAL), (40, 40), generator=torch.Generator().manual_seed(0))
     picks[20:] = torch.where(picks[20:] == 2, 0, picks[20:])  # most begin with NaN soon: some without
     picks[:, 20:] = torch.where(picks[:, 20:] == 2, 1, picks[:, 20:])

@@ -1,5 +1,6 @@
-"""Reductions under the interpreter: by a kernel's own functions whole tiles are joined, not one element at a time; sums
-of integers wrap around."""
+"""Reductions under the interpreter: functions of a kernel combine full tiles, not one element at a time; sums of
+integers wrap around.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks that skip by what lies in memory, under Triton's interpreter, against the evaluator."""
+"""Loops that skip blocks by values in memory, under Triton's interpreter, against the evaluator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_masks_in_memory(walk: str, mask: str, split: bool) -> None:
 @pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
 @pytest.mark.parametrize("walk", WALKS)
 def test_a_mask_of_each_score(walk: str, split: bool) -> None:
-    """It is read in every block; only in the last one, apart, is it asked where a row ends."""
+    """It is read in every block; only the last one, a loop of its own, masks the end of a row."""
     for sizes in ((1, 96, 128), (1, 50, 90)):
         kernel = masked(walk, EACH, sizes)
         tensors = given(kernel, sizes)

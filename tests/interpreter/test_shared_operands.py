@@ -30,7 +30,7 @@ PERSISTENT = PersistentConfig((("m", 128), ("k", 64), ("n", 64)), num_warps=8, n
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["up first", "gate first"])
 @pytest.mark.parametrize("shapes", [(160, 1024, 128), (200, 1000, 136)], ids=str)
 def test_two_products_of_the_same_rows_are_one(order: tuple[int, int], shapes: tuple[int, int, int]) -> None:
-    """Wherever their matrices lie."""
+    """Wherever their matrices are in memory."""
     rows, columns, along = shapes
     weights = torch.randn(2, columns, along).half()
     given = [torch.randn(rows, along).half(), weights[order[0]], weights[order[1]]]

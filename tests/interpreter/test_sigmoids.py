@@ -1,4 +1,4 @@
-"""GELU in its quick forms, under Triton's interpreter, against float64: every number of a 16-bit type, and tails."""
+"""GELU in its fast forms, under Triton's interpreter, against float64: every number of a 16-bit type, and tails."""
 
 from __future__ import annotations
 

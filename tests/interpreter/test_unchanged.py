@@ -1,4 +1,4 @@
-"""Products in place with a number that is 1, under Triton's interpreter, against the evaluator."""
+"""Products in place with a factor of 1, under Triton's interpreter, against the evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A product written into a tensor of the caller, under Triton's interpreter: a library lays it out by itself."""
+"""A product stored into a tensor of the caller, under Triton's interpreter: a library chooses its own layout."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ LOW = const(float("-inf"), F32)
 
 
 def visible_keys(query: sympy.Expr, key: sympy.Expr, *, shift: int, window: int = 0, prefix: int = 0) -> Expr:
-    """Which keys a query sees: none after it, of these only the last `window`, and the first `prefix` in any case.
+    """Visible keys of a query: none after it, of the others only the last `window`, and in any case the first `prefix`.
 
     `shift` keys come before the first query.
     """
@@ -67,7 +67,7 @@ def visible_keys(query: sympy.Expr, key: sympy.Expr, *, shift: int, window: int 
 
 
 def running_softmax(scaled: Expr, over: sympy.Symbol) -> tuple[Fold, Fold, Expr, Expr]:
-    """The largest so far, the sum of exponentials so far, the exponentials, and what a sum so far is multiplied with"""
+    """The running maximum and sum of exponentials, the exponentials, and the factor that corrects a running sum"""
     top = Fold("top", "max", (scaled,), (over,), F32)
     safe = op("where", op("eq", top.ref, LOW), const(0.0, F32), top.ref)
     power = op("exp", op("sub", scaled, safe))
@@ -122,7 +122,9 @@ def online_attention(
 def _attention_gradients(
     heads: int, queries: int, keys: int, width: int, dtype: torch.dtype, causal: bool, at: tuple[sympy.Symbol, ...]
 ) -> tuple[tuple[Param, ...], tuple[Fold, Fold], tuple[Expr, Expr], Expr | None]:
-    """What both backward kernels compute for a query and a key: params, (scores, dp), (p, ds) in `dtype`, visibility"""
+    """The common part of both backward kernels for a query and a key: params, (scores, dp), (p, ds) in `dtype`,
+    visibility
+    """
     d, e, query, key = at
     row, column = width * (queries * b + query), width * (keys * b + key)
     scores = (load("q", row + d, dtype), load("k", column + d, dtype))
@@ -202,7 +204,7 @@ def linear_logsumexp(rows: int, vocabulary: int, features: int, dtype: torch.dty
 
 
 def linear_logsumexp_parts(rows: int, parts: int, columns: int, features: int, dtype: torch.dtype = BF16) -> Kernel:
-    """max x · wᵀ and Σ exp(x · wᵀ - max) of each part of the columns, of which a program walks one"""
+    """max x · wᵀ and Σ exp(x · wᵀ - max) of each part of the columns, one per program"""
     s = over_symbol(1)
     given = load("x", features * i + r, dtype), load("w", features * (columns * j + s) + r, dtype)
     logits = Fold("logits", "dot", given, (r,), F32, (i,), (j, s))

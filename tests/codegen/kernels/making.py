@@ -71,9 +71,9 @@ def tensors(
 
 
 def special(name: str, dtype: torch.dtype, n: int) -> list[torch.Tensor] | None:
-    """Operands for scalar operation `name` with all the values that are easy to get wrong; None where eager has none.
+    """Operands for scalar operation `name` with all values that are easy to get wrong; None where eager has none.
 
-    What eager leaves undefined is left out: integer division by zero, and of the least integer by -1.
+    Excluded are cases that eager leaves undefined: integer division by zero, and of the least integer by -1.
     """
     generator = torch.Generator().manual_seed(0)
     operands = []
@@ -108,7 +108,7 @@ _FLOATS = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 0.5,
 
 
 def expected(kernel: Kernel, given: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> list[torch.Tensor]:
-    """What `given` should be after a launch."""
+    """The expected values of `given` after a launch."""
     found = [tensor.clone() for tensor in given]
     known = dict(zip(kernel.sizes, sizes, strict=True))
     at = {p.name: tensor for p, tensor in zip(kernel.params, found, strict=True)}

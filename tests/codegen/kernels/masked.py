@@ -70,7 +70,7 @@ EACH = Mask(
     lambda q, k, n: load("each", n[2] * q + k, BOOL),
     lambda n: (param("each", BOOL, n[1], n[2]),),
 )
-"""A mask of rows and keys, of which no end is known before a walk."""
+"""A mask of rows and keys, whose ends are unknown before a loop."""
 
 WALKS: Mapping[str, tuple[Callable[..., Kernel], sympy.Symbol, sympy.Symbol]] = {
     "forward": (online_attention, i, over_symbol(2)),

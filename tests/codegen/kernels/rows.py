@@ -18,7 +18,7 @@ from tests.codegen.kernels.making import BF16, BOOL, F32, GRID, I64, LOOP, WHOLE
 
 
 def scattered(name: str, sources: int, rows: int, columns: int, dtype: torch.dtype = F32, role: Role = GRID) -> Kernel:
-    """out[at[i], j] op= x[i, j] where at[i] < 3; the sources are spread over programs or walked."""
+    """out[at[i], j] op= x[i, j] where at[i] < 3; the sources are spread over programs or looped over."""
     source = i if role is GRID else r
     at = load("at", source, I64)
     offset = op("add", op("mul", at, IndexValue(sympy.Integer(columns))), IndexValue(j))
@@ -70,7 +70,7 @@ def shifted_softmax(rows: int, columns: int, apart: int, results: int, first: in
 
 
 def column_softmax(rows: int, columns: int) -> Kernel:
-    """Softmax down the columns of [rows, columns], which are said to be held whole"""
+    """Softmax down the columns of [rows, columns], which are declared WHOLE"""
     offset = columns * r + i
     top = Fold("top", "max", (load("x", offset),), (r,), F32)
     power = op("exp", op("sub", load("x", offset), top.ref))
@@ -267,7 +267,7 @@ def partial_sums(rows: int, columns: int, window: int) -> Kernel:
 
 
 def running_folds(rows: int, columns: int) -> Kernel:
-    """Folds of every kind in a loop that follows two of them: a count of elements, halved once one is not small"""
+    """Folds of every kind in a loop that needs two running values: a count of elements, halved once one is not small"""
     x, n = load("x", columns * i + r, BF16), load("n", columns * i + r, I64)
     least, most = Fold("least", "min", (n,), (r,), I64), Fold("most", "max", (x,), (r,), BF16)
     negative = Fold("negative", "any", (op("lt", x, const(0.0, BF16)),), (r,), BOOL)

@@ -1,4 +1,4 @@
-"""What stands for a device, where there is none."""
+"""A stand-in for a device, where there is none."""
 
 from __future__ import annotations
 

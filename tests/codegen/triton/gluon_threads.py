@@ -1,9 +1,9 @@
-"""Gluon programs of two groups and a warp that fetches, run as threads on the CPU.
+"""Gluon programs of two groups and a loading warp, run as threads on the CPU.
 
-Input: the text of a generated file and the tensors of its launch; output: in these tensors.  A product that has been
-begun reads its operands only when it is waited for, as late as the program allows, and a slot is filled the moment that
-its barrier says it is empty: so a slot that is given back too early shows as wrong numbers, and one that is never given
-back as a program that does not end.  One program runs at a time.
+Input: the text of a generated file and the tensors of its launch; output: in these tensors.  A product reads its
+operands only when it is awaited, as late as the program allows, and a slot is filled as soon as its barrier reports it
+empty: so a slot that is released too early shows as wrong numbers, and one that is never released as a program that
+does not end.  One program runs at a time.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fusion.codegen.triton.expressions.copies import LOAD, STORE
 from fusion.lowering.kernel import Kernel
 
 PATIENCE = 10.0
-"""Seconds after which a barrier is taken to be one that nobody completes."""
+"""Seconds after which a barrier counts as one that is never completed."""
 
 _LOOK = 0.1  # seconds after which a thread that waits looks whether another one has failed
 _FAILED = threading.Event()
 
 
 class Barrier:
-    """Completes a phase when so many messages and all expected bytes have arrived."""
+    """Completes a phase when the expected number of signals and all expected bytes have arrived."""
 
     def __init__(self, count: int) -> None:
         self.count, self.left, self.bytes, self.completed = count, count, 0, 0
@@ -71,7 +71,7 @@ class Shared:
 
 
 class Barriers:
-    """So many barriers, which are made by `init`."""
+    """A number of barriers, which `init` creates."""
 
     def __init__(self, count: int) -> None:
         self.each: list[Barrier | None] = [None] * count
@@ -97,7 +97,7 @@ class Place:
 
 
 class Product:
-    """A product that has been begun."""
+    """A product that has been started."""
 
     def __init__(self, left: Any, right: Shared, sums: torch.Tensor) -> None:
         self.left, self.right, self.sums = left, right, sums
@@ -111,7 +111,7 @@ class Product:
 
 
 class _Thread(threading.local):
-    """What each thread has begun, in order."""
+    """The products that each thread has started, in order."""
 
     def __init__(self) -> None:
         self.begun: list[Product] = []
@@ -138,14 +138,14 @@ def _begin(left: Any, right: Shared, sums: torch.Tensor, *, use_acc: bool = True
 
 
 class _Matrix:
-    """What a descriptor holds, in blocks."""
+    """The matrix of a descriptor, in blocks."""
 
     def __init__(self, flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]) -> None:
         assert strides[-1] == 1 and len(shape) == len(strides) == len(block) <= 5
         self.shape, self.strides, self.flat, self.block = shape, strides, flat, tuple(block)
 
     def at(self, corner: Sequence[int]) -> torch.Tensor:
-        """The part of a block that is not past the end of anything; no block may begin before it."""
+        """The part of a block that is not past any end; no block may begin before the matrix."""
         first = [int(x) for x in corner]
         assert all(x >= 0 for x in first)
         inside = [max(0, min(length, size - x)) for x, length, size in zip(first, self.block, self.shape, strict=True)]
@@ -215,7 +215,7 @@ def _most(pick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., 
 
 
 def _namespace(program: list[int], programs: int) -> dict[str, Any]:
-    """What a generated file imports, for the program whose number `program` holds."""
+    """The imports of a generated file, for the program whose number `program` holds."""
     return {"tl": _triton_language(program, programs), "gl": _gluon_language(), "hopper": _hopper()}
 
 
@@ -281,7 +281,7 @@ def _hopper() -> SimpleNamespace:
 
 
 def run(kernel: Kernel, source: str, args: Sequence[torch.Tensor], programs: int, sizes: Sequence[int] = ()) -> None:
-    """Run the file's kernel on `args` of these `sizes`, with at most so many programs, one after the other."""
+    """Run the file's kernel on `args` of these `sizes`, with a limited number of programs, in sequence."""
     program = [0]
     decorated = SimpleNamespace(jit=lambda function: function, cdiv=lambda a, b: -(-a // b))
     names: dict[str, Any] = {"triton": decorated, "gluon": decorated, "torch": torch}

@@ -22,7 +22,7 @@ class At:
 
 
 class Recorded:
-    """Stands for the binaries of a kernel: notes what is made ready and what is launched."""
+    """Stands in for the binaries of a kernel: records the binaries that are prepared and the launches."""
 
     binary: Binary | None = None
 

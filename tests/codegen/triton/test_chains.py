@@ -1,4 +1,4 @@
-"""Which block a program of a walk computes, and how the walk is configured."""
+"""The block of a program of a chained product, and its configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_heads_that_fit_the_cache_take_their_blocks_in_turn(make: object) -> Non
 
 @pytest.mark.parametrize("make", [attention_dq, attention_dkv])
 def test_gradients_of_masked_heads_take_their_blocks_in_turn(make: object) -> None:
-    """H200, two times eight heads of 4096 by 128: 201 and 316 µs; those of keys and values head by head 427."""
+    """H200, two times eight heads of 4096 by 128: 201 and 316 µs; for keys and values head by head 427."""
     kernel: Kernel = make(16, 4096, 4096, 128, dtype=BF16, causal=True)  # type: ignore[operator]
     assert TARGET.configs(kernel)[0].group > 1
 

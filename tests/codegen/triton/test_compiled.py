@@ -1,4 +1,4 @@
-"""What Triton makes of kernels ahead of time, without a GPU: that each compiles, and to which instructions."""
+"""Kernels compiled ahead of time, without a GPU: that each compiles, and to which instructions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_fold_compiles(name: str, role: Role) -> None:
 @compiles
 @pytest.mark.parametrize("dtype", [F32, F64, torch.int64, torch.uint8], ids=str)
 def test_every_scalar_op_compiles(dtype: torch.dtype) -> None:
-    """All in one kernel, which is much quicker than one by one."""
+    """All in one kernel, which is much faster than one by one."""
     names = [name for name in SCALAR_OPS if name != "where" and special(name, dtype, 4) is not None]
     stores, params = [], {}
     for name in names:
@@ -159,7 +159,7 @@ def test_contractions_run_on_the_matrix_units(made: Kernel, arch: str, wanted: t
 
 @compiles
 def test_tiles_of_wide_numbers_beside_a_product_fit_into_shared_memory() -> None:
-    """On their way out they take as much of it as a block has elements, and no shorter pipeline helps."""
+    """Their stores take shared memory for all elements of a block, and no shorter pipeline helps."""
     made = matmul(4096, 4099, 515, BF16, out=torch.int64)  # rows of odd length: through pointers
     default = TARGET.configs(made)[0]
     room = H200.shared_per_program

@@ -1,4 +1,4 @@
-"""Which kernels may take denormals for 0, and that their exponentials are one instruction then."""
+"""Kernels that may flush denormals, and that their exponentials are one instruction then."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUERIES = 64
 
 
 def with_rows(value: str) -> Kernel:
-    """Attention that stores a number of each row, too: of its folds, or computed of one."""
+    """Attention that also stores a number of each row: of its folds, or computed from one."""
     kernel = online_attention(2, QUERIES, 128, 64, causal=True)
     (loop, store) = kernel.body
     assert isinstance(loop, Loop)
@@ -33,7 +33,7 @@ def with_rows(value: str) -> Kernel:
 
 
 def rescaled(value: float) -> Kernel:
-    """Attention whose exponentials are of something else than what the maximum is taken of."""
+    """Attention whose exponentials have another operand than the maximum."""
     kernel = with_rows("whole")
     loop, *stores = kernel.body
     assert isinstance(loop, Loop)

@@ -1,4 +1,4 @@
-"""Devices: what is derived of each, which one an architecture or a machine has, and that kernels fit all of them."""
+"""Devices: derived properties, the device of an architecture or a machine, and that kernels fit all of them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ QUICK: dict[str, Kernel] = {
     "attention": online_attention(32, 4096, 4096, 128, dtype=BF16, scale=0.09),
     "rows": softmax(4096, 65_536, LOOP, BF16),
 }
-"""Kernels that take as much of a device as any: shared memory, registers, threads."""
+"""Kernels with the highest demands on a device: shared memory, registers, threads."""
 
 RICH = ("matmul f", "matmul bf", "gated", "packed p", "online attention", "attention_d", "softmax loop", "column s")
-"""How the names of those of `LARGE` begin that ask for the most."""
+"""Prefixes of the names of the kernels of `LARGE` with the highest demands."""
 
 
 # Values ---------------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_devices_and_what_is_remembered_of_them_are_values() -> None:
 
 
 def fits(kernel: Kernel, source: str, device: Device) -> None:
-    """Compile a kernel for a device without it, and compare what it needs with what there is."""
+    """Compile a kernel for a device without it, and compare its demands with the device's limits."""
     metadata = compile_for(load(kernel, source), device, (False,) * len(kernel.sizes)).metadata
     assert metadata.shared <= device.shared_per_program, kernel.name
     assert metadata.num_warps * device.warp <= device.threads_per_program, kernel.name

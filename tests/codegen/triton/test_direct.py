@@ -1,4 +1,4 @@
-"""Launches that go from tensors to the driver in one call, by a function that stands for the driver's."""
+"""Launches from tensors to the driver in one call, with a stand-in for the driver's function."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(stub() is None, reason="needs a C compiler and P
 
 
 class _Config(ctypes.Structure):
-    """What the driver is told of a launch, beside its arguments."""
+    """The driver's structure of a launch, without its arguments."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -42,7 +42,7 @@ class _Config(ctypes.Structure):
 
 
 class _Driver:
-    """Stands for the driver's function that launches: notes what it is called with, of so many arguments."""
+    """Stands in for the driver's launch function: records its calls, each with a given number of arguments."""
 
     def __init__(self, count: int) -> None:
         self.launched: list[tuple[object, ...]] = []
@@ -62,7 +62,7 @@ class _Driver:
 
 
 def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> None:
-    """From the second one on; what is out of the ordinary is looked up."""
+    """From the second one on; unusual launches are looked up."""
     size = sympy.Symbol("s0", integer=True, positive=True)
     for kernel in (add(64), add(size)):
         sizes = [64] * len(kernel.sizes)
@@ -88,7 +88,7 @@ def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> No
 
 @pytest.mark.usefixtures("now")
 def test_a_direct_launch_in_a_thread_without_a_device_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once; it is given that of the launch there."""
+    """Once; the thread then has the device of the launch."""
     entered: list[int] = []
     monkeypatch.setattr(direct, "_enter", entered.append)
     driver = _Driver(5)
@@ -130,7 +130,7 @@ def test_only_kernels_that_take_what_a_direct_launch_gives_are_launched_so(monke
 def test_launches_that_count_are_direct_where_their_counters_are_known(
     now: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each stream has counters of its own, and each launch that is captured."""
+    """Each stream has counters of its own, and so has each launch that is captured."""
     captured = [False]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured[0])
     kernel = total(1 << 16, 64)
@@ -173,7 +173,7 @@ def test_launches_that_are_looked_up_reach_the_driver(now: dict[str, int], monke
 
 @pytest.mark.usefixtures("now")
 def test_a_thread_without_a_device_is_given_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of autograd's may be, where backward launches what forward has loaded."""
+    """A thread of autograd may have none, where backward launches a kernel that forward has loaded."""
     driver, entered = _Driver(4), list[int]()
     driver.result = direct.NO_CONTEXT
 

@@ -1,4 +1,4 @@
-"""Bits of bytes as floats: which integers are seen as such, what their formula says, and what the assembly computes."""
+"""Bits of bytes as floats: which integers are recognised, the values of their formula, the result of the assembly."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ OTHERS: dict[str, Expr] = {
 
 
 def converted(source: torch.dtype, dtype: torch.dtype, n: int) -> Kernel:
-    """Every field of bytes of type `source`, and of what is none, as floats"""
+    """Every field of bytes of type `source`, and expressions that are no fields, as floats"""
     byte = SIGNED if source is I8 else BYTE
     values = [Cast(expr, dtype) for expr in (*FIELDS.values(), *OTHERS.values()) if byte in _nodes(expr)]
     outs = [param(f"out{k}", dtype, n, written=True) for k in range(len(values))]
@@ -129,7 +129,7 @@ def test_a_constant_that_the_float_does_not_hold() -> None:
     ("shift", "mask", "flip", "offset"), [(0, 15, 0, -8), (4, 15, 8, -8), (2, 3, 0, 100), (1, 127, 64, -128)]
 )
 def test_the_assembly(dtype: torch.dtype, shift: int, mask: int, flip: int, offset: int) -> None:
-    """Of every byte, in an order in which neighbours differ, and of a number of them that is no multiple of four."""
+    """All bytes, in an order in which neighbours differ, and in a number that is not a multiple of four."""
     text = FUNCTIONS[f"_bits_to_{str(dtype).removeprefix('torch.')}"].split("'''")[1]
     byte = (np.arange(255) * 37 % 256).astype(np.uint8)
     want = torch.from_numpy((((byte.astype(np.int64) >> shift) & mask) ^ flip) + offset).to(dtype)

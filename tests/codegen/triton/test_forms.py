@@ -1,4 +1,4 @@
-"""Forms: which one a kernel takes, and that their order and their refusals agree with what they emit."""
+"""Forms: the form of each kernel, and that their order and their refusals agree with their sources."""
 
 from __future__ import annotations
 

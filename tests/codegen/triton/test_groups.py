@@ -1,4 +1,4 @@
-"""Programs in which one warp fetches and two groups compute: which kernels take this form, and that it compiles."""
+"""Programs in which one warp loads and two groups compute: which kernels have this form, and that it compiles."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_attention_of_whole_blocks_may_be_computed_in_groups(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["causal", "window", "wide"])
 def test_no_walk_stands_in_a_loop_of_its_function(name: str) -> None:
-    """Triton reads what stands in a loop twice, in each time that it reads what is around the loop."""
+    """Triton reads the body of a loop twice, each time that it reads the enclosing lines."""
     heads = online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True) if name == "causal" else TAKEN[name]
     functions = [
         each for each in ast.parse(TARGET.emit(heads, grouped(heads))).body if isinstance(each, ast.FunctionDef)
@@ -127,7 +127,7 @@ def test_groups_are_the_default_where_they_are_faster(name: str) -> None:
 
 
 def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
-    """Other programs would still read what is written over."""
+    """Other programs would still read the elements that are overwritten."""
     kernel = TAKEN["plain"]
     body = tuple(replace(stmt, param="q") if isinstance(stmt, Store) else stmt for stmt in kernel.body)
     assert isinstance(chain_of(block(kernel)), Chain)
@@ -146,7 +146,7 @@ def test_it_compiles_without_a_device(name: str) -> None:
 
 
 def test_messages_wait_for_all_warps_of_a_group() -> None:
-    """One thread sends them: the others must have come as far."""
+    """One thread sends them: the others must have reached the same point."""
     kernel = TAKEN["half, 64 wide"]
     lines = str(dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))["ptx"]).splitlines()
     sent = [number for number, line in enumerate(lines) if "mbarrier.arrive.shared" in line]
@@ -169,7 +169,7 @@ WALKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("walk", WALKS)
 def test_threads_give_what_the_evaluator_gives(walk: str, width: int) -> None:
-    """Nine blocks on two programs: slots, phases and turns go round."""
+    """Nine blocks on two programs: slots, phases and turns wrap around."""
     assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[walk]))
 
 
@@ -181,7 +181,7 @@ def test_walks_of_any_number_of_blocks(keys: int) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("walk", WALKS)
 def test_any_number_of_groups(walk: str, count: int) -> None:
-    """Blocks of 192 rows reach past the end of 448, and of 256 columns that see a block less than they do."""
+    """Blocks of 192 rows reach past the end of 448, and of 256 columns that see one block fewer than they do."""
     kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[walk])
     config = next(each for each in TARGET.configs(kernel) if getattr(each, "groups", 0) == count)
     assert_same(kernel, TARGET.emit(kernel, config))
@@ -202,7 +202,7 @@ def test_what_needs_a_condition_is_walked_first() -> None:
 )
 @pytest.mark.parametrize("walk", WALKS)
 def test_lengths_and_widths_that_are_no_whole_blocks(walk: str, rows: int, keys: int, width: int) -> None:
-    """What lies past an end is not read, or masked: there are other heads, and scores far below 0."""
+    """Elements past an end are not read, or are masked: they belong to other heads, and scores far below 0."""
     kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[walk])
     assert_same(kernel, below=8.0)
 

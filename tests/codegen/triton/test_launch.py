@@ -1,4 +1,4 @@
-"""What a launch decides on the host, without a GPU: which binary its pointers allow, and where its programs count."""
+"""Decisions of a launch on the host, without a GPU: the binary for its pointers, and the memory of its counts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_launches_that_count_tiles_have_a_row_of_counters_each(monkeypatch: pyte
 
 
 def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the thread of a recording allocates belongs to the pool of its CUDA graph."""
+    """Allocations of the capturing thread belong to the pool of its CUDA graph."""
     threads: list[int] = []
 
     def zeros(device: int, count: int) -> torch.Tensor:
@@ -125,8 +125,9 @@ def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: py
 
 @compiles
 def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It hashes itself and builds its driver there, once, however many build; each build would do so by itself.  For
-    the driver only launches wait."""
+    """Triton hashes itself and builds its driver there, once for all builds; otherwise each build would do so.  Only
+    launches wait for the driver.
+    """
     begun: list[str] = []
     going, compiled = threading.Event(), threading.Event()
 
@@ -174,7 +175,7 @@ def test_without_a_compiler_what_is_slower_is_said(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton would do so at the first launch, which waits for it; the others need nothing of Triton's."""
+    """Triton would compile this stub at the first launch; kernels without descriptors need no stub of Triton's."""
     stubs: list[Any] = []
 
     active = SimpleNamespace(launcher_cls=lambda src, metadata: stubs.append((src, metadata)))
@@ -221,7 +222,7 @@ def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
 
 
 def test_unaligned_tensors_are_not_read_in_words() -> None:
-    """Of a row that begins within a word, the rest of a word behind its end may be another page's."""
+    """If a row begins within a word, the rest of the word after its end may be on another page."""
     target, made = TritonTarget("sm_90"), softmax(1, 3001, Role.LOOP)
     sources = Sources(load(made, target.emit(made)), target.emit)
     aligned, unaligned = (inspect.getsource(sources.of(kept).module) for kept in (True, False))
@@ -229,7 +230,7 @@ def test_unaligned_tensors_are_not_read_in_words() -> None:
 
 
 def test_sizes_decide_how_wide_indices_are() -> None:
-    """Within the limit that a kernel states, all indices are 32 bits wide; beyond, it is generated anew."""
+    """Within the limit that a kernel states, all indices have 32 bits; beyond, it is generated again."""
     target, rows = TritonTarget("sm_90"), sympy.Symbol("s0", integer=True, positive=True)
     made = matmul(rows, 768, 50257, BF16)
     generated = load(made, target.emit(made))
@@ -244,7 +245,7 @@ def test_sizes_decide_how_wide_indices_are() -> None:
 
 @compiles
 def test_descriptors_are_made_once_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of those that a launch passes only what it has not seen is made."""
+    """A launch creates only the descriptors of addresses that it has not seen."""
     made: list[tuple[int, tuple[int, ...]]] = []
 
     def make(described: Any, form: object) -> list[object]:

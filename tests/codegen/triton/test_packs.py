@@ -1,4 +1,4 @@
-"""Kernels that share a launch, in Triton: one goes on where another ends, or runs on programs of its own."""
+"""Kernels that share a launch, in Triton: one continues where another ends, or runs on programs of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_last_program_goes_on(made: Kernel) -> None:
 
 @compiles
 def test_two_products_of_the_same_rows_are_one() -> None:
-    """The matrix units take the columns of both at a time, and no thread moves an operand."""
+    """The matrix units process the columns of both at once, and no thread moves an operand."""
     found = stages(gated(4096, 5632, 2048, turned=True))
     assert set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+)", found["ptx"])) == {"m64n256"}
     assert "ldmatrix" not in found["ptx"]
@@ -88,12 +88,12 @@ def ending_apart(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Ten
 
 
 def biased(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows are loaded for the ends, which no descriptor fetches."""
+    """The epilogues load rows, which no descriptor can load."""
     return F.linear(x, q, q[:, 0]), F.linear(x, k, k[:, 0]), F.linear(x, v, v[:, 0])
 
 
 def launched(function: Function, *shapes: tuple[int, ...]) -> Kernel:
-    """The one kernel of a program."""
+    """The only kernel of a program."""
     (call,) = launches(scheduled(function, *shapes))
     assert isinstance(call, KernelCall)
     return call.kernel
@@ -102,7 +102,7 @@ def launched(function: Function, *shapes: tuple[int, ...]) -> Kernel:
 @compiles
 @pytest.mark.parametrize("columns", [(1024, 1024, 1024), (2048, 512, 512)], ids=str)
 def test_products_of_the_same_rows_are_one_walk(columns: tuple[int, int, int]) -> None:
-    """Nothing is fetched twice for it, nor waited for between them; what is stored takes turns in one place."""
+    """Nothing is loaded twice for it, nor awaited between them; their results are staged in one place in turn."""
     made = launched(linears, (8192, 1024), *((count, 1024) for count in columns))
     assert made.beside
     text = TARGET.emit(made)

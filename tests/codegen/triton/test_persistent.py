@@ -1,4 +1,4 @@
-"""The persistent form of products: which configuration is taken, and that each fits the machine it is meant for."""
+"""The persistent form of products: which configuration is chosen, and that each fits its device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.codegen.triton.blocking import block
 
 TARGET = TritonTarget("sm_90")
 PROCESSOR, RESERVED = 233_472, 1024
-"""Bytes of shared memory of a multiprocessor of sm_90, and what the system takes of it for each program."""
+"""Bytes of shared memory of a multiprocessor of sm_90, and the bytes that the system reserves for each program."""
 
 
 def gelu(value: Expr) -> Expr:
@@ -80,13 +80,13 @@ def test_two_programs_hide_what_takes_long_to_finish() -> None:
 
 
 def test_the_end_is_priced_once() -> None:
-    """In the persistent form by the share of the library's speed, through pointers beside it."""
+    """In the persistent form by the share of the library's speed, through pointers separately."""
     assert not TARGET.waits(activated(8192, 8192, 1024, smooth=True))
     assert TARGET.waits(activated(8192, 8192, 96, smooth=True))
 
 
 def test_columns_fill_their_blocks() -> None:
-    """Of 384 columns two blocks of 256 compute 512.  H200, with a residual: 41 µs, in blocks of 64 by 256 68 µs."""
+    """For 384 columns two blocks of 256 compute 512.  H200, with a residual: 41 µs, in blocks of 64 by 256 68 µs."""
     assert chosen(residual(12544, 384, 1536, BF16)) == (128, 128, 1, 1)
 
 
@@ -102,7 +102,7 @@ def test_long_sums_leave_little_to_hide() -> None:
 
 @pytest.mark.parametrize(("m", "n", "k", "measured"), [(8192, 3072, 768, 0.80), (8192, 2048, 2048, 0.89)])
 def test_gelu_is_priced_as_it_was_measured(m: int, n: int, k: int, measured: float) -> None:
-    """Against the library's product alone, on an H200."""
+    """Relative to the library's product alone, on an H200."""
     assert reached(block(activated(m, n, k, smooth=True))) == pytest.approx(measured, abs=0.05)
 
 
@@ -139,7 +139,7 @@ def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
 
 @pytest.mark.parametrize("rows", [8192, sympy.Symbol("s0", integer=True, positive=True)], ids=str)
 def test_programs_are_passed_their_descriptors(rows: int | sympy.Symbol) -> None:
-    """One that a program makes takes it 0.85 µs of an H200."""
+    """A descriptor that a program creates takes it 0.85 µs of an H200."""
     made = residual(rows, 768, 3072, BF16)
     text = TARGET.emit(made)
     generated = imported(made, text)
@@ -149,7 +149,7 @@ def test_programs_are_passed_their_descriptors(rows: int | sympy.Symbol) -> None
 
 
 def test_gelu_divides_without_minding_the_ends_of_the_range() -> None:
-    """What it divides by is 1 or more: seven operations less for each element."""
+    """The divisor is 1 or more: seven operations fewer for each element."""
     made = activated(8192, 4096, 1024, smooth=True)
     ptx = compile_for(imported(made, TARGET.emit(made)), H200).asm["ptx"]
     assert "div.approx.ftz.f32" in ptx and "div.full.f32" not in ptx
@@ -166,7 +166,9 @@ def test_sizes_that_are_not_known_come_through_descriptors(side: str) -> None:
 
 
 def test_rows_that_are_not_known_are_counted_as_traced() -> None:
-    """Few rows say nothing of other calls, which take longer: then there are taken to be many."""
+    """A small number of traced rows does not bound other calls, which take longer: the rows are then assumed to be
+    many.
+    """
     rows = sympy.Symbol("s0", integer=True, positive=True)
     made, known = activated(rows, 768, 1024, smooth=False), activated(8192, 768, 1024, smooth=False)
     assert chosen(replace(made, traced=((rows, 8192),))) == chosen(known) != chosen(made)

@@ -1,4 +1,4 @@
-"""Folds of positions in Triton: carried in 32 bits where they are short, and what they begin with fits."""
+"""Folds of positions in Triton: accumulated in 32 bits for short axes, with an initial value that fits."""
 
 from __future__ import annotations
 

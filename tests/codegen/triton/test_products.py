@@ -1,4 +1,4 @@
-"""The text of products and of attention in Triton, and which configurations they get."""
+"""The text of products and of attention in Triton, and their configurations."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_products_of_widened_operands_stay_narrow() -> None:
 
 
 def test_blocks_are_no_wider_than_the_columns_fill() -> None:
-    """Of 384 columns two blocks of 256 would compute 512, in a product through pointers."""
+    """For 384 columns two blocks of 256 would compute 512, in a product through pointers."""
     widths = {columns: TARGET.configs(matmul(200704, columns, 96, BF16))[0].block("n") for columns in (384, 512, 700)}
     assert widths == {384: 128, 512: 256, 700: 256}
 
 
 @pytest.mark.parametrize("along", ["rows", "columns"])
 def test_three_products_of_one_tall_matrix_take_blocks_that_exist(along: str) -> None:
-    """Queries, keys and values of narrow heads: a step of 64 is not shared out by three."""
+    """Queries, keys and values of narrow heads: a step of 64 is not divisible by three."""
     tall, deep, columns = 2428, 256, 32
     x = load_expr("x", deep * i + r if along == "rows" else tall * r + i, BF16)
     weights = [load_expr(f"w{n}", deep * j + r, BF16) for n in range(3)]
@@ -196,12 +196,12 @@ def test_rows_of_transposed_matrices_are_walked_matrix_by_matrix() -> None:
 
 @pytest.mark.parametrize("made", [transposed(64, 64, 384, 200), transposed(64, 768, 384, 196)], ids=["small", "odd"])
 def test_small_matrices_and_odd_rows_are_walked_as_one(made: Kernel) -> None:
-    """Blocks would not be filled, or no descriptor would hold the weight."""
+    """Blocks would not be filled, or no descriptor could describe the weight."""
     assert "b" not in {dim.name for dim in block(made).dims}
 
 
 def test_rows_that_are_one_matrix_already_stay_one() -> None:
-    """Of a linear layer, of which a block may take rows of several sequences."""
+    """A linear layer, of which a block may contain rows of several sequences."""
     plain = matmul(8192, 768, 768, BF16)
     assert {dim.name for dim in block(plain).dims} == {"m", "k", "n"}
 

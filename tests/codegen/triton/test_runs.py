@@ -1,4 +1,4 @@
-"""Columns that lie side by side in runs, such as heads of 64, are taken side by side."""
+"""Columns that are contiguous in runs, such as heads of 64, are processed by neighbouring threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text of Triton kernels: masks, indices, what is computed once, and what is refused."""
+"""The text of Triton kernels: masks, indices, values computed once, and refusals."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_rows_walked_again_are_kept_in_the_cache() -> None:
 
 
 def test_many_long_rows_that_are_walked_again_have_a_multiprocessor_each() -> None:
-    """The second walk begins with what the first one has read last."""
+    """The second loop starts with the data that the first one read last."""
     assert TARGET.configs(online_softmax(2048, 128256))[0].num_warps == 32
     assert TARGET.configs(online_softmax(64, 128256))[0].num_warps == 16
     assert TARGET.configs(online_logsumexp(2048, 128256))[0].num_warps == 4
@@ -189,7 +189,7 @@ def test_rows_of_halves_that_are_overwritten_share_a_multiprocessor() -> None:
 
 
 def _in_place(made: Kernel) -> Kernel:
-    """A kernel from x to out that writes over x."""
+    """A kernel from x to out that overwrites x."""
     x = replace(made.params[0], written=True)
     return replace(made, params=(x,), body=rename(made.body, {"x": "x", "out": "x"}))
 
@@ -270,7 +270,7 @@ def test_results_that_are_rounded_to_16_bits_use_the_quick_forms() -> None:
 
 
 def test_only_what_leads_to_nothing_wider_uses_the_quick_forms() -> None:
-    """Beside a result in float32: an exponential that it needs is exact, and another one is quick."""
+    """Next to a result in float32: an exponential that it needs is exact, and another one is fast."""
     x = load_expr("x", i, F32)
     shared, own = Op("exp", (x,), F32), Op("exp", (Op("neg", (x,), F32),), F32)
     params = [param("x", F32, 64), param("wide", F32, 64, written=True), param("half", F16, 64, written=True)]
@@ -332,6 +332,6 @@ def test_casts_follow_eager() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
 def test_a_single_number_is_loaded_as_it_is(dtype: torch.dtype) -> None:
-    """As running statistics count their batches."""
+    """Such as the count of batches of running statistics."""
     store = Store("n", sympy.Integer(0), Op("neg", (load_expr("n", sympy.Integer(0), dtype),), dtype))
     assert "tl.load(n_ptr)" in TARGET.emit(kernel("count", [param("n", dtype, written=True)], {}, store))

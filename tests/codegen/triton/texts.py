@@ -1,4 +1,4 @@
-"""What the tests of the Triton target look at: the text of a kernel, and what Triton makes of it without a GPU."""
+"""The text of a kernel, and Triton's artefacts of it without a GPU, for the tests of the Triton target."""
 
 from __future__ import annotations
 
