@@ -67,6 +67,16 @@ class Chooser:
         target_of: returns the target of a device.
         strict: raise when pricing fails by an internal error, rather than leave the call to the library with a note.
         kept: use the decisions of earlier processes from the cache directory.
+
+    >>> from torch import empty
+    >>> from torch.nn.functional import scaled_dot_product_attention
+    >>> from fusion.inspect.examples import TARGET, show_captured
+    >>> choose = Chooser(lambda device: TARGET)
+    >>> q = empty(1, 2, 30, 4)
+    >>> show_captured(lambda graph: print(*choose(graph)), scaled_dot_product_attention, q, q + 1, q + 2)
+    attention scaled_dot_product_attention: the library's kernel (few scores, not worth a loop over tiles)
+      scaled_dot_product_attention = scaled_dot_product_attention(l_args_0_, l_args_1_, l_args_2_)
+      return scaled_dot_product_attention
     """
 
     def __init__(

@@ -23,7 +23,16 @@ RESIZES = WITH_MODE | {
 
 
 def widen_resized_images(graph: fx.GraphModule) -> None:
-    """Widen images before they are resized, where autocast is on."""
+    """Widen images before they are resized, where autocast is on.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> show_captured(widen_resized_images, lambda x: F.interpolate(x, scale_factor=2.0), empty(1, 1, 3, 3))
+    + widened = widened(l_x_)
+    - interpolate = interpolate(l_x_, scale_factor=2.0)
+    + interpolate = interpolate(widened, scale_factor=2.0)
+      return interpolate
+    """
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):
             _widen(module)

@@ -40,6 +40,23 @@ def settings_fixed(
 
     Returns:
         The remaining inputs.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty, nn
+    >>> class Scaled(nn.Module):
+    ...     eps = 0.5
+    ...
+    ...     def forward(self, x):
+    ...         return x * self.eps
+    >>> def fix(graph):
+    ...     inputs = [node.meta["example_value"] for node in graph.graph.find_nodes(op="placeholder")]
+    ...     with settings_fixed(graph, inputs, {}):
+    ...         pass
+    >>> show_captured(fix, Scaled(), empty(3), dynamic=True)
+    - item = item(dict_type_l_self_dict_eps_)
+    - mul = mul(l_x_, item)
+    + mul = mul(l_x_, 0.5)
+      return mul
     """
     placeholders_and_inputs = zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True)
     remaining, fixed, is_called = [], dict[Source, str](), _is_called_by_dynamo(graph)

@@ -23,7 +23,19 @@ from fusion.dynamo.writes import memory_of, written_by
 
 
 def keep_strides(graph: fx.GraphModule) -> None:
-    """Keep the strides of inputs that are changed in place under symbolic sizes, if views of them are returned."""
+    """Keep the strides of inputs that are changed in place under symbolic sizes, if views of them are returned.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> def f(x, i, y):
+    ...     x.index_add_(0, i, y)
+    ...     return x.t()
+    >>> show_captured(keep_strides, f, empty(4, 5).t(), empty(2, dtype=int), empty(2, 4), dynamic=True)
+    - index_add_ = index_add_(l_x_, 0, l_i_, l_y_)
+    + index_add_ = written_with_its_strides(index_add, l_x_, 0, l_i_, l_y_)
+      t = t(l_x_)
+      return t
+    """
     inputs = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
     if not any(isinstance(value, torch.SymInt) for value in inputs):
         return

@@ -23,7 +23,25 @@ INVOKE = torch.ops.higher_order.invoke_subgraph
 
 
 def inline_regions(graph: fx.GraphModule) -> None:
-    """Replace the calls of marked regions, also in regions and in other graphs that `graph` calls."""
+    """Replace the calls of marked regions, also in regions and in other graphs that `graph` calls.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> @torch.compiler.nested_compile_region
+    ... def layer(x):
+    ...     return x.sin() * 2
+    >>> show_captured(inline_regions, lambda x: layer(layer(x)), empty(3))
+    - invoke_subgraph = invoke_subgraph(subgraph_0, subgraph_0, l_x_)
+    - getitem = getitem(invoke_subgraph, 0)
+    - invoke_subgraph_1 = invoke_subgraph(subgraph_1, subgraph_0, getitem)
+    - getitem_1 = getitem(invoke_subgraph_1, 0)
+    - return getitem_1
+    + sin = sin(l_x_)
+    + mul = mul(sin, 2)
+    + sin_1 = sin(mul)
+    + mul_1 = mul(sin_1, 2)
+    + return mul_1
+    """
     for _, part in graph.named_children():
         if isinstance(part, fx.GraphModule):
             inline_regions(part)

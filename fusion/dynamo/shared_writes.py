@@ -33,6 +33,11 @@ def refuse_shared_writes(graph: fx.GraphModule) -> None:
 
     Raises:
         Unsupported: a written tensor has elements that share memory, or overlaps an operand partly.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> show_captured(refuse_shared_writes, lambda x: x[1:].copy_(x[:-1]), empty(3))
+    refused: the written tensor partly overlaps one that is read
     """
     for module in graph.modules():
         if not isinstance(module, fx.GraphModule):

@@ -39,7 +39,22 @@ SCALED = frozenset(
 
 
 def skip_unread_rows(graph: fx.GraphModule, workspace: int) -> None:
-    """Compute products of more than `workspace` bytes only for the rows that are read."""
+    """Compute products of more than `workspace` bytes only for the rows that are read.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> def f(x, w):
+    ...     return (x @ w)[:, :-1].relu() + 1
+    >>> show_captured(lambda graph: skip_unread_rows(graph, 0), f, empty(2, 5, 6), empty(6, 7))
+    - matmul = matmul(l_x_, l_w_)
+    - getitem = getitem(matmul, (slice(None, None, None), slice(None, -1, None)))
+    + getitem_1 = getitem(l_x_, (slice(None, None, None), slice(None, -1, None)))
+    + matmul = matmul(getitem_1, l_w_)
+    - relu = relu(getitem)
+    + relu = relu(matmul)
+      add = add(relu, 1)
+      return add
+    """
     changed = False
     for node in list(graph.graph.find_nodes(op="call_function", target=operator.getitem)):
         changed |= _move_before_product(node, workspace)

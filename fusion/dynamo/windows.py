@@ -32,6 +32,19 @@ def separate_written_windows(graph: fx.GraphModule) -> None:
 
     Raises:
         Unsupported: there are too few elements behind the last window.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> def f(x):
+    ...     x.unfold(0, 2, 3).mul_(2)
+    ...     return x + 1
+    >>> show_captured(separate_written_windows, f, empty(12))
+    - unfold = unfold(l_x_, 0, 2, 3)
+    + windows = windows(l_x_, 0, 2, 3)
+    - mul_ = mul_(unfold, 2)
+    + mul_ = mul_(windows, 2)
+      add = add(l_x_, 1)
+      return add
     """
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):

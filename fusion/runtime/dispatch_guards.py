@@ -72,6 +72,14 @@ def refuse_fake_inputs(graph: fx.GraphModule) -> None:
 
     Raises:
         Unsupported: an input is a fake tensor.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> from torch._subclasses.fake_tensor import FakeTensorMode
+    >>> with FakeTensorMode():
+    ...     x = empty(3)
+    ...     show_captured(refuse_fake_inputs, lambda x: x + 1, x)
+    refused: fake tensors have no memory
     """
     if any(isinstance(value, FakeTensor) for value in _examples(graph)):
         raise Unsupported("fake tensors have no memory", hint="called with real tensors, it is compiled")
@@ -82,6 +90,11 @@ def refuse_negated_inputs(graph: fx.GraphModule) -> None:
 
     Raises:
         Unsupported: an input is such a tensor.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> show_captured(refuse_negated_inputs, lambda x: x + 1, empty(3, dtype=torch.cfloat).conj().imag)
+    refused: a tensor is negated where it is read, and its memory holds other numbers
     """
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in _examples(graph)):
         raise Unsupported(NEGATED, hint=RESOLVE)
