@@ -34,6 +34,35 @@ def prefer_channels_last(
     Args:
         layouts: the costs of copies, and the library's convolutions.
         worth: the gain of a convolution with channels last, in bytes; `saved_bytes` by default.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import conv2d, empty
+    >>> show_graph(
+    ...     lambda graph: prefer_channels_last(graph, Layouts(0.0, (0.0, 0.0)), lambda call: 1e9),
+    ...     lambda x, w, v: conv2d(conv2d(x, w), v),
+    ...     empty(1, 2, 9, 9),
+    ...     empty(3, 2, 3, 3),
+    ...     empty(2, 3, 3, 3),
+    ...     layouts=True,
+    ... )
+    + permute: f32[1, 9, 9, 2] strides (162, 9, 1, 81) = permute(x, [0, 2, 3, 1])
+    + clone: f32[1, 9, 9, 2] = clone(permute, memory_format=torch.contiguous_format)
+    + permute_1: f32[1, 2, 9, 9] strides (162, 1, 18, 2) = permute(clone, [0, 3, 1, 2])
+    + permute_2: f32[3, 3, 3, 2] strides (18, 3, 1, 9) = permute(w, [0, 2, 3, 1])
+    + clone_1: f32[3, 3, 3, 2] = clone(permute_2, memory_format=torch.contiguous_format)
+    + permute_3: f32[3, 2, 3, 3] strides (18, 1, 6, 2) = permute(clone_1, [0, 3, 1, 2])
+    - convolution: f32[1, 3, 7, 7] = convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    + convolution: f32[1, 3, 7, 7] strides (147, 1, 21, 3) = convolution(permute_1, permute_3, None, [1, 1], [0, 0],
+            [1, 1], False, [0, 0], 1)
+    + permute_4: f32[2, 3, 3, 3] strides (27, 3, 1, 9) = permute(v, [0, 2, 3, 1])
+    + clone_2: f32[2, 3, 3, 3] = clone(permute_4, memory_format=torch.contiguous_format)
+    + permute_5: f32[2, 3, 3, 3] strides (27, 1, 9, 3) = permute(clone_2, [0, 3, 1, 2])
+    - convolution_1: f32[1, 2, 5, 5] = convolution(convolution, v, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    + convolution_1: f32[1, 2, 5, 5] strides (50, 1, 10, 2) = convolution(convolution, permute_5, None, [1, 1], [0,
+            0], [1, 1], False, [0, 0], 1)
+    - return convolution_1
+    + clone_3: f32[1, 2, 5, 5] = clone(convolution_1, memory_format=torch.contiguous_format)
+    + return clone_3
     """
     calls = [node for node in graph.graph.nodes if node.target in CONVOLUTIONS]
     if not calls or not all(map(_takes_images, calls)):

@@ -25,6 +25,14 @@ def keep_comparisons(joint: fx.GraphModule) -> list[fx.Node]:
     """Return comparisons of computed floats that forward has to evaluate and save for backward.
 
     Inputs of the graph are the same in backward, and so is a maximum of them.
+
+    >>> from fusion.inspect.examples import traced
+    >>> from torch import empty
+    >>> def f(x, tangents):
+    ...     y = x.sin()
+    ...     return y.amax(), tangents * (y == y.amax())
+    >>> keep_comparisons(traced(f, empty(3), empty(3)))
+    [eq]
     """
     comparisons = [node for node in joint.graph.nodes if node.target in EXACT and all(map(_is_computed, node.args))]
     dependent = depending_on_tangents(joint.graph) if comparisons else set()

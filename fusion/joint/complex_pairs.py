@@ -68,7 +68,31 @@ class Writer:
 
 
 def part_complex_numbers(graph: fx.GraphModule) -> None:
-    """Replace complex numbers that are only read as real ones by their parts."""
+    """Replace complex numbers that are only read as real ones by their parts.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty, view_as_complex, view_as_real
+    >>> def f(x, y):
+    ...     return view_as_real(view_as_complex(x) * view_as_complex(y))
+    >>> show_graph(part_complex_numbers, f, empty(3, 2), empty(3, 2))
+    - view_as_complex = view_as_complex(x)
+    - view_as_complex_1 = view_as_complex(y)
+    - mul = mul.Tensor(view_as_complex, view_as_complex_1)
+    - view_as_real = view_as_real(mul)
+    - return view_as_real
+    + select = select.int(x, -1, 0)
+    + select_1 = select.int(x, -1, 1)
+    + select_2 = select.int(y, -1, 0)
+    + select_3 = select.int(y, -1, 1)
+    + mul_1 = mul.Tensor(select, select_2)
+    + mul_2 = mul.Tensor(select, select_3)
+    + mul_3 = mul.Tensor(select_1, select_2)
+    + mul_4 = mul.Tensor(select_1, select_3)
+    + sub = sub.Tensor(mul_1, mul_4)
+    + add = add.Tensor(mul_2, mul_3)
+    + stack = stack([sub, add], -1)
+    + return stack
+    """
     replaceable = _replaceable(graph.graph)
     if not any(node.target in ARITHMETIC for node in replaceable):
         return

@@ -28,6 +28,15 @@ def drop_copies(joint: fx.GraphModule) -> None:
     """Replace copies by their sources if both have the same layout and the graph writes to neither.
 
     The recipient of a copy may write to it, as may the owner of an argument; these copies stay.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> show_graph(drop_copies, lambda x: x.sin().clone() * 2, empty(3))
+      sin = sin(x)
+    - clone = clone(sin)
+    - mul = mul.Tensor(clone, 2)
+    + mul = mul.Tensor(sin, 2)
+      return mul
     """
     for copy in joint.graph.find_nodes(op="call_function", target=aten.clone.default):
         source = copy.all_input_nodes[0]

@@ -24,7 +24,20 @@ from fusion.schedule.chained.place_producers import HELD
 
 
 def fix_widths(graph: fx.GraphModule) -> None:
-    """Guard the widths of heads, where they are symbolic."""
+    """Guard the widths of heads, where they are symbolic.
+
+    >>> from fusion.inspect.examples import traced
+    >>> from torch import empty
+    >>> def f(q, k):
+    ...     return (q @ k).softmax(-1)
+    >>> graph = traced(f, empty(6, 200, 4), empty(6, 4, 300), symbolic=True)
+    >>> def widths():
+    ...     return [str(node.meta["val"].shape[2]) for node in graph.graph.find_nodes(op="placeholder")]
+    >>> before = widths()
+    >>> fix_widths(graph)
+    >>> [a.replace(b, "same") for a, b in zip(widths(), before, strict=True)]
+    ['4', 'same']
+    """
     known = {size_of(val): val for val in (node.meta.get("val") for node in graph.graph.nodes) if _is_symbol(val)}
     for node in graph.graph.nodes:
         if node.target not in PRODUCTS or not grows(node):

@@ -22,7 +22,22 @@ aten = torch.ops.aten
 
 
 def lay_out_gradients(joint: fx.GraphModule, results: int) -> None:
-    """Give every gradient the strides of its input; `results` is the number of forward results before the gradients."""
+    """Give every gradient the strides of its input; `results` is the number of forward results before the gradients.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> def f(x):
+    ...     return x.sum(), x.cos().t().contiguous().t()
+    >>> show_graph(lambda graph: lay_out_gradients(graph, 1), f, empty(2, 3), layouts=True)
+      sum_1: f32[] = sum(x)
+      cos: f32[2, 3] = cos(x)
+      t: f32[3, 2] strides (1, 3) = t(cos)
+      clone: f32[3, 2] = clone(t, memory_format=torch.contiguous_format)
+      t_1: f32[2, 3] strides (1, 2) = t(clone)
+    + clone_1: f32[2, 3] = clone(t_1, memory_format=torch.contiguous_format)
+    - return sum_1, t_1
+    + return sum_1, clone_1
+    """
     output = joint.graph.output_node()
     returned = list(cast("Sequence[fx.Node | None]", output.args[0]))
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]

@@ -37,6 +37,28 @@ def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
 
     Returns:
         The nodes that forward has to compute and save.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> def f(x, w, tangents):
+    ...     y = x @ w
+    ...     gradient = tangents * y.cos()
+    ...     return y.sin().sum(), gradient @ w.t()
+    >>> show_graph(lambda graph: compute_ahead(graph, 0), f, empty(3, 4), empty(4, 5), empty(()))
+    + full_default = full([], 1.0, dtype=torch.float32, device=cpu)
+      mm = mm(x, w)
+      cos = cos(mm)
+    - mul = mul.Tensor(tangents, cos)
+    + mul_1 = mul.Tensor(full_default, cos)
+      sin = sin(mm)
+      sum_1 = sum(sin)
+      t = t(w)
+    - mm_1 = mm(mul, t)
+    + mm_2 = mm(mul_1, t)
+    + take_over = take_over(mm_2, tangents)
+    + mul_tensor = mul.Tensor(take_over, tangents)
+    - return sum_1, mm_1
+    + return sum_1, mul_tensor
     """
     kept: list[fx.Node] = []
     for product in list(joint.graph.nodes):

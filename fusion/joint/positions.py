@@ -29,7 +29,25 @@ GRADIENTS = {
 
 
 def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:
-    """Let forward save bounded positions in narrow integers; return these."""
+    """Let forward save bounded positions in narrow integers; return these.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> def f(x, g):
+    ...     y, at = aten.max_pool2d_with_indices(x, [2, 2])
+    ...     return aten.max_pool2d_with_indices_backward(g, x, [2, 2], [], [0, 0], [1, 1], False, at)
+    >>> show_graph(narrow_positions, f, empty(1, 1, 4, 4), empty(1, 1, 2, 2))
+      max_pool2d_with_indices = max_pool2d_with_indices(x, [2, 2])
+      getitem = getitem(max_pool2d_with_indices, 0)
+      getitem_1 = getitem(max_pool2d_with_indices, 1)
+    + _to_copy = _to_copy(getitem_1, dtype=torch.int8)
+    + _to_copy_1 = _to_copy(_to_copy, dtype=torch.int64)
+    - max_pool2d_with_indices_backward = max_pool2d_with_indices_backward(g, x, [2, 2], [], [0, 0], [1, 1], False,
+            getitem_1)
+    + max_pool2d_with_indices_backward = max_pool2d_with_indices_backward(g, x, [2, 2], [], [0, 0], [1, 1], False,
+            _to_copy_1)
+      return max_pool2d_with_indices_backward
+    """
     narrowed: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     for node in joint.graph.nodes:
         if node.target not in GRADIENTS or node.args[-1].target is not operator.getitem:

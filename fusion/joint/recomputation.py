@@ -20,7 +20,15 @@ from fusion.lowering.sizes import elements, size_of
 
 
 def prefer_views_of_inputs(joint: fx.GraphModule) -> None:
-    """Mark views of inputs: saving them would keep data that the input holds already."""
+    """Mark views of inputs: saving them would keep data that the input holds already.
+
+    >>> from fusion.inspect.examples import traced
+    >>> from torch import empty
+    >>> graph = traced(lambda x, y: x.t().sin() * y, empty(3, 4), empty(4, 3))
+    >>> prefer_views_of_inputs(graph)
+    >>> [node.name for node in graph.graph.nodes if "recompute" in node.meta]
+    ['t']
+    """
     for view in views_of_inputs(joint):
         _prefer(view)
 
@@ -30,6 +38,13 @@ def prefer_recomputed_products(joint: fx.GraphModule) -> None:
     nodes without operands (masks).
 
     A product is large if it is larger than its operands.  Nodes that must be saved stay so.
+
+    >>> from fusion.inspect.examples import traced
+    >>> from torch import empty
+    >>> graph = traced(lambda x, y: (x @ y).sin().sum(), empty(90, 4), empty(4, 90))
+    >>> prefer_recomputed_products(graph)
+    >>> [node.name for node in graph.graph.nodes if "recompute" in node.meta]
+    ['mm', 'sin']
     """
     constant: set[fx.Node] = set()
     tiles: set[fx.Node] = set()

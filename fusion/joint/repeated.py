@@ -19,7 +19,18 @@ _OWN = frozenset({"aten", "prims"})
 
 
 def merge_repeated(joint: fx.GraphModule) -> None:
-    """Compute each value once."""
+    """Compute each value once.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> show_graph(merge_repeated, lambda x: x.exp() * (x.exp() + 1), empty(3))
+      exp = exp(x)
+    - exp_1 = exp(x)
+    - add = add.Tensor(exp_1, 1)
+    + add = add.Tensor(exp, 1)
+      mul = mul.Tensor(exp, add)
+      return mul
+    """
     returned = {memory for node in joint.graph.output_node().all_input_nodes for memory in _memory(node)}
     seen: dict[Hashable, fx.Node] = {}
     changes = 0

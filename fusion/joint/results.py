@@ -15,6 +15,17 @@ def add_results(joint: fx.GraphModule, kept: Sequence[fx.Node], position: int) -
     """Add the results `kept` before the result at `position`; return their number.
 
     A partition computes in forward whatever forward returns.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> def keep_first(graph):
+    ...     first = next(node for node in graph.graph.nodes if node.op == "call_function")
+    ...     add_results(graph, [first], 1)
+    >>> show_graph(keep_first, lambda x: x.sin().cos(), empty(3))
+      sin = sin(x)
+      cos = cos(sin)
+    - return cos
+    + return cos, sin
     """
     if kept:
         change_results(joint, lambda results: [*results[:position], *kept, *results[position:]])
@@ -27,7 +38,17 @@ def add_results(joint: fx.GraphModule, kept: Sequence[fx.Node], position: int) -
 
 
 def drop_results(graph: fx.GraphModule, start: int, stop: int) -> None:
-    """Remove the results from `start` to `stop`; if backward needs them, they also come after these."""
+    """Remove the results from `start` to `stop`; if backward needs them, they also come after these.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> show_graph(lambda graph: drop_results(graph, 1, 2), lambda x: (x.sin(), x.cos(), x.exp()), empty(3))
+      sin = sin(x)
+      cos = cos(x)
+      exp = exp(x)
+    - return sin, cos, exp
+    + return sin, exp
+    """
     if start < stop:
         change_results(graph, lambda results: [*results[:start], *results[stop:]])
         _described(graph, lambda descriptions: [*descriptions[:start], *descriptions[stop:]])

@@ -35,7 +35,33 @@ MEANS = frozenset({aten.mean.dim, aten.var.correction, aten.var_mean.correction}
 
 
 def prefer_rows(graph: fx.GraphModule, layouts: Layouts) -> bool:
-    """Write normalised tensors with contiguous rows, where that pays off; return whether it was done."""
+    """Write normalised tensors with contiguous rows, where that pays off; return whether it was done.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty, layer_norm
+    >>> show_graph(
+    ...     lambda graph: prefer_rows(graph, Layouts(0.0, (0.0, 0.0))),
+    ...     lambda x: layer_norm(y := x.transpose(1, 2).sin(), [64]) + layer_norm(y.cos(), [64]),
+    ...     empty(2, 64, 500),
+    ...     layouts=True,
+    ... )
+      transpose: f32[2, 500, 64] strides (32000, 1, 500) = transpose.int(x, 1, 2)
+      sin: f32[2, 500, 64] strides (32000, 1, 500) = sin(transpose)
+    + clone: f32[2, 500, 64] = clone(sin, memory_format=torch.contiguous_format)
+    - native_layer_norm = native_layer_norm(sin, [64], None, None, 1e-05)
+    + native_layer_norm = native_layer_norm(clone, [64], None, None, 1e-05)
+      getitem: f32[2, 500, 64] = getitem(native_layer_norm, 0)
+      getitem_1: f32[2, 500, 1] = getitem(native_layer_norm, 1)
+      getitem_2: f32[2, 500, 1] = getitem(native_layer_norm, 2)
+    - cos: f32[2, 500, 64] strides (32000, 1, 500) = cos(sin)
+    + cos: f32[2, 500, 64] = cos(clone)
+      native_layer_norm_1 = native_layer_norm(cos, [64], None, None, 1e-05)
+      getitem_3: f32[2, 500, 64] = getitem(native_layer_norm_1, 0)
+      getitem_4: f32[2, 500, 1] = getitem(native_layer_norm_1, 1)
+      getitem_5: f32[2, 500, 1] = getitem(native_layer_norm_1, 2)
+      add: f32[2, 500, 64] = add.Tensor(getitem, getitem_3)
+      return add
+    """
     tried, done = set[fx.Node](), False
     for norm in list(graph.graph.nodes):
         for start in map(_start, _across(norm, lambda node: node.meta.get("val"))):

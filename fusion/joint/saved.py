@@ -54,6 +54,25 @@ def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs:
 
     Args:
         outputs: the number of forward results that are the program's own; the others are saved for backward.
+
+    >>> from fusion.inspect.examples import show_graph, traced
+    >>> from torch import bfloat16, empty
+    >>> def f(x):
+    ...     y = x * 2
+    ...     return y.sin(), y.amax(-1)
+    >>> forward = traced(f, empty(3, 8, dtype=bfloat16))
+    >>> backward = traced(lambda amax, g: amax * g, empty(3, dtype=bfloat16), empty(3, dtype=bfloat16))
+    >>> show_graph(lambda graph: widen_statistics(graph, backward, 1), forward)
+      mul = mul.Tensor(x, 2)
+      sin = sin(mul)
+      amax = amax(mul, [-1])
+    - return sin, amax
+    + _to_copy = _to_copy(amax, dtype=torch.float32)
+    + return sin, _to_copy
+    >>> show_graph(lambda graph: None, backward)
+      _to_copy = _to_copy(amax, dtype=torch.bfloat16)
+      mul = mul.Tensor(_to_copy, g)
+      return mul
     """
     output = forward.graph.output_node()
     results = list(cast("list[fx.Node]", output.args[0]))
@@ -82,6 +101,21 @@ def keep_unchanged(forward: fx.GraphModule, outputs: int) -> None:
 
     Args:
         outputs: the number of forward results that are the program's own; the others are saved for backward.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> def f(x):
+    ...     y, z = x.cos(), x.t()
+    ...     x.copy_(x.sin())
+    ...     return y, z
+    >>> show_graph(lambda graph: keep_unchanged(graph, 1), f, empty(2, 3))
+      cos = cos(x)
+      t = t(x)
+    + clone = clone(t)
+      sin = sin(x)
+      copy_ = copy_(x, sin)
+    - return cos, t
+    + return cos, clone
     """
     changed = _changed_inputs(forward)
     output = forward.graph.output_node()
@@ -102,6 +136,14 @@ def mark_spare(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) 
 
     Args:
         outputs: the number of forward results that are the program's own; the others are saved for backward.
+
+    >>> from fusion.inspect.examples import traced
+    >>> from torch import empty
+    >>> forward = traced(lambda x: (x.sin(), x.cos()), empty(3))
+    >>> backward = traced(lambda cos, tangents: cos * tangents, empty(3), empty(3))
+    >>> mark_spare(forward, backward, 1)
+    >>> [node.name for node in backward.graph.nodes if SPARE in node.meta]
+    ['cos']
     """
     results = cast("list[fx.Node | None]", forward.graph.output_node().args[0])
     input_memory = {_memory(node) for node in forward.graph.find_nodes(op="placeholder")}

@@ -22,7 +22,22 @@ AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def share_seeds(joint: fx.GraphModule) -> None:
-    """Give a seed to each random call that is marked for recomputation."""
+    """Give a seed to each random call that is marked for recomputation.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty, rand_like
+    >>> def marked(graph):
+    ...     for node in graph.graph.nodes:
+    ...         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    ...     share_seeds(graph)
+    >>> show_graph(marked, lambda x: rand_like(x) * x, empty(3))
+    - rand_like = rand_like(x, pin_memory=False)
+    + randint_low = randint.low(-4611686018427387904, 4611686018427387904, [], dtype=torch.int64, device=cpu)
+    + seeded = seeded(rand_like.default, randint_low, x, pin_memory=False)
+    - mul = mul.Tensor(rand_like, x)
+    + mul = mul.Tensor(seeded, x)
+      return mul
+    """
     drawn = [node for node in joint.graph.nodes if _is_drawn_again(node)]
     for node in drawn:
         _give_seed(joint.graph, node)
@@ -37,7 +52,24 @@ def has_seeds(graph: fx.GraphModule) -> bool:
 
 
 def cover_undrawn(joint: fx.GraphModule) -> None:
-    """Hide the random tag of calls that are marked for recomputation and draw nothing."""
+    """Hide the random tag of calls that are marked for recomputation and draw nothing.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
+    >>> def f(q):
+    ...     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, q, q)[0]
+    >>> def marked(graph):
+    ...     for node in graph.graph.nodes:
+    ...         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    ...     cover_undrawn(graph)
+    >>> show_graph(marked, f, empty(1, 2, 3, 4))
+    - _scaled_dot_product_flash_attention_for_cpu = _scaled_dot_product_flash_attention_for_cpu(q, q, q)
+    + _scaled_dot_product_flash_attention_for_cpu = undrawn(_scaled_dot_product_flash_attention_for_cpu.default, q,
+            q, q)
+      getitem = getitem(_scaled_dot_product_flash_attention_for_cpu, 0)
+      getitem_1 = getitem(_scaled_dot_product_flash_attention_for_cpu, 1)
+      return getitem
+    """
     covered = [node for node in joint.graph.nodes if _is_marked(node) and not _draws(node)]
     for node in covered:
         node.args, node.target = (node.target, *node.args), undrawn
@@ -46,7 +78,19 @@ def cover_undrawn(joint: fx.GraphModule) -> None:
 
 
 def uncover(graph: fx.GraphModule) -> None:
-    """Undo `cover_undrawn`."""
+    """Undo `cover_undrawn`.
+
+    >>> from fusion.inspect.examples import show_graph, traced
+    >>> from torch import empty
+    >>> graph = traced(lambda x: undrawn(torch.ops.aten.sin.default, x), empty(3))
+    >>> for node in graph.graph.nodes:
+    ...     if node.op == "call_function":
+    ...         node.args, node.target = (node.target, *node.args), undrawn
+    >>> show_graph(uncover, graph)
+    - sin = undrawn(sin.default, x)
+    + sin = sin(x)
+      return sin
+    """
     covered = graph.graph.find_nodes(op="call_function", target=undrawn)
     for node in covered:
         (target, *args) = node.args
