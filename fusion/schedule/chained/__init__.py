@@ -46,6 +46,13 @@ def stream(
 
     Returns:
         The program (the same object if there are none), and the clusters of the chains, by position in it.
+
+    >>> from fusion.inspect.examples import TARGET, lowered
+    >>> from torch import empty
+    >>> program = lowered(lambda q, k, v: (q @ k).softmax(-1) @ v, empty(6, 200, 4), empty(6, 4, 220), empty(6, 220, 4))
+    >>> _, streams = stream(program, TARGET.capabilities)
+    >>> [[program.nodes[member].out for member in loop.members] for loop in streams]
+    [['bmm', 'amax', 'sub', 'exp', 'sum_1', 'div', 'bmm_1']]
     """
     if "dot" not in capabilities.fold_ops:
         return program, ()

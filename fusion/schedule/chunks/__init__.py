@@ -40,7 +40,24 @@ MAX_ROUNDED = 8
 def in_chunks(
     program: Program, capabilities: Capabilities, workspace: int, hints: Mapping[sympy.Symbol, int] | None = None
 ) -> Program:
-    """Split regions of products larger than `workspace` bytes into chunks; the same object if there are none."""
+    """Split regions of products larger than `workspace` bytes into chunks; the same object if there are none.
+
+    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from torch import empty
+    >>> show_program(
+    ...     lambda program: in_chunks(program, TARGET.capabilities, 1 << 15),
+    ...     lambda x, w: (x @ w).sin().sum(-1),
+    ...     empty(70, 260),
+    ...     empty(260, 303),
+    ... )
+      input x: f32[70, 260]
+      input w: f32[260, 303]
+    + sum_1: f32[70] = in_chunks(70 points of x cut along 0, w)  (a product of 82.9 KiB is made 32 rows at a time)
+    - mm: f32[70, 303] = contract(i0:70, i1:303 over r0:260; rows i0, columns i1; in f32) x[i0, r0], w[r0, i1]
+    - sin: f32[70, 303] = map(i0:70, i1:303) sin(mm[i0, i1])
+    - sum_1: f32[70] = sum(i0:70 over r0:303) sin[i0, r0]
+      return sum_1
+    """
     has_chains = "dot" in capabilities.fold_ops
     refused: set[str] = set()
     while (seed := _too_large(program, workspace, has_chains, refused, hints)) is not None:

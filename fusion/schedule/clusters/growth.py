@@ -84,7 +84,14 @@ def grow(
     hints: Mapping[sympy.Symbol, int] | None = None,
     given: Sequence[Cluster] = (),
 ) -> Clustering:
-    """Group the nodes of `program` into clusters; `given` clusters may grow, but stay together."""
+    """Group the nodes of `program` into clusters; `given` clusters may grow, but stay together.
+
+    >>> from fusion.inspect.examples import TARGET, lowered
+    >>> from torch import empty
+    >>> program = lowered(lambda x: (x + 1).sum(-1) * 2, empty(3, 5))
+    >>> [[program.nodes[member].out for member in c.members] for c in grow(program, TARGET.capabilities).clusters]
+    [['add', 'sum_1', 'mul']]
+    """
     return _Growth(Dependences(program, hints), capabilities).run(given)
 
 

@@ -20,7 +20,17 @@ MOST_POINTS = 1 << 14
 
 
 def chain_last_steps(steps: Sequence[KernelCall | Call]) -> list[KernelCall | Call]:
-    """Move single-program kernels into the launch of the kernel that they follow."""
+    """Move single-program kernels into the launch of the kernel that they follow.
+
+    >>> from fusion.inspect.examples import show_launches
+    >>> from torch import empty
+    >>> def f(x):
+    ...     return x.exp().sum(-1).sin().sum()
+    >>> show_launches(lambda steps, program: chain_last_steps(steps), f, empty(300, 70))
+    - launch exp_sum_sin(x, sin)
+    + launch exp_sum_sin_sum(x, sin, sum_2)
+    - launch sum(sin, sum_2)
+    """
     return join_earlier(steps, _chained)
 
 

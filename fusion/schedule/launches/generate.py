@@ -24,6 +24,19 @@ def kernels_of(
 
     Args:
         target: is asked whether it can generate each kernel; None generates anything.
+
+    >>> from fusion.inspect.examples import TARGET, lowered
+    >>> from fusion.lowering.printer import format_kernel
+    >>> from fusion.schedule.clusters.growth import grow
+    >>> from torch import empty
+    >>> program = lowered(lambda x: (x + 1).sum(-1), empty(3, 5))
+    >>> steps, _ = kernels_of(program, grow(program, TARGET.capabilities), TARGET)
+    >>> print(format_kernel(steps[0].kernel).partition("   #")[0])
+    kernel add_sum(in0: f32[3, 5], out0: f32[3] written)
+      grid  i0: 3
+      whole r0: 5
+      sum0 = sum over r0 of in0[5*i0 + r0] + 1.0
+      store out0[i0] = sum0
     """
     steps: list[KernelCall | Call] = []
     refusals = [*clustering.refusals]

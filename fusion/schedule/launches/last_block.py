@@ -30,7 +30,19 @@ MOST = 16
 
 
 def finish_tiles(steps: Sequence[KernelCall | Call], program: Program, target: Target) -> list[KernelCall | Call]:
-    """Move kernels that add parts into the launch that computes these."""
+    """Move kernels that add parts into the launch that computes these.
+
+    >>> from fusion.inspect.examples import TARGET, show_launches
+    >>> from torch import empty
+    >>> def f(x, w):
+    ...     return (x @ w).sum(0).relu()
+    >>> show_launches(
+    ...     lambda steps, program: finish_tiles(steps, program, TARGET), f, empty(4, 64, 1024), empty(4, 1024, 64)
+    ... )
+    - launch matmul(x, w, bmm)
+    - launch sum_relu(bmm, relu)
+    + launch matmul_sum_relu(x, w, bmm, relu)
+    """
 
     def joined(
         earlier: Sequence[KernelCall | Call], maker: Mapping[str, int], step: KernelCall

@@ -43,7 +43,20 @@ OPEN = 8
 def pack_launches(
     steps: Sequence[KernelCall | Call], program: Program, target: Target
 ) -> tuple[KernelCall | Call, ...]:
-    """Put independent kernels into shared launches; the order is unchanged if nothing is packed."""
+    """Put independent kernels into shared launches; the order is unchanged if nothing is packed.
+
+    >>> from fusion.inspect.examples import TARGET, show_launches
+    >>> from torch import empty
+    >>> show_launches(
+    ...     lambda steps, program: pack_launches(steps, program, TARGET),
+    ...     lambda x, y: (x.sum(-1), y.sum(-1)),
+    ...     empty(300, 70),
+    ...     empty(200, 50),
+    ... )
+    - launch sum(x, sum_1)
+    + launch sum_x2(x, sum_1, y, sum_2)
+    - launch sum(y, sum_2)
+    """
     return _Packing(steps, program, target).run()
 
 

@@ -50,7 +50,26 @@ CHEAP = 8
 
 
 def about_pivots(steps: Sequence[KernelCall | Call]) -> tuple[KernelCall | Call, ...]:
-    """Compute means that are subtracted from their rows relative to the first elements of these."""
+    """Compute means that are subtracted from their rows relative to the first elements of these.
+
+    >>> from fusion.inspect.examples import show_launches
+    >>> from torch import empty
+    >>> show_launches(
+    ...     lambda steps, program: about_pivots(steps),
+    ...     lambda x: (x - x.mean(-1, keepdim=True)).square().mean(-1),
+    ...     empty(300, 70),
+    ...     kernels=True,
+    ... )
+      kernel mean_sub_pow(in0: f32[300, 70], out0: f32[300] written)
+        grid  i0: 300
+        whole r0: 70
+    -   sum0 = sum over r0 of in0[70*i0 + r0]
+    +   sum0 = sum over r0 of in0[70*i0 + r0] - in0[70*i0]
+    -   %1 = in0[70*i0 + r0] - sum0 / 70.0
+    +   %1 = in0[70*i0 + r0] - (in0[70*i0] + sum0 / 70.0)
+        sum1 = sum over r0 of %1 * %1
+        store out0[i0] = sum1 / 70.0
+    """
     return tuple(
         replace(step, kernel=_about_pivots(step.kernel)) if isinstance(step, KernelCall) else step for step in steps
     )

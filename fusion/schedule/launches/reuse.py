@@ -46,6 +46,15 @@ def reuse(
 
     Args:
         spare: inputs that the caller no longer uses, unless another reference is detected at run time.
+
+    >>> from fusion.inspect.examples import show_launches
+    >>> from torch import empty
+    >>> def f(x, w):
+    ...     return (x @ w).softmax(-1)
+    >>> show_launches(lambda steps, program: reuse(steps, program)[0], f, empty(256, 300), empty(300, 512))
+      launch matmul(x, w, mm)
+    - launch amax_sub_exp_sum_div(mm, div)
+    + launch amax_sub_exp_sum_div(mm)
     """
     last: dict[str, int] = {}  # buffer → the last step that reads it
     allocated: set[str] = set()  # buffers that a step allocates

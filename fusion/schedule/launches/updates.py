@@ -31,6 +31,13 @@ def update(steps: Sequence[KernelCall | Call], program: Program) -> tuple[tuple[
     """Remove copies into inputs that kernels can write directly, and merge the others into one call.
 
     The program returns the input where it returned the result of a removed copy.
+
+    >>> from fusion.inspect.examples import show_launches
+    >>> from torch import empty
+    >>> show_launches(lambda steps, program: update(steps, program)[0], lambda x, y: x.copy_(x + y), empty(3), empty(3))
+    - launch add(x, y, add)
+    + launch add(x, y)
+    - call aten.copy_.default(x, add) → copy_
     """
     updated = list(steps)
     for copy in steps:

@@ -47,7 +47,23 @@ from fusion.schedule.iteration.naming import unused
 def align_rows(
     program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None
 ) -> Program:
-    """Align the rows of multiplied matrices; the same object where all are aligned, or no product is chained."""
+    """Align the rows of multiplied matrices; the same object where all are aligned, or no product is chained.
+
+    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from torch import bfloat16, empty
+    >>> show_program(
+    ...     lambda program: align_rows(program, TARGET.capabilities),
+    ...     lambda x: x.to(bfloat16) @ x[0].to(bfloat16)[:, None],
+    ...     empty(512, 1001),
+    ... )
+      input x: f32[512, 1001]
+    - _to_copy: bf16[512, 1001] = map(i0:512, i1:1001) bf16(x[i0, i1])
+    + _to_copy: bf16[512, 1001] strides (1008, 1) = map(i0:512, i1:1001) bf16(x[i0, i1])
+      _to_copy_1: bf16[1001] = map(i0:1001) bf16(x[0, i0])
+      mm: bf16[512, 1] = contract(i0:512, i1:1 over r0:1001; rows i0, columns i1; in f32) _to_copy[i0, r0],
+            _to_copy_1[r0]
+      return mm
+    """
     if not capabilities.lone_products or "dot" not in capabilities.fold_ops:
         return program
     misaligned = {name for name in _multiplied(program) if is_odd(program.buffers[name])} & set(_fixed(program))

@@ -34,7 +34,18 @@ from fusion.schedule.iteration.naming import unused
 
 
 def own_sources(program: Program) -> Program:
-    """Give copies into inputs sources of their own; the same object where they have them."""
+    """Give copies into inputs sources of their own; the same object where they have them.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import empty
+    >>> show_program(own_sources, lambda x, y: x.copy_(y + 1), empty(3, 2).t(), empty(2, 3))
+      input x: f32[2, 3] strides (1, 2)
+      input y: f32[2, 3]
+    - add: f32[2, 3] = map(i0:2, i1:3) y[i0, i1] + 1.0
+    + add: f32[2, 3] strides (1, 2) = map(i0:2, i1:3) y[i0, i1] + 1.0
+      copy_: f32[2, 3] strides (1, 2) = aten.copy_.default(x, add)  (impure; no rule)
+      return copy_
+    """
     calls = Counter(name for node in program.nodes if isinstance(node, (Extern, Chunked)) for name in reads(node))
     nodes_by_result = {
         name: node for node in program.nodes if not isinstance(node, (Extern, Chunked)) for name in writes(node)

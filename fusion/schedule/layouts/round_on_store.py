@@ -21,7 +21,19 @@ from fusion.lowering.scalar_ops import HALVES
 
 
 def store_rounded(program: Program) -> Program:
-    """Store maps in the dtype in which they are read; the same object where there are none."""
+    """Store maps in the dtype in which they are read; the same object where there are none.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import bfloat16, empty
+    >>> show_program(store_rounded, lambda x: x.sin().to(bfloat16) * 2, empty(3, 4))
+      input x: f32[3, 4]
+    - sin: f32[3, 4] = map(i0:3, i1:4) sin(x[i0, i1])
+    + sin: bf16[3, 4] = map(i0:3, i1:4) bf16(sin(x[i0, i1]))
+    - _to_copy: bf16[3, 4] = map(i0:3, i1:4) bf16(sin[i0, i1])
+    + _to_copy: bf16[3, 4] = map(i0:3, i1:4) sin[i0, i1]
+      mul: bf16[3, 4] = map(i0:3, i1:4) ~bf16(f32(_to_copy[i0, i1]) * 2.0)
+      return mul
+    """
     stored_maps = {node.out for node in program.nodes if isinstance(node, Map)} - set(program.output_names())
     wide = {name for name in stored_maps if program.buffers[name].dtype is torch.float32}
     dtypes_of = {name: dtypes for name, dtypes in _read_as(program).items() if name in wide and len(dtypes) == 1}

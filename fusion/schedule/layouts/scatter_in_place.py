@@ -22,7 +22,24 @@ from fusion.schedule.rewrites.inline import inline
 
 
 def own_destinations(program: Program) -> Program:
-    """Remove copies and tensors that scatters do not need; the same object when nothing changes."""
+    """Remove copies and tensors that scatters do not need; the same object when nothing changes.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import empty
+    >>> def f(x, y):
+    ...     x.copy_(x.slice_scatter(y, 0, 1))
+    ...     return y + 1
+    >>> show_program(own_destinations, f, empty(3), empty(2))
+      input x: f32[3]
+      input y: f32[2]
+    - slice_scatter: f32[3] = map(i0:3) x[i0]
+    - slice_scatter_1: f32[3] = scatter(i0:2; into slice_scatter) [index(i0 + 1)] = y[i0]
+    + slice_scatter_1: f32[3] = scatter(i0:2; into x) [index(i0 + 1)] = y[i0]
+      add: f32[2] = map(i0:2) y[i0] + 1.0
+    - copy_: f32[3] = aten.copy_.default(x, slice_scatter_1)  (impure; what is changed in place is copied there at
+            the end)
+      return add
+    """
     if not any(isinstance(node, Scatter) for node in program.nodes):
         return program
     return _without_copies(_merge_sums(program))

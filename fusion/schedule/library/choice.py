@@ -55,6 +55,18 @@ def prefer_library(
     """Leave contractions to the library where that is faster; return the program and the decision for each cluster.
 
     The same object where none is left.  Without `measure`, predictions decide.
+
+    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from torch import empty
+    >>> from fusion.schedule.clusters.growth import grow
+    >>> def left(program):
+    ...     return prefer_library(program, grow(program, TARGET.capabilities), TARGET)[0]
+    >>> show_program(left, lambda x, w: x @ w, empty(16, 65536), empty(65536, 16))
+      input x: f32[16, 65536]
+      input w: f32[65536, 16]
+    - mm: f32[16, 16] = contract(i0:16, i1:16 over r0:65536; rows i0, columns i1; in f32) x[i0, r0], w[r0, i1]
+    + mm: f32[16, 16] = aten.mm.default(x, w)  (the library is faster here)
+      return mm
     """
     prices = clustering.prices
     offers: list[_Offer] = []
@@ -79,7 +91,20 @@ def prefer_library(
 
 
 def leave_unchained_products(program: Program, chains: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
-    """Leave contractions outside the chains `chains` to the library; return the program, and the chains in it."""
+    """Leave contractions outside the chains `chains` to the library; return the program, and the chains in it.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import empty
+    >>> def left(program):
+    ...     return leave_unchained_products(program, ())[0]
+    >>> show_program(left, lambda x, w: x @ w.t(), empty(30, 40), empty(50, 40))
+      input x: f32[30, 40]
+      input w: f32[50, 40]
+    - mm: f32[30, 50] = contract(i0:30, i1:50 over r0:40; rows i0, columns i1; in f32) x[i0, r0], w[i1, r0]
+    + t: f32[40, 50] strides (1, 40) = aten.t.default(w)  (view)
+    + mm: f32[30, 50] = aten.mm.default(x, t)  (the library is faster here)
+      return mm
+    """
     chained = {member for cluster in chains for member in cluster.members}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):

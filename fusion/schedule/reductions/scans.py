@@ -39,7 +39,21 @@ ENOUGH_ROWS, ENOUGH_BLOCKS = 0.2, 1.5
 
 
 def split_scans(program: Program, capabilities: Capabilities) -> Program:
-    """Split long scans of few rows; the same object when there are none."""
+    """Split long scans of few rows; the same object when there are none.
+
+    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from torch import empty
+    >>> show_program(lambda p: split_scans(p, TARGET.capabilities), lambda x: x.double().cumsum(0), empty(1 << 17))
+      input x: f32[131072]
+      _to_copy: f64[131072] = map(i0:131072) f64(x[i0])
+    + cumsum_part: f64[128] = sum(i0:128 over r0:1024) _to_copy[1024*i0 + r0]
+    + cumsum_before: f64[128] = running sum(i0:128 along i0) cumsum_part[i0]
+    - cumsum: f64[131072] = running sum(i0:131072 along i0) _to_copy[i0]
+    + cumsum_block: f64[128, 1024] = running sum(i0:128, i1:1024 along i1) _to_copy[1024*i0 + i1]
+    + cumsum: f64[131072] = map(i0:131072) cumsum_before[i0//1024 - 1 if index(i0//1024) >= 1] +
+            cumsum_block[i0//1024, i0%1024]
+      return cumsum
+    """
     nodes: list[Node] = []
     additions = _Additions(program)
     for node in program.nodes:

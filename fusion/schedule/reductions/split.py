@@ -50,6 +50,15 @@ def split_reductions(
     Args:
         streams: clusters whose nodes stay as they are.
         hints: the values of symbolic sizes when the graph was traced.
+
+    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from torch import empty
+    >>> show_program(lambda p: split_reductions(p, TARGET.capabilities), lambda x: x.sum(), empty(1 << 18))
+      input x: f32[262144]
+    + sum_1_part: f32[256] = sum(i0:256 over r0:1024) x[1024*i0 + r0]
+    - sum_1: f32[] = sum(over r0:262144) x[r0]
+    + sum_1: f32[] = sum(over r0:256) sum_1_part[r0]
+      return sum_1
     """
     chained, known = {member for cluster in streams for member in cluster.members}, hints or {}
     nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()

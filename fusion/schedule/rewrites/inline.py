@@ -52,7 +52,18 @@ FEW = 64
 
 
 def inline_cheap_maps(program: Program) -> Program:
-    """Substitute cheap maps into their readers; the same object when there are none."""
+    """Substitute cheap maps into their readers; the same object when there are none.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import empty
+    >>> show_program(inline_cheap_maps, lambda x: (x + 1).sin().sum(), empty(3))
+      input x: f32[3]
+    - add: f32[3] = map(i0:3) x[i0] + 1.0
+    - sin: f32[3] = map(i0:3) sin(add[i0])
+    + sin: f32[3] = map(i0:3) sin(x[i0] + 1.0)
+      sum_1: f32[] = sum(over r0:3) sin[r0]
+      return sum_1
+    """
     cheap: dict[str, Map] = {}
     maps: dict[str, Map] = {}
     nodes: list[Node] = []

@@ -17,7 +17,21 @@ from fusion.lowering.program import Map, Program, Reduce
 
 
 def select_terms(program: Program) -> Program:
-    """Replace sums of one term by maps; the same object if there are none."""
+    """Replace sums of one term by maps; the same object if there are none.
+
+    >>> from fusion.inspect.examples import lowered, show_program
+    >>> from torch import empty, zeros
+    >>> from fusion.schedule.rewrites.inline import inline_cheap_maps
+    >>> def f(i, w):
+    ...     return zeros(3, 7).scatter(1, i[:, None], w[:, None]).sum(-1)
+    >>> show_program(select_terms, inline_cheap_maps(lowered(f, empty(3, dtype=int), empty(3))))
+      input i: i64[3]
+      input w: f32[3]
+    - sum_1: f32[3] = sum(i0:3 over r0:7) where(checked(i[i0], 0, 6, 1) == index(r0), w[i0], 0.0)
+    +   %1 = checked(i[i0], 0, 6, 1)
+    + sum_1: f32[3] = map(i0:3) where((%1 >= 0) & (%1 < index(7)), w[i0], 0.0)
+      return sum_1
+    """
     return program.edited(_selected(node) if isinstance(node, Reduce) else node for node in program.nodes)
 
 

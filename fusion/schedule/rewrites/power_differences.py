@@ -25,7 +25,18 @@ from fusion.schedule.rewrites.inline import inline
 
 
 def exact_differences(program: Program) -> Program:
-    """Replace such differences in maps by `expm1`; the same object if there are none."""
+    """Replace such differences in maps by `expm1`; the same object if there are none.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import empty
+    >>> show_program(exact_differences, lambda t: 1 - 0.5**t, empty(3))
+      input t: f32[3]
+    - pow_1: f32[3] = map(i0:3) 0.5**t[i0]
+    - rsub: f32[3] = map(i0:3) 1.0 - pow_1[i0]
+    +   %1 = t[i0] * -0.6931471805599453
+    + rsub: f32[3] = map(i0:3) where(%1 > 1.0, 1.0 - 0.5**t[i0], 0.0 - expm1(%1))
+      return rsub
+    """
     powers: dict[str, Map] = {}
     nodes: list[Node] = []
     inlined_names = dict(program.inlined)

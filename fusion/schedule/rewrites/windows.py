@@ -33,7 +33,16 @@ RANKED: dict[FoldName, tuple[ScalarName, ScalarName]] = {"argmax": ("maximum", "
 
 
 def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
-    """Replace reductions of small windows by maps; the same object when there are none."""
+    """Replace reductions of small windows by maps; the same object when there are none.
+
+    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from torch import empty
+    >>> show_program(lambda p: unroll_windows(p, TARGET.capabilities), lambda x: x.unfold(0, 2, 1).amax(-1), empty(5))
+      input x: f32[5]
+    - amax: f32[4] = max(i0:4 over r0:2) x[i0 + r0]
+    + amax: f32[4] = map(i0:4) maximum(x[i0], x[i0 + 1])
+      return amax
+    """
     most = capabilities.window_limit
     nodes: tuple[Node, ...] = tuple(
         _unrolled(node) if isinstance(node, Reduce) and _is_window(node, most) else node for node in program.nodes
