@@ -1,0 +1,59 @@
+"""Every pass of every stage shows in a docstring, by an example that `test_doctests.py` runs, what it does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from fusion import stages
+from fusion.attention import Chooser
+
+TREE = ast.parse(inspect.getsource(stages))
+OWN = {node.name: node for node in TREE.body if isinstance(node, ast.FunctionDef)}
+"""The functions of the page of stages, which adapt passes to their subjects."""
+
+OF_CONTEXT: dict[str, Callable[..., object]] = {"choose_attention": Chooser}
+"""Passes that a context has: its attribute → what computes it."""
+
+
+def entries() -> Iterator[tuple[str, ast.Call]]:
+    """Each pass of each stage, with the expression that makes it."""
+    for node in TREE.body:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.value, ast.Call)
+            and "Stage[" in ast.unparse(node.annotation)
+        ):
+            name, passes = node.value.args[:2]
+            assert isinstance(passes, ast.Tuple)
+            for each in passes.elts:
+                assert isinstance(each, ast.Call)
+                yield f"{ast.literal_eval(name)}/{ast.literal_eval(each.args[0])}", each
+
+
+def functions(tree: ast.AST) -> Iterator[Callable[..., object]]:
+    """The functions of other modules that an expression calls, also by way of functions of this page."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in OF_CONTEXT:
+            yield OF_CONTEXT[node.attr]
+        if not isinstance(node, ast.Name):
+            continue
+        if node.id in OWN:
+            yield from functions(OWN[node.id])
+        elif inspect.isfunction(found := getattr(stages, node.id, None)):
+            yield found
+
+
+def test_all_passes_are_looked_at() -> None:
+    known = {f"{stage.name}/{each.name}" for stage in stages.STAGES for each in stage.passes}
+    assert {name for name, _ in entries()} == known
+
+
+@pytest.mark.parametrize(("name", "entry"), [pytest.param(*each, id=each[0]) for each in entries()])
+def test_a_pass_has_an_example(name: str, entry: ast.Call) -> None:
+    found = list(functions(entry))
+    shown = [each for each in found if ">>> " in (each.__doc__ or "") and each.__module__ != "fusion.passes"]
+    assert shown, f"{name}: no example in the docstring of {', '.join(each.__qualname__ for each in found)}"
