@@ -31,15 +31,6 @@ _FUNCTIONS = {"erf", "expm1", "log1p", "log10", "sin", "cos", "tan", "pow", "ata
 _FUNCTION, _FREE = 50, 3
 
 
-def together(parts: Sequence[Blocked], *, joined: bool = False) -> list[PersistentConfig]:
-    """Return the best configuration of several kernels to which the form `applies`, in one launch.
-
-    They may be `joined` in one loop.
-    """
-    best = ranked(parts, joined=joined)[0]
-    return [divided(best, len(part.dots)) for part in parts]
-
-
 def of_config(blocked: Blocked, config: Config) -> float:
     """Return the predicted share of the library's speed for a configuration, on the blocks of this kernel."""
     count = len(blocked.dots)
