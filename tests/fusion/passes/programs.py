@@ -116,6 +116,13 @@ def own_softmax(x: Tensor) -> Tensor:
     return e / e.sum(-1, keepdim=True)
 
 
+def with_its_maximum(x: Tensor) -> Tensor:
+    """The gradient through the maximum does not cancel."""
+    m = x.amax(-1, keepdim=True)
+    e = torch.exp(x - m)
+    return e / e.sum(-1, keepdim=True) + m.sin()
+
+
 def of_computed_maximum(x: Tensor) -> Tensor:
     return (x.sin() * 2).amax(-1)
 
@@ -147,6 +154,12 @@ def momentum(x: Tensor, y: Tensor) -> Tensor:
     x.mul_(0.9).add_(y)
     y.sub_(x * 0.1)
     return x.sum()
+
+
+def crossed(x: Tensor, y: Tensor) -> None:
+    old = x.clone()
+    x.add_(y.flip(0))
+    y.sub_(old.flip(0))
 
 
 def other_layout(x: Tensor, y: Tensor) -> None:
@@ -206,6 +219,7 @@ CASES: dict[str, Case] = {
     "checkpointed attention": Case(checkpointed_attention, of(*HEADS), backward=True),
     "copy": Case(copied, of((5, 7)), backward=True),
     "softmax by hand": Case(own_softmax, of((5, 7)), backward=True),
+    "softmax with its maximum": Case(with_its_maximum, of((5, 7)), backward=True),
     "computed maximum": Case(of_computed_maximum, of((5, 7)), backward=True),
     "pool": Case(pooled, of((1, 2, 9, 9)), backward=True),
     "loss": Case(
@@ -225,6 +239,7 @@ CASES: dict[str, Case] = {
     "attention, widths": Case(attentions.plain, of(*HEADS), backward=True, dynamic=True),
     "attention, widths, inference": Case(attentions.plain, of(*HEADS), dynamic=True),
     "momentum": Case(momentum, of((40, 50), (40, 50))),
+    "crossed": Case(crossed, of((40, 50), (40, 50))),
     "other layout": Case(other_layout, of((6, 6), (6, 6))),
     "added rows": Case(added_rows, lambda n: (n(5, 3), torch.tensor([0, 4, 4, 1]), n(4, 3))),
     "cache": Case(cached, lambda n: (n(5, 3), torch.tensor([0, 4, 1]), n(3, 3)), options=C),

@@ -20,7 +20,7 @@ from tests.fusion.passes.watched import Watch, watching
 from tests.random_programs.grammar import generate
 from tests.random_programs.runs import run
 
-DRAWN, MORE = 8, 120
+DRAWN, MORE = 6, 120
 """Random programs of a usual run, and of a slow one."""
 
 APART = {
