@@ -28,7 +28,7 @@ class Feature(Enum):
     FLOAT64_UNITS = "matrix units for float64 that `tl.dot` uses"
     TENSOR_COPIES = "a tensor memory accelerator, which copies blocks by descriptors (sm_90)"
     WARP_GROUPS = "products of groups of four warps, from shared memory, awaited later (wgmma, sm_90 alone)"
-    PTX = "inline assembly of PTX, and what Triton compiles for NVIDIA alone"
+    PTX = "inline assembly of PTX, and features that Triton compiles for NVIDIA alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class PersistentShape:
     """A block of the persistent form (`forms/persistent_product/speed.py`), and how fast it is.
 
     Attributes:
-        m, n, k: rows and columns of the block, and steps of the sum that are fetched at once.
+        m, n, k: rows and columns of the block, and elements of the sum that are loaded at once.
         each: programs per multiprocessor.
         parts: column parts in which the epilogue runs.
         share: share of the library's speed, for long sums.
