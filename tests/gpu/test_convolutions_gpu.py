@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 
 class Separable(nn.Module):
-    """A convolution of a channel each, and one without a window."""
+    """A depthwise convolution, and a pointwise one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", LINEARS)
 def test_few_rows(name: str, dtype: torch.dtype) -> None:
-    """Of a matrix with rows enough for the matrix units, no multiple of a block, and of one with fewer."""
+    """For a matrix with enough rows for the matrix units, not a multiple of a block, and for one with fewer."""
     function = LINEARS[name]
     fused = fusion.fuse(function, options={"strict": True}, dynamic=False)
     for m, n, k in ((1, 8457, 384), (1, 520, 1152), (8, 8457, 384), (16, 520, 1152)):

@@ -29,7 +29,7 @@ def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def nowhere(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Rows that are masked out wholly, as far as a finite number does that."""
+    """Rows that are masked out completely, as far as a finite number does that."""
     s = scores(q, k)
     i, j = positions(s)
     return torch.softmax(s.masked_fill((j <= i) | (i % 3 == 0), -1e4), -1) @ v
@@ -115,7 +115,7 @@ def test_programs_are_right_each_time(name: str) -> None:
 
 @pytest.mark.parametrize("program", [attentions.plain, attentions.causal])
 def test_lengths_that_vary(program: Callable[..., torch.Tensor]) -> None:
-    """One compilation, whose blocks end within a group, after one, with a row."""
+    """One compilation, for lengths that end within a block of a group, after it, and one row into the next."""
     fused = fusion.fuse(program, options={"strict": True})
     for length in (1300, 1024, 1216, 1345, 2048, 129):
         given = [torch.randn(4, 8, length, 64, device="cuda").to(BF16) for _ in range(3)]

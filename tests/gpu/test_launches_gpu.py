@@ -38,7 +38,9 @@ def test_symbolic_sizes_share_one_launcher() -> None:
 
 
 def test_unaligned_tensors() -> None:
-    """Views that start anywhere: launched in turn with aligned ones, through pointers and through descriptors."""
+    """Views that start at any address: launched alternately with aligned ones, through pointers and through
+    descriptors.
+    """
     n = 1 << 20
     x, y, out = (torch.randn(n + 1, device="cuda") for _ in range(3))
     launch = build(add(n))
@@ -182,7 +184,7 @@ def test_a_thread_that_has_done_nothing_on_the_device() -> None:
 
 
 def test_a_graph_in_threads_that_have_done_nothing_on_the_device() -> None:
-    """Forward and backward, of what is compiled there, and of what was compiled elsewhere."""
+    """Forward and backward of code compiled in that thread, and of code compiled in another."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x).sum(-1)
@@ -236,7 +238,7 @@ def test_tensors_of_another_device() -> None:
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_a_binary_that_cannot_be_had_at_a_call(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of symbolic sizes it is built at the first call; of fixed ones it is loaded then, and may need too much."""
+    """With symbolic sizes it is built at the first call; with fixed ones it is loaded, and may not fit the device."""
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise BuildError("out of resources")

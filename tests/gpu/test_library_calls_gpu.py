@@ -23,7 +23,7 @@ BATCH, HEADS, ROWS, WIDTH = 2, 4, 7, 8
 
 
 def as_near_as_eager(program: Callable[..., object], *inputs: Tensor, numerics: str = "default") -> fusion.Explanation:
-    """Results and gradients are no further from float64 than twice eager's; gives the report."""
+    """Results and gradients are at most twice as far from float64 as eager's; return the report."""
     fused = fusion.fuse(program, options={"strict": True, "numerics": numerics})
     exact, eager, ours = (
         outcome(run, [x.detach().to(dtype).requires_grad_(x.requires_grad) for x in inputs])
@@ -39,7 +39,7 @@ def as_near_as_eager(program: Callable[..., object], *inputs: Tensor, numerics: 
 
 
 def outcome(program: Callable[..., object], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Results of a program, and gradients of their sum, each element with a weight of its own."""
+    """Results of a program, and gradients of their sum, with a weight for each element."""
     made = program(*inputs)
     results = [made] if isinstance(made, Tensor) else list(made)
     weights = [torch.linspace(-1, 2, x.numel(), device=x.device, dtype=x.dtype).view(x.shape) for x in results]
@@ -52,7 +52,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, wanted: bool = True) 
 
 
 def heads(x: Tensor, weight: Tensor) -> Tensor:
-    """Of what a product gives, as models make them."""
+    """Heads of the result of a product, in the layout of models."""
     return (x @ weight).unflatten(-1, (HEADS, -1)).transpose(1, 2)
 
 
@@ -75,7 +75,7 @@ def test_attention_with_a_mask_that_is_added(dtype: torch.dtype, columns: int, t
 
 
 def test_attention_in_which_a_mask_forbids() -> None:
-    """The least number there is, as transformers adds it, beside positions of a table that is looked up."""
+    """The least number of the type, as transformers adds it, in addition to positions of an embedding table."""
 
     def attend(x: Tensor, weight: Tensor, table: Tensor, kept: Tensor) -> Tensor:
         here = torch.arange(x.shape[1], device=x.device)

@@ -28,7 +28,7 @@ def test_numbers_are_compared_as_halves() -> None:
 
 @pytest.mark.parametrize("shape", [(4096, 4000), (8, 200000), (3000, 77)], ids=str)
 def test_a_row_has_its_maximum_where_it_is_compared(shape: tuple[int, int]) -> None:
-    """In one loop, in two, and with rows in parts: each row is somewhere what its maximum is."""
+    """In one loop, in two, and with rows in parts: some element of each row equals its maximum."""
     x = torch.randn(shape, device="cuda", requires_grad=True)
     product, largest = fuse(scaled_twice, options={"strict": True})(x)
     assert largest.any(-1).all()

@@ -71,7 +71,7 @@ def test_training_with_an_optimizer() -> None:
 
 
 def test_gradients_that_accumulate() -> None:
-    """Where they are there before: those that a backward returns lie in memory that the next step writes to."""
+    """Into existing gradients: results of a backward are in memory that the next step writes."""
     plain = model()
     inputs = [torch.randn(12, 33, device="cuda") for _ in range(5)]
     fused = recorded(plain)
@@ -136,7 +136,7 @@ def test_random_numbers_differ_between_calls() -> None:
 
 
 def test_random_numbers_of_calls_that_record() -> None:
-    """Each size is recorded at its second call, whose numbers were once those of the first."""
+    """Each size is captured at its second call, whose numbers were once those of the first."""
     fused = recorded(lambda x: nn.functional.dropout(x, 0.5))
     for size in range(100, 116):
         x = torch.ones(size, device="cuda")
@@ -149,7 +149,7 @@ def test_random_numbers_of_calls_that_record() -> None:
 
 
 def test_a_step_that_ends_in_one_program() -> None:
-    """Programs that count themselves: a count of its own for each launch that is recorded."""
+    """Programs that count themselves: each captured launch has counters of its own."""
     fused = recorded(lambda x: (x.exp().mean(), (x * x).mean()))
     for _ in range(5):
         x = torch.randn(300, 500, device="cuda")
@@ -191,7 +191,7 @@ def test_inputs_that_are_changed_are_not_recorded() -> None:
 
 
 def test_tensors_that_stay_where_they_are() -> None:
-    """A cache that the caller has marked is changed where it lies, at a position that a tensor holds."""
+    """A cache that the caller has marked is updated in place, at a position that a tensor holds."""
     cache = torch.zeros(1, 2, 16, 8, device="cuda")
     torch._dynamo.mark_static_address(cache)
 

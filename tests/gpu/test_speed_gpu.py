@@ -83,7 +83,7 @@ BOUND_BY_MEMORY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOUND_BY_MEMORY)
 def test_speed_of_kernels_bound_by_memory(name: str) -> None:
-    """Prints the fraction of what a copy of the same bytes achieves."""
+    """Prints the share of the bandwidth of a copy of the same bytes."""
     kernel = BOUND_BY_MEMORY[name]
     given = [torch.ones([int(s) for s in p.shape], dtype=p.dtype, device="cuda") for p in kernel.params]
     moved = sum(tensor.numel() * tensor.element_size() for tensor in given)
@@ -108,7 +108,7 @@ def test_speed_of_kernels_bound_by_memory(name: str) -> None:
     "sizes", [(8192, 8192, 8192), (4096, 4096, 4096), (2048, 2048, 2048), (16384, 1024, 1024)], ids=str
 )
 def test_speed_of_contractions(sizes: tuple[int, int, int]) -> None:
-    """Prints the speed beside the library's, for the default and for every other configuration."""
+    """Prints the speed and the library's, for the default and for every other configuration."""
     m, n, k = sizes
     kernel = matmul(m, n, k, BF16, turned=(False, True))
     a, c = torch.randn(1, m, k, device="cuda").to(BF16), torch.randn(1, n, k, device="cuda").to(BF16)

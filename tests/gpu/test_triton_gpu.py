@@ -140,7 +140,7 @@ def test_offsets_beyond_32_bits() -> None:
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize("source", [torch.uint8, I8], ids=str)
 def test_bits_of_every_byte(source: torch.dtype, dtype: torch.dtype) -> None:
-    """In assembly of the device, of which the interpreter runs a model."""
+    """With assembly of the device, of which the interpreter runs a model."""
     kernel = converted(source, dtype, 70_001)
     given = every_byte(source, kernel)
     want = expected(kernel, given)

@@ -67,7 +67,7 @@ def test_what_is_miscompiled_does_not_win(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("mode", ["default", "max-autotune"])
 @pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
 def test_a_long_sum(dtype: torch.dtype, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever computes it, in however many parts, it is right."""
+    """Its result is right for the library and for kernels, in any number of parts."""
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
 
     def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def started(
     function: Callable[..., Tensor], dynamic: bool | None = None, **options: object
 ) -> tuple[Callable[..., Tensor], list[Report]]:
-    """A compilation that nothing is left of in this process, and where its reports will be."""
+    """A compilation of which nothing remains in this process, and the path of its reports."""
     torch._dynamo.reset()
     backend = Backend(Options.read(None, {"strict": True, **options}))
     return torch.compile(function, backend=backend, dynamic=dynamic), backend.reports
