@@ -43,7 +43,8 @@ def own_sources(program: Program) -> Program:
       input y: f32[2, 3]
     - add: f32[2, 3] = map(i0:2, i1:3) y[i0, i1] + 1.0
     + add: f32[2, 3] strides (1, 2) = map(i0:2, i1:3) y[i0, i1] + 1.0
-      copy_: f32[2, 3] strides (1, 2) = aten.copy_.default(x, add)  (impure; no rule)
+      copy_: f32[2, 3] strides (1, 2) = aten.copy_.default(x, add)  (impure; what is changed in place is copied
+            there at the end)
       return copy_
     """
     calls = Counter(name for node in program.nodes if isinstance(node, (Extern, Chunked)) for name in reads(node))
