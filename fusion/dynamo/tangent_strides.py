@@ -1,9 +1,9 @@
 """Sets the memory layout of gradients of results for AOTAutograd.
 
-AOTAutograd is told to assume that the gradient of a result has the strides of the result, and to copy others into
-memory with those strides, as eager does: library calls may rely on it, and PyTorch 2.11 assumes contiguous gradients by
-default.  If elements of the result share memory (overlapping windows of `unfold`), that memory holds fewer elements
-than the gradient, and most are lost.  The gradients of such graphs are contiguous.
+AOTAutograd of PyTorch 2.13 assumes that the gradient of a result has the strides of the result, and copies others into
+memory with those strides (2.11 assumes contiguous gradients).  If elements of the result share memory (overlapping
+windows of `unfold`), that memory holds fewer elements than the gradient, and most are lost.  The gradients of such graphs
+are contiguous.
 
 Input: Dynamo's graph; output: a setting for as long as AOTAutograd traces it.
 """
@@ -25,6 +25,8 @@ def tangents_laid_out(graph: fx.GraphModule) -> Iterator[None]:
     """Let AOTAutograd trace `graph` with gradients whose memory holds all their elements."""
     values = (node.meta.get("example_value") for node in graph.graph.output_node().all_input_nodes)
     places = [Place.of(value) for value in values if isinstance(value, torch.Tensor)]
-    overlaps = any(place is not None and place.overlaps_itself for place in places)
-    with config.patch(guess_tangent_strides_as_outputs=not overlaps):
+    if any(place is not None and place.overlaps_itself for place in places):
+        with config.patch(guess_tangent_strides_as_outputs=False):
+            yield
+    else:
         yield

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch._functorch import config as functorch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -28,8 +27,6 @@ from fusion.options import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = torch.ones(4, 6)
-TANGENTS = functorch.guess_tangent_strides_as_outputs
-"""Whether gradients of results are taken to lie as these do: no in PyTorch 2.11, yes in 2.13."""
 
 
 def key_for(
@@ -156,8 +153,8 @@ DIFFERENT: dict[str, Callable[[], str]] = {
     "precision": lambda: within(changed(torch.set_float32_matmul_precision, "highest", "medium")),
     "benchmark": lambda: within(torch.backends.cudnn.flags(benchmark=True)),
     "libraries": lambda: within(torch.backends.mkldnn.flags(enabled=False)),
-    "partition": lambda: within(functorch.patch(activation_memory_budget=0.5)),
-    "tangents": lambda: within(functorch.patch(guess_tangent_strides_as_outputs=not TANGENTS)),
+    "partition": lambda: within(torch._functorch.config.patch(activation_memory_budget=0.5)),
+    "tangents": lambda: within(torch._functorch.config.patch(guess_tangent_strides_as_outputs=False)),
     "workspace": lambda: key_for(sine, ONE, options=Options(workspace=1)),
     "numerics": lambda: key_for(sine, ONE, options=Options(numerics="strict")),
     "graphs": lambda: key_for(sine, ONE, options=Options(cudagraphs=True)),

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 from torch import Tensor
-from torch._functorch import config
 
 import fusion
 
@@ -70,17 +69,12 @@ PROGRAMS: list[tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize("guessed", [True, False], ids=["as PyTorch 2.13", "as PyTorch 2.11"])
 @pytest.mark.parametrize("within", [True, False], ids=["summed-within", "summed-outside"])
 @pytest.mark.parametrize(("program", "shape"), PROGRAMS)
 def test_calls_are_given_tensors_as_in_eager(
-    program: Callable[[Tensor], Tensor], shape: tuple[int, ...], within: bool, guessed: bool
+    program: Callable[[Tensor], Tensor], shape: tuple[int, ...], within: bool
 ) -> None:
-    """Forward and backward, where the gradient of a sum is one number, expanded.
-
-    Args:
-        guessed: AOTAutograd's default for how gradients of results lie, which is not that of all its releases.
-    """
+    """Forward and backward, where the gradient of a sum is one number, expanded."""
 
     def loss(x: Tensor) -> Tensor:
         result = program(x).sin()
@@ -90,8 +84,7 @@ def test_calls_are_given_tensors_as_in_eager(
     for run in (loss, fusion.fuse(loss, options={"strict": True})):
         x = torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape).requires_grad_()
         LAYOUTS.clear()
-        with config.patch(guess_tangent_strides_as_outputs=guessed):
-            run(x).sum().backward()
+        run(x).sum().backward()
         found.append((list(LAYOUTS), x.grad))
     (layouts, grad), (ours, fused) = found
     assert len(layouts) > 1 and ours == layouts
