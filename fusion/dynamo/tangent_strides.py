@@ -2,8 +2,8 @@
 
 AOTAutograd of PyTorch 2.13 assumes that the gradient of a result has the strides of the result, and copies others into
 memory with those strides (2.11 assumes contiguous gradients).  If elements of the result share memory (overlapping
-windows of `unfold`), that memory holds fewer elements than the gradient, and most are lost.  The gradients of such graphs
-are contiguous.
+windows of `unfold`), that memory holds fewer elements than the gradient, and most are lost.  The gradients of such
+graphs are contiguous.
 
 Input: Dynamo's graph; output: a setting for as long as AOTAutograd traces it.
 """
