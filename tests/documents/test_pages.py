@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from fusion.lowering import rules
 from fusion.lowering.registry import RULES
 from tests.documents.blocks import PAGES, ROOT, Block, agrees, blocks_of, needed_by, written_back
 from tests.documents.commands import commands_of, complaint, has_prompts, printed_by, printed_by_all, runs, words_of
+
+EAGERLY = "running eagerly"
+"""The beginning of the warning of a region that falls back to eager: only a page that shows it may cause it."""
 
 LANGUAGES = {"python", "sh", "", "text", "c", "toml", "yaml", "make"}
 SHELL = {"sh", ""}
@@ -108,6 +112,9 @@ def test_blocks_run_and_print_what_is_shown(
         pytest.skip("Triton interprets")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    if EAGERLY not in text:
+        monkeypatch.setenv("PYTHONWARNINGS", f"error:{EAGERLY}")  # for the commands; blocks run in this process
+        warnings.filterwarnings("error", message=EAGERLY)  # pytest restores the filters after the test
     blocks, program = blocks_of(page, text), Program(page, tmp_path)
     files = {block.file: block for block in blocks if block.file}
     for name, block in files.items():

@@ -15,8 +15,8 @@
 | `persistent_product`| products through tensor memory, in persistent programs (sm_90 and later)    |
 | `pointer_product`   | any other product                                                           |
 
-A new form is a file here, a subclass of `Form`, and an entry of `FORMS` (or of `ALONE`, for kernels that are alone in
-their launch).  The first form that applies and is not `slower` than a later one is the default.
+A new form is a file here, a subclass of `Form`, and an entry of `ALONE` (or of `SEVERAL`, for launches of several
+kernels).  The first form that applies and is not `slower` than a later one is the default.
 """
 
 from __future__ import annotations
