@@ -26,6 +26,7 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import BuildError, CheckFailed
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Buffer, BufferRef, Call, Extern, ExternArg, Program
+from fusion.operations.attention import cudnn_attention_backward
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.names import identifier, named
@@ -62,7 +63,7 @@ def with_effects(token: object, operation: Callable[..., object], *args: object,
     return (token, *result) if isinstance(result, tuple) else (token, result)
 
 
-CHEAPER: Mapping[object, Callable[..., object]] = {
+CHEAPER: dict[object, Callable[..., object]] = {
     aten.mm.default: torch.mm,
     aten.bmm.default: torch.bmm,
     aten.addmm.default: torch.addmm,
@@ -73,6 +74,14 @@ CHEAPER: Mapping[object, Callable[..., object]] = {
 }
 """Operations → functions of the same arguments that cost less to call: 11 instead of 26 µs for a small image, 4
 instead of 50 for the check that a matrix had an inverse."""
+
+CORRECTED: dict[object, Callable[..., object]] = {
+    aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
+}
+"""Operations → functions of the same arguments without a fault of theirs."""
+
+CALLED: Mapping[object, Callable[..., object]] = CHEAPER | CORRECTED
+"""Operations → the functions that a module calls for them."""
 
 
 class _Boxed(fx.graph.CodeGen):
@@ -226,7 +235,7 @@ class _Splicer:
     def _call(self, call: Extern) -> None:
         held = self._read if only_reads(call) else self._tensor
         args, kwargs = (map_leaves(value, partial(self._argument, held=held)) for value in (call.args, call.kwargs))
-        node = self.graph.call_function(CHEAPER.get(call.target, call.target), args, kwargs)
+        node = self.graph.call_function(CALLED.get(call.target, call.target), args, kwargs)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
             self.sizes.nodes[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))

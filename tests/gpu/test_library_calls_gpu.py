@@ -104,6 +104,29 @@ def test_attention_by_each_kernel_of_the_library(kind: SDPBackend, causal: bool)
         as_near_as_eager(attend, x, weight.requires_grad_())
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["heads first", "positions first"])
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "unmasked"])
+def test_cudnn_reads_gradients_of_attention_in_any_layout(masked: bool, first: int) -> None:
+    """Whichever layout eager, or another program, had before for operands of equal shapes and strides."""
+    shape = BATCH, HEADS, 24 + 2 * masked + first, 64  # of its own: PyTorch keeps a graph of cuDNN for each shape
+    q, k, v = (drawn(*shape, dtype=torch.bfloat16) for _ in range(3))
+    mask = drawn(1, 1, shape[2], shape[2], dtype=torch.bfloat16, wanted=False) if masked else None
+    gradient = drawn(*shape, dtype=torch.bfloat16, wanted=False)
+    layouts = [gradient, gradient.transpose(1, 2).contiguous().transpose(1, 2)]
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):  # the latter in float64
+        fused = fusion.fuse(lambda *operands: F.scaled_dot_product_attention(*operands) * 1, options={"strict": True})
+        exact = torch.autograd.grad(
+            F.scaled_dot_product_attention(q.double(), k.double(), v.double(), None if mask is None else mask.double()),
+            (q, k, v),
+            gradient.double(),
+        )
+        F.scaled_dot_product_attention(q, k, v, mask).backward(layouts[first])
+        for layout in (layouts[1 - first], layouts[first]):
+            ours = torch.autograd.grad(fused(q, k, v, mask), (q, k, v), layout)
+            assert all((x - y).norm() < 0.01 * y.norm() for x, y in zip(ours, exact, strict=True))
+    assert any("cudnn" in call.name for graph in fusion.report(fused).graphs for call in graph.externs)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., object], tuple[tuple[int, ...], ...]]] = {
     "convolution with channels last": (
         lambda x, w: F.conv2d((x * 2).contiguous(memory_format=torch.channels_last), w).relu(),
