@@ -18,16 +18,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read where PyTorch loads 
 
 import torch
 
+from tests.slow_tests import SlowTests
+
 DAYS_KEPT = 14
 """After so many days an object of the C compiler is removed from pytest's cache."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--refresh-goldens` writes anew what is decided for the programs of `tests/golden/`, `--refresh-documents` what
-    the code blocks of the documentation print.
+    the code blocks of the documentation print, `--refresh-slow-tests` which tests are slow (`tests/slow_tests.py`).
     """
     parser.addoption("--refresh-goldens", action="store_true", help="write the texts of tests/golden/ anew")
     parser.addoption("--refresh-documents", action="store_true", help="write the outputs in README.md and docs/ anew")
+    parser.addoption("--refresh-slow-tests", action="store_true", help="write tests/slow_tests.txt anew")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["FUSION_CACHE_DIR"] = cache.name
         if hasattr(config, "cache"):  # not with `-p no:cacheprovider`
             keep_objects(config.cache.mkdir("c-kernels"), Path(cache.name))
+    config.pluginmanager.register(SlowTests(refresh=config.getoption("--refresh-slow-tests")))
     os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test compiles its graphs; `tests/fusion/graph_cache/` asks for it
     torch.set_num_threads(2)
     if find_spec("hypothesis"):  # a machine for tests of a device may be without it

@@ -1,0 +1,116 @@
+"""Marks as slow the tests that `slow_tests.txt` lists, and writes that list from measured CPU time.
+
+    pytest tests -n 2 --refresh-slow-tests
+
+`make test` leaves slow tests to `make test-slow`.  Of the cases of one test function the cheapest stays in `make test`,
+whatever it takes up to `ONE_CASE`; of the others those that take no more than `EACH_CASE`.  A file that is not part of
+the run keeps its entries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+LIST = Path(__file__).with_suffix(".txt")
+
+EACH_CASE = 0.7
+"""CPU seconds, with child processes, above which a case of a parametrised test is slow."""
+
+ONE_CASE = 4.0
+"""CPU seconds above which a test is slow even if no other one has its name."""
+
+
+def listed() -> frozenset[str]:
+    """Return the node ids of the list."""
+    return frozenset(LIST.read_text(encoding="utf-8").splitlines())
+
+
+def slow_ones(seconds: Mapping[str, float]) -> set[str]:
+    """Return the slow tests, given the CPU seconds of each node id.
+
+    >>> sorted(slow_ones({"a.py::f[0]": 2.0, "a.py::f[1]": 3.0, "a.py::g": 1.0, "b.py::h": 9.0}))
+    ['a.py::f[1]', 'b.py::h']
+    """
+    cases: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(seconds, key=seconds.__getitem__):
+        cases[name.partition("[")[0]].append(name)
+    return {
+        name
+        for names in cases.values()
+        for place, name in enumerate(names)
+        if seconds[name] > (EACH_CASE if place else ONE_CASE)
+    }
+
+
+class SlowTests:
+    """The plugin: measures each test, and marks, or writes, those that are slow."""
+
+    def __init__(self, *, refresh: bool) -> None:
+        self.refresh = refresh
+        self.seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Mark the tests of the list, before `-m` selects by marks."""
+        if self.refresh:
+            return
+        names = listed()
+        if not any("::" in argument for argument in config.args):
+            check_that_all_exist(names, items)
+        for item in items:
+            if item.nodeid in names:
+                item.add_marker(pytest.mark.slow)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Note the CPU time at which a test begins."""
+        item.stash[_BEGUN] = _cpu_seconds()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Add the CPU time up to here to each report; that of the teardown has all of the test's."""
+        report = yield
+        report.user_properties.append(("cpu", _cpu_seconds() - item.stash.get(_BEGUN, _cpu_seconds())))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect the times, from all workers."""
+        self.seconds[report.nodeid] = max(value for key, value in report.user_properties if key == "cpu")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the list."""
+        if not self.refresh or hasattr(session.config, "workerinput"):
+            return
+        run = {_file(name) for name in self.seconds}
+        kept = {name for name in listed() if _file(name) not in run}
+        LIST.write_text("".join(f"{name}\n" for name in sorted(kept | slow_ones(self.seconds))), encoding="utf-8")
+
+
+_BEGUN = pytest.StashKey[float]()
+
+
+def _cpu_seconds() -> float:
+    user, system, children, of_children, _ = os.times()
+    return user + system + children + of_children
+
+
+def _file(name: str) -> str:
+    return name.partition("::")[0]
+
+
+def check_that_all_exist(names: Iterable[str], items: Iterable[pytest.Item]) -> None:
+    """Check that no entry of a collected file names a test that is gone.
+
+    Raises:
+        pytest.UsageError: some do.
+    """
+    collected = {item.nodeid for item in items}
+    files = {_file(name) for name in collected}
+    gone = sorted(name for name in names if _file(name) in files and name not in collected)
+    if gone:
+        raise pytest.UsageError(f"{LIST.name} lists tests that do not exist: {', '.join(gone)}")
