@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import sympy
 
-from fusion.codegen.attention import GENERATED, AttentionSpeed
+from fusion.codegen.chained import Chain
 from fusion.codegen.numerics import Numerics
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
@@ -131,9 +131,6 @@ class Capabilities:
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
         lone_products: whether a contraction whose result no loop consumes is generated; else it is the library's.
-        attention: (the name of a form or of the library's kernel, bytes of an element) → its speed; only measured ones.
-            Generated kernels of backward compute the scores twice, which counts as arithmetic.
-        forms: the names of the forms of generated kernels with several products.
         follows: whether a fold may be rescaled by the running value of another one over the same axis, which rounds
             differently (online rule).
         crowding: the share of its time that a kernel may lose to others in its launch, whose resources it has to share.
@@ -164,13 +161,11 @@ class Capabilities:
     lone_products: bool = True
     product_us: float = 0.0
     window_limit: int = 0
-    attention: Mapping[tuple[str, int], AttentionSpeed] = field(default_factory=dict)
     follows: bool = True
     crowding: float = 0.0
     max_params: int = 64
     scatters: frozenset[str] = frozenset()
     ordered: bool = True
-    forms: tuple[str, ...] = (GENERATED,)
     odd_rows: OddRows = ALIGNED
     narrow_tiles: int = 2
     narrow_share: float = 0.5
@@ -217,6 +212,18 @@ class Target(Protocol):
 
     def forms(self, kernel: Kernel) -> Sequence[Form]:
         """Return the forms of a kernel whose loop has several products, the one that it takes first."""
+
+    def chained_share(self, chain: Chain, name: str = "") -> float:
+        """Return the efficiency of chained products, relative to the library's GEMMs.
+
+        Args:
+            chain: the products; those of generated backward kernels compute the scores twice, which counts as
+                arithmetic.
+            name: the name of a form, or of the library's kernel; empty: the fastest form that is generated.
+
+        Raises:
+            Unsupported: it was not measured for these operands.
+        """
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Return whether two independent kernels run in one launch about as fast as each alone (horizontal fusion)."""

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 
 import sympy
 
-from fusion.codegen.attention import GENERATED
 from fusion.codegen.c.build import assembly, build_kernel, cpu_identity
 from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
+from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.kernel import Fold, Kernel, statements
@@ -67,7 +67,6 @@ class CTarget:
             matrix_share=device.matrix_share,
             streamed=1.0,
             lone_products=False,
-            attention=device.attention,
             layouts=device.layouts,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
@@ -108,6 +107,10 @@ class CTarget:
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """Return the only form."""
         return (Form(GENERATED),)
+
+    def chained_share(self, chain: Chain, name: str = "") -> float:
+        """Return the efficiency of chained products, relative to the library's GEMMs."""
+        return fastest(self.device.attention, (name or GENERATED,), chain)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Return True: the kernels run one after the other, in one call."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fusion.codegen.attention import GENERATED, AttentionSpeed
+from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.target import Layouts
 
 
@@ -42,7 +42,7 @@ class Cpu:
     core_flops: float
     core_matrix_flops: float
     matrix_share: Mapping[int, float] = field(hash=False)
-    attention: Mapping[tuple[str, int], AttentionSpeed] = field(hash=False)
+    attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
     layouts: Layouts
 
     @property
@@ -74,10 +74,10 @@ EPYC = Cpu(
     # backward consists of GEMMs of the library, not of attention in one loop: it is refused whatever its
     # number is here.
     attention={
-        ("flash", 4): AttentionSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
-        ("flash", 2): AttentionSpeed(plain={64: (0.74, 1.28)}, skipping={64: (0.60, 0.80)}, masked={64: (0.60, 1.10)}),
-        (GENERATED, 4): AttentionSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
-        (GENERATED, 2): AttentionSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
+        ("flash", 4): ChainSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
+        ("flash", 2): ChainSpeed(plain={64: (0.74, 1.28)}, skipping={64: (0.60, 0.80)}, masked={64: (0.60, 1.10)}),
+        (GENERATED, 4): ChainSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
+        (GENERATED, 2): ChainSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
     },
     layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),  # an H200's: not measured
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import sympy
 import torch
 
-from fusion.codegen.attention import GENERATED
+from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.errors import BuildError
@@ -90,6 +90,10 @@ class ReferenceTarget:
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """Return the only form."""
         return (Form(GENERATED),)
+
+    def chained_share(self, chain: Chain, name: str = "") -> float:
+        """Raise: no speed of chained products is known."""
+        return fastest({}, (name or GENERATED,), chain)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Return True, so that schedules show what is independent."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
-from fusion.codegen.attention import GENERATED
+from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
@@ -16,9 +17,7 @@ from fusion.lowering.scalar_ops import FOLD_OPS
 def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     """Return what can be generated for a device, and its cost there."""
     measured = speeds(device)
-    attention, share = measured.attention, measured.matrix_share
-    if numerics.tf32:
-        attention, share = {**attention, **measured.tf32_attention}, {**share, 4: measured.tf32_share}
+    share = {**measured.matrix_share, 4: measured.tf32_share} if numerics.tf32 else measured.matrix_share
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
         whole_limit=32_768,  # elements of a row: 32 per thread of 1024; for 50257, a loop took 0.75 of the time
@@ -33,8 +32,6 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         padded=True,
         alignment=16,
         crowding=0.02,
-        attention=attention,
-        forms=(GENERATED, GROUPED) if device.has(Feature.WARP_GROUPS) else (GENERATED,),
         follows=not numerics.strict,
         scatters=frozenset({"store", *ATOMIC}),
         ordered=False,
@@ -45,3 +42,15 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         part=measured.part,
         layouts=measured.layouts,
     )
+
+
+def chained_forms(device: Device) -> tuple[str, ...]:
+    """Return the names of the forms of kernels with chained products."""
+    return (GENERATED, GROUPED) if device.has(Feature.WARP_GROUPS) else (GENERATED,)
+
+
+@lru_cache
+def chain_speeds(device: Device, numerics: Numerics) -> Mapping[tuple[str, int], ChainSpeed]:
+    """Return the speeds of chained products, by the name of a form or of the library's kernel and an element's size."""
+    measured = speeds(device)
+    return {**measured.attention, **measured.tf32_attention} if numerics.tf32 else measured.attention

@@ -10,12 +10,12 @@ import sympy
 import torch
 from triton import knobs
 
-from fusion.codegen.attention import GENERATED
+from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
-from fusion.codegen.triton.capabilities import capabilities
+from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
 from fusion.codegen.triton.devices import GROUPED, H200, Device, device_at, device_of
 from fusion.codegen.triton.emit import emit
 from fusion.codegen.triton.forms import Refused, Task, alone, candidates
@@ -132,6 +132,11 @@ class TritonTarget:
         plan = WarpSpecialised.applies(task)
         why = plan.why if isinstance(plan, Refused) else plan.slower
         return (Form(GENERATED), Form(GROUPED, why)) if why else (Form(GROUPED), Form(GENERATED))
+
+    def chained_share(self, chain: Chain, name: str = "") -> float:
+        """Return the efficiency of chained products, relative to the library's GEMMs."""
+        names = (name,) if name else chained_forms(self.device)
+        return fastest(chain_speeds(self.device, self.numerics), names, chain)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """May two kernels share a launch?  They need similar registers and warps, and contractions of the same form."""

@@ -165,14 +165,13 @@ def _named(part: object) -> object:
 
 def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) -> Choice:
     """Price one call on `target`, and decide; see `Chooser` for `strict`."""
-    capabilities = target.capabilities
-    if "dot" not in capabilities.fold_ops:
+    if "dot" not in target.capabilities.fold_ops:
         return Choice(origin, False, reason=f"{target.name} generates no products")
     kernel = ""
     try:
         kernel = library_kernel(call, target)
-        library = library_time(call, kernel, capabilities)
-        least = least_time(call, capabilities)
+        library = library_time(call, kernel, target)
+        least = least_time(call, target)
         if least >= library:
             return Choice(origin, False, kernel, library, least)
         generated = generated_time(call, target)

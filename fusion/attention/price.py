@@ -8,6 +8,8 @@ attention kernels, without the tiles that it skips.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import fx
 from torch._functorch import config as functorch_config
@@ -16,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
 from fusion.autograd import aot_backend
+from fusion.codegen.chained import Chain, Loop
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.targets import DEFAULTS
 from fusion.compile import schedule_graph
@@ -26,7 +29,7 @@ from fusion.lowering.program import writes
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.kernels.time import BLOCK, FORWARD, at_width, kernel_time
+from fusion.schedule.kernels.time import BLOCK, FORWARD, kernel_time
 
 BACKWARD, AGAIN = 5, 7
 """GEMMs of backward in one kernel, and in two kernels, which both compute the scores."""
@@ -59,27 +62,27 @@ def library_kernel(call: Call, target: Target) -> str:
     return next((kernel for part, kernel in KERNELS if any(part in name for name in names)), "math")
 
 
-def library_time(call: Call, kernel: str, capabilities: Capabilities) -> float:
+def library_time(call: Call, kernel: str, target: Target) -> float:
     """Return the microseconds of the library's kernel, with backward in training.
 
     Raises:
         Unsupported: the target has no efficiency for it.
     """
-    forward, backward = _shares(call, kernel, capabilities)
+    capabilities = target.capabilities
+    forward, backward = _shares(call, kernel, target)
     product = _product(call, capabilities)
     total = capabilities.launch_us + FORWARD * product / forward
     return total + (capabilities.launch_us + BACKWARD * product / backward if call.training else 0.0)
 
 
-def least_time(call: Call, capabilities: Capabilities) -> float:
+def least_time(call: Call, target: Target) -> float:
     """Return a lower bound of the microseconds of generated kernels; 0 if a computed mask may make them skip tiles.
 
     Raises:
         Unsupported: the target has no efficiency for them.
     """
-    known = [form for form in capabilities.forms if (form, call.query.dtype.itemsize) in capabilities.attention]
-    shares = [_shares(call, form, capabilities) for form in known or capabilities.forms[:1]]
-    forward, backward = max(share for share, _ in shares), max(share for _, share in shares)
+    capabilities = target.capabilities
+    forward, backward = _shares(call, "", target)
     if call.computes_mask:
         return 0.0
     product = _product(call, capabilities)
@@ -87,14 +90,15 @@ def least_time(call: Call, capabilities: Capabilities) -> float:
     return total + (2 * capabilities.launch_us + AGAIN * product / backward if call.training else 0.0)
 
 
-def _shares(call: Call, kernel: str, capabilities: Capabilities) -> tuple[float, float]:
-    """Return the efficiencies of forward and backward of a call in a kernel, relative to the library's GEMMs."""
-    speed = capabilities.attention.get((kernel, call.query.dtype.itemsize))
-    if speed is None:
-        raise Unsupported(f"nothing is known of the speed of {kernel} attention in {call.query.dtype}")
-    efficiencies = speed.masked if call.mask is not None else speed.skipping if call.is_causal else speed.plain
-    forward, backward = at_width(efficiencies, max(call.widths))
-    return speed.forward(forward, call.columns * _causal(call)), backward
+def _shares(call: Call, kernel: str, target: Target) -> tuple[float, float]:
+    """Return the efficiencies of forward and backward of a call in a kernel, relative to the library's GEMMs.
+
+    `kernel`: the library's kernel, or empty for generated ones.
+    """
+    loop: Loop = "masked" if call.mask is not None else "skipping" if call.is_causal else "plain"
+    columns = call.columns * _causal(call)
+    chain = Chain(call.query.dtype, max(call.widths), (loop,), columns, backward=False)
+    return target.chained_share(chain, kernel), target.chained_share(replace(chain, backward=True), kernel)
 
 
 def _product(call: Call, capabilities: Capabilities) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,8 @@ from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
 from fusion.autograd import aot_backend
 from fusion.backend import Backend
-from fusion.codegen.attention import AttentionSpeed
 from fusion.codegen.c import CTarget
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
@@ -91,17 +89,17 @@ def some(dtype: torch.dtype = torch.bool) -> torch.Tensor:
 # Values ---------------------------------------------------------------------------------------------------------------
 
 
-def with_attention(capabilities: Capabilities, share: float) -> Capabilities:
-    """A target on which the library's attention reaches `share`, and generated attention all of the speed."""
-    slow, fast = (AttentionSpeed(*[{64: (each, each)}] * 3) for each in (share, 1.0))
-    kernels = {(name, size): slow for name in ("flash", "math", "efficient") for size in (2, 4, 8)}
-    return replace(capabilities, attention={**kernels, **{("generated", size): fast for size in (2, 4, 8)}})
+def with_library(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """Make the library's attention reach `share` of its speed of GEMMs, and generated attention all of it."""
+    monkeypatch.setattr(CTarget, "chained_share", lambda target, chain, name="": share if name in LIBRARY else 1.0)
+
+
+LIBRARY = ("flash", "math", "efficient")
 
 
 @pytest.fixture
 def slow_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = CTarget.capabilities.fget
-    monkeypatch.setattr(CTarget, "capabilities", property(lambda target: with_attention(whole(target), 1e-4)))
+    with_library(monkeypatch, 1e-4)
 
 
 CASES: dict[str, tuple[Program, tuple[torch.Tensor, ...]]] = {

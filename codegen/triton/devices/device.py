@@ -12,7 +12,7 @@ from enum import Enum
 
 import torch
 
-from fusion.codegen.attention import AttentionSpeed
+from fusion.codegen.chained import ChainSpeed
 from fusion.codegen.target import Layouts, OddRows
 
 GROUPED = "generated in groups"
@@ -146,8 +146,8 @@ class Speeds:
     matrix_flops: float
     matrix_share: Mapping[int, float] = field(hash=False)
     tf32_share: float
-    attention: Mapping[tuple[str, int], AttentionSpeed] = field(hash=False)
-    tf32_attention: Mapping[tuple[str, int], AttentionSpeed] = field(hash=False)
+    attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
+    tf32_attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
     products: ProductSpeeds
     persistent: PersistentSpeeds
     odd_rows: OddRows

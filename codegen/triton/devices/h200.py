@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusion.codegen.attention import GENERATED, AttentionSpeed
+from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.target import Layouts, OddRows
 from fusion.codegen.triton.devices.device import (
     GROUPED,
@@ -27,29 +27,29 @@ from fusion.codegen.triton.devices.device import (
 # float32 and for masks of three dimensions. Backward of heads wider than 128 was not measured: it is assumed to be as
 # fast.
 _ATTENTION = {
-    ("cudnn", 2): AttentionSpeed(
+    ("cudnn", 2): ChainSpeed(
         plain={64: (0.62, 0.59), 128: (0.87, 0.75), 256: (0.97, 0.75)},
         skipping={64: (0.59, 0.46), 128: (0.78, 0.60), 256: (0.80, 0.60)},
         masked={64: (0.35, 0.34), 128: (0.46, 0.40)},
         begins=160,
     ),
-    ("efficient", 2): AttentionSpeed(
+    ("efficient", 2): ChainSpeed(
         plain={64: (0.30, 0.25)},  # not measured; usually below the other two
         skipping={64: (0.30, 0.25)},
         masked={64: (0.06, 0.12), 128: (0.10, 0.16)},
     ),
-    ("efficient", 4): AttentionSpeed(
+    ("efficient", 4): ChainSpeed(
         plain={64: (0.58, 0.68), 128: (0.84, 0.69)},
         skipping={64: (0.48, 0.52), 128: (0.72, 0.58)},
         masked={64: (0.52, 0.63), 128: (0.72, 0.66)},
     ),
-    (GENERATED, 2): AttentionSpeed(
+    (GENERATED, 2): ChainSpeed(
         plain={64: (0.64, 0.65), 128: (0.67, 0.69), 256: (0.51, 0.69)},
         skipping={64: (0.64, 0.51), 128: (0.73, 0.57), 256: (0.49, 0.57)},
         masked={64: (0.41, 0.40), 128: (0.47, 0.57)},
         begins=230,
     ),
-    (GENERATED, 4): AttentionSpeed(
+    (GENERATED, 4): ChainSpeed(
         plain={64: (0.75, 0.77), 128: (0.47, 0.34)},
         skipping={64: (0.58, 0.48), 128: (0.41, 0.33)},
         masked={64: (0.71, 0.70), 128: (0.45, 0.33)},  # backward not measured

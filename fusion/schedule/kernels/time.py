@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from fusion.codegen.attention import Shares
+from fusion.codegen.chained import Chain
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.lowering.evaluate import Scope, evaluate
@@ -40,9 +40,8 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
     if not dots:
         return capabilities.launch_us + max(moved, call.flops / capabilities.flops)
     counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
-    share = _share(
-        kernel, dots, capabilities, form or target.forms(call.kernel)[0].name, _columns_per_row(kernel, counted)
-    )
+    chain = _chain(kernel, dots, _columns_per_row(kernel, counted))
+    share = target.chained_share(chain, form or target.forms(call.kernel)[0].name)
     products = _products(kernel, counted, capabilities) / share
     return capabilities.launch_us + max(moved, products / _busy(kernel, capabilities))
 
@@ -66,12 +65,9 @@ def _as_traced(kernel: Kernel) -> Kernel:
     return replace(kernel, axes=tuple(replace(axis, size=with_values(axis.size, known)) for axis in kernel.axes))
 
 
-def _share(
-    kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, form: str, columns_per_row: float
-) -> float:
-    """Return the share of the library's speed at which a kernel's products run, given the columns per row."""
-    speed = capabilities.attention[form, dots[0].args[0].dtype.itemsize]
-    rows, columns = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
+def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> Chain:
+    """Return the properties of a kernel's products that decide their efficiency, given the columns per row."""
+    rows, others = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
     looped = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes}
     asked = [
         frozenset(index.free_symbols)
@@ -80,15 +76,16 @@ def _share(
         for index in load.index
         if not isinstance(index, Expr)
     ]
-    spread = (rows | columns) - looped - {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
-    candidates = [speed.plain]
-    if any(not axes.isdisjoint(looped) and not axes.isdisjoint(spread) for axes in asked):
-        candidates.append(speed.masked)
-    if any(isinstance(stmt, Loop) and stmt.where is not None for stmt in statements(kernel.body)):
-        candidates.append(speed.skipping)
-    width = max((int(axis.size) for axis in kernel.with_role(Role.WHOLE)), default=1)
-    forward, backward = (min(of) for of in zip(*(at_width(shares, width) for shares in candidates), strict=True))
-    return backward if len(dots) > FORWARD else speed.forward(forward, columns_per_row)
+    spread = (rows | others) - looped - {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
+    masked = any(not axes.isdisjoint(looped) and not axes.isdisjoint(spread) for axes in asked)
+    skipping = any(isinstance(stmt, Loop) and stmt.where is not None for stmt in statements(kernel.body))
+    return Chain(
+        dtype=dots[0].args[0].dtype,
+        width=max((int(axis.size) for axis in kernel.with_role(Role.WHOLE)), default=1),
+        loops=("plain", *(("masked",) if masked else ()), *(("skipping",) if skipping else ())),
+        columns=columns,
+        backward=len(dots) > FORWARD,
+    )
 
 
 def _columns_per_row(kernel: Kernel, counted: Mapping[Loop, float]) -> float:
@@ -146,12 +143,3 @@ def _busy(kernel: Kernel, capabilities: Capabilities) -> float:
     grid = [int(axis.size) for axis in kernel.with_role(Role.GRID)]
     programs = math.prod(grid[:-1]) * -(-grid[-1] // BLOCK) if grid else 1
     return min(1.0, 2 * programs / capabilities.parallelism)
-
-
-def at_width(shares: Shares, width: int) -> tuple[float, float]:
-    """Look up the shares for heads of this width, or the next larger known one.
-
-    >>> at_width({64: (0.5, 0.6), 128: (0.7, 0.7)}, 80)
-    (0.7, 0.7)
-    """
-    return shares[min((limit for limit in shares if limit >= width), default=max(shares))]

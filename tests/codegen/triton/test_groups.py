@@ -11,7 +11,7 @@ import pytest
 import sympy
 import torch
 
-from fusion.codegen.attention import GENERATED
+from fusion.codegen.chained import GENERATED
 from fusion.codegen.target import Form
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import GROUPED

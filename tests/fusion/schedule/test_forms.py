@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusion.codegen.attention import GENERATED
+from fusion.codegen.chained import GENERATED
 from fusion.codegen.triton.devices import GROUPED
 from fusion.codegen.tuning import Tuning
 from fusion.compile import schedule_graph

@@ -1,0 +1,37 @@
+"""The list of slow tests: which tests are on it, and that stale entries are refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.slow_tests import EACH_CASE, ONE_CASE, check_that_all_exist, listed, slow_ones
+
+
+def test_the_cheapest_case_of_a_test_stays() -> None:
+    seconds = {"a.py::f[0]": 3 * EACH_CASE, "a.py::f[1]": 2 * EACH_CASE, "a.py::f[2]": EACH_CASE / 2}
+    assert slow_ones(seconds) == {"a.py::f[0]", "a.py::f[1]"}
+    del seconds["a.py::f[2]"]
+    assert slow_ones(seconds) == {"a.py::f[0]"}
+
+
+def test_a_test_above_the_higher_limit_is_slow_even_alone() -> None:
+    assert slow_ones({"a.py::f": 2 * ONE_CASE, "a.py::g[0]": 2 * ONE_CASE, "a.py::h": ONE_CASE / 2}) == {
+        "a.py::f",
+        "a.py::g[0]",
+    }
+
+
+def test_entries_of_collected_files_must_exist() -> None:
+    items = [SimpleNamespace(nodeid="a.py::f[0]")]
+    check_that_all_exist({"a.py::f[0]", "b.py::g"}, items)  # b.py is not part of the run
+    with pytest.raises(pytest.UsageError, match=r"a\.py::gone"):
+        check_that_all_exist({"a.py::gone"}, items)
+
+
+def test_the_list_names_files_that_exist(request: pytest.FixtureRequest) -> None:
+    names = listed()
+    files = {name.partition("::")[0] for name in names}
+    assert names
+    assert all((request.config.rootpath / file).is_file() for file in files)
