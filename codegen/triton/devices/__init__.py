@@ -4,8 +4,9 @@ One file per known device.  An architecture without one derives from the known d
 with the published limits of its own.  A device of this machine that is another model than the known one of its
 architecture has its own properties, and the known one's speeds per multiprocessor.
 
-Each file names the documents that publish its specifications.  The figures have not been compared with these documents
-yet, and only the H200 was measured: prices for the others are estimates.
+Each file names the document and the table that publish its specifications, with which the figures were compared: guides
+and documentation pages themselves, data sheets and white papers as other public documents quote them.  Only the H200
+was measured: prices for the others are estimates.
 """
 
 from __future__ import annotations
@@ -31,13 +32,25 @@ from fusion.lowering.errors import BuildError
 KNOWN = {device.arch: device for device in (A100, RTX30, RTX40, H200, B200, RTX50, MI300)}
 """The known device of each architecture."""
 
-_LIMITS = {70: (96, 96, 2048), 75: (64, 64, 1024), 87: (163, 164, 1536), 103: (227, 228, 2048), 110: (227, 228, 1536)}
+_LIMITS = {
+    70: (96, 96, 2048, 2),
+    72: (96, 96, 2048, 2),
+    75: (64, 64, 1024, 32),
+    87: (163, 164, 1536, 64),
+    103: (227, 228, 2048, 64),
+    110: (227, 228, 1536, 64),
+}
 """For a compute capability, times ten: KiB of shared memory of a program and of a multiprocessor, threads of a
-multiprocessor: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+multiprocessor, and how many times as fast float32 is as float64.
+
+CUDA Programming Guide 13, "Compute Capabilities", Tables 30 and 31; for 7.0 and 7.2, which it no longer lists, CUDA C++
+Programming Guide 11, "Technical Specifications per Compute Capability" and "Throughput of Native Arithmetic
+Instructions".
 """
 
 _LDS = {"gfx950": 160}
-"""KiB of LDS of a compute unit of AMD architectures where it is not 64: AMD CDNA 4 white paper."""
+"""KiB of LDS of a compute unit of AMD architectures where it is not 64: ROCm documentation, "AMD GPU specifications".
+"""
 
 _SINCE = {
     75: frozenset({Feature.PTX}),
@@ -88,12 +101,13 @@ def device_of(arch: str) -> Device:
         return replace(nearest, arch=arch)
     derived = replace(nearest, arch=arch, name=arch)
     if number in _LIMITS:
-        room, shared, threads = _LIMITS[number]
+        room, shared, threads, ratio = _LIMITS[number]
         derived = replace(
             derived,
             shared_per_program=room << 10,
             shared_per_multiprocessor=shared << 10,
             threads_per_multiprocessor=threads,
+            matrix={**derived.matrix, 8: derived.flops / ratio},
         )
     features = next((features for most, features in _SINCE.items() if number <= most), derived.features)
     return replace(derived, features=features, measured=None)

@@ -1,7 +1,8 @@
 """A100 (SXM, 80 GB, sm_80).
 
-Specifications: NVIDIA A100 data sheet, dense; limits of compute capability 8.0: CUDA C++ Programming Guide.  Nothing is
-measured.
+Specifications: NVIDIA A100 Tensor Core GPU Architecture white paper, Table 4, the first of two rates, which is the
+dense one; bandwidth of the 80 GB version: NVIDIA A100 data sheet.  Limits of compute capability 8.0: CUDA Programming
+Guide 13, "Compute Capabilities", Tables 30 and 31.  Nothing is measured.
 """
 
 from __future__ import annotations

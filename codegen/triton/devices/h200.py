@@ -1,7 +1,9 @@
 """H200 (SXM, sm_90), the device on which this compiler was measured.
 
-Specifications: NVIDIA H200 data sheet (rates dense, at boost clock); limits of compute capability 9.0: CUDA C++
-Programming Guide, "Technical Specifications per Compute Capability".  Measured figures say how they were measured; with
+Specifications: NVIDIA H200 data sheet, column SXM; its rates of the matrix units are with sparsity, these are half of
+them, but for float64.  It gives neither multiprocessors nor the second-level cache: the NVIDIA H100 Tensor Core GPU
+Architecture white paper, Table 3, gives those of the H100, which is the same chip.  Limits of compute capability 9.0:
+CUDA Programming Guide 13, "Compute Capabilities", Tables 30 and 31.  Measured figures say how they were measured; with
 torch 2.11 and triton 3.6 unless they say otherwise.
 """
 
@@ -125,7 +127,7 @@ H200 = Device(
     cache=50 << 20,
     bandwidth=4.8e6,
     flops=6.7e7,
-    matrix={1: 1.979e9, 2: 9.89e8, 4: 4.94e8, 8: 6.7e7},
+    matrix={1: 1.979e9, 2: 9.89e8, 4: 4.95e8, 8: 6.7e7},
     features=frozenset(Feature),
     measured=Speeds(
         launch_us=4.0,

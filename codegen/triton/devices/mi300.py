@@ -1,7 +1,9 @@
 """MI300X (gfx942).
 
-Specifications: AMD Instinct MI300X data sheet, dense; limits: AMD CDNA 3 white paper and ISA guide.  The second-level
-cache is the sum of eight dies.  Nothing is measured.
+Specifications: ROCm documentation, "AMD Instinct MI300 Series microarchitecture", the table of the peak performance of
+the MI300X, which is dense; compute units, LDS, vector registers and second-level cache, the sum of eight dies: its "AMD
+GPU specifications".  Threads: eight wavefronts of each of four SIMDs, which these pages do not give.  Nothing is
+measured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """GeForce RTX 3090 (sm_86).
 
-Specifications: NVIDIA GA102 white paper, dense, 16-bit floats accumulated in float32; limits of compute capability 8.6:
-CUDA C++ Programming Guide.  Nothing is measured.
+Specifications: NVIDIA Ampere GA102 GPU Architecture white paper, Table 9, the first of two rates, which is the dense
+one; 16-bit floats accumulated in float32; float64 is 1/64 of float32.  Limits of compute capability 8.6: CUDA
+Programming Guide 13, "Compute Capabilities", Tables 30 and 31.  Nothing is measured.
 """
 
 from __future__ import annotations
@@ -21,6 +22,6 @@ RTX30 = Device(
     cache=6 << 20,
     bandwidth=9.36e5,
     flops=3.56e7,
-    matrix={1: 2.85e8, 2: 7.1e7, 4: 3.56e7, 8: 5.6e5},
+    matrix={1: 2.84e8, 2: 7.1e7, 4: 3.56e7, 8: 5.6e5},
     features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.PTX}),
 )

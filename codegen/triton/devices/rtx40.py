@@ -1,7 +1,8 @@
 """GeForce RTX 4090 (sm_89).
 
-Specifications: NVIDIA Ada white paper, dense, 16-bit floats accumulated in float32; limits of compute capability 8.9:
-CUDA C++ Programming Guide.  Nothing is measured.
+Specifications: NVIDIA Ada GPU Architecture white paper, Table 2, the first of two rates, which is the dense one; 16-bit
+floats accumulated in float32; float64 is 1/64 of float32.  Limits of compute capability 8.9: CUDA Programming Guide 13,
+"Compute Capabilities", Tables 30 and 31.  Nothing is measured.
 """
 
 from __future__ import annotations

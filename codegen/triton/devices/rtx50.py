@@ -1,7 +1,8 @@
 """GeForce RTX 5090 (sm_120).
 
-Specifications: NVIDIA RTX Blackwell white paper, dense, 16-bit floats accumulated in float32; limits of compute
-capability 12.0: CUDA C++ Programming Guide.  Nothing is measured.
+Specifications: NVIDIA RTX Blackwell GPU Architecture white paper, Table 3, the first of two rates, which is the dense
+one; 16-bit floats accumulated in float32; float64 is 1/64 of float32.  Limits of compute capability 12.0: CUDA
+Programming Guide 13, "Compute Capabilities", Tables 30 and 31.  Nothing is measured.
 """
 
 from __future__ import annotations

@@ -42,14 +42,19 @@ RICH = ("matmul f", "matmul bf", "gated", "packed p", "online attention", "atten
 @pytest.mark.parametrize(
     ("arch", "shared", "threads", "warp"),
     [
+        ("sm_70", 96, 2048, 32),
+        ("sm_72", 96, 2048, 32),
         ("sm_75", 64, 1024, 32),
         ("sm_80", 163, 2048, 32),
         ("sm_86", 99, 1536, 32),
+        ("sm_87", 163, 1536, 32),
+        ("sm_88", 99, 1536, 32),
         ("sm_89", 99, 1536, 32),
         ("sm_90", 227, 2048, 32),
         ("sm_90a", 227, 2048, 32),
         ("sm_100", 227, 2048, 32),
         ("sm_103", 227, 2048, 32),
+        ("sm_110", 227, 1536, 32),
         ("sm_120", 99, 1536, 32),
         ("sm_121", 99, 1536, 32),
         ("gfx942", 64, 2048, 64),
@@ -75,6 +80,12 @@ def test_an_architecture_without_a_device_takes_after_the_nearest_one() -> None:
     assert device_of("sm_103").multiprocessors == KNOWN["sm_100"].multiprocessors
     assert device_of("sm_87").features == KNOWN["sm_86"].features and not device_of("sm_75").has(Feature.TF32)
     assert speeds(device_of("sm_90a")) is H200.measured and device_of("sm_103").measured is None
+
+
+def test_an_architecture_without_a_device_has_its_own_rate_of_float64() -> None:
+    for arch, ratio in (("sm_70", 2), ("sm_75", 32), ("sm_87", 64), ("sm_103", 64), ("sm_110", 64)):
+        assert device_of(arch).matrix[8] == device_of(arch).flops / ratio
+    assert speeds(device_of("sm_103")).matrix_share[8] < speeds(KNOWN["sm_100"]).matrix_share[8] / 30
 
 
 def test_features_are_those_of_architectures() -> None:
