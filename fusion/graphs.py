@@ -56,7 +56,7 @@ def size_hints(graph: fx.GraphModule) -> dict[sympy.Symbol, int]:
             continue
         symbol = size_of(val)
         hint = val.node.hint
-        if symbol.is_Symbol and isinstance(hint, int):
+        if isinstance(symbol, sympy.Symbol) and isinstance(hint, int):
             hints[symbol] = hint
     return hints
 

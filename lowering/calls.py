@@ -89,7 +89,7 @@ class Calls:
         dims: dict[sympy.Symbol, int | None] = {}
         sizes = enumerate(sizes_of(result.shape)) if isinstance(result, torch.Tensor) else ()
         for dim, size in ((None, size_of(result)),) if isinstance(result, torch.SymInt) else sizes:
-            if size.is_Symbol and size not in self.symbols:
+            if isinstance(size, sympy.Symbol) and size not in self.symbols:
                 dims.setdefault(size, dim)
         self.symbols.update(dims)
         return dims

@@ -12,17 +12,18 @@ from functools import lru_cache
 import sympy
 from sympy.printing.precedence import PRECEDENCE
 
-ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
+ZERO: sympy.Expr = sympy.Integer(0)
+ONE: sympy.Expr = sympy.Integer(1)
 
 
-class _Division(sympy.Expr):  # type: ignore[misc]  # sympy ships no annotations
+class _Division(sympy.Expr):
     """A function of two integers.  sympy's own `Function` spends most of its time on what these two never need."""
 
     __slots__ = ()
     is_commutative = True
     is_integer = True
 
-    def __new__(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    def __new__(cls, a: sympy.Expr | int, b: sympy.Expr | int) -> sympy.Expr:  # type: ignore[misc]  # may be a number
         return _divide(cls, sympy.sympify(a), sympy.sympify(b))  # type: ignore[arg-type]  # mypy means an instance's hash
 
     @classmethod
@@ -62,9 +63,9 @@ class FloorDiv(_Division):
         if a == b:
             return ONE
         if b.is_Integer:
-            common = math.gcd(_content(a), int(b))
-            if common > 1:
-                return FloorDiv(_over(a, common), b // common)
+            divisor = math.gcd(_content(a), int(b))
+            if divisor > 1:
+                return FloorDiv(_over(a, divisor), int(b) // divisor)
         if isinstance(a, FloorDiv):
             return FloorDiv(a.args[0], a.args[1] * b)
         if not b.is_Integer and (common := _common(a, b)) != ONE:  # (s·a) // (s·b) for a size s > 0
@@ -122,7 +123,7 @@ def _common(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
     return sympy.Mul(*(base**power for base, power in shared.items()))
 
 
-def _powers(product: sympy.Expr) -> dict[sympy.Symbol, int]:
+def _powers(product: sympy.Expr) -> dict[sympy.Expr, int]:
     """Return the symbols of a product with their exponents."""
     factors = (factor.as_base_exp() for factor in sympy.Mul.make_args(product))
     return {base: int(power) for base, power in factors if base.is_Symbol and power.is_Integer and power > 0}
@@ -153,4 +154,6 @@ def may_be_negative(expr: sympy.Expr) -> bool:
     if isinstance(expr, FloorDiv):
         return may_be_negative(expr.args[0])
     known = expr.is_Add or expr.is_Mul or isinstance(expr, (sympy.Max, sympy.Min))
-    return may_be_negative(expr.base) if expr.is_Pow else not known or any(map(may_be_negative, expr.args))
+    if isinstance(expr, sympy.Pow):
+        return may_be_negative(expr.base)
+    return not known or any(map(may_be_negative, expr.args))

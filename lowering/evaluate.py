@@ -161,7 +161,7 @@ class _Point:
 
     def index(self, expr: sympy.Expr) -> torch.Tensor:
         """Evaluate an index expression as int64."""
-        if expr in self.positions:
+        if isinstance(expr, sympy.Symbol) and expr in self.positions:
             return self.positions[expr]
         if not expr.free_symbols & self.positions.keys():
             return torch.tensor(size_value(expr, self.scope.sizes), device=self.scope.device)

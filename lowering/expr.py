@@ -400,7 +400,7 @@ def free_axes(*roots: Expr) -> frozenset[sympy.Symbol]:
     symbols: set[sympy.Symbol] = set()
     for node in postorder(*roots):
         for index in index_of(node):
-            symbols |= cast("set[sympy.Symbol]", index.free_symbols)
+            symbols |= index.free_symbols
     return frozenset(symbols)
 
 

@@ -143,13 +143,15 @@ class Lowering:
             value = self._tensor_buffer(node, val)
             self.inputs.append(self.calls.realised[node])
             if val.layout is torch.strided:
-                self.calls.symbols.update(size for size in sizes_of((*val.shape, *val.stride())) if size.is_Symbol)
+                sizes = sizes_of((*val.shape, *val.stride()))
+                self.calls.symbols.update(size for size in sizes if isinstance(size, sympy.Symbol))
             return value
         if isinstance(val, torch.SymInt):
             size = size_of(val)
-            if size.is_Symbol:
-                self.calls.symbols.add(size)
-            self.inputs.append(size if size.is_Symbol else None)  # other inputs determine the symbols of an expression
+            symbol = size if isinstance(size, sympy.Symbol) else None  # other inputs determine those of an expression
+            if symbol is not None:
+                self.calls.symbols.add(symbol)
+            self.inputs.append(symbol)
             return size
         if isinstance(val, int):
             self.inputs.append(None)
@@ -190,8 +192,8 @@ class Lowering:
             return truth_of(val)
         if isinstance(val, bool):
             return None
-        if isinstance(val, torch.SymInt) and node.all_input_nodes and size_of(val).is_Symbol:
-            self.calls.wait_for(node, size_of(val))
+        if isinstance(val, torch.SymInt) and node.all_input_nodes and isinstance(size := size_of(val), sympy.Symbol):
+            self.calls.wait_for(node, size)
         if isinstance(val, (torch.SymInt, torch.SymFloat, int)):
             return self.calls.known(size_of(val), origin_of(node))
         return self.calls.extern(node, reason) if reason else self._computed(node)

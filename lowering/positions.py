@@ -104,7 +104,7 @@ def _position(expr: Expr) -> sympy.Expr | None:
     if isinstance(expr, IndexValue) and expr.dtype is torch.int64:
         return expr.index
     if isinstance(expr, Const) and expr.dtype is torch.int64 and abs(int(expr.value)) < LARGEST:
-        return sympy.Integer(expr.value)
+        return sympy.Integer(int(expr.value))
     return None
 
 
@@ -222,7 +222,7 @@ def _range(number: sympy.Expr, ranges: Mapping[sympy.Symbol, Range]) -> Range:
             return -math.inf, math.inf
         if term == 1:
             ends: Range = (1.0, 1.0)
-        elif term in ranges:
+        elif isinstance(term, sympy.Symbol) and term in ranges:
             ends = ranges[term]
         else:
             return -math.inf, math.inf

@@ -29,7 +29,7 @@ DEFAULT_SIZE = 256
 """The assumed value of an unknown symbolic size when costs are estimated."""
 
 
-class Computed(sympy.Symbol):  # type: ignore[misc]  # sympy ships no annotations
+class Computed(sympy.Symbol):
     """A size that the host computes from other ones.  Two with the same meaning are equal.
 
     Attributes:
@@ -38,17 +38,19 @@ class Computed(sympy.Symbol):  # type: ignore[misc]  # sympy ships no annotation
     """
 
     __slots__ = ("given", "meaning")
+    meaning: sympy.Basic
+    given: tuple[sympy.Symbol, ...]
 
-    def __new__(cls, meaning: sympy.Expr) -> Computed:
+    def __new__(cls, meaning: sympy.Basic) -> Computed:
         text = str(meaning)
         words = re.sub(r"\W+", "_", text).strip("_")[:24]
         known = {fact: True for fact in ("positive", "nonnegative") if getattr(meaning, f"is_{fact}", False)}
         symbol = super().__new__(cls, f"n_{words}_{zlib.crc32(text.encode()):08x}", integer=True, **known)
         symbol.meaning = meaning
         symbol.given = tuple(sorted(meaning.free_symbols, key=str))
-        return cast(Computed, symbol)
+        return symbol
 
-    def __getnewargs_ex__(self) -> tuple[tuple[sympy.Expr], dict[str, object]]:
+    def __getnewargs_ex__(self) -> tuple[tuple[sympy.Basic], dict[str, object]]:
         return (self.meaning,), {}
 
 
@@ -56,7 +58,7 @@ def size_of(size: int | torch.SymInt | torch.SymFloat) -> sympy.Expr:
     """Return a dimension, stride, size argument, or number computed from sizes, as an expression over size symbols."""
     if isinstance(size, int):
         return sympy.Integer(size)
-    expr = size.node.expr
+    expr: sympy.Expr = size.node.expr
     if expr.is_Symbol or expr.is_Integer:
         return expr
     expr = _in_one_form(expr, _equal_forms(size.node.shape_env))
@@ -150,7 +152,7 @@ def _translated(expr: sympy.Expr) -> sympy.Expr:
         return expr
     if expr.is_Add or expr.is_Mul:
         return expr.func(*map(_translated, expr.args))
-    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
         return _translated(expr.base) ** expr.exp
     if isinstance(expr, (torch_sympy.FloorDiv, torch_sympy.Mod, torch_sympy.PythonMod)):
         whole, divisor = map(_translated, expr.args)
@@ -206,7 +208,7 @@ def where_there_are_elements(stride: sympy.Expr) -> sympy.Expr:
     return stride.xreplace(inner) if inner else stride
 
 
-def _inside(meaning: sympy.Expr) -> sympy.Expr:
+def _inside(meaning: sympy.Basic) -> sympy.Expr:
     if isinstance(meaning, torch_sympy.Max) and len(meaning.args) == 2 and ONE in meaning.args:
         (inner,) = (arg for arg in meaning.args if arg != ONE)
         return _translated(inner)

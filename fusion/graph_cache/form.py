@@ -197,7 +197,7 @@ def _function_of_sizes(rest: Fields, values: Sequence[object]) -> sympy.Basic:
         raise ValueError(f"{module}.{name} is no sympy expression")
     parts = _parts(positions, values)
     if issubclass(kind, AssocOp) and len(parts) > 1:  # canonical already; canonicalising imports much of sympy
-        return kind._from_args(parts)  # type: ignore[attr-defined]  # sympy's, of which mypy knows nothing
+        return kind._from_args(parts)
     return kind(*parts)
 
 

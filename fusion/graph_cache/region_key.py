@@ -152,7 +152,8 @@ class _Captured(Form):
         return super().tensor(val)
 
     def size(self, size: object) -> object:
-        if isinstance(size, (torch.SymFloat, torch.SymBool)) or free_unbacked_symbols(size):
+        unbacked = isinstance(size, torch.SymInt) and free_unbacked_symbols(size)
+        if unbacked or isinstance(size, (torch.SymFloat, torch.SymBool)):
             raise Unwritten(f"{size}, which depends on data")
         return super().size(size)
 

@@ -46,7 +46,8 @@ def _radix(expr: sympy.Expr, facts: Facts) -> tuple[Digit, ...] | None:
         if digit is None:
             return None
         weights[digit] = weights.get(digit, ZERO) + term / factors[0]
-    weight, ordered = ONE, []
+    weight = ONE
+    ordered: list[Digit] = []
     while weights:
         candidates = [digit for digit, scale in weights.items() if scale == weight]
         if not candidates:
@@ -65,7 +66,7 @@ def _digit(factor: sympy.Expr, sizes: Sizes) -> Digit | None:
         factor, size = factor.args
     if isinstance(factor, FloorDiv):
         factor, divisor = factor.args
-    if factor not in sizes:
+    if not isinstance(factor, sympy.Symbol) or factor not in sizes:
         return None
     if size is None:
         size = sizes[factor] / divisor

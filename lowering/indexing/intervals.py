@@ -65,7 +65,7 @@ def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
     """Compute the bounds of `bounds` in Python's integers, ten times faster than sympy's."""
     if expr.is_Integer:
         return int(expr), int(expr)
-    if expr.is_Symbol:
+    if isinstance(expr, sympy.Symbol):
         size = sizes.get(expr)
         return (0, int(size) - 1) if size is not None and size.is_Integer else None
     parts = [interval(arg, sizes) for arg in expr.args]
@@ -81,7 +81,7 @@ def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
     if isinstance(expr, FloorDiv) and expr.args[1].is_Integer:
         (low, high), (divisor, _) = known
         return low // divisor, high // divisor
-    if expr.is_Pow and known[0][0] >= 0 and expr.exp.is_Integer and expr.exp > 0:
+    if isinstance(expr, sympy.Pow) and known[0][0] >= 0 and expr.exp.is_Integer and expr.exp > 0:
         (low, high), (exponent, _) = known
         return low**exponent, high**exponent
     return None

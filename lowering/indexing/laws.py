@@ -62,7 +62,7 @@ def _simplified(expr: sympy.Expr, facts: Facts) -> sympy.Expr:
         return _simplify_mod(rebuilt.args[0], rebuilt.args[1], sizes)
     if rebuilt.is_Mul and any(factor.is_Add for factor in rebuilt.args):
         rebuilt = sympy.expand_mul(rebuilt)
-    return _recompose(rebuilt, sizes) if rebuilt.is_Add else rebuilt
+    return _recompose(rebuilt, sizes) if isinstance(rebuilt, sympy.Add) else rebuilt
 
 
 def _split_multiple(expr: sympy.Expr, of: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:

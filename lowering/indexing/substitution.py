@@ -72,9 +72,10 @@ def substitute_all(roots: Sequence[Expr], axes: AxisMap, sizes: Sizes) -> list[E
 
 def replace_axes(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Index:
     """Replace symbols in `index`, which becomes an `Expr` if one of the replacements is one."""
-    replacements = {s: axes[s] for s in symbols_of(index) if s in axes}
-    if any(isinstance(value, Expr) for value in replacements.values()):
-        return _lift(index, replacements, sizes)
+    replaced = {s: axes[s] for s in symbols_of(index) if s in axes}
+    replacements = {s: value for s, value in replaced.items() if not isinstance(value, Expr)}
+    if len(replacements) < len(replaced):
+        return _lift(index, replaced, sizes)
     return simplify(index.xreplace(replacements) if replacements else index, sizes)
 
 
@@ -85,7 +86,7 @@ def as_expr(index: Index) -> Expr:
 
 def _lift(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Expr:
     """Return `index` as an int64 expression: above a replaced axis, sympy's operators become scalar operations."""
-    if index.is_Symbol:
+    if isinstance(index, sympy.Symbol):
         return as_expr(axes.get(index, index))
     if not any(isinstance(axes.get(s), Expr) for s in symbols_of(index)):
         return as_expr(replace_axes(index, axes, sizes))
@@ -97,7 +98,7 @@ def _lift(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Expr:
         Mod: "remainder",
     }
     name = names[index.func]
-    args = (index.base,) * int(index.exp) if index.is_Pow else index.args
+    args = (index.base,) * int(index.exp) if isinstance(index, sympy.Pow) else index.args
     result, *others = (_lift(arg, axes, sizes) for arg in args)
     for other in others:
         result = Op(name, (result, other), torch.int64)

@@ -149,7 +149,7 @@ def _kernel_sizes(
                 f"kernel {kernel.name}: {param.name} has {tensor.ndim} dimensions, not {len(param.shape)}"
             )
         for expr, size in zip((*param.shape, *param.strides), (*tensor.shape, *tensor.stride()), strict=True):
-            if expr.is_Symbol:
+            if isinstance(expr, sympy.Symbol):
                 known.setdefault(expr, size)
     for param, tensor in zip(kernel.params, tensors, strict=True):
         if any(symbol not in known for expr in (*param.shape, *param.strides) for symbol in symbols_of(expr)):

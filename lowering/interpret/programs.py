@@ -147,7 +147,7 @@ def bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int | None]) ->
         if tensor.ndim != len(buffer.shape):
             raise VerifyError(f"input {buffer.name} has {tensor.ndim} dimensions, not {len(buffer.shape)}")
         for expr, size in zip((*buffer.shape, *buffer.strides), (*tensor.shape, *tensor.stride()), strict=True):
-            if expr.is_Symbol:
+            if isinstance(expr, sympy.Symbol):
                 sizes.setdefault(expr, size)
     for buffer, tensor in tensors:
         shape = tuple(size_value(size, sizes) for size in buffer.shape)

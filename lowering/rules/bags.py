@@ -14,7 +14,7 @@ import torch
 from fusion.lowering.builder import Builder
 from fusion.lowering.checks import checked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, IndexValue, const, guarded
+from fusion.lowering.expr import Expr, Index, IndexValue, const, guarded
 from fusion.lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
@@ -80,9 +80,14 @@ def _looked_up(indices: Value, weight: Value) -> Value:
 
 def _of_bags(value: Value, bags: Value) -> Value:
     """Read `value` for the bag (and column) of each index; 0 for indices behind the last bag."""
-    at = Term(bags.expr)
-    read = placed(value, bags.shape, [at.expr, axis_symbol(1)][: value.rank], at < value.shape[0])
+    at, target = Term(bags.expr), _target(bags)[: value.rank]
+    read = placed(value, bags.shape, target, at < value.shape[0])
     return Value(bags.shape, value.dtype, value.device, read.expr)
+
+
+def _target(bags: Value) -> list[Index]:
+    """Return the position in a result, of a row per bag, that each index and column contributes to."""
+    return [bags.expr, axis_symbol(1)]
 
 
 def _rows(bags: Value, width: sympy.Expr) -> Value:
@@ -141,7 +146,7 @@ def _largest(
     `rows` holds the rows of the table, `names` their positions in it and `bags` the bag of each; `sizes` has the shape
     of the result.
     """
-    target = [bags.expr, axis_symbol(1)]
+    target = _target(bags)
     lowest = Value(sizes.shape, rows.dtype, rows.device, literal(identity("max", rows.dtype), rows.dtype))
     top = folded(ctx, "max", lowest, target, rows, held)
     order = Value(rows.shape, torch.int64, rows.device, IndexValue(axis_symbol(0)))

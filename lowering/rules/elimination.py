@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import sympy
 import torch
 from torch import fx
 
@@ -166,12 +167,17 @@ def _factors_transpose(ctx: Builder) -> bool:
     return bool(a.meta["val"].is_contiguous())
 
 
+def _inner(a: Value) -> sympy.Expr:
+    """Return the smaller of the numbers of rows and columns."""
+    return sympy.Integer(min(map(int, a.shape[-2:])))
+
+
 def _results(a: Value, factors: Factors) -> tuple[Value, Value]:
     """(the factors in one matrix, the pivots)."""
-    *lead, rows, columns = a.shape
+    lead = a.shape[:-2]
     pivots = factors.pivots or [Term(const(0, torch.int32))]
     together = assembled(a.shape, a, factors.rows)
-    return together, held((*lead, min(rows, columns)), a, pick(len(lead), pivots))
+    return together, held((*lead, _inner(a)), a, pick(len(lead), pivots))
 
 
 # Factors --------------------------------------------------------------------------------------------------------------
@@ -192,7 +198,7 @@ def lu(ctx: Builder, a: Value, *, pivot: bool = True) -> tuple[Value, Value, Val
     """(P, L, U) with P·L·U = A; without pivoting P is empty."""
     factors = _factors(ctx, a, a.shape[:-2], pivot=pivot)
     *lead, rows, columns = a.shape
-    inner = min(rows, columns)
+    inner = _inner(a)
     lower, upper = factors.lower(a.dtype), factors.upper(a.dtype)
     parts = assembled((*lead, rows, inner), a, lower), assembled((*lead, inner, columns), a, upper)
     return _permutation(a, factors.pivots) if pivot else _empty(a), *parts
@@ -221,7 +227,7 @@ def _empty(like: Value) -> Value:
 def _triangles(ctx: Builder, a: Value) -> tuple[Value, Value]:
     """(L, U) of the factors in one matrix."""
     *lead, rows, columns = a.shape
-    inner = min(rows, columns)
+    inner = _inner(a)
     left, top = (a.view(shape, axes_of(shape)) for shape in ((*lead, rows, inner), (*lead, inner, columns)))
     return combine(Term.__add__, identity_like(left), tril(ctx, left, -1)), triu(ctx, top)
 

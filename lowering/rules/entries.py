@@ -59,7 +59,7 @@ def sides(ctx: Builder, *matrices: Value) -> tuple[int, int]:
         raise Unsupported("strict numerics leave matrices to the library")
     if any(matrix.dtype not in (torch.float32, torch.float64) for matrix in matrices):
         raise Unsupported(f"matrices of {matrices[0].dtype}")
-    if not (rows.is_Integer and columns.is_Integer) or max(rows, columns) > LARGEST:
+    if not (rows.is_Integer and columns.is_Integer) or rows > LARGEST or columns > LARGEST:
         raise Unsupported(f"matrices of more than {LARGEST} rows or columns")
     return int(rows), int(columns)
 

@@ -7,7 +7,7 @@ indices), whose results have a data-dependent size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sympy
 import torch
@@ -64,7 +64,7 @@ def looked_up(x: Value, shape: Shape, source: Sequence[Index]) -> Value:
     return result
 
 
-def _moved(index: Index, axes: dict[sympy.Symbol, sympy.Expr], shape: Shape) -> Index:
+def _moved(index: Index, axes: Mapping[sympy.Symbol, sympy.Expr], shape: Shape) -> Index:
     if isinstance(index, Expr):
         return substitute(index, axes, axis_bounds(shape))
     return index.xreplace(axes)

@@ -34,7 +34,7 @@ def numbered_sources(ctx: Builder, x: Value, first: int, mask: Value, values: Va
     The mask is over the dimensions of x from `first` on, for which `values` has one.  Elsewhere the source is 0.
     """
     held, number = _numbered(ctx, mask, mask.shape)
-    flat_index = sympy.Integer(0)
+    flat_index = ZERO
     for k, size in enumerate(mask.shape):
         flat_index = flat_index * size + axis_symbol(first + k)
     total = sympy.Mul(*mask.shape)

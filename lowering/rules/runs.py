@@ -67,7 +67,7 @@ def summed_in_runs(ctx: Builder, x: Value, place: Sequence[Index], source: Value
     runs: dict[int, Run] = {}
     left = set(own)
     for dim, index in enumerate(place):
-        if index in left and not isinstance(index, Expr):
+        if isinstance(index, sympy.Symbol) and index in left:
             left.remove(index)  # the dimension is the source's own
             continue
         run = _run(ctx, index, x.shape[dim], own) if isinstance(index, Expr) else None
@@ -116,7 +116,7 @@ def _run(ctx: Builder, index: Expr, size: sympy.Expr, own: dict[sympy.Symbol, sy
         return None
     (evaluated,) = evaluate([known], {axis: range(int(count))}, Scope({}, {}, {}))
     places = evaluated.expand(int(count)) if evaluated.ndim else evaluated.expand(1)
-    if places[0] < 0 or places[-1] >= size or (places.diff() < 0).any():
+    if places[0] < 0 or places[-1] >= int(size) or (places.diff() < 0).any():
         return None
     return _form(axis, places, int(size))
 

@@ -58,6 +58,7 @@ def _sum(ctx: Builder, a: Argument, b: Argument, alpha: Argument, join: Callable
         a, b, alpha = (_rounded(arg, result) for arg in (a, b, alpha))
         return compose(lambda x, y: join(x, y if alpha == 1 else (alpha * y).to(result).to(compute)), a, b)
     scale = _rounded(alpha, compute)
+    assert not isinstance(scale, Value)
     if scale == 1:
         return compose(join, a, b)
 

@@ -166,7 +166,8 @@ def slice_start(
 def _readings(bound: sympy.Expr, size: sympy.Expr) -> list[sympy.Expr]:
     """Return the positions within a dimension that a bound of a slice may mean."""
     if bound.is_Integer and size.is_Integer:
-        return [max(ZERO, bound + size) if bound < 0 else min(bound, size)]
+        start, length = int(bound), int(size)
+        return [sympy.Integer(max(0, start + length) if start < 0 else min(start, length))]
     if bound.is_nonnegative:
         return [bound]
     return [bound + size] if bound.is_nonpositive else [bound, bound + size]
@@ -268,7 +269,7 @@ def diagonal(ctx: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: int =
     height, width = x.shape[row] - max(-offset, 0), x.shape[column] - max(offset, 0)
     if height != width and not (height.is_Integer and width.is_Integer):
         raise Unsupported(f"the diagonal of a matrix of {height} by {width}")
-    length = height if height == width else max(ZERO, min(height, width))
+    length = height if height == width else sympy.Integer(max(0, min(int(height), int(width))))
     index: list[sympy.Expr] = [ZERO] * x.rank
     for position, k in enumerate(kept):
         index[k] = axis_symbol(position)

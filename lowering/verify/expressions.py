@@ -75,8 +75,8 @@ class ExpressionRules:
             if isinstance(node, Load):
                 loaded.add(node.buffer)
                 if node.mask is None and not empty:
-                    for index, size in zip(node.index, self.tensors[node.buffer][1], strict=True):
-                        check_bounds(node.buffer, index, size, sizes)
+                    for at, size in zip(node.index, self.tensors[node.buffer][1], strict=True):
+                        check_bounds(node.buffer, at, size, sizes)
         return loaded
 
     def _check_node(self, node: Expr) -> None:
@@ -144,13 +144,13 @@ def _gives(name: ScalarName, operand: torch.dtype) -> torch.dtype | None:
 
 
 @lru_cache(maxsize=1 << 16, typed=True)  # typed: 0 is equal to sympy's 0, but no index
-def _foreign_parts(index: sympy.Expr) -> tuple[sympy.Expr, ...]:
+def _foreign_parts(index: sympy.Expr) -> tuple[sympy.Basic, ...]:
     """Return the parts of an index that are not index arithmetic; sizes may contain them, axes not."""
     require(isinstance(index, sympy.Expr), "the index {!r} is no sympy expression", index)
     parts = []
     for part in sympy.preorder_traversal(index):
         arithmetic = part.is_Symbol or part.is_Number or part.is_Add or part.is_Mul or isinstance(part, (FloorDiv, Mod))
-        if not arithmetic and not (part.is_Pow and part.exp.is_Integer and part.exp > 0):
+        if not arithmetic and not (isinstance(part, sympy.Pow) and part.exp.is_Integer and part.exp > 0):
             parts.append(part)
     return tuple(parts)
 
@@ -170,7 +170,7 @@ def check_symbols(index: sympy.Expr, sizes: Sizes, known: Collection[sympy.Symbo
 
 def check_bounds(name: str, index: Index, size: sympy.Expr, sizes: Sizes) -> None:
     """Refuse an unmasked access that is known to reach outside a dimension."""
-    if isinstance(index, Expr) or (index.is_Symbol and sizes.get(index) == size):
+    if isinstance(index, Expr) or (isinstance(index, sympy.Symbol) and sizes.get(index) == size):
         return
     limits = bounds(index, sizes)
     if limits is None:

@@ -18,7 +18,7 @@ from fusion.codegen.c.text.nest import render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import HELD
 from fusion.lowering.expr import Expr, Load
-from fusion.lowering.indexing import coefficient
+from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.kernel import Fold
 
 
@@ -123,15 +123,17 @@ class Factors:
         offset = value.index[0]
         if isinstance(offset, Expr) or value in self.scope.known:
             return None
-        strides = [sympy.Integer(0) if symbol is None else coefficient(offset, symbol) for symbol in inner]
-        if any(stride is None for stride in strides):
+        known = (ZERO if symbol is None else coefficient(offset, symbol) for symbol in inner)
+        strides = [stride for stride in known if stride is not None]
+        if len(strides) < len(inner):
             return None
-        starts = {}
+        starts: dict[sympy.Symbol, sympy.Expr] = {}
         for symbol in inner:
             if symbol is not None:
                 start = self.scope.blocks.of[symbol].extent.start
-                starts[symbol] = sympy.Integer(0) if start == "0" else sympy.Symbol(start, integer=True)
-        names = {**self.scope.names, **{start: start.name for start in starts.values() if start.is_Symbol}}
+                starts[symbol] = ZERO if start == "0" else sympy.Symbol(start, integer=True)
+        begun = {start: start.name for start in starts.values() if isinstance(start, sympy.Symbol)}
+        names = {**self.scope.names, **begun}
         position = index_text(sympy.expand_mul(offset.xreplace(starts)), names)
         return ", ".join([f"{self.scope.params[value.buffer]} + {position}", *(index_text(s, names) for s in strides)])
 

@@ -32,6 +32,7 @@ from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.updates import statement
 from fusion.lowering.expr import Expr, Load, TileRef, make_cast, postorder
+from fusion.lowering.indexing import ZERO
 from fusion.lowering.kernel import (
     Fold,
     Kernel,
@@ -104,7 +105,7 @@ class _Blocked:
 
     def _team(self) -> str:
         """Return the clauses of a parallel region; "" if there is too little work for one."""
-        amount = sympy.Integer(0)
+        amount = ZERO
         for stmt in statements(self.kernel.body):
             for value in values_of(stmt):
                 symbols = self.scope.where[value].union(stmt.over if isinstance(stmt, Fold) else ())

@@ -91,7 +91,8 @@ def _step(offset: Index, axis: sympy.Symbol) -> sympy.Expr | None:
         return coefficient(offset.index, axis)
     if isinstance(offset, Op) and offset.name == "add":
         steps = [_step(part, axis) for part in offset.args]
-        return None if None in steps else sympy.Add(*steps)
+        known = [step for step in steps if step is not None]
+        return sympy.Add(*known) if len(known) == len(steps) else None
     return None
 
 
@@ -134,7 +135,7 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
     varying = [access for access in used if access.axes & symbols]
     outside, inside = _best(grid, varying), _best(inner, varying)
     length = sympy.Mul(*(axis.size for axis in inner))
-    fewer = outside.size.is_Integer and inside.size.is_Integer and outside.size < min(FEW, inside.size)
+    fewer = outside.size.is_Integer and inside.size.is_Integer and int(outside.size) < min(FEW, int(inside.size))
     short = length.is_Integer and length <= FEW and not fewer
     points = sympy.Mul(*(axis.size for axis in grid))
     continued = _continued(inside, grid, varying)
@@ -199,7 +200,7 @@ def in_blocks(kernel: Kernel, lanes: Lanes, width: int, *, shared: bool) -> Lane
 
 
 def _fills_tile(axis: KernelAxis) -> bool:
-    return not axis.size.is_Integer or axis.size >= TILE
+    return not axis.size.is_Integer or int(axis.size) >= TILE
 
 
 def loop_order(sweep: Sweep, lanes: Lanes, where: Spans) -> tuple[tuple[KernelAxis, ...], KernelAxis | None]:

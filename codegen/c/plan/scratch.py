@@ -131,8 +131,8 @@ def _costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, bef
 
 def _fits(axes: Sequence[KernelAxis], lanes: Lanes, value: Expr) -> bool:
     """Return whether the array is small enough; unknown sizes are assumed to be."""
-    size = sympy.Integer(max(value.dtype.itemsize, 4))
+    size: sympy.Expr = sympy.Integer(max(value.dtype.itemsize, 4))
     for axis in axes:
         block = lanes.block if axis is lanes.axis else None
         size *= axis.size if block is None else block
-    return not size.is_Integer or size <= LIMIT
+    return not size.is_Integer or int(size) <= LIMIT

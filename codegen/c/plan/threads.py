@@ -15,6 +15,7 @@ from typing_extensions import assert_never
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
+from fusion.lowering.indexing import ZERO
 from fusion.lowering.kernel import Kernel, Role
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
@@ -42,7 +43,7 @@ def cost_of(node: Expr) -> int:
 def work(kernel: Kernel, sweeps: Sequence[Sweep]) -> sympy.Expr:
     """Return the work of one launch, in additions; symbolic if the sizes are."""
     points = sympy.Mul(*(axis.size for axis in kernel.with_role(Role.GRID)))
-    per_point = sympy.Integer(0)
+    per_point = ZERO
     for sweep in sweeps:
         each = len(sweep.stores) + sum(map(cost_of, postorder(*sweep.roots)))
         per_point += each * sympy.Mul(*(axis.size for axis in sweep.axes))

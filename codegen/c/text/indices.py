@@ -68,6 +68,7 @@ def _product(expr: sympy.Expr, names: Names) -> str:
     if not expr.is_Mul:
         return _factor(expr, names)
     number, rest = expr.as_coeff_Mul()
+    assert isinstance(number, sympy.Rational), "an index has no other numbers"
     parts = [str(number.p)] if number.p != 1 else []
     for factor in sorted(sympy.Mul.make_args(rest), key=str):
         text = _factor(factor, names)
@@ -80,7 +81,7 @@ def _factor(expr: sympy.Expr, names: Names) -> str:
     if expr.is_Integer:
         value = int(expr)
         return f"{value}L" if abs(value) >= 1 << 31 else str(value)
-    if expr.is_Symbol:
+    if isinstance(expr, sympy.Symbol):
         if expr not in names:
             raise BuildError(f"index expression uses the unknown symbol {expr}")
         return names[expr]
@@ -93,7 +94,7 @@ def _factor(expr: sympy.Expr, names: Names) -> str:
             rest = f"({rest} + {divisor})%{divisor}"
             return f"({whole} - {rest})/{divisor}" if isinstance(expr, FloorDiv) else rest
         return f"{whole}/{divisor}" if isinstance(expr, FloorDiv) else rest
-    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
         return "*".join([_operand(expr.base, names)] * int(expr.exp))
     if isinstance(expr, (sympy.Max, sympy.Min)):
         name = "imax" if isinstance(expr, sympy.Max) else "imin"

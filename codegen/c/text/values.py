@@ -180,8 +180,10 @@ class ValueWriter:
         GCC 12 loads such a group as whole vectors, all under the mask of the first of them.
         """
         index = affine(node.index[0]) if isinstance(node.index[0], Expr) else node.index[0]
+        if index is None:
+            return False
         innermost = len(self._levels) - 1
-        for axis in self._where[mask] if index is not None else ():
+        for axis in self._where[mask]:
             stride = coefficient(index, axis)
             if stride is None or not stride.is_Integer or abs(stride) < 2:
                 continue

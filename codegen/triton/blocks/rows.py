@@ -88,13 +88,13 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
     if len(grid) < 2 or not row_block(grid[-1].size, _LEAST_ROW):
         return False
     last, outer = grid[-1].symbol, {axis.symbol for axis in grid[:-1]}
-    stores = list(statements(kernel.body, Store))
-    if any(isinstance(store.offset, Expr) or coefficient(store.offset, last) != 1 for store in stores):
+    stores = [(store.param, store.offset) for store in statements(kernel.body, Store)]
+    stored = [(name, offset) for name, offset in stores if not isinstance(offset, Expr)]
+    if len(stored) < len(stores) or any(coefficient(offset, last) != 1 for _, offset in stored):
         return False
     if not grid[-1].size.is_Integer:
         return True  # dividing by a 64-bit number costs more than everything else
-    streams = [*direct_loads(kernel), *((store.param, store.offset) for store in stores)]
-    streams = [(name, offset) for name, offset in streams if coefficient(offset, last) == 1]
+    streams = [(name, offset) for name, offset in direct_loads(kernel) if coefficient(offset, last) == 1] + stored
     odd = sum(not _aligned(kernel, name, offset, outer) for name, offset in streams)
     return len(row_values(kernel, grid)) > odd
 
@@ -158,7 +158,9 @@ def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
 
 def _stores_along(stmt: Stmt, axes: Collection[sympy.Symbol]) -> bool:
     """Is a value stored for each point of `axes`?"""
-    return isinstance(stmt, Store) and not isinstance(stmt.offset, Expr) and bool(stmt.offset.free_symbols & axes)
+    if not isinstance(stmt, Store) or isinstance(stmt.offset, Expr):
+        return False
+    return not stmt.offset.free_symbols.isdisjoint(axes)
 
 
 def reduced_dims(

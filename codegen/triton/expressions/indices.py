@@ -16,7 +16,7 @@ from fusion.codegen.triton.blocks import Blocked, Config, Dim, Lanes
 from fusion.codegen.triton.expressions.scalar_code import ATOM, PRODUCT, SUM, UNARY, Code
 from fusion.lowering.division import may_be_negative
 from fusion.lowering.expr import Expr, Load, index_of, postorder
-from fusion.lowering.indexing import ZERO, FloorDiv, Mod, bounds
+from fusion.lowering.indexing import FloorDiv, Mod, bounds
 from fusion.lowering.kernel import Loop, Role, Stmt, Store, statements, values_of
 
 LIMIT = 2**31
@@ -144,9 +144,9 @@ def lay_out(
     return unproven if within_limit else replace(unproven, wide=_wide(unproven))
 
 
-def fits(span: tuple[sympy.Expr, sympy.Expr] | None) -> bool:
+def fits(span: tuple[int, int] | None) -> bool:
     """Is every value between these bounds an int32?"""
-    return span is not None and bool(span[0] > -LIMIT) and bool(span[1] < LIMIT)
+    return span is not None and span[0] > -LIMIT and span[1] < LIMIT
 
 
 def _wide(layout: Layout) -> frozenset[Dim]:
@@ -186,26 +186,24 @@ def _is_int32(layout: Layout, term: sympy.Expr, wide: set[Dim]) -> bool:
     return len(term.free_symbols) == len(dims) and not any(dim in wide for dim in dims)
 
 
-def _reach(
-    terms: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
-) -> tuple[sympy.Expr, sympy.Expr] | None:
+def _reach(terms: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]) -> tuple[int, int] | None:
     """Return bounds on every partial sum of `terms`, and on all intermediate values of each.
 
     The operand of `(i + 7) % n` may be larger than the result.
     """
-    low, high = ZERO, ZERO
-    inner: list[tuple[sympy.Expr, sympy.Expr]] = []
+    low, high = 0, 0
+    inner: list[tuple[int, int]] = []
     for term in terms:
         span = bounds(term, sizes)
         if span is None:
             return None
-        low, high = low + min(span[0], ZERO), high + max(span[1], ZERO)
+        low, high = low + min(int(span[0]), 0), high + max(int(span[1]), 0)
         for atom in term.atoms(FloorDiv, Mod):
             whole, by = atom.args
             reached = _reach(sympy.Add.make_args(whole), sizes)
             if reached is None:
                 return None
-            inner.append((reached[0], max(reached[1], 2 * by) if may_be_negative(whole) else reached[1]))
+            inner.append((reached[0], max(reached[1], 2 * int(by)) if may_be_negative(whole) else reached[1]))
     return min([low, *(span[0] for span in inner)]), max([high, *(span[1] for span in inner)])
 
 
@@ -233,7 +231,7 @@ def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symb
     def code_of(expr: sympy.Expr) -> Code:
         if expr.is_Integer:
             return Code(str(abs(int(expr)))) if expr >= 0 else Code(str(int(expr)), UNARY)
-        if expr.is_Symbol:
+        if isinstance(expr, sympy.Symbol):
             dim = layout.dim(expr)
             has = (dim,) if dim is not None and dim in layout.tiled else ()
             return expand(Code(variable(expr)), has, wants)
@@ -246,22 +244,22 @@ def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symb
                 text += (" - " if minus else " + ") * bool(text) + part.at(PRODUCT if minus else SUM)
             return Code(text, SUM)
         if expr.is_Mul:
-            factors = sorted(expr.args, key=lambda factor: (factor.is_Integer, str(factor)))
-            text = code_of(factors[0]).at(PRODUCT)
-            for factor in factors[1:]:
-                text += f" * {code_of(factor).at(UNARY)}"
+            first, *others = sorted(expr.args, key=lambda arg: (arg.is_Integer, str(arg)))
+            text = code_of(first).at(PRODUCT)
+            for other in others:
+                text += f" * {code_of(other).at(UNARY)}"
             return Code(text, PRODUCT)
-        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return Code(" * ".join([code_of(expr.base).at(UNARY)] * int(expr.exp)), PRODUCT)
         assert isinstance(expr, (FloorDiv, Mod)), f"no text for index {expr}"
         whole, divisor = expr.args
         by = code_of(divisor).at(UNARY)
-        rest = Code(f"{code_of(whole).at(PRODUCT)} % {by}", PRODUCT)
+        left = Code(f"{code_of(whole).at(PRODUCT)} % {by}", PRODUCT)
         if may_be_negative(whole):  # the device's division rounds to zero
-            rest = Code(f"({rest.at(SUM)} + {by}) % {by}", PRODUCT)
-            whole_text = f"({code_of(whole).at(SUM)} - {rest.at(PRODUCT)})"
-            return Code(f"{whole_text} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
-        return Code(f"{code_of(whole).at(PRODUCT)} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
+            left = Code(f"({left.at(SUM)} + {by}) % {by}", PRODUCT)
+            whole_text = f"({code_of(whole).at(SUM)} - {left.at(PRODUCT)})"
+            return Code(f"{whole_text} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else left
+        return Code(f"{code_of(whole).at(PRODUCT)} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else left
 
     return code_of(index)
 

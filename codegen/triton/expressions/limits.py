@@ -68,15 +68,15 @@ def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: 
     def bound(expr: sympy.Expr) -> Polynomial:
         if expr.is_Integer:
             return Counter({(): abs(int(expr))} if expr else {})
-        if expr.is_Symbol and expr in sizes:
+        if isinstance(expr, sympy.Symbol) and expr in sizes:
             return bound(sizes[expr])
-        if expr.is_Symbol and expr.name in own:
+        if isinstance(expr, sympy.Symbol) and expr.name in own:
             return Counter({(expr.name if expr.is_nonnegative else f"abs({expr.name})",): 1})
         if expr.is_Add:
             return sum(map(bound, expr.args), Counter())
         if expr.is_Mul:
             return _product(map(bound, expr.args))
-        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return _product([bound(expr.base)] * int(expr.exp))
         if isinstance(expr, (FloorDiv, Mod)):
             whole, by = map(bound, expr.args)

@@ -9,7 +9,8 @@ assumed to hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -228,6 +229,14 @@ def _difference(where: Expr) -> sympy.Expr | None:
     return sympy.expand(sign * (a - b) + constant)
 
 
+_JOINED: dict[str, Callable[..., sympy.Expr]] = {
+    "add": sympy.Add,
+    "sub": operator.sub,
+    "mul": sympy.Mul,
+    "neg": operator.neg,
+}
+
+
 def _linear(expr: Expr) -> sympy.Expr | None:
     """Return an integer expression as an index."""
     if isinstance(expr, IndexValue):
@@ -236,12 +245,11 @@ def _linear(expr: Expr) -> sympy.Expr | None:
         return sympy.Integer(int(expr.value))
     if isinstance(expr, Cast) and not expr.arg.dtype.is_floating_point and expr.dtype.itemsize >= 4:
         return None if expr.dtype.is_floating_point else _linear(expr.arg)
-    if isinstance(expr, Op) and expr.name in ("add", "sub", "mul", "neg"):
+    if isinstance(expr, Op) and expr.name in _JOINED:
         args = [_linear(arg) for arg in expr.args]
         known = [arg for arg in args if arg is not None]
         if len(known) == len(args):
-            joined = {"add": sympy.Add, "mul": sympy.Mul, "sub": lambda a, b: a - b, "neg": lambda a: -a}
-            return joined[expr.name](*known)
+            return _JOINED[expr.name](*known)
     return None
 
 

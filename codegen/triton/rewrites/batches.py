@@ -18,7 +18,7 @@ import sympy
 
 from fusion.codegen.triton.rewrites.substitute_axes import substitute_axes
 from fusion.lowering.expr import Expr, Index, index_of, loads, postorder
-from fusion.lowering.indexing import coefficient, over_symbol, split_points
+from fusion.lowering.indexing import ZERO, coefficient, over_symbol, split_points
 from fusion.lowering.kernel import (
     Fold,
     Kernel,
@@ -99,7 +99,7 @@ def _unused(kernel: Kernel) -> sympy.Symbol:
 
 
 def _long(axis: KernelAxis) -> bool:
-    return bool(axis.size.is_Integer) and axis.size >= SHORTEST
+    return bool(axis.size.is_Integer and axis.size >= SHORTEST)
 
 
 def _tiles(kernel: Kernel, dots: Sequence[Fold]) -> Iterator[tuple[Index, int]]:
@@ -117,7 +117,7 @@ def _tiles(kernel: Kernel, dots: Sequence[Fold]) -> Iterator[tuple[Index, int]]:
 
 def _is_one_axis(index: Index, side: Sequence[KernelAxis]) -> bool:
     """Does an index step along these axes as if they were one?"""
-    step = sympy.S.Zero
+    step = ZERO
     for axis in reversed(side):
         slope = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
         if slope is None or (axis is not side[-1] and sympy.expand(slope - step) != 0):

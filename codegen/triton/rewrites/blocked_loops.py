@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import Load, index_of, postorder
+from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of
 from fusion.lowering.prefixes import named, placed
 
@@ -52,10 +52,11 @@ def _varies(stmt: Store, over: frozenset[object]) -> bool:
     """Does `stmt` happen at each point of a reduced axis?"""
     if stmt.axes is not None:
         return not over.isdisjoint(stmt.axes)
-    roots = [value for value in values_of(stmt) if value is not stmt.value]
+    _, *roots = values_of(stmt)  # without the value
     indices = [index for node in postorder(*roots) for index in index_of(node)]
     if not roots:
-        indices = [stmt.offset]
+        assert not isinstance(stmt.offset, Expr), "it would be one of the values"
+        indices.append(stmt.offset)
     return any(over & index.free_symbols for index in indices)
 
 

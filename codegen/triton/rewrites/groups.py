@@ -79,6 +79,6 @@ def _group(folds: list[Fold], axis: KernelAxis) -> int | None:
 
 def _word(kernel: Kernel, axis: KernelAxis) -> int | None:
     """Return the elements of the largest tensor in one word, if the axis consists of full words."""
-    sizes = [(param.dtype.itemsize, param.extent) for param in kernel.params if param.extent.is_Integer]
+    sizes = [(param.dtype.itemsize, int(param.extent)) for param in kernel.params if param.extent.is_Integer]
     length = WORD // max(sizes, key=lambda size: size[0] * size[1])[0] if sizes else 1
     return length if length > 1 and (axis.size / length).is_Integer else None

@@ -85,11 +85,11 @@ def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] 
         if not side or not all(symbol in sizes and sizes[symbol].is_Integer for symbol in side):
             continue
         count = math.prod(int(sizes[symbol]) for symbol in side)
-        longer = math.prod(sizes[symbol] for symbol in other if symbol in sizes)
+        longer = sympy.Mul(*(sizes[symbol] for symbol in other if symbol in sizes))
         most = FEW
         if fold.args[0].dtype in HALVES and _of_bytes(operand, set(other)):
             alone = sum(isinstance(stmt, Fold) for stmt in statements(kernel.body)) == 1
-            filled = longer.is_Integer and longer >= FILLED * device.multiprocessors
+            filled = bool(longer.is_Integer and longer >= FILLED * device.multiprocessors)
             filled = filled and (alone or not _in_groups(fold, kernel.axis_sizes()))
             most = 0 if filled and _is_packed(operand, fold.over, set(other)) else 1
         if not 0 < count <= most or longer == 0:

@@ -27,7 +27,7 @@ def merged(dependences: Dependences, first: Chain, second: Chain) -> Chain | Non
     private = {axis.symbol for axis in second.space.private}
     for p in shared:
         pairs = ((theirs, first.places[p][axis]) for axis, theirs in second.places[p].items())
-        names |= {theirs: ours for theirs, ours in pairs if theirs in private}
+        names |= {theirs: ours for theirs, ours in pairs if isinstance(theirs, sympy.Symbol) and theirs in private}
     space, names = _with_inner_axes(first.space, second.space, names)
     sizes = space.sizes
     places = {p: {axis: place(at, names, sizes) for axis, at in ats.items()} for p, ats in second.places.items()}
@@ -66,10 +66,15 @@ def _with_inner_axes(
     names, taken = dict(names), {*space.sizes}
     for axis in (*held, *other.private):
         if axis.symbol not in names:
-            names[axis.symbol] = fresh(str(axis.symbol)[0], taken)
-            taken.add(names[axis.symbol])
-    added = [Axis(names[axis.symbol], axis.size) for axis in held]
-    private = [Axis(names[axis.symbol], axis.size) for axis in other.private]
+            names[axis.symbol] = symbol = fresh(str(axis.symbol)[0], taken)
+            taken.add(symbol)
+
+    def renamed(axis: Axis) -> Axis:
+        symbol = names[axis.symbol]
+        assert isinstance(symbol, sympy.Symbol), "an inner axis has one axis for it"
+        return Axis(symbol, axis.size)
+
+    added, private = [renamed(axis) for axis in held], [renamed(axis) for axis in other.private]
     widened = replace(
         space,
         parallel=(*space.parallel, *added),

@@ -168,6 +168,7 @@ class _Body:
                 self.nodes.append(node)
                 self.library[node.out] = library
         outputs = tuple(BufferRef(name) for name in (*self.parts.rows, *self.parts.folds))
+        inputs: tuple[str | sympy.Symbol | None, ...]
         inputs = (START, BETA, POINTS, *symbols_in(self.dependences, self.region), *self.parts.sliced, *self.parts.sums)
         inlined = self.program.inlined
         return Program(inputs, self.buffers, tuple(self.nodes), outputs, origins, inlined=inlined, library=self.library)

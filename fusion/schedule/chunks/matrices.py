@@ -116,7 +116,7 @@ def with_matrices(
 
 def _spanned(node: Contract, operand: Expr) -> tuple[Axis, ...]:
     """Return the axes of an operand in the order in which its loads name them, which is that of memory."""
-    order: dict[sympy.Basic, None] = {}
+    order: dict[sympy.Symbol, None] = {}
     for load in loads(operand):
         for index in load.index:
             named = free_axes(index) if isinstance(index, Expr) else index.free_symbols

@@ -49,12 +49,12 @@ def _picked(
 ) -> tuple[Reduce, Load] | None:
     """Return the sum that computes the element of `load`, and the load of its result; None for another load."""
     indirect = [k for k, index in enumerate(load.index) if isinstance(index, Expr)]
-    affine = [index for index in load.index if not isinstance(index, Expr)]
+    affine = [index for index in load.index if isinstance(index, sympy.Symbol)]
     if len(indirect) != 1 or load.mask is not None or not load.dtype.is_floating_point:
         return None
     (position,) = indirect
     element = load.index[position]
-    if not isinstance(element, Expr) or len(set(affine)) != len(affine) or not all(index in sizes for index in affine):
+    if not isinstance(element, Expr) or len(set(affine)) != len(load.index) - 1 or not sizes.keys() >= set(affine):
         return None
     if not free_axes(element) <= set(affine):
         return None
@@ -63,7 +63,8 @@ def _picked(
     source = buffers[load.buffer]
     over = Axis(over_symbol(0), source.shape[position])
     inner = {axis.symbol: axis.size for axis in (*axes, over)}
-    index = tuple(over.symbol if k == position else moved[i] for k, i in enumerate(load.index))
+    symbols = [axis.symbol for axis in axes]
+    index = (*symbols[:position], over.symbol, *symbols[position:])
     here = make_op("eq", IndexValue(over.symbol), substitute(element, moved, inner))
     dtype = torch.float64 if load.dtype is torch.float64 else torch.float32
     value = make_cast(Load(load.buffer, index, load.dtype), dtype)
@@ -72,4 +73,4 @@ def _picked(
     buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape), source.device)
     term = Op("where", (here, value, const(0, dtype)), dtype)
     reduce = Reduce(name, axes, (over,), "sum", (term,), dtype)
-    return reduce, Load(name, tuple(sympy.sympify(symbol) for symbol in affine), dtype)
+    return reduce, Load(name, tuple(affine), dtype)

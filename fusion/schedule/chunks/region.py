@@ -135,7 +135,7 @@ class _Growth:
         known = {axis.symbol for axis in (*node.axes, *node.over)}
         if len(axes) != 1 or not axes <= known:
             return False
-        self.axes[position] = sympy.sympify(axes.pop())
+        (self.axes[position],) = known & axes
         return True
 
     def _cut_at(self, load: Load) -> list[sympy.Expr | Expr]:

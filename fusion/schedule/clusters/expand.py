@@ -165,6 +165,7 @@ class _Expansion:
                 return self._contracted(node, exprs, placement)
             case Scan():
                 along = placement[node.along]
+                assert isinstance(along, sympy.Symbol), "a scan is placed along an axis"
                 prefix = Prefix(f"running_{node.op}{len(self.prefixes)}", node.op, exprs, along, node.dtype)
                 self.prefixes.append(prefix)
                 self.spans[prefix.name] = self._spanned(*exprs) | {along}
@@ -249,7 +250,7 @@ class _Expansion:
         return rewrite([expr], rule)[0]
 
     def _here(self, member: int, index: tuple[Index, ...]) -> bool:
-        placement: Mapping[object, object] | None = self.cluster.places.get(member)
+        placement = self.cluster.places.get(member)
         if placement is None:
             return False
         axes = self.dependences.compute(member).axes

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import sympy
 
+from fusion.lowering.indexing import ONE
 from fusion.lowering.program import Buffer, Extern, Node, reads, writes
 
 BYTES = 16
@@ -41,7 +42,7 @@ def padded_strides(buffer: Buffer) -> tuple[sympy.Expr, ...] | None:
     if row * size % BYTES == 0 or row * size < SHORTEST:
         return None
     strides: list[sympy.Expr] = []
-    row_major, padded = sympy.Integer(1), sympy.Integer(1)
+    row_major, padded = ONE, ONE
     for position, (length, stride) in enumerate(reversed(list(zip(buffer.shape, buffer.strides, strict=True)))):
         if stride != row_major and length != 1:
             return None

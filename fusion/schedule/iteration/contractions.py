@@ -101,10 +101,13 @@ def _have_one_layout(dependences: Dependences, products: Sequence[int]) -> bool:
         node = dependences.compute(position)
         assert isinstance(node, Contract)
         buffers = dependences.program.buffers
-        if not isinstance(node.rhs, Load) or any(isinstance(index, Expr) for index in node.rhs.index):
+        if not isinstance(node.rhs, Load):
+            return False
+        indices = [index for index in node.rhs.index if not isinstance(index, Expr)]
+        if len(indices) < len(node.rhs.index):
             return False
         strides = buffers[node.rhs.buffer].strides
-        offset = sympy.Add(*(i * s for i, s in zip(node.rhs.index, strides, strict=True)))
+        offset = sympy.Add(*(i * s for i, s in zip(indices, strides, strict=True)))
         if not any(coefficient(sympy.expand(offset), axis.symbol) == 1 for axis in node.over):
             return False
     return True

@@ -127,7 +127,7 @@ def place(expr: sympy.Expr, placement: Placement, sizes: Sizes) -> sympy.Expr:
     """Substitute axes in `expr` and simplify under the bounds of the new axes."""
     if not placement:
         return expr
-    if expr.is_Symbol:
+    if isinstance(expr, sympy.Symbol):
         return placement.get(expr, expr)
     return simplify(expr.xreplace(dict(placement)), sizes)
 
@@ -239,8 +239,11 @@ def _split_space(space: Space, splits: Placement) -> Space:
 
 def _terms(axis: Axis, whole: sympy.Expr) -> list[Axis]:
     """Return the parts of `axis`, whose sum is `whole`, outermost first: each ends at the stride of the next."""
-    terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(whole))
-    strides = {symbol: int(stride) for stride, symbol in terms}
+    strides: dict[sympy.Symbol, int] = {}
+    for term in sympy.Add.make_args(whole):
+        stride, symbol = term.as_coeff_Mul()
+        assert isinstance(symbol, sympy.Symbol), "a part is an axis"
+        strides[symbol] = int(stride)
     parts = sorted(strides, key=strides.__getitem__, reverse=True)
     ends = [int(axis.size), *(strides[symbol] for symbol in parts)]
     return [Axis(symbol, sympy.Integer(end // strides[symbol])) for symbol, end in zip(parts, ends, strict=False)]

@@ -131,7 +131,8 @@ def _moved(
         return None
     if coefficient(store.offset, axis.symbol) is None or coefficient(read, over) is None:
         return None
-    sizes, axes = first.axis_sizes(), {over: axis.symbol}
+    sizes = first.axis_sizes()
+    axes: dict[sympy.Symbol, sympy.Expr] = {over: axis.symbol}
     offset = store.offset.xreplace({each.symbol: ZERO for each in first.axes if each.size == 1})
     written = offset.xreplace({axis.symbol: ZERO})
     for each in last.with_role(Role.GRID):

@@ -17,7 +17,7 @@ from fusion.codegen.triton.blocks import Blocked, Dim
 from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.expressions.scalar_code import PRODUCT, TYPES, Code
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.indexing import FloorDiv, Mod, bounds
+from fusion.lowering.indexing import ZERO, FloorDiv, Mod, bounds
 
 _MOST = 3
 """Dimensions that a descriptor has in addition to rows and columns."""
@@ -48,7 +48,7 @@ class Box:
 def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
     """Return the matrix within its parameter; None where a descriptor cannot describe it."""
     inside = {dim.symbol for dim in blocked.dims}
-    start, outer = sympy.Integer(0), []
+    start, outer = ZERO, []
     for term in sympy.Add.make_args(matrix.base):
         step, index = term.as_independent(*inside, as_Add=False)
         if not index.free_symbols:

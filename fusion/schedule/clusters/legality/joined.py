@@ -179,10 +179,10 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
 def _unspanned(node: Compute, placement: Placement, space: Space) -> set[sympy.Symbol] | None:
     """Return the axes of `space` that a node does not span; None if its placement is not a bijection."""
     exprs = [placement[axis.symbol] for axis in node.axes]
-    symbols = [expr for expr in exprs if expr.is_Symbol]
+    symbols = [expr for expr in exprs if isinstance(expr, sympy.Symbol)]
     sizes = space.sizes
     if len(set(symbols)) == len(symbols) and all(
-        (e.is_Symbol and sizes.get(e) == axis.size) or (e == 0 and axis.size == 1)
+        (isinstance(e, sympy.Symbol) and sizes.get(e) == axis.size) or (e == 0 and axis.size == 1)
         for e, axis in zip(exprs, node.axes, strict=True)
     ):
         return {axis.symbol for axis in space.axes if axis.size != 1} - set(symbols)

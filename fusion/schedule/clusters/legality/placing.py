@@ -106,7 +106,7 @@ def _at(
     """Return a load's index with the reader's axes replaced; None if it is gathered or depends on a gathered axis."""
     if isinstance(index, Expr):
         return None
-    if index.is_Symbol:
+    if isinstance(index, sympy.Symbol):
         return axes.get(index, index)
     known = {symbol: expr for symbol, expr in axes.items() if expr is not None}
     if len(known) != len(axes) and any(symbol in axes and axes[symbol] is None for symbol in index.free_symbols):

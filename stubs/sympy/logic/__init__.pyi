@@ -1,0 +1,1 @@
+from sympy.logic import boolalg as boolalg

@@ -1,0 +1,1 @@
+PRECEDENCE: dict[str, int]
