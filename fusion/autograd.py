@@ -47,6 +47,9 @@ attribute `KEY`."""
 LogOf: TypeAlias = Callable[[str, fx.GraphModule], PassLog]
 """Returns the log of the passes over a graph with this label."""
 
+Settings: TypeAlias = Mapping[str, Any]
+"""Keyword arguments of a function of PyTorch."""
+
 
 def no_log(label: str, graph: fx.GraphModule) -> PassLog:
     """Return a log that is discarded."""
@@ -88,7 +91,7 @@ def aot_backend(
         at = Deriving(able(main_device(joint)), workspace, exact)
         return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
 
-    settings: dict[str, Any] = {
+    settings: Settings = {
         "fw_compiler": _compiler(compile_one, "forward"),
         "bw_compiler": _compiler(compile_one, "backward"),
         "inference_compiler": _compiler(compile_one, "inference"),
@@ -106,7 +109,7 @@ def aot_backend(
     return capture
 
 
-def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[str, Any]) -> Callable[..., object]:
+def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Settings) -> Callable[..., object]:
     """Call AOTAutograd as Dynamo's wrapper does, without the import of inductor's debugging and scheduler.
 
     Dynamo is disabled for the compilation and the run of backward, and for compiled functions.
@@ -140,7 +143,7 @@ def _keep_what_is_saved() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Mapping[str, Any]) -> Parted:
+def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Settings) -> Parted:
     """Partition a joint graph: its passes, PyTorch's min-cut with its `settings`, the passes over both halves."""
     joint = run_stage(JOINT, joint, at, log)
     with functorch_config.patch(cse=False), log.timed("joint", "partition"):

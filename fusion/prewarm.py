@@ -18,16 +18,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
 from types import MethodType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch._dynamo import convert_frame
+from typing_extensions import ParamSpec
 
 from fusion.codegen.targets import prepare
 from fusion.dynamo.causal_hint import masks_as_given
 from fusion.lowering.mistraced import traced_as_eager
 
 Kind = TypeVar("Kind", bound=Callable[..., object])
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 _OURS: list[Callable[..., object]] = []
 
@@ -65,14 +68,14 @@ def begin() -> None:
             prepare("cuda")
 
 
-def _around(compile_frame: Callable[..., Any]) -> Callable[..., Any]:
+def _around(compile_frame: Callable[Given, Result]) -> Callable[Given, Result]:
     """Wrap Dynamo's function that compiles a frame, with this module's hooks."""
     place = list(inspect.signature(compile_frame).parameters).index("compiler_fn")
 
     @wraps(compile_frame)
-    def compile_for(*args: Any, **kwargs: Any) -> Any:
-        if "skip" in kwargs:  # the number of Dynamo's own frames on the stack, which its log leaves out
-            kwargs["skip"] += 1
+    def compile_for(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+        if isinstance(skip := kwargs.get("skip"), int):  # Dynamo's own frames on the stack, which its log leaves out
+            kwargs["skip"] = skip + 1
         if not is_ours(args[place] if place < len(args) else kwargs["compiler_fn"]):
             return compile_frame(*args, **kwargs)
         begin()

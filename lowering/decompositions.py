@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
@@ -363,7 +363,7 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     The same dict each time; do not change it.
     """
     # `core_aten_decompositions` also lists composite operations: a trace decomposes those anyway; listing takes 0.1 s.
-    table: dict[Any, Callable[..., object]] = {**_core_aten_decompositions_post_autograd(), **get_decompositions(ALSO)}
+    table = {**_core_aten_decompositions_post_autograd(), **get_decompositions(ALSO)}
     kept = {target: parts for target, parts in table.items() if target not in RULES}
     kept.update(get_decompositions(FOR_TRAINING))
     kept[aten._softmax_backward_data.default] = softmax_backward
@@ -371,7 +371,7 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten.addbmm.default] = addbmm
     kept[aten.smooth_l1_loss_backward.default] = smooth_l1_loss_backward
     if not exact:
-        kept.update(OTHERWISE_ROUNDED)
+        kept.update(OTHERWISE_ROUNDED.items())
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept[aten._neg_view.default] = torch.neg  # a view whose memory holds the numbers that it negates
@@ -383,6 +383,6 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten.nll_loss2d_forward.default] = nll_loss2d_forward(kept[aten.nll_loss2d_forward.default])
     kept.update({target: _or_else(parts, kept.get(target)) for target, parts in MISTRACED.items()})
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})
-    kept.update(foreach_decompositions())
-    kept.update(KNOWN_AT_THE_CALL)
+    kept.update(foreach_decompositions().items())
+    kept.update(KNOWN_AT_THE_CALL.items())
     return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}

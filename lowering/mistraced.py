@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -109,8 +110,10 @@ def _dropout(traced: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 def _corrected_norm(parts: Callable[..., object]) -> Callable[..., object]:
     """Correct the decomposition of a norm, which PyTorch uses for fake tensors of symbolic sizes."""
 
-    def norm(x: torch.Tensor, *args: Any, **options: Any) -> object:
-        return _norm(parts, x, *args, **options) if _within.depth else parts(x, *args, **options)
+    corrected: Callable[..., object] = partial(_norm, parts)
+
+    def norm(x: torch.Tensor, *args: object, **options: object) -> object:
+        return corrected(x, *args, **options) if _within.depth else parts(x, *args, **options)
 
     return norm
 

@@ -6,15 +6,28 @@ parse names, look up a device and go through a dispatcher.  Inductor's allocator
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Protocol, cast
 
 import torch
 
 from fusion.runtime import Boxed
 
-_native: Any = torch._C._dynamo.guards  # declares less than it has
+
+class _Native(Protocol):
+    """The functions of `torch._C._dynamo.guards` that its stub lacks."""
+
+    def _empty_strided_cpu(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
+
+    def _empty_strided_cuda(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor: ...
+
+    def _reinterpret_tensor(
+        self, tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int = 0
+    ) -> torch.Tensor: ...
+
+
+_native = cast("_Native", torch._C._dynamo.guards)
 
 
 def _called(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

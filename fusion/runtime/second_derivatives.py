@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 from weakref import ref
 
 import torch
@@ -30,7 +30,7 @@ from fusion.lowering.errors import Unsupported
 from fusion.runtime.autograd_node import AutogradNode, node_of
 from fusion.runtime.rng_replay import Draws
 
-Call: TypeAlias = Callable[..., Any]
+Call: TypeAlias = Callable[..., Sequence[object]]
 Grads: TypeAlias = "tuple[Tensor | None, ...]"
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -38,13 +38,13 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def watch_derivatives(
-    compiled: Call,
+    compiled: Callable[..., object],
     captured: Call,
     inputs: Sequence[object],
     dependence: Dependence | None,
     draws: Draws | None,
     say: Callable[[Unsupported], None],
-) -> Call:
+) -> Callable[..., object]:
     """Return `compiled`, with a hook on its gradients, if it has any.
 
     Args:
@@ -71,7 +71,7 @@ def watch_derivatives(
             return captured(*args)
         states = () if draws is None else draws.states()
         results = compiled(*args)
-        own = None if node.holder is None else node_of(results[node.holder])
+        own = None if node.holder is None else node_of(cast("Sequence[Tensor]", results)[node.holder])
         if own is not None:
             own.register_hook(_Hook(region, args, states))
         return results
@@ -128,8 +128,7 @@ class _Region:
             for device, dtype in self.autocasts:
                 stack.enter_context(torch.autocast(device, dtype))
             own = [arg.clone() if k in changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
-            results: Sequence[object] = self.captured(*own)
-        return results
+            return self.captured(*own)
 
 
 class _Hook:

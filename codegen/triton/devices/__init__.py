@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -116,15 +115,16 @@ def device_of(arch: str) -> Device:
 @lru_cache
 def device_at(index: int) -> Device:
     """Return the CUDA or ROCm device of that number."""
-    properties: Any = torch.cuda.get_device_properties(index)  # its stub lacks the shared memory per block after opt-in
+    properties = torch.cuda.get_device_properties(index)
+    shared = properties.shared_memory_per_block
+    if torch.version.hip is None:
+        shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # its stub lacks it
     bandwidth = 2 * properties.memory_clock_rate * 1e3 * properties.memory_bus_width / 8 / 1e6
     return like(
         device_of(arch_at(index)),
         name=properties.name,
         multiprocessors=properties.multi_processor_count,
-        shared=properties.shared_memory_per_block_optin
-        if torch.version.hip is None
-        else properties.shared_memory_per_block,
+        shared=shared,
         cache=properties.L2_cache_size,
         bandwidth=bandwidth,
     )
