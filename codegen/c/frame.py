@@ -5,7 +5,6 @@ Kernels that share a launch run one after the other, each on all threads: on a C
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -65,9 +64,9 @@ class Frame:
             arguments += [self.names[symbol] for symbol in part.sizes]
             call = f"{identifier(part.name)}({', '.join([*arguments, 'threads'])});"
             calls.append(f"{WRONG} |= {call}" if has_checks(part) else call)
-        masked = any(re.search(rf"& {YES}\b", line) for line in lines)
-        hidden = any(re.search(rf"\| {NONE}\b", line) for line in lines)
-        body = [*(_MASKED if masked else ()), *(_HIDDEN if hidden else ()), *lines, *calls]
+        masked = _MASKED if YES in self.space.unknowns else ()
+        hidden = _HIDDEN if NONE in self.space.unknowns else ()
+        body = [*masked, *hidden, *lines, *calls]
         if has_checks(self._kernel):
             body = [f"int {WRONG} = 0;", *body, f"return {WRONG};"]
         result = "int" if has_checks(self._kernel) else "void"

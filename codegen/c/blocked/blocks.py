@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.codegen.c.text.indices import Names, index_text
-from fusion.codegen.c.text.nest import Extent, whole_extent
+from fusion.codegen.c.text.nest import Extent, block_extent, whole_extent
 from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
 from fusion.lowering.indexing import ONE
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
@@ -169,7 +169,7 @@ def _end_to_end(axis: KernelAxis, bound: sympy.Expr | None, names: Names) -> Blo
 def _cut(axis: KernelAxis, width: int, step: str, names: Names) -> Block:
     name, size = names[axis.symbol], index_text(axis.size, names)
     start, end = f"{name}_0", f"{name}_end"
-    extent = Extent(name, start, end, str(width), f"{name} - {start}")
+    extent = block_extent(name, start, end, width)
     header = f"for (int64_t {start} = 0; {start} < {size}; {start} += {step})"
     inside = f"const int64_t {end} = imin({start} + {step}, {size});"
     return Block(axis, extent, sympy.Integer(width), header, (inside,))

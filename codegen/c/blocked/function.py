@@ -25,6 +25,7 @@ from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.plan.scratch import outermost
 from fusion.codegen.c.plan.sweeps import extend_spans, with_plain_folds
 from fusion.codegen.c.plan.threads import ENOUGH
+from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import NEVER, NanWatch, better, combined, sign, started, take
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
@@ -233,7 +234,7 @@ class _Blocked:
         lines = self.scope.parts(roots, axes)
         nest = self.scope.nest(roots, axes, lanes=bool(direct) and store.axes is None)
         position = nest.position(direct[0]) if direct else nest.texts[1]
-        element = f"{self.scope.params[store.param]}[{position}]"
+        element = element_of(self.scope.params[store.param], position)
         mask = None if store.where is None else nest.texts[-1]
         nest.write(statement(store, self.kernel.param(store.param).dtype, element, nest.texts[0], mask))
         return [*lines, *nest.lines()]
@@ -301,23 +302,23 @@ class _Blocked:
     def _across(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
         """Return a fold whose lanes run along a folded axis: each lane has a partial result, combined at the end."""
         held = HELD[fold.dtype]
-        name = self.scope.space.fresh(f"{fold.name}_part")
+        part = Code(self.scope.space.fresh(f"{fold.name}_part"))
         outer = sum(symbol not in fold.over for symbol in axes)
         extreme = fold.op in ("max", "min") and held != "_Bool"
         watch = NanWatch(self.scope.space.fresh("nan")) if extreme and fold.dtype.is_floating_point else None
         nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args))
         (value,) = nest.texts
         shared, kept = nest.levels[-1], nest.levels[outer]
-        shared.clauses.append(f"reduction({sign(fold)}:{name})")
-        kept.before.append(f"{held if held != '_Bool' else 'int'} {name} = {started(fold)};")
-        nest.write(better(fold, name, value) if extreme else f"{name} = {combined(fold, name, value)};")
+        shared.clauses.append(f"reduction({sign(fold)}:{part})")
+        kept.before.append(f"{held if held != '_Bool' else 'int'} {part} = {started(fold)};")
+        nest.write(better(fold, part, value) if extreme else f"{part} = {combined(fold, part, value)};")
         if watch is not None:
             nest.write(watch.look(value))
             shared.clauses.append(watch.clause)
             kept.before.append(watch.before)
-            kept.after.append(watch.after(name, fold.dtype))
+            kept.after.append(watch.after(part, fold.dtype))
         element = self.scope.at(tile)
-        kept.after.append(f"{element} = {combined(fold, element, name)};")
+        kept.after.append(f"{element} = {combined(fold, element, part)};")
         return nest.lines()
 
     def _extreme_position(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:

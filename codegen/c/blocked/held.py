@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.codegen.c.blocked.blocks import Blocks
+from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
-from fusion.codegen.c.text.storage import operand
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv
 
 LINE = 16
@@ -40,12 +40,12 @@ class Tile:
         for symbol, stride in zip(self.axes, self.strides, strict=True):
             if symbol not in first and blocks.of[symbol].bound != 1:
                 slot = blocks.of[symbol].extent.slot
-                parts.append(slot if stride == 1 else f"{operand(slot)}*{_factor(stride, names)}")
+                parts.append(slot.text if stride == 1 else f"{slot.at()}*{_factor(stride, names)}")
         return " + ".join(parts) or "0"
 
-    def element(self, blocks: Blocks, names: Names) -> str:
+    def element(self, blocks: Blocks, names: Names) -> Code:
         """Return the element of the current point."""
-        return f"{self.name}[{self.position(blocks, names)}]"
+        return element_of(self.name, self.position(blocks, names))
 
     def allocation(self, names: Names) -> str:
         """Return the declaration of the array, on the heap."""

@@ -16,6 +16,7 @@ from fusion.codegen.c.blocked.held import Tile, tile_over
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.plan.scratch import WORTH_KEEPING, outermost
 from fusion.codegen.c.plan.threads import cost_of
+from fusion.codegen.c.text.code import Code
 from fusion.codegen.c.text.nest import Level, render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import HELD
@@ -31,14 +32,14 @@ class Nest:
 
     Attributes:
         levels: the level outside of all loops, then each loop, innermost last.
-        texts: the requested values, in the innermost loop.
+        texts: the code of the requested values, in the innermost loop.
     """
 
     levels: list[Level]
-    texts: Sequence[str]
+    texts: Sequence[Code]
     _writer: ValueWriter
 
-    def position(self, offset: sympy.Expr) -> str:
+    def position(self, offset: sympy.Expr) -> Code:
         """Return an offset in a flat buffer, in the innermost loop."""
         return self._writer.position(offset)
 
@@ -105,14 +106,14 @@ class Scope:
         self.tiles.append(tile)
         return tile
 
-    def at(self, tile: Tile) -> str:
+    def at(self, tile: Tile) -> Code:
         """Return the element of `tile` at the current point."""
         return tile.element(self.blocks, self.names)
 
-    def fill(self, tile: Tile, text: str) -> list[str]:
-        """Return lines that put `text` into every element of `tile`."""
+    def fill(self, tile: Tile, value: Code) -> list[str]:
+        """Return lines that put `value` into every element of `tile`."""
         levels, _ = self.levels(tile.axes, lanes=True)
-        levels[-1].before.append(f"{self.at(tile)} = {text};")
+        levels[-1].before.append(f"{self.at(tile)} = {value};")
         return render(levels)
 
     def materialise(self, node: Expr) -> list[str]:

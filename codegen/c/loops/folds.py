@@ -22,6 +22,7 @@ import torch
 
 from fusion.codegen.c.plan.lanes import FEW, FEWER
 from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import NEVER, NanWatch, better, compared_as, sign, started, take, takes
 from fusion.codegen.c.text.nest import Extent, Level, Namespace
 from fusion.codegen.c.text.storage import HELD
@@ -73,7 +74,7 @@ class Place:
     inner: Level
     chunked: bool
     lanes: Extent | None
-    cell: Callable[[str], str] | None
+    cell: Callable[[str], Code] | None
     shares: int | None = None
     apart: Extent | None = None
 
@@ -147,8 +148,8 @@ def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares
     return None if last.size.is_Integer and last.size <= most else most
 
 
-def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
-    """Put the code of `fold` on its levels and return the text of its result.
+def write_fold(fold: Fold, args: Sequence[Code], place: Place, space: Namespace) -> Code:
+    """Put the code of `fold` on its levels and return its result.
 
     `args` are of no narrow float type; those of `REPEATING` folds are names or literals.  `place.cell`, if given, is
     called with the C type of the accumulators and returns the element that holds them.
@@ -171,16 +172,16 @@ def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> s
     raise BuildError(f"the C target does not know the fold {fold.op} of {dtype}")
 
 
-def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
+def _start(held: str, name: str, first: Code, place: Place, level: Level) -> Code:
     """Declare accumulators with value `first` at `level`; return the one of the current point."""
     if place.shares is not None:
         each = f"for (int l = 0; l < {place.shares}; l++)"
         level.before += [f"_Alignas(64) {held} {name}[{place.shares}];", f"{each} {name}[l] = {first};"]
-        return f"{name}[l]"
+        return element_of(name, "l")
     if place.lanes is None:
         level.before.append(f"{held} {name} = {first};")
-        return name
-    element = f"{name}[{place.lanes.slot}]"
+        return Code(name)
+    element = element_of(name, place.lanes.slot)
     if place.cell is not None and level is place.outer:
         element = place.cell(held)
     else:
@@ -197,7 +198,7 @@ def _combined(fold: Fold, held: str, name: str, place: Place) -> str:
     return name
 
 
-def _finish(held: str, name: str, text: str, place: Place) -> str:
+def _finish(held: str, name: str, text: str, place: Place) -> Code:
     """Store `text`, the result across lanes, in its cell if there is one, else under a name."""
     if place.cell is not None:
         element = place.cell(held)
@@ -205,10 +206,10 @@ def _finish(held: str, name: str, text: str, place: Place) -> str:
         return element
     if text != name:
         place.outer.after.append(f"const {held} {name} = {text};")
-    return name
+    return Code(name)
 
 
-def _folded(fold: Fold, held: str, step: Callable[[str], str], place: Place, space: Namespace) -> str:
+def _folded(fold: Fold, held: str, step: Callable[[Code], str], place: Place, space: Namespace) -> Code:
     """Write a fold that combines lanes as it accumulates; `step`: returns the text that updates an accumulator."""
     name = space.exactly(fold.name)
     start = name if place.shares is None else space.exactly(f"{fold.name}_shares")
@@ -217,59 +218,72 @@ def _folded(fold: Fold, held: str, step: Callable[[str], str], place: Place, spa
     return total if place.lanes is not None else _finish(held, name, _combined(fold, held, start, place), place)
 
 
-def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+def _sum(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
     held = HELD[fold.dtype]
+    chunked = held == "float" and place.chunked
     if place.apart is not None:
         per_lane = replace(place, lanes=place.apart, cell=None, apart=None)
-        each = _sum(fold, value, per_lane, space).removeprefix("(float)")
+        each = _chunked_sum(fold, value, per_lane, space)[1] if chunked else _plain_sum(fold, value, per_lane, space)
         wide = "double" if held == "float" else held
-        total = space.fresh(f"{fold.name}_all")
-        place.outer.after += [f"{wide} {total} = 0;", f"{place.apart.header} {total} += {each};"]
-        text = total if wide == held else f"(float){total}"
+        name = space.fresh(f"{fold.name}_all")
+        place.outer.after += [f"{wide} {name} = 0;", f"{place.apart.header} {name} += {each};"]
+        text = name if wide == held else f"(float){name}"
         return _finish(held, text, text, place)
-    if held != "float" or not place.chunked:
-        return _folded(fold, held, lambda total: f"{total} += {value}", place, space)
+    if not chunked:
+        return _plain_sum(fold, value, place, space)
+    name, total = _chunked_sum(fold, value, place, space)
+    text = f"(float){total}"
+    return Code(text, elements=True) if place.lanes is not None else _finish("float", name, text, place)
+
+
+def _plain_sum(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
+    return _folded(fold, HELD[fold.dtype], lambda total: f"{total} += {value}", place, space)
+
+
+def _chunked_sum(fold: Fold, value: Code, place: Place, space: Namespace) -> tuple[str, Code]:
+    """Write a float32 sum whose chunks are added in double; return the name of the fold, and its total in double."""
     name = space.exactly(fold.name)
     total_name = name if place.lanes is not None else space.exactly(f"{fold.name}_total")
     part_name = space.exactly(f"{fold.name}_part")
-    total = _start("double", total_name, "0.0", replace(place, shares=None), place.outer)
-    part = _start("float", part_name, "0.0f", place, place.part)
+    total = _start("double", total_name, Code("0.0"), replace(place, shares=None), place.outer)
+    part = _start("float", part_name, Code("0.0f"), place, place.part)
     place.inner.before.append(f"{part} += {value};")
     if place.lanes is not None:
         place.part.after.append(f"{place.lanes.header} {total} += {part};")
-        return f"(float){total}"
-    place.part.after.append(f"{total} += {_combined(fold, 'float', part_name, place)};")
-    return _finish("float", name, f"(float){total}", place)
+    else:
+        place.part.after.append(f"{total} += {_combined(fold, 'float', part_name, place)};")
+    return name, total
 
 
-def _prod(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+def _prod(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
     return _folded(fold, HELD[fold.dtype], lambda total: f"{total} *= {value}", place, space)
 
 
-def _logical(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+def _logical(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
     held = "int" if place.lanes is None and place.shares is None else "uint8_t"
     return _folded(fold, held, lambda total: f"{total} {sign(fold)}= {value}", place, space)
 
 
-def _extreme(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+def _extreme(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
     """Write max or min; in a register of lanes NaN is noted separately, which leaves one instruction for the rest."""
     dtype = fold.dtype
     held = HELD[dtype]
     if place.lanes is not None or place.shares is not None:
         return _folded(fold, held, lambda total: f"{total} = {fold.op}imum_{held}({value}, {total})", place, space)
-    name = _start(held, space.exactly(fold.name), started(fold), place, place.outer)
-    place.inner.before.append(better(fold, name, value))
+    name = space.exactly(fold.name)
+    total = _start(held, name, started(fold), place, place.outer)
+    place.inner.before.append(better(fold, total, value))
     place.inner.clauses.append(f"reduction({fold.op}:{name})")
     if dtype.is_floating_point:
         watch = NanWatch(space.exactly(f"{fold.name}_nan"))
         place.outer.before.append(watch.before)
         place.inner.before.append(watch.look(value))
         place.inner.clauses.append(watch.clause)
-        place.outer.after.append(watch.after(name, dtype))
+        place.outer.after.append(watch.after(total, dtype))
     return _finish(held, name, name, place)
 
 
-def _arg(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
+def _arg(fold: Fold, args: Sequence[Code], place: Place, space: Namespace) -> Code:
     """Write argmax or argmin: the best value so far and its position; `takes_…` compares two."""
     dtype = fold.args[0].dtype
     value, index = args

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import sympy
 
@@ -29,6 +30,7 @@ from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from fusion.codegen.c.plan.threads import may_share, team
+from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
 from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.updates import statement
@@ -90,10 +92,15 @@ class _Function:
         body, staged = stage_tiles(roots, self.lanes, self.grid.extents, self.names, self.params, self.space)
         if self.lanes.axis is not None:
             lane = self.lanes.axis.symbol
-            extent, new = self.grid.extents[lane], lambda: self._array(self.space.fresh("halves"), "float", (lane,))
-            self.converted = convert_halves(self.halves, self.lanes, extent, self.names, self.params, new)
+            extent = self.grid.extents[lane]
+
+            def array() -> tuple[str, Code]:
+                name = self.space.fresh("halves")
+                return name, self._array(name, "float", (lane,))
+
+            self.converted = convert_halves(self.halves, self.lanes, extent, self.names, self.params, array)
         body += self.converted.before
-        read: dict[Expr, str] = {**dict(staged.items()), **self.converted.loads}
+        read: dict[Expr, Code] = {**dict(staged.items()), **self.converted.loads}
         for sweep in self.sweeps:
             for piece, lanes in self._pieces(sweep):
                 body += self._sweep(piece, lanes, read)
@@ -111,10 +118,13 @@ class _Function:
             extend_spans(self.where, piece.sweep.roots)
         if any(loop_order(piece.sweep, self.lanes, self.where)[1] is not lane for piece in pieces):
             return [(sweep, None)]  # without its condition a piece has other lanes
-        extents = (Extent(name, str(p.start), str(p.end), str(p.end - p.start), name) for p in pieces)
+        extents = (
+            Extent(name, str(p.start), str(p.end), Code(str(p.end - p.start)), Code(name), p.end - p.start)
+            for p in pieces
+        )
         return list(zip((p.sweep for p in pieces), extents, strict=True)) or [(sweep, None)]
 
-    def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, str]) -> list[str]:
+    def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, Code]) -> list[str]:
         """Return the lines of one sweep.  All loads precede all stores."""
         sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
         nest = self._open(sweep, lanes)
@@ -130,7 +140,7 @@ class _Function:
         repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
         texts = iter(self.writer.write(self._computed(sweep), named=repeated))
         inner = nest.levels[-1].before
-        learned: list[tuple[Expr, str]] = []
+        learned: list[tuple[Expr, Code]] = []
         for keep in sweep.keeps:
             element = self._array(keep.name, HELD[keep.value.dtype], keep.axes)
             inner.append(f"{element} = {next(texts)};")
@@ -154,7 +164,7 @@ class _Function:
         conditions = [store.where for store in sweep.stores if store.where is not None]
         return [*kept, *folded, *values, *offsets, *conditions]
 
-    def _stores(self, sweep: Sweep, texts: Iterator[str]) -> list[str]:
+    def _stores(self, sweep: Sweep, texts: Iterator[Code]) -> list[str]:
         """Return the stores of a sweep; `texts` yields the remaining texts in `_computed`'s order."""
         written = [next(texts) for _ in sweep.stores]
         offsets = [store.offset for store in sweep.stores]
@@ -162,7 +172,7 @@ class _Function:
         lines = []
         for store, text, position in zip(sweep.stores, written, positions, strict=True):
             mask = None if store.where is None else next(texts)
-            element = self.converted.stores.get(store.param) or f"{self.params[store.param]}[{position}]"
+            element = self.converted.stores.get(store.param) or element_of(self.params[store.param], position)
             lines.append(statement(store, self.kernel.param(store.param).dtype, element, text, mask))
         return lines
 
@@ -245,12 +255,12 @@ class _Function:
     def _place(self, nest: _Nest) -> Place:
         """Return where the code of a fold goes in `nest`."""
         per_lane = nest.lane if nest.lane is not None and not nest.runs.across else None
-        cell: Callable[[str], str] | None = None
+        cell: Callable[[str], Code] | None = None
         if nest.kept:
             axes = tuple(axis.symbol for axis in (*nest.kept, *((per_lane,) if per_lane is not None else ())))
-            elements: dict[str, str] = {}
+            elements: dict[str, Code] = {}
 
-            def cell(held: str) -> str:
+            def cell(held: str) -> Code:
                 if held not in elements:
                     elements[held] = self._array(self.space.fresh("folded"), held, axes)
                 return elements[held]
@@ -259,11 +269,13 @@ class _Function:
         apart = self.grid.extents[nest.lane.symbol] if nest.runs.apart and nest.lane is not None else None
         return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, nest.runs.shares, apart)
 
-    def _array(self, name: str, held: str, axes: tuple[sympy.Symbol, ...]) -> str:
+    def _array(self, name: str, held: str, axes: tuple[sympy.Symbol, ...]) -> Code:
         """Add a scratch array over `axes`; return the element of the current point."""
-        count, position = flat([self.grid.extents[symbol] for symbol in axes])
-        self.arrays.append(Array(name, held, count))
-        return f"{name}[{position}]"
+        extents = [self.grid.extents[symbol] for symbol in axes]
+        count, position = flat(extents)
+        numbers = [extent.number for extent in extents if extent.number is not None]
+        self.arrays.append(Array(name, held, count, prod(numbers) if len(numbers) == len(extents) else None))
+        return element_of(name, position)
 
 
 def _may_collide(sweep: Sweep) -> bool:

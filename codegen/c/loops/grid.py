@@ -9,7 +9,7 @@ import sympy
 
 from fusion.codegen.c.plan.lanes import TILE, Lanes
 from fusion.codegen.c.text.indices import Names, index_text
-from fusion.codegen.c.text.nest import Extent, indented, whole_extent
+from fusion.codegen.c.text.nest import Extent, block_extent, indented, whole_extent
 from fusion.lowering.kernel import Kernel, KernelAxis, Role
 
 STACK = 1 << 18
@@ -18,21 +18,17 @@ STACK = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """A scratch array of one thread: `count` (C text) elements of C type `held`."""
+    """A scratch array of one thread: `count` (C text) elements of C type `held`; `number` of them, where known."""
 
     name: str
     held: str
     count: str
+    number: int | None
 
     @property
     def bytes(self) -> int | None:
         """Its size, if known."""
-        size = 1
-        for factor in self.count.split("*"):
-            if not factor.isdigit():
-                return None
-            size *= int(factor)
-        return size * (8 if self.held in ("double", "int64_t") else 4)
+        return None if self.number is None else self.number * (8 if self.held in ("double", "int64_t") else 4)
 
 
 class Grid:
@@ -89,9 +85,8 @@ class Grid:
             return whole_extent(axis.symbol, axis.size, self._names)
         name = self._names[axis.symbol]
         start, end = f"{name}_0", f"{name}_end"
-        if not self._lanes.varies and axis.size.is_Integer and axis.size % block == 0:
-            end = f"{start} + {block}"
-        return Extent(name, start, end, str(block), f"{name} - {start}")
+        filled = not self._lanes.varies and axis.size.is_Integer and bool(axis.size % block == 0)
+        return block_extent(name, start, f"{start} + {block}" if filled else end, block, filled=filled)
 
     def _loops(self) -> tuple[list[str], list[str], list[str]]:
         """Return headers of the loops, the first lines inside the innermost, and the lines before them all."""
@@ -112,6 +107,6 @@ class Grid:
                 before.append(f"const int64_t width = imax({TILE}, imin({block}, {share}));")
                 step = "width"
             loops.append(f"for (int64_t {extent.start} = 0; {extent.start} < {size}; {extent.start} += {step})")
-            if extent.end == f"{extent.name}_end":
+            if not extent.filled:
                 inside.append(f"const int64_t {extent.end} = imin({extent.start} + {step}, {size});")
         return loops, inside, before

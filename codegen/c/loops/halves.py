@@ -15,6 +15,7 @@ import torch
 
 from fusion.codegen.c.plan.lanes import Lanes, in_blocks
 from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.text.code import Code
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent
 from fusion.lowering.expr import Cast, Expr, Index, Load, make_cast, postorder
@@ -49,8 +50,8 @@ class Converted:
 
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
-    loads: dict[Expr, str] = field(default_factory=dict)
-    stores: dict[str, str] = field(default_factory=dict)
+    loads: dict[Expr, Code] = field(default_factory=dict)
+    stores: dict[str, Code] = field(default_factory=dict)
 
 
 def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves:
@@ -103,9 +104,16 @@ def lanes_for(kernel: Kernel, lanes: Lanes, halves: Halves, *, shared: bool) -> 
 
 
 def convert_halves(
-    halves: Halves, lanes: Lanes, extent: Extent, names: Names, params: Mapping[str, str], array: Callable[[], str]
+    halves: Halves,
+    lanes: Lanes,
+    extent: Extent,
+    names: Names,
+    params: Mapping[str, str],
+    array: Callable[[], tuple[str, Code]],
 ) -> Converted:
-    """Return the lines that convert blocks; `array` returns the current lane's element of a new float array."""
+    """Return the lines that convert blocks; `array` returns the name of a new float array and the current lane's
+    element of it.
+    """
     done = Converted()
     if lanes.axis is None or not (halves.loads or halves.stores):
         return done
@@ -119,11 +127,11 @@ def convert_halves(
 
     for load in halves.loads:
         assert isinstance(load.arg, Load)
-        element = done.loads[load] = array()
-        name, place = element.partition("[")[0], start(load.arg.buffer, load.arg.index[0])
+        name, done.loads[load] = array()
+        place = start(load.arg.buffer, load.arg.index[0])
         done.before.append(f"widen_halves({place}, {name}, {count});")
     for store in halves.stores:
-        element = done.stores[store.param] = array()
-        name, place = element.partition("[")[0], start(store.param, store.offset)
+        name, done.stores[store.param] = array()
+        place = start(store.param, store.offset)
         done.after.append(f"narrow_halves({name}, {place}, {count});")
     return done

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from fusion.codegen.c.loops.folds import Place
+from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.nest import Namespace
 from fusion.codegen.c.text.storage import HELD, constant
 from fusion.lowering.errors import BuildError
@@ -23,8 +24,8 @@ from fusion.lowering.scalar_ops import identity
 _SIGNS = {"sum": "+", "prod": "*"}
 
 
-def write_scan(scan: Prefix, args: Sequence[str], place: Place, space: Namespace) -> str:
-    """Put the code of `scan` on its levels and return the text of its value; `args` are names or literals.
+def write_scan(scan: Prefix, args: Sequence[Code], place: Place, space: Namespace) -> Code:
+    """Put the code of `scan` on its levels and return its value; `args` are names or literals.
 
     Raises:
         BuildError: a scan that the C target does not know.
@@ -42,10 +43,10 @@ def write_scan(scan: Prefix, args: Sequence[str], place: Place, space: Namespace
     else:
         raise BuildError(f"the C target does not know the scan {scan.op} of {dtype}")
     place.inner.before += lines
-    return name
+    return Code(name)
 
 
-def _extreme(scan: Prefix, name: str, args: Sequence[str], place: Place, space: Namespace) -> list[str]:
+def _extreme(scan: Prefix, name: str, args: Sequence[Code], place: Place, space: Namespace) -> list[str]:
     """Return lines that compute the best value so far, or its position."""
     dtype, value = scan.args[0].dtype, args[0]
     best = _state(dtype, space.fresh(f"{name}_best"), identity(scan.op, dtype), place)
@@ -60,7 +61,7 @@ def _extreme(scan: Prefix, name: str, args: Sequence[str], place: Place, space: 
     return [*lines, f"const {HELD[scan.dtype]} {name} = {result};"]
 
 
-def _log_sum(held: str, name: str, value: str, place: Place, space: Namespace) -> list[str]:
+def _log_sum(held: str, name: str, value: Code, place: Place, space: Namespace) -> list[str]:
     """Return lines for the running maximum, and the sum of exponentials relative to it (1 for equal infinities)."""
     largest = _state(torch.float64, space.fresh(f"{name}_largest"), float("-inf"), place)
     total = _state(torch.float64, space.fresh(f"{name}_total"), 0.0, place)
@@ -74,13 +75,13 @@ def _log_sum(held: str, name: str, value: str, place: Place, space: Namespace) -
     ]
 
 
-def _state(dtype: torch.dtype, name: str, first: Scalar, place: Place) -> str:
+def _state(dtype: torch.dtype, name: str, first: Scalar, place: Place) -> Code:
     """Declare a loop-carried value with the initial value `first`; return it at the current lane."""
     held, start = HELD[dtype], constant(first, dtype)
     if place.lanes is None:
         place.outer.before.append(f"{held} {name} = {start};")
-        return name
-    element = f"{name}[{place.lanes.slot}]"
+        return Code(name)
+    element = element_of(name, place.lanes.slot)
     place.outer.before.append(f"_Alignas(64) {held} {name}[{place.lanes.size}];")
     place.outer.before.append(f"{place.lanes.header} {element} = {start};")
     return element

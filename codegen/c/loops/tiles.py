@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from fusion.codegen.c.plan.lanes import TILE, Lanes
+from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, Namespace
 from fusion.codegen.c.text.storage import loaded, memory_type
@@ -21,7 +22,7 @@ def stage_tiles(
     names: Names,
     params: Mapping[str, str],
     space: Namespace,
-) -> tuple[list[str], dict[Load, str]]:
+) -> tuple[list[str], dict[Load, Code]]:
     """Return lines that fill the tiles of one program, and how each load reads from its tile.
 
     A load under a mask is not staged: part of its tile may be outside of the tensor.
@@ -33,7 +34,7 @@ def stage_tiles(
     corner = {symbol: sympy.Symbol(extents[symbol].start, integer=True) for symbol in (across, along)}
     corner_names = {**names, **{symbol: symbol.name for symbol in corner.values()}}
     lines: list[str] = []
-    staged: dict[Load, str] = {}
+    staged: dict[Load, Code] = {}
     for node in postorder(*roots):
         if not isinstance(node, Load) or node.mask is not None or isinstance(node.index[0], Expr):
             continue
@@ -46,11 +47,10 @@ def stage_tiles(
         shape = f"{index_text(stride, names)}, {_points(rows)}, {_points(columns)}"
         lines.append(f"_Alignas(64) {held} {tile}[{TILE}][{TILE}];")
         lines.append(f"transpose_{held}({buffer} + {start}, {shape}, {tile});")
-        staged[node] = loaded(node.dtype, f"{tile}[{columns.slot}][{rows.slot}]")
+        staged[node] = loaded(node.dtype, element_of(f"{tile}[{columns.slot}]", rows.slot))
     return lines, staged
 
 
 def _points(extent: Extent) -> str:
     """Return the number of points of an axis in the tile."""
-    fixed = extent.end.removeprefix(f"{extent.start} + ")
-    return fixed if fixed != extent.end else f"{extent.end} - {extent.start}"
+    return str(extent.size) if extent.filled else f"{extent.end} - {extent.start}"

@@ -132,7 +132,7 @@ def within(
     first, last = space.fresh("first"), space.fresh("last")
     end = f"{' & '.join(holds)} ? {end} : {first}" if holds else end
     lines = [f"const int64_t {first} = {start};", f"const int64_t {last} = {end};"]
-    return lines, Extent(extent.name, first, last, extent.size, extent.slot)
+    return lines, replace(extent, start=first, end=last, filled=False)
 
 
 __all__ = ["Busy", "busy", "within"]

@@ -1,7 +1,7 @@
 """Text: the vocabulary of C.
 
-The type of a dtype in memory (`storage`), the texts of operations (`operations`) and indices (`indices`), the functions
-that a text may call (`prelude`; of floats `functions`, of C's library `library`, small GEMMs `products`); `nest` holds
-lines at the level of their loop, and `values` writes whole expressions there, each as far out of the loops as possible.
-`updates` writes accumulation into memory.
+An expression with its precedence (`code`), the type of a dtype in memory (`storage`), operations (`operations`) and
+indices (`indices`), the functions that a text may call (`prelude`; of floats `functions`, of C's library `library`,
+small GEMMs `products`); `nest` holds lines at the level of their loop, and `values` writes whole expressions there,
+each as far out of the loops as possible.  `updates` writes accumulation into memory.
 """

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-from fusion.codegen.c.text.storage import HELD, constant, operand
+from fusion.codegen.c.text.code import Code
+from fusion.codegen.c.text.storage import HELD, constant
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import FoldName, identity
 
-NEVER = "INT64_MAX"
+NEVER = Code("INT64_MAX")
 """The position of an argmax or argmin before the first element."""
 
 _SIGNS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 _TRUTH: dict[str, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
-_COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}"}
 
 
-def started(fold: Fold, dtype: torch.dtype | None = None) -> str:
+def started(fold: Fold, dtype: torch.dtype | None = None) -> Code:
     """The value of `fold` over nothing, in its dtype or in that of the values of an argmax or argmin."""
     dtype = fold.dtype if dtype is None else dtype
     return constant(identity(fold.op, dtype), dtype)
@@ -33,12 +33,12 @@ def sign(fold: Fold) -> str:
     return _SIGNS[_operation(fold)]
 
 
-def combined(fold: Fold, left: str, right: str) -> str:
+def combined(fold: Fold, left: Code, right: Code) -> str:
     """Two results of `fold` as one; where one is NaN, so is theirs."""
     op = _operation(fold)
     if op in ("max", "min"):
         return f"{op}imum_{HELD[fold.dtype]}({right}, {left})"
-    return _COMBINED[op].format(left, operand(right))
+    return f"{left} {_SIGNS[op]} {right.at()}"
 
 
 def _operation(fold: Fold) -> FoldName:
@@ -46,7 +46,7 @@ def _operation(fold: Fold) -> FoldName:
     return _TRUTH.get(fold.op, fold.op) if HELD[fold.dtype] == "_Bool" else fold.op
 
 
-def better(fold: Fold, total: str, value: str) -> str:
+def better(fold: Fold, total: Code, value: Code) -> str:
     """The line by which a maximum or minimum takes in a value that is not NaN."""
     return f"{total} = {value} {'>' if fold.op == 'max' else '<'} {total} ? {value} : {total};"
 
@@ -67,11 +67,11 @@ class NanWatch:
         """Its part of the OpenMP reduction."""
         return f"reduction(|:{self.name})"
 
-    def look(self, value: str) -> str:
+    def look(self, value: Code) -> str:
         """The line that looks at a value."""
         return f"{self.name} |= {value} != {value};"
 
-    def after(self, total: str, dtype: torch.dtype) -> str:
+    def after(self, total: Code, dtype: torch.dtype) -> str:
         """The line that puts NaN into the result."""
         return f"if ({self.name}) {total} = {constant(float('nan'), dtype)};"
 
@@ -86,7 +86,7 @@ def takes(fold: Fold) -> str:
     return f"{fold.op}_takes_{compared_as(fold.args[0].dtype)}"
 
 
-def take(fold: Fold, took: str, value: str, index: str, best: str, at: str) -> list[str]:
+def take(fold: Fold, took: str, value: Code, index: Code, best: Code, at: Code) -> list[str]:
     """The lines by which an argmax or argmin takes in a value and its position."""
     return [
         f"const _Bool {took} = {takes(fold)}({value}, {index}, {best}, {at});",

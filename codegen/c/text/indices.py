@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 import sympy
 
+from fusion.codegen.c.text.code import ATOM, PRODUCT, QUOTIENT, SUM, UNARY, Code
 from fusion.lowering.division import may_be_negative
 from fusion.lowering.errors import BuildError
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op
@@ -54,37 +55,40 @@ def index_text(expr: sympy.Expr, names: Names) -> str:
     Raises:
         BuildError: an unknown symbol or function.
     """
+    return index_code(expr, names).text
+
+
+def index_code(expr: sympy.Expr, names: Names) -> Code:
+    """Return `expr` as an operand; see `index_text`."""
     if not expr.is_Add:
         return _factor(expr, names)
     text = ""
     for term in expr.as_ordered_terms():
         negative = bool(term.as_coeff_Mul()[0].is_negative)
         part = _product(-term if negative else term, names)
-        text += (" - " if negative else " + ") + part if text else (f"-{part}" if negative else part)
-    return text
+        text += (" - " if negative else " + ") + str(part) if text else (f"-{part}" if negative else str(part))
+    return Code(text, SUM)
 
 
-def _product(expr: sympy.Expr, names: Names) -> str:
+def _product(expr: sympy.Expr, names: Names) -> Code:
     if not expr.is_Mul:
         return _factor(expr, names)
     number, rest = expr.as_coeff_Mul()
     assert isinstance(number, sympy.Rational), "an index has no other numbers"
     parts = [str(number.p)] if number.p != 1 else []
-    for factor in sorted(sympy.Mul.make_args(rest), key=str):
-        text = _factor(factor, names)
-        parts.append(f"({text})" if isinstance(factor, (FloorDiv, Mod)) else text)
+    parts += [_factor(factor, names).at(PRODUCT) for factor in sorted(sympy.Mul.make_args(rest), key=str)]
     text = "*".join(parts)
-    return f"({text})/{number.q}" if number.q != 1 else text
+    return Code(text, PRODUCT) if number.q == 1 else Code(f"({text})/{number.q}", QUOTIENT)
 
 
-def _factor(expr: sympy.Expr, names: Names) -> str:
+def _factor(expr: sympy.Expr, names: Names) -> Code:
     if expr.is_Integer:
         value = int(expr)
-        return f"{value}L" if abs(value) >= 1 << 31 else str(value)
+        return Code(f"{value}L" if abs(value) >= 1 << 31 else str(value), UNARY if value < 0 else ATOM)
     if isinstance(expr, sympy.Symbol):
         if expr not in names:
             raise BuildError(f"index expression uses the unknown symbol {expr}")
-        return names[expr]
+        return Code(names[expr])
     if expr.is_Mul:
         return _product(expr, names)
     if isinstance(expr, (FloorDiv, Mod)):
@@ -92,18 +96,18 @@ def _factor(expr: sympy.Expr, names: Names) -> str:
         rest = f"{whole}%{divisor}"
         if may_be_negative(expr.args[0]):
             rest = f"({rest} + {divisor})%{divisor}"
-            return f"({whole} - {rest})/{divisor}" if isinstance(expr, FloorDiv) else rest
-        return f"{whole}/{divisor}" if isinstance(expr, FloorDiv) else rest
+            return Code(f"({whole} - {rest})/{divisor}" if isinstance(expr, FloorDiv) else rest, QUOTIENT)
+        return Code(f"{whole}/{divisor}" if isinstance(expr, FloorDiv) else rest, QUOTIENT)
     if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
-        return "*".join([_operand(expr.base, names)] * int(expr.exp))
+        return Code("*".join([_operand(expr.base, names)] * int(expr.exp)), PRODUCT)
     if isinstance(expr, (sympy.Max, sympy.Min)):
         name = "imax" if isinstance(expr, sympy.Max) else "imin"
         text = index_text(expr.args[0], names)
         for arg in expr.args[1:]:
             text = f"{name}({text}, {index_text(arg, names)})"
-        return text
+        return Code(text)
     if expr.is_Add:
-        return f"({index_text(expr, names)})"
+        return Code(f"({index_text(expr, names)})")
     raise BuildError(f"no C text for the index expression {expr}")
 
 

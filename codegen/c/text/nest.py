@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.text.code import PRODUCT, SUM, Code
+from fusion.codegen.c.text.indices import Names, index_code
 from fusion.codegen.c.text.library import DEFINED, LIBRARY
 from fusion.codegen.c.text.prelude import INLINES
 
@@ -95,9 +96,14 @@ def identifier(name: str) -> str:
 
 
 class Namespace:
-    """The identifiers of one kernel, each used once."""
+    """The identifiers of one kernel, each used once.
+
+    Attributes:
+        unknowns: those of `YES` and `NONE` that its lines read.
+    """
 
     def __init__(self) -> None:
+        self.unknowns: set[str] = set()
         self._taken: set[str] = set()
         self._next: dict[str, int] = {}
 
@@ -107,6 +113,11 @@ class Namespace:
         if name in self._taken:
             return self.fresh(f"{name}_")
         self._taken.add(name)
+        return name
+
+    def unknown(self, name: str) -> str:
+        """Return `YES` or `NONE`, which the function then declares."""
+        self.unknowns.add(name)
         return name
 
     def reserve(self, *names: str) -> None:
@@ -128,14 +139,19 @@ class Namespace:
 class Extent:
     """The range of one loop variable, in C: from `start` up to `end`; `size` points at most.
 
-    `slot` is the position of the current point in an array of `size` elements.
+    Attributes:
+        slot: the position of the current point in an array of `size` elements.
+        number: `size`, where it is known.
+        filled: are there always `size` points?
     """
 
     name: str
     start: str
     end: str
-    size: str
-    slot: str
+    size: Code
+    slot: Code
+    number: int | None = None
+    filled: bool = False
 
     @property
     def header(self) -> str:
@@ -145,17 +161,24 @@ class Extent:
 
 def whole_extent(symbol: sympy.Symbol, size: sympy.Expr, names: Names) -> Extent:
     """Return the extent of a whole axis."""
-    text = index_text(size, names)
-    return Extent(names[symbol], "0", text, text, names[symbol])
+    code = index_code(size, names)
+    number = int(size) if size.is_Integer else None
+    return Extent(names[symbol], "0", code.text, code, Code(names[symbol]), number, filled=True)
+
+
+def block_extent(name: str, start: str, end: str, width: int, *, filled: bool = False) -> Extent:
+    """Return the extent of a block of `width` points, or fewer unless it is `filled`."""
+    return Extent(name, start, end, Code(str(width)), Code(f"{name} - {start}", SUM), width, filled)
 
 
 def chunks_of(extent: Extent, size: sympy.Expr, length: int) -> tuple[str, Extent]:
     """Return the header of a loop over chunks of a whole axis of this size, and the extent of one chunk."""
     start, end = f"{extent.name}_0", f"{extent.name}_0 + {length}"
-    if not (size.is_Integer and size % length == 0):
+    filled = size.is_Integer and size % length == 0
+    if not filled:
         end = f"imin({end}, {extent.end})"
     header = f"for (int64_t {start} = 0; {start} < {extent.end}; {start} += {length})"
-    return header, Extent(extent.name, start, end, str(length), f"{extent.name} - {start}")
+    return header, block_extent(extent.name, start, end, length, filled=filled)
 
 
 def turns_of(extent: Extent, size: sympy.Expr, lanes: int, start: str, around: Level) -> list[Level]:
@@ -173,11 +196,10 @@ def turns_of(extent: Extent, size: sympy.Expr, lanes: int, start: str, around: L
     return [Level(f"for (; {start} + {lanes} <= {extent.end}; {step})", turns=True), each]
 
 
-def flat(extents: Sequence[Extent]) -> tuple[str, str]:
+def flat(extents: Sequence[Extent]) -> tuple[str, Code]:
     """Return the number of elements of a row-major array over `extents`, and the offset of the current point in it."""
-    count, position = "", ""
-    for extent in extents:
-        size = f"({extent.size})" if " " in extent.size else extent.size
-        count = f"{count}*{size}" if count else size
-        position = f"({position})*{size} + {extent.slot}" if position else extent.slot
-    return count, re.sub(r"\((\w+)\)", r"\1", position)
+    sizes = [extent.size.at(PRODUCT) for extent in extents]
+    position = extents[0].slot
+    for extent, size in zip(extents[1:], sizes[1:], strict=True):
+        position = Code(f"{position.at()}*{size} + {extent.slot}", SUM)
+    return "*".join(sizes), position

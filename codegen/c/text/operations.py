@@ -1,125 +1,154 @@
 """Writes each scalar operation in C: a table with one row each, and the keys of `SCALAR_OPS`.
 
-A row is a template; a tuple holds one template for floats, one for integers and one for bools, "" if eager has no such
-operation.  `{0}`, `{1}`, `{2}` are operands, `{T}` the C type held, `{f}` the suffix of its math functions.
+A row is a `Template`, or one each for floats, integers and bools; None if eager has no such operation.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
-from fusion.codegen.c.text.storage import (
-    ATOM,
-    COMPARE,
-    COMPUTED,
-    HELD,
-    PRODUCT,
-    SUM,
-    UNARY,
-    narrowed,
-    operand,
-    widened,
-)
+from fusion.codegen.c.text.code import ATOM, BITS, CHOICE, COMPARE, PRODUCT, QUOTIENT, SUM, UNARY, Code
+from fusion.codegen.c.text.storage import COMPUTED, HELD, narrowed, widened
 from fusion.lowering.errors import BuildError
 
-OPERATIONS: dict[str, str | tuple[str, str, str]] = {
-    "add": ("{0} + {1}", "{0} + {1}", "{0} | {1}"),
-    "sub": ("{0} - {1}", "{0} - {1}", ""),
-    "mul": ("{0} * {1}", "{0} * {1}", "{0} & {1}"),
-    "truediv": ("{0} / {1}", "", ""),
-    "floordiv": ("floordiv_{T}({0}, {1})", "floordiv_{T}({0}, {1})", ""),
-    "truncdiv": ("__builtin_trunc{f}({0} / {1})", "truncdiv_{T}({0}, {1})", ""),
-    "remainder": ("remainder_{T}({0}, {1})", "remainder_{T}({0}, {1})", ""),
-    "fmod": ("fmod_{T}({0}, {1})", "fmod_{T}({0}, {1})", ""),
-    "pow": ("pow{f}({0}, {1})", "pow_{T}({0}, {1})", ""),
-    "neg": ("-{0}", "-{0}", ""),
-    "abs": ("__builtin_fabs{f}({0})", "abs_{T}({0})", "{0}"),
-    "sign": ("sign_{T}({0})", "sign_{T}({0})", "{0}"),
-    "maximum": ("maximum_{T}({0}, {1})", "maximum_{T}({0}, {1})", "{0} | {1}"),
-    "minimum": ("minimum_{T}({0}, {1})", "minimum_{T}({0}, {1})", "{0} & {1}"),
-    "sqrt": ("__builtin_sqrt{f}({0})", "", ""),
-    "rsqrt": ("1 / __builtin_sqrt{f}({0})", "", ""),
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """How an operation is written.
+
+    Attributes:
+        text: `{0}`, `{1}`, `{2}` are operands, `{T}` the C type held, `{f}` the suffix of its math functions.
+        takes: the precedence that each operand needs.
+        binds: its own precedence.
+        promotes: C computes it in `int` where the type held is narrower.
+    """
+
+    text: str
+    takes: tuple[int, ...]
+    binds: int = ATOM
+    promotes: bool = True
+
+    def of(self, operands: Sequence[Code], held: str = "") -> Code:
+        """Return the operation on `operands`, computed in the C type `held`."""
+        texts = (operand.at(level) for operand, level in zip(operands, self.takes, strict=True))
+        return Code(self.text.format(*texts, T=held, f="f" if held == "float" else ""), self.binds)
+
+
+_SIGNS = {
+    "+": (SUM, QUOTIENT, SUM),
+    "-": (SUM, QUOTIENT, SUM),
+    "*": (QUOTIENT, UNARY, PRODUCT),
+    "/": (QUOTIENT, UNARY, QUOTIENT),
+    **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), (SUM, SUM, COMPARE)),
+    **dict.fromkeys("&|^", (UNARY, UNARY, BITS)),
+}
+"""Operator → the precedence that its operands need, and its own."""
+
+
+def infix(sign: str) -> Template:
+    """Return an operator between two operands."""
+    left, right, binds = _SIGNS[sign]
+    return Template(f"{{0}} {sign} {{1}}", (left, right), binds)
+
+
+def prefix(sign: str) -> Template:
+    """Return an operator before its operand."""
+    return Template(f"{sign}{{0}}", (ATOM,), UNARY)
+
+
+def call(function: str, count: int = 1) -> Template:
+    """Return a call with `count` operands."""
+    return Template(f"{function}({', '.join(f'{{{k}}}' for k in range(count))})", (CHOICE,) * count, promotes=False)
+
+
+UNCHANGED = Template("{0}", (ATOM,))
+FALSE = Template("0", (ATOM,))
+
+Row: TypeAlias = Template | tuple[Template | None, Template | None, Template | None]
+
+OPERATIONS: dict[str, Row] = {
+    "add": (infix("+"), infix("+"), infix("|")),
+    "sub": (infix("-"), infix("-"), None),
+    "mul": (infix("*"), infix("*"), infix("&")),
+    "truediv": (infix("/"), None, None),
+    "floordiv": (call("floordiv_{T}", 2), call("floordiv_{T}", 2), None),
+    "truncdiv": (Template("__builtin_trunc{f}({0} / {1})", (QUOTIENT, UNARY)), call("truncdiv_{T}", 2), None),
+    "remainder": (call("remainder_{T}", 2), call("remainder_{T}", 2), None),
+    "fmod": (call("fmod_{T}", 2), call("fmod_{T}", 2), None),
+    "pow": (call("pow{f}", 2), call("pow_{T}", 2), None),
+    "neg": (prefix("-"), prefix("-"), None),
+    "abs": (call("__builtin_fabs{f}"), call("abs_{T}"), UNCHANGED),
+    "sign": (call("sign_{T}"), call("sign_{T}"), UNCHANGED),
+    "maximum": (call("maximum_{T}", 2), call("maximum_{T}", 2), infix("|")),
+    "minimum": (call("minimum_{T}", 2), call("minimum_{T}", 2), infix("&")),
+    "sqrt": (call("__builtin_sqrt{f}"), None, None),
+    "rsqrt": (Template("1 / __builtin_sqrt{f}({0})", (CHOICE,), QUOTIENT), None, None),
     **{
-        name: (f"{name}{{f}}({{0}})", "", "")
+        name: (call(f"{name}{{f}}"), None, None)
         for name in (
             *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc"),
             *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
         )
     },
-    "atan2": ("atan2{f}({0}, {1})", "", ""),
-    "lgamma": ("lgamma_{T}({0})", "", ""),
-    "floor": ("__builtin_floor{f}({0})", "{0}", ""),
-    "ceil": ("__builtin_ceil{f}({0})", "{0}", ""),
-    "trunc": ("__builtin_trunc{f}({0})", "{0}", ""),
-    "round": ("__builtin_rint{f}({0})", "{0}", ""),  # the rounding mode is to nearest, ties to even
-    "isnan": ("__builtin_isnan({0})", "0", "0"),
-    "isinf": ("__builtin_fabs{f}({0}) == __builtin_inf{f}()", "0", "0"),
-    "eq": "{0} == {1}",
-    "ne": "{0} != {1}",
-    "lt": "{0} < {1}",
-    "le": "{0} <= {1}",
-    "gt": "{0} > {1}",
-    "ge": "{0} >= {1}",
-    "and": ("", "{0} & {1}", "{0} & {1}"),
-    "or": ("", "{0} | {1}", "{0} | {1}"),
-    "xor": ("", "{0} ^ {1}", "{0} ^ {1}"),
-    "not": ("", "~{0}", "!{0}"),
-    "shl": ("", "shl_{T}({0}, {1})", ""),
-    "shr": ("", "shr_{T}({0}, {1})", ""),
-    "where": "{0} ? {1} : {2}",
+    "atan2": (call("atan2{f}", 2), None, None),
+    "lgamma": (call("lgamma_{T}"), None, None),
+    "floor": (call("__builtin_floor{f}"), UNCHANGED, None),
+    "ceil": (call("__builtin_ceil{f}"), UNCHANGED, None),
+    "trunc": (call("__builtin_trunc{f}"), UNCHANGED, None),
+    "round": (call("__builtin_rint{f}"), UNCHANGED, None),  # the rounding mode is to nearest, ties to even
+    "isnan": (call("__builtin_isnan"), FALSE, FALSE),
+    "isinf": (Template("__builtin_fabs{f}({0}) == __builtin_inf{f}()", (ATOM,), COMPARE), FALSE, FALSE),
+    "eq": infix("=="),
+    "ne": infix("!="),
+    "lt": infix("<"),
+    "le": infix("<="),
+    "gt": infix(">"),
+    "ge": infix(">="),
+    "and": (None, infix("&"), infix("&")),
+    "or": (None, infix("|"), infix("|")),
+    "xor": (None, infix("^"), infix("^")),
+    "not": (None, prefix("~"), prefix("!")),
+    "shl": (None, call("shl_{T}", 2), None),
+    "shr": (None, call("shr_{T}", 2), None),
+    "where": Template("{0} ? {1} : {2}", (COMPARE,) * 3, CHOICE),
 }
-
-_LEVELS = {
-    **dict.fromkeys("+-", (SUM, SUM + 1)),
-    **dict.fromkeys("*/", (PRODUCT, PRODUCT + 1)),
-    **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), (SUM, SUM)),
-    **dict.fromkeys("&|^", (UNARY, UNARY)),
-}
-"""Operator between two operands → the precedence that each needs."""
-
-_BETWEEN = re.compile(r"\{0\} (\S+) \{1\}")
-
-_CALL = re.compile(r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)")
-"""Templates that are calls: their operands need no parentheses."""
 
 _OWN = frozenset(("exp", "erf"))
 """Functions defined for floats only (`functions.py`); C's library has them for doubles."""
 
 
-def operation_text(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str]) -> str:
-    """Return the C expression of operation `name` on operands held as `dtype` (of the last one for `where`).
+def operation_code(name: str, dtype: torch.dtype, result: torch.dtype, operands: Sequence[Code]) -> Code:
+    """Return operation `name` on operands held as `dtype` (of the last one for `where`).
 
-    >>> operation_text("mul", torch.float32, torch.float32, ["x", "y"])
+    >>> x, y = Code("x"), Code("y")
+    >>> str(operation_code("mul", torch.float32, torch.float32, [x, y]))
     'x * y'
     >>> (
-    ...     operation_text("add", torch.int8, torch.int8, ["x", "y"]),
-    ...     operation_text("tanh", torch.float64, torch.float64, ["x"]),
+    ...     str(operation_code("add", torch.int8, torch.int8, [x, y])),
+    ...     str(operation_code("tanh", torch.float64, torch.float64, [x])),
     ... )
     ('(int8_t)(x + y)', 'tanh(x)')
 
     Raises:
         BuildError: no such operation on this dtype.
     """
-    row = OPERATIONS.get(name, "")
+    row = OPERATIONS.get(name)
     kind = 0 if dtype.is_floating_point else 2 if dtype is torch.bool else 1
-    template = row if isinstance(row, str) else row[kind]
-    if not template or dtype not in HELD:
+    template = row[kind] if isinstance(row, tuple) else row
+    if template is None or dtype not in HELD:
         raise BuildError(f"the C target has no text for {name} of {dtype}")
-    if name == "where":
-        return template.format(*(operand(text, COMPARE) for text in operands))
+    if name == "where":  # nothing is computed, so nothing is widened
+        return template.of(operands)
     held = COMPUTED[dtype]
     if name in _OWN and held == "float":
-        template = f"{name}_float({{0}})"
-    operands = [widened(dtype, text) for text in operands]
-    if not _CALL.fullmatch(template):
-        sign = _BETWEEN.search(template)
-        levels = _LEVELS[sign[1]] if sign is not None else (ATOM,) * len(operands)
-        operands = [operand(text, level) for text, level in zip(operands, levels, strict=True)]
-    text = template.format(*operands, T=held, f="f" if held == "float" else "")
+        template = call(f"{name}_float")
+    code = template.of([widened(dtype, each) for each in operands], held)
     if result is torch.bool:
-        return text
-    if kind == 1 and dtype.itemsize < 4 and template[0] in "{-~":  # C computed in int: wrap as the narrow type does
-        return f"({held})({text})"
-    return narrowed(dtype, text)
+        return code
+    if kind == 1 and dtype.itemsize < 4 and template.promotes:  # wrap as the narrow type does
+        return Code(f"({held})({code})")
+    return narrowed(dtype, code)

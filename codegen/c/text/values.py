@@ -8,18 +8,19 @@ failed check the loops go on with another index, and the function returns the fa
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.codegen.c.text.indices import affine, index_text
+from fusion.codegen.c.text.code import BITS, CHOICE, COMPARE, SUM, Code, element_of
+from fusion.codegen.c.text.indices import affine, index_code
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
-from fusion.codegen.c.text.operations import operation_text
-from fusion.codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
+from fusion.codegen.c.text.operations import operation_code
+from fusion.codegen.c.text.storage import HELD, constant, converted, loaded
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, const, postorder
 from fusion.lowering.indexing import coefficient
@@ -48,8 +49,8 @@ class ValueWriter:
     ) -> None:
         """`written`: params that are mutated; they are read once, before the stores."""
         self._where, self._space, self._axes, self._params, self._written = where, space, axes, params, written
-        self._known: dict[Expr, str] = {}  # valid everywhere in the grid point
-        self._local: dict[Expr, str] = {}  # valid in the open sweep
+        self._known: dict[Expr, Code] = {}  # valid everywhere in the grid point
+        self._local: dict[Expr, Code] = {}  # valid in the open sweep
         self._known_offsets: dict[sympy.Expr, str] = {}
         self._local_offsets: dict[sympy.Expr, str] = {}
         self._levels: Sequence[Level] = ()
@@ -62,16 +63,16 @@ class ValueWriter:
         self._local, self._local_offsets = {}, {}
         self._chosen = chosen_positions(self._where)
 
-    def learn(self, value: Expr, text: str) -> None:
-        """Record `text` for `value`, at every point of the axes it spans."""
-        self._known[value] = text
+    def learn(self, value: Expr, code: Code) -> None:
+        """Record `code` for `value`, at every point of the axes it spans."""
+        self._known[value] = code
 
-    def learn_here(self, value: Expr, text: str) -> None:
-        """Record `text` for `value` in the open nest."""
-        self._local[value] = text
+    def learn_here(self, value: Expr, code: Code) -> None:
+        """Record `code` for `value` in the open nest."""
+        self._local[value] = code
 
-    def write(self, roots: Sequence[Expr], *, named: frozenset[Expr] = frozenset()) -> list[str]:
-        """Return texts of `roots`, valid in the innermost loop; those in `named` are names, literals or array elements.
+    def write(self, roots: Sequence[Expr], *, named: frozenset[Expr] = frozenset()) -> list[Code]:
+        """Return code of `roots`, valid in the innermost loop; those in `named` are names, literals or elements.
 
         Raises:
             BuildError: an operation, dtype or index that has no C text.
@@ -88,21 +89,23 @@ class ValueWriter:
             if isinstance(node, Op) and node.name == CHECKED:
                 (self._local if depth else self._known)[node] = self._checked(node, depth)
                 continue
-            text = self._text(node)
+            code = self._code(node)
+            if any(self._get(child).elements for child in node.children()):
+                code = replace(code, elements=True)
             here = reader_depth.get(node, len(self._levels) - 1) == depth
             longest = LONGEST if node in reader_depth else LONGEST_ROOT
-            once = uses[node] == 1 and here and len(text) <= longest and node not in named
-            once = once and not (node in arms and "[" in text) and not self._is_updated(node)
-            if not (once or _is_literal(node, text)):
-                text = self._named(node, text, depth)
-            (self._local if depth or once else self._known)[node] = text
+            once = uses[node] == 1 and here and len(code.text) <= longest and node not in named
+            once = once and not (node in arms and code.elements) and not self._is_updated(node)
+            if not (once or _is_literal(node)):
+                code = self._named(node, code, depth)
+            (self._local if depth or once else self._known)[node] = code
             inside += [node] if once else []
-        texts = [self._get(root) for root in roots]
+        codes = [self._get(root) for root in roots]
         for node in inside:
             del self._local[node]
-        return texts
+        return codes
 
-    def position(self, offset: sympy.Expr) -> str:
+    def position(self, offset: sympy.Expr) -> Code:
         """Return an offset in a flat buffer, valid in the innermost loop."""
         return self._index(offset)
 
@@ -115,13 +118,13 @@ class ValueWriter:
         """Return whether this loads from a tensor that the kernel writes, and so has to precede the stores."""
         return isinstance(node, Load) and node.buffer in self._written
 
-    def _named(self, node: Expr, text: str, depth: int) -> str:
+    def _named(self, node: Expr, code: Code, depth: int) -> Code:
         """Declare a name for a value at its level, and return it."""
         name = self._space.fresh(f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t")
-        self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {text};")
-        return name
+        self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {code};")
+        return Code(name)
 
-    def _get(self, node: Expr) -> str:
+    def _get(self, node: Expr) -> Code:
         return self._local[node] if node in self._local else self._known[node]
 
     def _unknown(self, roots: Sequence[Expr]) -> Iterator[Expr]:
@@ -139,7 +142,7 @@ class ValueWriter:
 
     # Texts -------------------------------------------------------------------------------------------------------
 
-    def _text(self, node: Expr) -> str:
+    def _code(self, node: Expr) -> Code:
         match concrete(node):
             case Const(value, dtype):
                 return constant(value, dtype)
@@ -148,31 +151,31 @@ class ValueWriter:
             case Load() as load:
                 return self._element(load)
             case Op(name, args, dtype):
-                texts = [self._get(arg) for arg in args]
-                text = operation_text(name, args[-1].dtype, dtype, texts)
-                return _hidden(text, dtype) if node in self._chosen else text
+                code = operation_code(name, args[-1].dtype, dtype, [self._get(arg) for arg in args])
+                return self._hidden(code, dtype) if node in self._chosen else code
             case Cast(arg, dtype):
-                text = converted(arg.dtype, dtype, self._get(arg))
-                return _hidden(text, dtype) if node in self._chosen else text
+                code = converted(arg.dtype, dtype, self._get(arg))
+                return self._hidden(code, dtype) if node in self._chosen else code
             case Random(kind, seed, offset):
-                return f"random_{kind}({self._get(seed)}, {self._index(offset)})"
+                return Code(f"random_{kind}({self._get(seed)}, {self._index(offset)})")
             case TileRef(name):
                 raise AssertionError(f"{name} is read before its fold is complete")
             case unknown:
                 assert_never(unknown)
 
-    def _element(self, load: Load) -> str:
+    def _element(self, load: Load) -> Code:
         """Return the element that a load reads; 0 if its mask is false."""
         index = load.index[0]
         position = self._get(index) if isinstance(index, Expr) else self._index(index)
         if load.mask is not None and self._may_be_grouped(load, load.mask):
-            position = _hidden(position)
-        element = loaded(load.dtype, f"{self._params[load.buffer]}[{position}]")
+            position = self._hidden(position)
+        element = loaded(load.dtype, element_of(self._params[load.buffer], position))
         if load.mask is None:
             return element
-        mask = operand(self._get(load.mask), COMPARE)
-        varies = self._depth_of(load.mask) == len(self._levels) - 1
-        return f"({mask} & {YES}) ? {element} : 0" if varies else f"{mask} ? {element} : 0"
+        mask = self._get(load.mask).at(COMPARE)
+        if self._depth_of(load.mask) == len(self._levels) - 1:
+            mask = f"({mask} & {self._space.unknown(YES)})"
+        return Code(f"{mask} ? {element} : 0", CHOICE, elements=True)
 
     def _may_be_grouped(self, node: Load, mask: Expr) -> bool:
         """Return whether lanes may read neighbours of this element under the same mask, with a stride between lanes.
@@ -192,12 +195,12 @@ class ValueWriter:
                 return True
         return False
 
-    def _checked(self, node: Op, depth: int) -> str:
+    def _checked(self, node: Op, depth: int) -> Code:
         """Return an index, checked where it is known; if the check fails, `wrong` is set and a valid index used.
 
         Lanes do not branch: they keep the farthest of their indices, negative ones being the farthest of all.
         """
-        index, wrap, last = (operand(self._get(arg)) for arg in node.args[:3])
+        index, wrap, last = (self._get(arg).at() for arg in node.args[:3])
         level, place, inside = self._levels[depth], self._space.fresh("place"), self._space.fresh("inside")
         if node.args[1] is not const(0, torch.int64):
             if not index.isidentifier():
@@ -216,12 +219,17 @@ class ValueWriter:
         else:
             level.before.append(f"if ({place} > {last}) {WRONG} = 1;")
         # Named: inlined into a subscript, the select would need masks in lanes.
-        text = f"{place} < {last} ? {place} : {last}"
-        text = _hidden(text) if node.args[2] is const(1, torch.int64) else text
-        level.before.append(f"const int64_t {inside} = {text};")
-        return inside
+        code = Code(f"{place} < {last} ? {place} : {last}", CHOICE)
+        code = self._hidden(code) if node.args[2] is const(1, torch.int64) else code
+        level.before.append(f"const int64_t {inside} = {code};")
+        return Code(inside)
 
-    def _index(self, expr: sympy.Expr) -> str:
+    def _hidden(self, code: Code, dtype: torch.dtype = torch.int64) -> Code:
+        """Return an integer whose origin is hidden from the compiler."""
+        code = Code(f"{code.at()} | {self._space.unknown(NONE)}", BITS)
+        return code if dtype is torch.int64 else Code(f"({HELD[dtype]})({code})")
+
+    def _index(self, expr: sympy.Expr) -> Code:
         """Return `expr`, with its loop-invariant parts named outside of the inner loops."""
         groups: dict[int, list[sympy.Expr]] = {}
         for term in sympy.Add.make_args(sympy.expand_mul(expr)):
@@ -233,15 +241,15 @@ class ValueWriter:
         for depth in outer:
             named += sympy.Add(*groups[depth])
             base = self._named_offset(named, sympy.Add(*groups[depth]), base, depth)
-        rest = index_text(sympy.Add(*groups[inner]), self._axes)
-        return f"{base} + {rest}" if base else rest
+        rest = index_code(sympy.Add(*groups[inner]), self._axes)
+        return Code(f"{base} + {rest}", SUM) if base else rest
 
     def _named_offset(self, total: sympy.Expr, part: sympy.Expr, base: str, depth: int) -> str:
         text = self._local_offsets.get(total) or self._known_offsets.get(total)
         if text is None:
-            text = index_text(part, self._axes)
-            text = f"{base} + {text}" if base else text
-            if not re.fullmatch(r"\w+", text):
+            text = index_code(part, self._axes).text
+            if base or not _is_word(part):
+                text = f"{base} + {text}" if base else text
                 name = self._space.fresh("at")
                 self._levels[depth].before.append(f"const int64_t {name} = {text};")
                 text = name
@@ -264,11 +272,12 @@ def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
     )
 
 
-def _hidden(text: str, dtype: torch.dtype = torch.int64) -> str:
-    """Return an integer whose origin is hidden from the compiler."""
-    text = f"{operand(text)} | {NONE}"
-    return text if dtype is torch.int64 else f"({HELD[dtype]})({text})"
+def _is_literal(node: Expr) -> bool:
+    """Is the code of `node` a literal or the name of an axis?"""
+    return isinstance(node, Const) or (
+        isinstance(node, IndexValue) and node.dtype is torch.int64 and _is_word(node.index)
+    )
 
 
-def _is_literal(node: Expr, text: str) -> bool:
-    return isinstance(node, Const) or (isinstance(node, IndexValue) and re.fullmatch(r"\w+", text) is not None)
+def _is_word(index: sympy.Expr) -> bool:
+    return index.is_Symbol or (index.is_Integer and bool(index >= 0))

@@ -1,0 +1,36 @@
+"""Code: a C expression, with what later text must know of it, so that no text is read again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# The precedence of C's operators, loosest first.  A cast stands where an atom does.
+CHOICE, BITS, COMPARE, SUM, QUOTIENT, PRODUCT, UNARY, ATOM = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """An expression: its text, and the precedence of its loosest operator.
+
+    `elements`: it reads elements of arrays.
+    """
+
+    text: str
+    binds: int = ATOM
+    elements: bool = False
+
+    def at(self, level: int = ATOM) -> str:
+        """Return the text as an operand with at least the precedence `level`.
+
+        >>> Code("a[i + 1]").at(), Code("a + b", SUM).at(), Code("i0/4", QUOTIENT).at(), Code("i0/4", QUOTIENT).at(SUM)
+        ('a[i + 1]', '(a + b)', '(i0/4)', 'i0/4')
+        """
+        return self.text if self.binds >= level else f"({self.text})"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def element_of(array: str, position: Code | str) -> Code:
+    """Return the element of an array at a position."""
+    return Code(f"{array}[{position}]", elements=True)
