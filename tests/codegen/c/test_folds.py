@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 import torch
 
 from fusion.lowering.expr import Cast, IndexValue, const
 from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import Mod
 from fusion.lowering.kernel import Fold, Loop, Store
 from tests.codegen.c.kernels import (
     BF16,
@@ -32,6 +34,8 @@ from tests.codegen.c.kernels import (
     walked,
 )
 from tests.codegen.kernels.making import load
+
+s0 = sympy.Symbol("s0", integer=True, positive=True)
 
 # Folds ---------------------------------------------------------------------------------------------------
 
@@ -180,6 +184,15 @@ def test_a_fold_may_keep_an_axis_that_is_held_whole():
     store = Store("out", 8 * i0 + channels, op("truediv", e, s.ref))
     run({"x": channels_last}, {"out": out}, [axis(i0, 3), axis(r0, 8, WHOLE), axis(r1, 50, WHOLE)], mean, s, store)
     torch.testing.assert_close(out, x.sum(2).softmax(1))
+
+
+def test_sums_of_rows_whose_length_is_a_remainder():
+    size, width = Mod(s0, 5), 3
+    x, out = torch.randn(4, 40, 6, width), torch.empty(4, 6, width)
+    fold = Fold("total", "sum", (load("x", 240 * size * i0 + 6 * size * r0 + size * i1 + i2),), (r0,), F32)
+    axes = [axis(i0, 4), axis(i1, 6, WHOLE), axis(i2, size, WHOLE), axis(r0, 40, LOOP)]
+    run({"x": x}, {"out": out}, axes, fold, Store("out", 6 * size * i0 + size * i1 + i2, fold.ref), sizes={s0: 13})
+    torch.testing.assert_close(out, x.sum(1))
 
 
 def test_dot_is_a_sum_of_products():
