@@ -1,6 +1,7 @@
 """File: the Python file around the functions of a kernel: imports, configuration, grid, and the launch function.
 
 Input: the texts of the functions and the launch of the last of them (`Launch`); output: the text of the file.
+What the file imports, and which functions it contains besides, follows from the names in the texts, as in a linker.
 """
 
 from __future__ import annotations

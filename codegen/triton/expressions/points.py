@@ -37,10 +37,11 @@ class Points(Lines):
         is_tile = dim in self.layout.tiled
         if is_tile:
             text = (f"{text} + " if text else "") + f"tl.arange(0, {self.layout.width(dim)})"
+            # A start that is cast where it is computed makes the sum an int64.
             if dim in self.layout.wide and ".to(tl.int64)" not in text:
                 text = f"({text}).to(tl.int64)"
         tile = Tile(Code(text), (dim,) if is_tile else (), depth)
-        if not text.isidentifier():
+        if not tile.code.is_name:
             tile = self.name(dim.symbol.name, tile)
         return self.bind(("index", dim), tile)
 

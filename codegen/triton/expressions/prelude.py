@@ -2,7 +2,7 @@
 
 Operations that take more than one line of Triton, or that a reduction needs as a function, are written here once, as
 text, because every generated file must be self-contained.  `needed` selects the functions that a text calls, including
-their callees.
+their callees, by name, as a linker does.
 """
 
 from __future__ import annotations

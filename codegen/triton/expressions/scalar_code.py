@@ -41,11 +41,21 @@ TYPES: dict[torch.dtype, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """An expression as text: its precedence, and whether it is a bare literal (which has no type in Triton)."""
+    """An expression as text, its precedence, and the number that it is if it is a bare literal."""
 
     text: str
     binds: int = ATOM
-    literal: bool = False
+    number: Scalar | None = None
+
+    @property
+    def literal(self) -> bool:
+        """Is it a bare literal, which has no type in Triton?"""
+        return self.number is not None
+
+    @property
+    def is_name(self) -> bool:
+        """Is it a name, which may be repeated at no cost?"""
+        return self.text.isidentifier()
 
     def at(self, level: int) -> str:
         """Return the text, in parentheses if its precedence is below `level`."""
@@ -69,14 +79,15 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
     if dtype.is_floating_point:
         number = float(torch.tensor(value, dtype=dtype)) if dtype in HALVES else float(value)
         if math.isnan(number):
-            return Code('float("nan")', ATOM, True)
+            return Code('float("nan")', number=number)
         text = 'float("inf")' if math.isinf(number) else repr(abs(number))
         negative = math.copysign(1.0, number) < 0
         if number == 0 and negative:
             return Code(f"tl.full([], 0.0, {TYPES[dtype]}) * -1.0", PRODUCT)
     else:
-        text, negative = repr(value if dtype is torch.bool else abs(int(value))), value < 0
-    return Code(f"-{text}", UNARY, True) if negative else Code(text, ATOM, True)
+        number, negative = value if dtype is torch.bool else int(value), value < 0
+        text = repr(abs(number) if negative else number)
+    return Code(f"-{text}", UNARY, number) if negative else Code(text, ATOM, number)
 
 
 def typed(code: Code, dtype: torch.dtype) -> Code:
@@ -180,11 +191,10 @@ def unchanged(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
 
 def _power_of_two(code: Code) -> float | None:
     """Return the value of a literal that is a power of two and whose reciprocal is exact, else None."""
-    if not code.literal or "float" in code.text:
+    if code.number is None:
         return None
-    value = float(code.text)
-    mantissa, exponent = math.frexp(value)
-    return value if abs(mantissa) == 0.5 and abs(exponent) < 120 else None
+    mantissa, exponent = math.frexp(code.number)
+    return float(code.number) if abs(mantissa) == 0.5 and abs(exponent) < 120 else None
 
 
 def _truediv(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
@@ -208,7 +218,8 @@ def _neg(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
 
 def _shift(sign: str, checked: str) -> Emitter:
     def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
-        if args[1].literal and 0 <= int(args[1].text) < dtype.itemsize * 8:
+        by = args[1].number
+        if by is not None and 0 <= by < dtype.itemsize * 8:
             return infix(sign, SHIFT)(args, dtype, fast)
         return call(checked)(args, dtype, fast)
 
@@ -229,7 +240,7 @@ def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     """Return a bounds check; the last operand is the mask of the tile inside its axes, `None` for everywhere."""
     index, wrap, last, here = args
     index = typed(index, dtype)
-    if wrap.literal and wrap.text == "0":
+    if wrap.number == 0:
         return Code(f"_inside({index.text}, {last.text}, {here.text})")
     return Code(f"_wrapped({index.text}, {wrap.text}, {last.text}, {here.text})")
 

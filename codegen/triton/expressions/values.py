@@ -207,7 +207,7 @@ class Values(Points):
         self.bind(node, tile)
 
     def _needs_name(self, node: Expr, tile: Tile) -> bool:
-        if tile.code.literal or tile.code.text.isidentifier():
+        if tile.code.literal or tile.code.is_name:
             return False
         if isinstance(node, Load):
             return not self._is_cast_at_once(node)

@@ -210,7 +210,7 @@ class _Step:
             return text, text
         if expr.dtype not in (torch.int32, torch.int64):
             tile = replace(tile, code=Code(f"{typed(tile.code, expr.dtype).at(ATOM)}.to(tl.int32)"))
-        name = tile.code.text if tile.code.text.isidentifier() else values.name("value", tile).code.text
+        name = tile.code.text if tile.code.is_name else values.name("value", tile).code.text
         if not tile.dims or tile.dims == (self.points,):
             return name, name
         least, greatest = (f"{f}({self._inside(name, tile, expr.dtype, f)}, 0)" for f in ("tl.min", "tl.max"))

@@ -240,7 +240,7 @@ def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: 
     code = tile.code
     if order != dims:
         code = Code(f"{code.at(ATOM)}.T" if len(dims) == 2 else f"tl.permute({code.text}, 0, 2, 1)")
-    return code if code.text.isidentifier() else values.name(wish, replace(tile, code=code)).code
+    return code if code.is_name else values.name(wish, replace(tile, code=code)).code
 
 
 def _zero_past_the_end(expr: Expr) -> bool:

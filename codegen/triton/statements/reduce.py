@@ -109,7 +109,7 @@ def _finish(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Di
     last = tiles[-1]
     if not last.narrow:
         tile = replace(tile, code=cast(tile.code, _carrier(fold, len(tiles) - 1, last), fold.dtype))
-    values.bind(fold.ref, tile if tile.code.text.isidentifier() else values.name(fold.name, tile))
+    values.bind(fold.ref, tile if tile.code.is_name else values.name(fold.name, tile))
 
 
 def _reduced(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> Tile:

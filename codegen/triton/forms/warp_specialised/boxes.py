@@ -63,11 +63,11 @@ def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
     return Box(matrix, start, tuple(outer)) if len(outer) <= _MOST else None
 
 
-def describe(values: Values, name: str, box: Box, block: Sequence[str], slots: int) -> None:
+def describe(values: Values, name: str, box: Box, block: Sequence[Code], slots: int) -> None:
     """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for `slots` of them, if any."""
     matrix = box.matrix
     element = TYPES[values.layout.blocked.kernel.param(matrix.param).dtype]
-    shape = f"[{', '.join([*('1' for _ in box.outer), *block])}]"
+    shape = f"[{', '.join([*('1' for _ in box.outer), *(size.text for size in block)])}]"
     values.line(f"{name}_layout: tl.constexpr = gl.NVMMASharedLayout.get_default_for({shape}, {element})")
     pointer = values.pointer_name(matrix.param)
     if box.start != 0:

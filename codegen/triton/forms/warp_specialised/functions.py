@@ -3,6 +3,9 @@
 Triton reads the body of a loop twice, first to determine what the loop carries: the body of three nested loops is read
 eight times.  A function is read once for all calls with arguments of the same types, and then inlined at each call, so
 that the compiled code stays the same.
+
+Which names the lines read, Python's own parser says.  Lines are written as they are read, with names where they are
+used; to list the names again beside every line would state them twice.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import triton
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.warp_specialised.config import groups_of
 
@@ -40,7 +41,10 @@ _TILE_CONSTRUCTORS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}
 
 
 def in_gluon(lines: Sequence[str]) -> list[str]:
-    """Return lines of Triton as lines of Gluon, where constructors of tiles give them a layout."""
+    """Return lines of Triton as lines of Gluon, where constructors of tiles give them a layout.
+
+    The text is changed, so that emitters of expressions need not know in which language they are read.
+    """
     converted = list(lines)
     for ours, theirs in _TILE_CONSTRUCTORS.items():
         converted = [line.replace(ours, theirs) for line in converted]
@@ -102,7 +106,7 @@ def start(values: Values, name: str, program: Functions, count: int) -> None:
     values.line(")")
 
 
-def shape(layout: Layout, dims: Sequence[Dim], parted: Dim) -> list[str]:
-    """Return the shape of a block over `dims`, of which one is divided between the groups, as text."""
+def shape(layout: Layout, dims: Sequence[Dim], parted: Dim) -> list[Code]:
+    """Return the shape of a block over `dims`, of which one is divided between the groups."""
     count = groups_of(layout.config)
-    return [f"{dim.constant} // {count}" if dim is parted else dim.constant for dim in dims]
+    return [Code(f"{dim.constant} // {count}", PRODUCT) if dim is parted else Code(dim.constant) for dim in dims]

@@ -123,13 +123,15 @@ class Program:
         plan = self.plan
         return {"left": plan.left, "right": plan.right, "other": plan.other, "out": plan.result}
 
-    def _shape(self, box: Box) -> list[str]:
+    def _shape(self, box: Box) -> list[Code]:
         return groups.shape(self.layout, box.dims, self.plan.m)
 
     def _slot(self, ring: str, number: str) -> str:
         """Return one slot of a ring as a matrix, as text."""
         box = self._boxes()[ring]
-        return f"{ring}.index({number})" + (f".reshape([{', '.join(self._shape(box))}])" if box.outer else "")
+        return f"{ring}.index({number})" + (
+            f".reshape([{', '.join(size.text for size in self._shape(box))}])" if box.outer else ""
+        )
 
     # The loading warp -------------------------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Program:
     def _fetch(self, values: Values, ring: str, slot: str, phase: str, starts: dict[Dim, str]) -> None:
         box = self._boxes()[ring]
         size = values.layout.blocked.kernel.param(box.matrix.param).dtype.itemsize
-        count = " * ".join(f"({part})" if " " in part else part for part in self._shape(box))
+        count = " * ".join(size.at(PRODUCT + 1) for size in self._shape(box))
         corner = boxes.corner(values, box, *(starts.get(dim, "") for dim in box.dims))
         filled = f"{ring}_filled.index({slot})"
         values.line(f"hopper.mbarrier.wait({ring}_emptied.index({slot}), {phase})")
