@@ -10,5 +10,5 @@ but defined here.
     algebra       of indices (`indexing`, `division`), `sizes`, `conditions`, `positions`, and factors (`hoist`)
     eager only    differences from plain arithmetic: `checks`, `host`, `overflow`, `seeded` and `philox`, `attention`
 
-Queries on graphs and kernels that several packages share: `recomputed`, `prefixes`, `updates`.
+Queries on graphs and kernels that several packages share: `recomputed`, `prefixes`.
 """

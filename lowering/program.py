@@ -408,6 +408,18 @@ def memory_of(nodes: Sequence[Node]) -> dict[str, str]:
     return bases
 
 
+def copied(node: Node | None, program: Program) -> tuple[str, str] | None:
+    """Return (target, source) of a copy into an input; None for any other node."""
+    if not isinstance(node, Extern) or node.target is not torch.ops.aten.copy_.default or node.kwargs:
+        return None
+    if len(node.args) != 2:
+        return None
+    target, source = node.args
+    if not isinstance(target, BufferRef) or not isinstance(source, BufferRef) or target.name not in program.inputs:
+        return None
+    return target.name, source.name
+
+
 def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
     """Return `node` with other expressions, in the order of `node.exprs`."""
     match node:

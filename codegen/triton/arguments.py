@@ -1,4 +1,4 @@
-"""Arguments: the names of a kernel's parameters in its source, and the types with which they are passed.
+"""Arguments: the names of a kernel's parameters in its source, their types, and calls between functions of a launch.
 
 A tensor is passed as a pointer, a number of the host by value.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from fusion.codegen.triton.expressions.indices import Layout
 from fusion.lowering.kernel import Kernel, Param
 
 POINTERS = {
@@ -21,6 +22,12 @@ POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
+
+COUNTER = "counter"
+"""The parameter, after tensors and sizes, that points to the count of finished programs."""
+
+PROGRAM = "program"
+"""The parameter of one of several kernels of a launch that is the number of its program."""
 
 
 def argument(param: Param) -> str:
@@ -39,3 +46,11 @@ def type_of(param: Param) -> str:
 def on_device(kernel: Kernel) -> int:
     """Return the position of a parameter that is on the device: one that is written."""
     return next((position for position, param in enumerate(kernel.params) if param.written), 0)
+
+
+def call_of(name: str, layout: Layout, *leading: str) -> str:
+    """Return a call of the function `name` of a kernel with this layout; `leading` are its first arguments."""
+    kernel = layout.blocked.kernel
+    arguments = [*leading, *map(argument, kernel.params), *(size.name for size in kernel.sizes)]
+    arguments += [f"{constant}={block}" for constant, block in layout.constants.items()]
+    return f"{name}({', '.join(arguments)})"

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fusion.codegen.triton.arguments import argument, on_device, type_of
+from fusion.codegen.triton.arguments import COUNTER, argument, on_device, type_of
 from fusion.codegen.triton.blocks import Config, Dim
-from fusion.codegen.triton.call import COUNTER
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.indices import Layout, index_code

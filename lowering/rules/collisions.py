@@ -18,7 +18,6 @@ from fusion.lowering.expr import Expr, Index, IndexValue, Op, const
 from fusion.lowering.rules.formula import Term, both, eq, literal, maximum, minimum, where
 from fusion.lowering.rules.promotion import combine, convert, rounded
 from fusion.lowering.scalar_ops import JoinName, ScatterName, identity
-from fusion.lowering.updates import COPY
 from fusion.lowering.value import Shape, Value
 
 aten = torch.ops.aten
@@ -40,7 +39,7 @@ def updates_input(ctx: Builder) -> bool:
     if not isinstance(x, fx.Node) or x.op != "placeholder":
         return False
     others = [user for user in x.users if user is not ctx.current and not _is_replaced(user)]
-    return len(others) == 1 and others[0].target is COPY and others[0].args == (x, ctx.current)
+    return len(others) == 1 and others[0].target is aten.copy_.default and others[0].args == (x, ctx.current)
 
 
 def _is_replaced(view: fx.Node) -> bool:

@@ -1,7 +1,7 @@
 """The rules of expressions and folds, in Programs and in Kernels.
 
 Input: expressions, the tensors that they may load and the sizes of their axes; no output.  A violated rule raises
-`Broken`, which the caller, who knows the node, turns into an error.
+`Broken`, which the caller, who knows the node, turns into an error (`defect`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
+from fusion.lowering.errors import Origin, VerifyError
 from fusion.lowering.expr import (
     Cast,
     Const,
@@ -41,7 +42,22 @@ from fusion.lowering.scalar_ops import (
     result_dtype,
 )
 from fusion.lowering.sizes import Computed
-from fusion.lowering.verify.broken import Broken, require
+
+
+class Broken(Exception):
+    """A rule is violated; the caller knows where."""
+
+
+def require(holds: object, rule: str, *details: object) -> None:
+    """Raise `rule`, its `{}` filled with `details`, unless it holds (formatted late, as sympy's text is slow)."""
+    if not holds:
+        raise Broken(rule.format(*details))
+
+
+def defect(place: str, broken: Broken, origin: Origin | None = None) -> VerifyError:
+    """Return the error for a rule that is violated at `place`."""
+    return VerifyError(f"{place}: {broken}", hint="this is a defect of the compiler; please report it", origin=origin)
+
 
 # Expressions ----------------------------------------------------------------------------------------------------------
 

@@ -29,14 +29,16 @@ from fusion.lowering.kernel import (
     values_of,
 )
 from fusion.lowering.program import SCATTER_OPS
-from fusion.lowering.verify.broken import Broken, defect, require
 from fusion.lowering.verify.expressions import (
+    Broken,
     ExpressionRules,
     check_bounds,
     check_fold,
     check_scan,
     check_sides,
     check_symbols,
+    defect,
+    require,
 )
 
 

@@ -31,8 +31,15 @@ from fusion.lowering.program import (
     writes,
 )
 from fusion.lowering.sizes import given_by
-from fusion.lowering.verify.broken import Broken, defect, require
-from fusion.lowering.verify.expressions import ExpressionRules, check_fold, check_scan, check_sides
+from fusion.lowering.verify.expressions import (
+    Broken,
+    ExpressionRules,
+    check_fold,
+    check_scan,
+    check_sides,
+    defect,
+    require,
+)
 
 
 class Verified:

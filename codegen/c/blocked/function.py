@@ -26,12 +26,11 @@ from fusion.codegen.c.plan.scratch import outermost
 from fusion.codegen.c.plan.sweeps import extend_spans, with_plain_folds
 from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.code import Code, element_of
-from fusion.codegen.c.text.folds import NEVER, NanWatch, better, combined, sign, started, take
+from fusion.codegen.c.text.folds import NEVER, NanWatch, better, combined, sign, started, store_statement, take
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.storage import HELD
-from fusion.codegen.c.text.updates import statement
 from fusion.lowering.expr import Expr, Load, TileRef, make_cast, postorder
 from fusion.lowering.indexing import ZERO
 from fusion.lowering.kernel import (
@@ -236,7 +235,7 @@ class _Blocked:
         position = nest.position(direct[0]) if direct else nest.texts[1]
         element = element_of(self.scope.params[store.param], position)
         mask = None if store.where is None else nest.texts[-1]
-        nest.write(statement(store, self.kernel.param(store.param).dtype, element, nest.texts[0], mask))
+        nest.write(store_statement(store, self.kernel.param(store.param).dtype, element, nest.texts[0], mask))
         return [*lines, *nest.lines()]
 
     # Folds -------------------------------------------------------------------------------------------------------

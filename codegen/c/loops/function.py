@@ -31,9 +31,9 @@ from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.text.code import Code, element_of
+from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
 from fusion.codegen.c.text.storage import HELD
-from fusion.codegen.c.text.updates import statement
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.lowering.expr import Expr, make_cast
 from fusion.lowering.kernel import Kernel, KernelAxis, Store, spans
@@ -173,7 +173,7 @@ class _Function:
         for store, text, position in zip(sweep.stores, written, positions, strict=True):
             mask = None if store.where is None else next(texts)
             element = self.converted.stores.get(store.param) or element_of(self.params[store.param], position)
-            lines.append(statement(store, self.kernel.param(store.param).dtype, element, text, mask))
+            lines.append(store_statement(store, self.kernel.param(store.param).dtype, element, text, mask))
         return lines
 
     def _stored(self, store: Store) -> Expr:

@@ -1,7 +1,8 @@
 """Text that all folds have in common: how they start, how two results become one, what OpenMP is told of them.
 
-What enters is a `Fold` and the texts of its operands and accumulators; what leaves are lines of C.  Maxima and minima
-give NaN where an operand is NaN; truth values are folded with `|` and `&`.
+Input: a `Fold` and the code of its operands and accumulators; output: lines of C.  Maxima and minima give NaN where an
+operand is NaN; truth values are folded with `|` and `&`.  A store folds into its element if several points may collide:
+these run one after the other, so that nothing needs to be atomic.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from dataclasses import dataclass
 import torch
 
 from fusion.codegen.c.text.code import Code
-from fusion.codegen.c.text.storage import HELD, constant
-from fusion.lowering.kernel import Fold
+from fusion.codegen.c.text.operations import operation_code
+from fusion.codegen.c.text.storage import HELD, NARROW_FLOATS, constant
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Fold, Store
 from fusion.lowering.scalar_ops import FoldName, identity
 
 NEVER = Code("INT64_MAX")
 """The position of an argmax or argmin before the first element."""
 
 _SIGNS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+_JOINS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 _TRUTH: dict[str, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
 
 
@@ -93,3 +97,17 @@ def take(fold: Fold, took: str, value: Code, index: Code, best: Code, at: Code) 
         f"{best} = {took} ? {value} : {best};",
         f"{at} = {took} ? {index} : {at};",
     ]
+
+
+def store_statement(store: Store, dtype: torch.dtype, element: Code, value: Code, where: Code | None) -> str:
+    """Return the statement that writes `value` to an element of `dtype`, or combines the two.
+
+    Raises:
+        BuildError: a sum of 16-bit floats in memory.
+    """
+    if store.op != "store":
+        if dtype in NARROW_FLOATS:
+            raise BuildError(f"{store.param}: values that meet are joined in 32 bits, not in {dtype}")
+        value = operation_code(_JOINS[store.op], dtype, dtype, [element, value])
+    text = f"{element} = {value};"
+    return text if where is None else f"if ({where}) {text}"

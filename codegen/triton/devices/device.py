@@ -203,6 +203,23 @@ class Device:
         """
         return feature in self.features
 
+    def on_matrix_units(self, dtype: torch.dtype) -> bool:
+        """Does `tl.dot` have an instruction for operands of `dtype`?"""
+        if dtype is torch.float64:
+            return self.has(Feature.FLOAT64_UNITS)
+        return dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8)
+
+    def input_precision(self, tf32: bool) -> str:
+        """Return the precision of `tl.dot` for float32: rounded if allowed, else split in two, else exact.
+
+        >>> from fusion.codegen.triton.devices import device_of
+        >>> [device_of(arch).input_precision(False) for arch in ("sm_90", "sm_75", "gfx942")]
+        ['tf32x3', 'ieee', 'ieee']
+        """
+        if tf32:
+            return "tf32"
+        return "tf32x3" if self.has(Feature.TF32) else "ieee"
+
     @property
     def warps(self) -> int:
         """Return the most warps per multiprocessor."""

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 import re
 
-from fusion.codegen.triton.expressions.copies import STORE
+import triton
+
+_RENAMED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
+
+# Gluon's names for the copies between global and shared memory.
+LOAD = "hopper.tma.async_load" if _RENAMED else "hopper.tma.async_copy_global_to_shared"
+STORE = "hopper.tma.async_store" if _RENAMED else "hopper.tma.async_copy_shared_to_global"
 
 _CALL = re.compile(r"\b(_[a-z_]+[0-9]*)\b")
 

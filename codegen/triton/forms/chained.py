@@ -23,7 +23,6 @@ from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.products.descriptors import Descriptors, matrix_of
-from fusion.codegen.triton.products.matrix_units import on_matrix_units
 from fusion.lowering.expr import Load
 from fusion.lowering.kernel import Role
 from fusion.lowering.scalar_ops import HALVES
@@ -182,7 +181,7 @@ def _listed(blocked: Blocked) -> tuple[Config, ...]:
     dtypes = {arg.dtype for dot in blocked.dots for arg in dot.args}
     products = len(blocked.dots)
     width = max((power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE), default=0)
-    if not dtypes <= {*HALVES, torch.int8} or not all(on_matrix_units(dtype, blocked.device) for dtype in dtypes):
+    if not dtypes <= {*HALVES, torch.int8} or not all(blocked.device.on_matrix_units(dtype) for dtype in dtypes):
         table, width = _EXACT, width * (1 if products <= 2 else 2)
     elif products == 1 and not width:
         return _ONE

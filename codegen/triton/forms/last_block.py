@@ -19,8 +19,8 @@ import sympy
 from typing_extensions import Self
 
 from fusion.codegen.numerics import Numerics
+from fusion.codegen.triton.arguments import COUNTER, call_of
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
-from fusion.codegen.triton.call import COUNTER, call_of
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.values import Values

@@ -19,7 +19,6 @@ from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.limits import shortest_pipeline, stages_within
 from fusion.codegen.triton.products.descriptors import tile_loads
-from fusion.codegen.triton.products.matrix_units import input_precision, on_matrix_units
 from fusion.lowering.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
@@ -58,7 +57,7 @@ class PointerProduct(Form):
         """Return configurations, the default first: the largest blocks that still keep the device busy."""
         blocked, numerics, dots = self.blocked, self.task.numerics, self.blocked.dots
         dtype = dots[0].args[0].dtype
-        if not on_matrix_units(dtype, blocked.device):
+        if not blocked.device.on_matrix_units(dtype):
             return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, numerics),)
         shapes = _with_room(_shapes(blocked, dtype, numerics), len(dots))
         room = blocked.device.shared_per_program
@@ -103,7 +102,7 @@ def _filled(blocked: Blocked, config: Config) -> float:
 
 def _shapes(blocked: Blocked, dtype: torch.dtype, numerics: Numerics) -> tuple[tuple[int, ...], ...]:
     if dtype is torch.float32:
-        precision = input_precision(blocked.device, numerics.tf32)
+        precision = blocked.device.input_precision(numerics.tf32)
         return {"tf32": _SHAPES, "tf32x3": _SPLIT_SHAPES, "ieee": _EXACT_SHAPES}[precision]
     return _EXACT_SHAPES if dtype is torch.float64 else _SHAPES
 

@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from fusion.codegen.cache import cache_dir, digest, publish
-from fusion.codegen.triton.arguments import argument, type_of
-from fusion.codegen.triton.call import COUNTER
+from fusion.codegen.triton.arguments import COUNTER, argument, type_of
 from fusion.codegen.triton.launch import host_descriptors
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel

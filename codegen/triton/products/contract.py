@@ -31,7 +31,6 @@ from fusion.codegen.triton.expressions.indices import expand, start_symbol
 from fusion.codegen.triton.expressions.scalar_code import ATOM, SUM, TYPES, Code, cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.products.matrix_units import input_precision, on_matrix_units
 from fusion.codegen.triton.rewrites.totals import Total, total_of
 from fusion.codegen.triton.rewrites.vectors import NARROW
 from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
@@ -100,7 +99,7 @@ def product(values: Values, fold: Fold) -> Product:
     if dims[0] is columns:
         rows, columns, lhs, rhs = columns, rows, rhs, lhs
     sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
-    matrix = on_matrix_units(dtype, values.device)
+    matrix = values.device.on_matrix_units(dtype)
     group_dims = tuple(dim for dim in values.layout.blocked.dims if dim.name == "s")
     left, right, dims = (*group_dims, rows, over), (*group_dims, over, columns), (*group_dims, *dims)
     if not matrix:
@@ -115,7 +114,7 @@ def product(values: Values, fold: Fold) -> Product:
 def _precision(values: Values) -> str:
     """Return the precision of float32: not split in kernels of short sums only, none of them in a chained product."""
     blocked = values.layout.blocked
-    precision = input_precision(values.device, values.layout.config.tf32)
+    precision = values.device.input_precision(values.layout.config.tf32)
     sizes = [blocked.sides(dot)[2].size for dot in blocked.dots]
     short = not blocked.chained and all(size.is_Integer and size <= SHORT for size in sizes)
     return "ieee" if precision == "tf32x3" and short else precision

@@ -10,7 +10,32 @@ Two clusters that compute the same give equal Kernels, whatever the names of the
 
 from __future__ import annotations
 
-from fusion.schedule.kernels.build import kernel_of
-from fusion.schedule.kernels.finish import KernelCall
+from fusion.lowering.kernel import KernelAxis, Role
+from fusion.schedule.clusters.expand import expand
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.profit import Prices
+from fusion.schedule.kernels.axes import canonical, kernel_axes, role_of
+from fusion.schedule.kernels.bodies import body_of
+from fusion.schedule.kernels.finish import KernelCall, finished
+from fusion.schedule.kernels.streamed import streamed_body
+
+
+def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
+    """Build the kernel of one cluster of computed nodes."""
+    dependences, capabilities = prices.dependences, prices.capabilities
+    expanded = expand(dependences, cluster)
+    if cluster.space.streamed:
+        axes, body = streamed_body(cluster, expanded)
+        return finished(prices, cluster, axes, body, expanded)
+    parallel, reduced, expanded = kernel_axes(cluster, expanded)
+    role = role_of(capabilities, expanded, cluster, reduced)
+    parallel, reduced, expanded = canonical(parallel, reduced, expanded)
+    body = body_of(expanded, parallel, reduced, role, follows=capabilities.follows)
+    axes = (
+        *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in parallel),
+        *(KernelAxis(axis.symbol, axis.size, role) for axis in reduced),
+    )
+    return finished(prices, cluster, axes, body, expanded)
+
 
 __all__ = ["KernelCall", "kernel_of"]

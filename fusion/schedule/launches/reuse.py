@@ -25,8 +25,7 @@ from fusion.operations.ownership import take_over
 from fusion.operations.products import aligned_product
 from fusion.schedule.iteration.naming import unused
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.launches.redirect import redirected
-from fusion.schedule.launches.updates import written_into
+from fusion.schedule.launches.updates import redirected, written_into
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
 """Calls whose results are new tensors, without other views."""

@@ -17,12 +17,10 @@ import networkx as nx
 import torch
 
 from fusion.lowering.expr import Expr, loads
-from fusion.lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
-from fusion.lowering.program import BufferRef, Call, Extern, Program, memory_of, writes
-from fusion.lowering.updates import copied
+from fusion.lowering.kernel import Kernel, Param, Role, Stmt, Store, loaded, rename, statements, stored, values_of
+from fusion.lowering.program import BufferRef, Call, Extern, Program, copied, memory_of, writes
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import takes
-from fusion.schedule.launches.redirect import params_without, redirected
 
 aten = torch.ops.aten
 
@@ -177,4 +175,15 @@ def _as_one_call(steps: list[KernelCall | Call], program: Program) -> list[Kerne
     return [*steps[: len(steps) - count], call]
 
 
-__all__ = ["update", "written_into"]
+def redirected(kernel: Kernel, new: str, old: str) -> Kernel:
+    """Return the kernel that writes to the parameter `old` instead of `new`, and does not take `new`."""
+    names = {param.name: old if param.name == new else param.name for param in kernel.params}
+    return replace(kernel, params=params_without(kernel.params, new, old), body=rename(kernel.body, names))
+
+
+def params_without(params: Sequence[Param], new: str, old: str) -> tuple[Param, ...]:
+    """Return the parameters of a launch that writes `old` in place of `new`."""
+    return tuple(replace(p, written=p.written or p.name == old) for p in params if p.name != new)
+
+
+__all__ = ["redirected", "update", "written_into"]

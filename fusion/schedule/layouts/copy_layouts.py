@@ -26,10 +26,10 @@ from fusion.lowering.program import (
     Node,
     Program,
     Scatter,
+    copied,
     reads,
     writes,
 )
-from fusion.lowering.updates import copied
 from fusion.schedule.iteration.naming import unused
 
 

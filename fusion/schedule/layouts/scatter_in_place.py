@@ -16,8 +16,7 @@ import sympy
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
 from fusion.lowering.live import without_dead_nodes
-from fusion.lowering.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, reads, writes
-from fusion.lowering.updates import copied
+from fusion.lowering.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, copied, reads, writes
 from fusion.schedule.rewrites.inline import inline
 
 

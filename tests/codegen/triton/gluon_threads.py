@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fusion.codegen.triton.expressions.copies import LOAD, STORE
+from fusion.codegen.triton.expressions.prelude import LOAD, STORE
 from fusion.lowering.kernel import Kernel
 
 PATIENCE = 10.0

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from typing_extensions import Self
 
+from fusion.codegen.triton.arguments import PROGRAM
 from fusion.codegen.triton.blocks import Config
-from fusion.codegen.triton.call import PROGRAM
 from fusion.codegen.triton.file import INDENT, Launch, file_of, signature
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from fusion.codegen.triton.arguments import PROGRAM, call_of
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
-from fusion.codegen.triton.call import PROGRAM, call_of
 from fusion.codegen.triton.expressions.indices import Layout, index_code
 from fusion.codegen.triton.expressions.scalar_code import PRODUCT, UNARY
 from fusion.codegen.triton.forms import alone

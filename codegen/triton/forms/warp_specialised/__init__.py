@@ -24,9 +24,8 @@ from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.warp_specialised import groups, turns
 from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
-from fusion.codegen.triton.forms.warp_specialised.config import WarpSpecialisedConfig
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
-from fusion.codegen.triton.forms.warp_specialised.groups import Signature, in_gluon
+from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpSpecialisedConfig, in_gluon
 from fusion.codegen.triton.forms.warp_specialised.program import Program
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.kernel import Role

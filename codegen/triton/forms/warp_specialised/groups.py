@@ -21,12 +21,11 @@ from typing import Protocol
 
 import triton
 
-from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.blocks import Config, Dim
 from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.forms.warp_specialised.config import groups_of
 
 GROUP = "group"
 ROWS = 64
@@ -35,6 +34,27 @@ ROWS = 64
 _FETCH_REGISTERS = 24
 _REGISTERS = {2: (168, 240), 3: (128, 160)}
 """For a number of groups, registers per thread of each warp: at the start, and of the warps of groups afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarpSpecialisedConfig(Config):
+    """A configuration of a warp-specialised chained product.
+
+    Attributes:
+        groups: groups of four warps that compute; one more warp loads.
+    """
+
+    groups: int = 2
+
+    def parameters(self) -> list[str]:
+        """Describe the parameters that only this form has, one string each."""
+        return ["persistent", f"{self.groups} groups"]
+
+
+def groups_of(config: Config) -> int:
+    """Return the number of groups of four warps that compute."""
+    assert isinstance(config, WarpSpecialisedConfig)
+    return config.groups
 
 
 _TILE_CONSTRUCTORS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}

@@ -28,17 +28,16 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.body import Body
-from fusion.codegen.triton.expressions.copies import LOAD
 from fusion.codegen.triton.expressions.indices import Layout, expand
+from fusion.codegen.triton.expressions.prelude import LOAD
 from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code, cast
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.warp_specialised import boxes, groups
 from fusion.codegen.triton.forms.warp_specialised.boxes import Box
 from fusion.codegen.triton.forms.warp_specialised.chain import Chain, factor_of
-from fusion.codegen.triton.forms.warp_specialised.config import groups_of
 from fusion.codegen.triton.forms.warp_specialised.functions import Function, split_off
-from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Signature
+from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Signature, groups_of
 from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
 from fusion.codegen.triton.forms.warp_specialised.turns import Turns, open_turns
 from fusion.codegen.triton.products import contract
