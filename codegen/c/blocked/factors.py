@@ -127,11 +127,7 @@ class Factors:
         strides = [stride for stride in known if stride is not None]
         if len(strides) < len(inner):
             return None
-        starts: dict[sympy.Symbol, sympy.Expr] = {}
-        for symbol in inner:
-            if symbol is not None:
-                start = self.scope.blocks.of[symbol].extent.start
-                starts[symbol] = ZERO if start == "0" else sympy.Symbol(start, integer=True)
+        starts = {symbol: self.scope.blocks.of[symbol].extent.first for symbol in inner if symbol is not None}
         begun = {start: start.name for start in starts.values() if isinstance(start, sympy.Symbol)}
         names = {**self.scope.names, **begun}
         position = index_text(sympy.expand_mul(offset.xreplace(starts)), names)

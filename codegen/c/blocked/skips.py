@@ -14,7 +14,7 @@ from fusion.codegen.c.blocked.blocks import Blocks
 from fusion.codegen.c.blocked.scope import Scope
 from fusion.codegen.c.text.indices import Names, affine, index_text
 from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
-from fusion.lowering.indexing import ZERO, coefficient, symbols_of
+from fusion.lowering.indexing import coefficient, symbols_of
 from fusion.lowering.scalar_ops import INTEGERS
 
 ALWAYS = "1"
@@ -122,7 +122,6 @@ def _least(expr: sympy.Expr, blocks: Blocks) -> sympy.Expr | None:
         if weight is None or not (weight.is_nonnegative or weight.is_nonpositive):
             return None
         extent = block.extent
-        first = ZERO if extent.start == "0" else sympy.Symbol(extent.start, integer=True)
-        after = block.axis.size if extent.start == "0" else sympy.Symbol(extent.end, integer=True)
-        corner[symbol] = first if weight.is_nonnegative else after - 1
+        after = block.axis.size if extent.first == 0 else sympy.Symbol(extent.end, integer=True)
+        corner[symbol] = extent.first if weight.is_nonnegative else after - 1
     return sympy.expand_mul(expr.xreplace(corner))

@@ -117,13 +117,13 @@ def convert_halves(
     done = Converted()
     if lanes.axis is None or not (halves.loads or halves.stores):
         return done
-    first = sympy.Symbol(extent.start, integer=True)
-    known, count = {**names, first: first.name}, f"{extent.end} - {extent.start}"
+    known = {**names, **{symbol: symbol.name for symbol in extent.first.free_symbols}}
+    count = f"{extent.end} - {extent.start}"
 
     def start(param: str, offset: Index) -> str:
         assert isinstance(offset, sympy.Expr) and lanes.axis is not None
-        at = sympy.Integer(0) if extent.start == "0" else first
-        return f"{params[param]} + {index_text(sympy.expand_mul(offset.xreplace({lanes.axis.symbol: at})), known)}"
+        at = sympy.expand_mul(offset.xreplace({lanes.axis.symbol: extent.first}))
+        return f"{params[param]} + {index_text(at, known)}"
 
     for load in halves.loads:
         assert isinstance(load.arg, Load)

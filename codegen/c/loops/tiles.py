@@ -31,8 +31,8 @@ def stage_tiles(
         return [], {}
     across, along = lanes.tile.symbol, lanes.axis.symbol
     rows, columns = extents[along], extents[across]  # of the memory that is read: contiguous along `across`
-    corner = {symbol: sympy.Symbol(extents[symbol].start, integer=True) for symbol in (across, along)}
-    corner_names = {**names, **{symbol: symbol.name for symbol in corner.values()}}
+    corner = {symbol: extents[symbol].first for symbol in (across, along)}
+    corner_names = {**names, **{start: start.name for start in corner.values() if start.is_Symbol}}
     lines: list[str] = []
     staged: dict[Load, Code] = {}
     for node in postorder(*roots):

@@ -16,6 +16,7 @@ from fusion.codegen.c.text.code import PRODUCT, SUM, Code
 from fusion.codegen.c.text.indices import Names, index_code
 from fusion.codegen.c.text.library import DEFINED, LIBRARY
 from fusion.codegen.c.text.prelude import INLINES
+from fusion.lowering.indexing import ZERO
 
 WRONG = "wrong"
 """The variable of a function that tells whether a check has failed."""
@@ -152,6 +153,11 @@ class Extent:
     slot: Code
     number: int | None = None
     filled: bool = False
+
+    @property
+    def first(self) -> sympy.Expr:
+        """`start` as an expression: 0, or a symbol of that name."""
+        return ZERO if self.start == "0" else sympy.Symbol(self.start, integer=True)
 
     @property
     def header(self) -> str:
