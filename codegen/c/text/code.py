@@ -12,7 +12,7 @@ CHOICE, BITS, COMPARE, SUM, QUOTIENT, PRODUCT, UNARY, ATOM = range(8)
 class Code:
     """An expression: its text, and the precedence of its loosest operator.
 
-    `elements`: it reads elements of arrays.
+    `elements`: it reads elements of arrays, or an operand of it does.
     """
 
     text: str
