@@ -32,7 +32,8 @@ def stage_tiles(
     across, along = lanes.tile.symbol, lanes.axis.symbol
     rows, columns = extents[along], extents[across]  # of the memory that is read: contiguous along `across`
     corner = {symbol: extents[symbol].first for symbol in (across, along)}
-    corner_names = {**names, **{start: start.name for start in corner.values() if start.is_Symbol}}
+    begun = {start: start.name for start in corner.values() if isinstance(start, sympy.Symbol)}
+    corner_names = {**names, **begun}
     lines: list[str] = []
     staged: dict[Load, Code] = {}
     for node in postorder(*roots):
