@@ -17,7 +17,7 @@ from operator import getitem
 import torch
 from torch import fx
 
-from fusion.joint.factors import PRODUCTS, value_of
+from fusion.joint.factors import is_product, value_of
 from fusion.joint.facts import is_rearranged, memories
 from fusion.lowering.sizes import elements, size_of
 
@@ -92,7 +92,7 @@ def _read_by_products(copy: fx.Node, tiles: Collection[fx.Node]) -> list[fx.Node
     todo = [copy]
     while todo:
         for user in todo.pop().users:
-            if user.target in PRODUCTS and (user in tiles or any(arg in tiles for arg in user.all_input_nodes)):
+            if is_product(user) and (user in tiles or any(arg in tiles for arg in user.all_input_nodes)):
                 continue
             if not is_rearranged(user):
                 return []

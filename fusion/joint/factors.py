@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from fusion.joint.facts import axis_order, constant_of, keeps_elements
+from fusion.joint.facts import axis_order, constant_of, keeps_elements, matrices
 from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Shape
 
@@ -25,8 +25,6 @@ aten = torch.ops.aten
 
 Runs: TypeAlias = tuple[tuple[bool, sympy.Expr], ...]
 """A shape as lengths in row-major order, each with whether a tensor varies along it: the pattern of its broadcast."""
-
-PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
 @dataclass(frozen=True)
@@ -113,10 +111,16 @@ def _is_over_rows(node: fx.Node) -> bool:
     return last and value_of(summand).dtype.is_floating_point and shape_of(summand)[-1] != 1
 
 
+def is_product(node: fx.Node) -> bool:
+    """Return whether this is a product of two matrices, or of batches of them."""
+    return matrices(node) is not None
+
+
 def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Return the two operands of a matrix product."""
-    left, right = product.args
-    return cast(fx.Node, left), cast(fx.Node, right)
+    pair = matrices(product)
+    assert pair is not None
+    return pair
 
 
 # Origins of elements ------------------------------------------------------------------------------------------------

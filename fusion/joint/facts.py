@@ -1,6 +1,7 @@
 """Facts about a call of an ATen graph, read from its lowered form, whatever its name.
 
-A pass over a joint graph asks whether a call is a view, whether it is a constant, and which folds it computes.  The
+A pass over a joint graph asks whether a call is a view, whether it is a constant, and which folds and products it
+computes.  The
 rules in `lowering/rules/` answer that for every operation that has one: lowered by itself (`lower_call`), a call is an
 expression over its operands.  `linearity.py` and `special_numbers.py` derive more from it, by the algebra of
 `lowering/scalar_ops.py`.
@@ -25,7 +26,7 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Cast, Const, Expr, Index, Load
 from fusion.lowering.indexing import ZERO, substitute
 from fusion.lowering.lower import LoweredCall, lower_call
-from fusion.lowering.program import Map, Reduce
+from fusion.lowering.program import Contract, Map, Reduce
 from fusion.lowering.registry import RULES
 from fusion.lowering.sizes import elements, sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, reshape
@@ -207,3 +208,32 @@ def fold_of(node: fx.Node) -> Reduce | None:
             return step if isinstance(unrounded(step.args[0]), Load) else None
         expr = unrounded(step.expr)
     return None
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+def matrices(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return the operands [b?, m, k] and [b?, k, n] of a product of matrices of floats; None for any other call.
+
+    >>> from fusion.inspect.examples import traced
+    >>> graph = traced(lambda x, y: (x @ y).sin(), torch.empty(3, 4), torch.empty(4, 5)).graph
+    >>> [matrices(node) for node in graph.nodes if node.op == "call_function"]
+    [(x, y), None]
+    """
+    val = node.meta.get("val")
+    if not isinstance(val, torch.Tensor) or val.ndim < 2 or not val.is_floating_point():
+        return None
+    call = lowered(node)
+    if call is None or len(call.nodes) != 1 or not isinstance(call.result, Value):
+        return None
+    (product,) = call.nodes
+    if not isinstance(product, Contract) or call.result.buffer() != product.out:
+        return None
+    *batch, row, column = (axis.symbol for axis in product.axes)
+    (over,) = (axis.symbol for axis in product.over)
+    indices = ((*batch, row, over), (*batch, over, column))
+    operands = {arg.name: arg for arg in node.all_input_nodes}
+    pairs = zip(product.exprs, indices, strict=True)
+    names = [expr.buffer for expr, index in pairs if isinstance(expr, Load) and expr.index == index]
+    return (operands[names[0]], operands[names[1]]) if len(names) == 2 else None

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from fusion.joint.factors import PRODUCTS, operands, value_of
+from fusion.joint.factors import is_product, operands, value_of
 from fusion.joint.facts import folds
 from fusion.joint.large_products import grows, short
 from fusion.lowering.sizes import elements, hint_of, size_of
@@ -40,7 +40,7 @@ def fix_widths(graph: fx.GraphModule) -> None:
     """
     known = {size_of(val): val for val in (node.meta.get("val") for node in graph.graph.nodes) if _is_symbol(val)}
     for node in graph.graph.nodes:
-        if node.target not in PRODUCTS or not grows(node):
+        if not is_product(node) or not grows(node):
             continue
         scores = _same_size_users(node)
         if not any(fold.op == "max" for score in scores for user in score.users for fold in folds(user)):
@@ -73,7 +73,7 @@ def _columns(scores: list[fx.Node]) -> Iterator[int | torch.SymInt]:
     """Yield the columns of products with `scores`, if they are few."""
     for score in scores:
         for user in score.users:
-            if user.target in PRODUCTS and operands(user)[0] is score:
+            if is_product(user) and operands(user)[0] is score:
                 width = value_of(user).shape[-1]
                 if hint_of(width) <= HELD:
                     yield width

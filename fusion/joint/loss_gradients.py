@@ -23,7 +23,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.joint.factors import PRODUCTS, value_of
+from fusion.joint.factors import is_product, value_of
 from fusion.joint.linearity import is_gradient, is_linear
 from fusion.joint.saved_inputs import is_tangent
 from fusion.lowering.sizes import elements
@@ -62,7 +62,7 @@ def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
     """
     kept: list[fx.Node] = []
     for product in list(joint.graph.nodes):
-        if product.target in PRODUCTS and product.users and _bytes(product) > workspace:
+        if product.users and is_product(product) and _bytes(product) > workspace:
             waiting = depending_on_tangents(joint.graph)
             ends = _ends(product, waiting) if product not in waiting else []
             path = _path(ends, waiting)
@@ -94,13 +94,13 @@ def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
 
     def is_wide(node: fx.Node) -> bool:
         val = node.meta.get("val")
-        return isinstance(val, torch.Tensor) and node.target not in PRODUCTS and elements(val.shape) >= size
+        return isinstance(val, torch.Tensor) and elements(val.shape) >= size and not is_product(node)
 
     forward = _reached([product], lambda node: node not in waiting and is_wide(node))
     if any(user.op == "output" for node in forward for user in node.users):
         return []
     first = [user for node in forward for user in node.users if user in waiting and is_wide(user)]
-    after = _reached(first, lambda node: node in waiting and node.target not in PRODUCTS)
+    after = _reached(first, lambda node: node in waiting and not is_product(node))
     wide = {node for node in after if is_wide(node)}
     back = {node for node in after if any(user in wide for user in _reached([node], after.__contains__))}
     inner = wide | back

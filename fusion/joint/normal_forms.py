@@ -23,12 +23,12 @@ import torch
 from torch import fx
 
 from fusion.joint.factors import (
-    PRODUCTS,
     Factor,
     Part,
     Runs,
     count,
     factor_of,
+    is_product,
     is_row_mean,
     is_row_sum,
     is_tensor,
@@ -204,7 +204,7 @@ class Forms:
             return None
         nodes = [(atom.source, atom, power) for atom, power in over if isinstance(atom.source, fx.Node)]
         for x, atom, power in sorted(nodes, key=lambda each: each[0].name):
-            if x.target not in PRODUCTS or power != 1 or shape_of(x)[-1] != size:
+            if not is_product(x) or power != 1 or shape_of(x)[-1] != size:
                 continue
             if atom.runs != factor_of(x, shape_of(x)).runs:
                 continue

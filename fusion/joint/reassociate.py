@@ -29,11 +29,11 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusion.joint.factors import (
-    PRODUCTS,
     Factor,
     Part,
     Product,
     count,
+    is_product,
     is_row_sum,
     is_tensor,
     matrix_root,
@@ -81,7 +81,7 @@ def reassociate(joint: fx.GraphModule) -> None:
     for node in list(joint.graph.nodes):
         if isinstance(node.meta.get("val"), torch.SymInt):
             known.sizes.setdefault(size_of(node.meta["val"]), node)
-        elif node.target in PRODUCTS:
+        elif is_product(node):
             known.add_product(node)
         elif is_row_sum(node):
             terms = known.sum_of(node)
@@ -132,7 +132,7 @@ class _Known:
         """Return Σ_s X·P·… through Y, for any factor X."""
         for factor in term.over:
             x = factor.root
-            if x.target not in PRODUCTS or not factor.is_whole or shape_of(x)[-1] != shape[-1]:
+            if not is_product(x) or not factor.is_whole or shape_of(x)[-1] != shape[-1]:
                 continue
             rest = term.without(Product(over=Counter([factor])))
             left, right = operands(x)

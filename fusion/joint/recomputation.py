@@ -13,7 +13,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.copies import copies_for_products
-from fusion.joint.factors import PRODUCTS
+from fusion.joint.factors import is_product
 from fusion.joint.large_products import grows, short
 from fusion.joint.saved_inputs import views_of_inputs
 from fusion.lowering.sizes import elements, size_of
@@ -56,7 +56,7 @@ def prefer_recomputed_products(joint: fx.GraphModule) -> None:
             continue
         if all(arg in constant for arg in node.all_input_nodes):
             constant.add(node)
-        elif _grows(node) or (node.target not in PRODUCTS and _is_map_of(node, tiles)):
+        elif _grows(node) or (_is_map_of(node, tiles) and not is_product(node)):
             tiles.add(node)
         else:
             continue
@@ -85,4 +85,4 @@ def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
 
 def _grows(node: fx.Node) -> bool:
     """Return whether this is a product over a short static axis, larger than its operands together."""
-    return node.target in PRODUCTS and size_of(short(node)).is_Integer and grows(node)
+    return is_product(node) and size_of(short(node)).is_Integer and grows(node)

@@ -10,7 +10,16 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusion.joint.facts import axis_order, constant_of, fold_of, folds, is_rearranged, keeps_elements, memories
+from fusion.joint.facts import (
+    axis_order,
+    constant_of,
+    fold_of,
+    folds,
+    is_rearranged,
+    keeps_elements,
+    matrices,
+    memories,
+)
 from fusion.joint.linearity import is_gradient, is_linear
 from fusion.joint.special_numbers import is_zero_of_zero, spreading
 
@@ -92,6 +101,9 @@ OTHERS: dict[str, Call] = {
     "var": (aten.var.correction, (X, [1])),
     "mm": (aten.mm.default, (X, Y.t().contiguous())),
     "mm of itself": (lambda x: aten.mm.default(x, x), (numbers(3, 3),)),
+    "mm of integers": (aten.mm.default, (X.to(torch.int32), Y.t().to(torch.int32).contiguous())),
+    "mv": (aten.mv.default, (X, ROW)),
+    "addmm": (aten.addmm.default, (POSITIVE, X, Y.t().contiguous())),
     "bmm": (aten.bmm.default, (numbers(2, 3, 4), numbers(2, 4, 5))),
     "cat": (lambda x, y: aten.cat.default([x, y], 1), (X, Y)),
     "scatter": (aten.scatter.src, (X, 1, PLACES, POSITIVE)),
@@ -251,6 +263,16 @@ def test_folds_are_known_by_what_they_give() -> None:
     assert [None if fold is None else fold.op for fold in taken] == ["max", "max", "argmax", "min", None, None]
     assert isinstance(results[-1], fx.Node)
     assert [fold.op for fold in folds(results[-1])] == ["max", "sum"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_matrices_are_the_operands_of_a_product_and_of_nothing_else(name: str) -> None:
+    _, node = traced(name)
+    pair = matrices(node)
+    assert (pair is not None) == (name in ("mm", "mm of itself", "bmm"))
+    if pair is not None:
+        given = dict(zip(node.graph.find_nodes(op="placeholder"), operands(name), strict=True))
+        assert torch.equal(called(name, *operands(name)), given[pair[0]] @ given[pair[1]])
 
 
 def test_a_schema_says_which_operations_are_derivatives() -> None:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 import fusion
 from fusion.autograd import aot_backend
 from fusion.codegen.reference import ReferenceTarget
-from fusion.joint.factors import PRODUCTS, matrix_root, product_of, shape_of
+from fusion.joint.factors import is_product, matrix_root, product_of, shape_of
 from fusion.joint.reassociate import reassociate
 from fusion.lowering.attention import attention
 from fusion.lowering.decompositions import decompositions
@@ -412,7 +412,7 @@ def test_backward_makes_again_what_is_large_only_where_products_can_be_in_kernel
         capabilities = able if streams else replace(able, fold_ops=able.fold_ops - {"dot"})
         graph, _ = joint_graph(attentions.causal, inputs("causal"))
         run_stage(JOINT, Joint(graph, results=1), Deriving(capabilities), PassLog())
-        products = [node for node in graph.graph.nodes if node.target in PRODUCTS]
+        products = [node for node in graph.graph.nodes if is_product(node)]
         marked = {node.meta.get("recompute") for node in products}
         assert (CheckpointPolicy.PREFER_RECOMPUTE in marked) is streams
         assert summed_sizes(graph) == [WIDTH if streams else KEYS]
