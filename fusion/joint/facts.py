@@ -22,11 +22,12 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Cast, Const, Expr, Index, Load
+from fusion.lowering.expr import Cast, Const, Expr, Index, Load, Op, loads, postorder
 from fusion.lowering.indexing import ZERO, substitute
 from fusion.lowering.lower import LoweredCall, lower_call
-from fusion.lowering.program import Contract, Map, Reduce
+from fusion.lowering.program import Contract, Extern, Map, Reduce
 from fusion.lowering.registry import RULES
 from fusion.lowering.sizes import elements, sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, reshape
@@ -208,6 +209,40 @@ def fold_of(node: fx.Node) -> Reduce | None:
             return step if isinstance(unrounded(step.args[0]), Load) else None
         expr = unrounded(step.expr)
     return None
+
+
+def averaged(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """Return the operands of which a call computes means over the last dimensions, each with the number of these.
+
+    A mean is a sum that is divided by the same number everywhere.
+
+    >>> from fusion.inspect.examples import traced
+    >>> (mean,) = traced(lambda x: x.mean([1, 2]), torch.empty(3, 4, 5)).graph.find_nodes(
+    ...     op="call_function", target=torch.ops.aten.mean.dim
+    ... )
+    >>> averaged(mean)
+    [(x, 2)]
+    """
+    sums = {fold.out: fold for fold in folds(node) if fold.op == "sum"}
+    averages = _divided(node).intersection(sums)
+    operands = {arg.name: arg for arg in node.all_input_nodes}
+    rows: dict[fx.Node, int] = {}
+    for name, fold in sums.items():
+        over = {axis.symbol for axis in fold.over}
+        for load in loads(*fold.args) if name in averages else ():
+            count = len(over)
+            if load.buffer in operands and set(load.index[-count:]) == over and over.isdisjoint(load.index[:-count]):
+                rows[operands[load.buffer]] = count
+    return list(rows.items())
+
+
+def _divided(node: fx.Node) -> set[str]:
+    """Return the buffers of a call whose elements it divides by numbers that are the same everywhere."""
+    call = lowered(node)
+    steps = [] if call is None else [step for step in call.nodes if not isinstance(step, (Extern, Chunked))]
+    operations = [expr for expr in postorder(*(expr for step in steps for expr in step.exprs)) if isinstance(expr, Op)]
+    pairs = [operation.args for operation in operations if operation.name == "truediv"]
+    return {over.buffer for over, under in pairs if isinstance(over, Load) and not list(loads(under))}
 
 
 # Products -------------------------------------------------------------------------------------------------------------

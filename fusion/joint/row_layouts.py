@@ -11,27 +11,17 @@ before.  Unchanged: tensors of symbolic sizes, and tensors that some reader need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import cast
 
 import torch
 from torch import fx
 
 from fusion.codegen.target import Layouts
+from fusion.joint.facts import averaged
 from fusion.joint.layout_plans import NoLayout, Plan, Strides, bytes_of, is_generated, is_known, takes_any_strides
 
 aten = torch.ops.aten
-
-NORMS = {
-    aten.native_layer_norm.default: 1,
-    aten.native_layer_norm_backward.default: 2,
-    aten._fused_rms_norm.default: 1,
-    aten._fused_rms_norm_backward.default: 2,
-}
-"""Norm → the number of operands that it reads by rows; the shape of a row is its next argument."""
-MEANS = frozenset({aten.mean.dim, aten.var.correction, aten.var_mean.correction})
-"""Reductions over rows in decomposed norms; dimensions are the second argument."""
 
 
 def prefer_rows(graph: fx.GraphModule, layouts: Layouts) -> bool:
@@ -120,26 +110,15 @@ def _crossed(node: fx.Node, value: Callable[[fx.Node], object]) -> int:
 
 
 def _across(node: fx.Node, value: Callable[[fx.Node], object]) -> Iterator[fx.Node]:
-    """Yield the operands of a norm whose rows are not contiguous."""
-    for arg, rows in _rows(node):
-        tensor = value(arg)
-        if isinstance(tensor, torch.Tensor) and is_known(tensor):
-            fastest = _fastest(tensor)
-            if fastest is not None and fastest < tensor.ndim - rows:
-                yield arg
-
-
-def _rows(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
-    """Yield the operands of a norm, each with the number of its last dimensions that form a row."""
-    if node.target in NORMS:
-        count = NORMS[node.target]
-        rows = len(cast("Sequence[object]", node.args[count]))
-        yield from ((arg, rows) for arg in node.args[:count] if isinstance(arg, fx.Node))
-    elif node.target in MEANS and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
-        arg, dims = cast("tuple[fx.Node, Sequence[int]]", node.args[:2])
-        rank = arg.meta["val"].ndim
-        if rank and sorted(dim % rank for dim in dims) == [*range(rank - len(dims), rank)]:
-            yield arg, len(dims)
+    """Yield the operands of a norm, or of a mean, whose rows are not contiguous."""
+    tensors = {arg: value(arg) for arg in node.all_input_nodes}
+    fastest = {arg: _fastest(x) for arg, x in tensors.items() if isinstance(x, torch.Tensor) and is_known(x)}
+    if not any(dim is not None and dim < arg.meta["val"].ndim - 1 for arg, dim in fastest.items()):
+        return  # before the call is lowered: rows are contiguous in most graphs
+    for arg, rows in averaged(node):
+        dim = fastest.get(arg)
+        if dim is not None and dim < arg.meta["val"].ndim - rows:
+            yield arg
 
 
 def _is_pointwise(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.joint.facts import (
+    averaged,
     axis_order,
     constant_of,
     fold_of,
@@ -95,6 +96,8 @@ OTHERS: dict[str, Call] = {
     "sum of rows": (aten.sum.dim_IntList, (X, [1])),
     "mean": (aten.mean.default, (X,)),
     "mean of rows": (aten.mean.dim, (X, [1])),
+    "mean of columns": (aten.mean.dim, (X, [0])),
+    "mean of two dimensions": (aten.mean.dim, (numbers(2, 3, 4), [-1, 1], True)),
     "amax": (aten.amax.default, (X, [1])),
     "cumsum": (aten.cumsum.default, (X, 1)),
     "softmax": (aten._softmax.default, (X, 1, False)),
@@ -263,6 +266,41 @@ def test_folds_are_known_by_what_they_give() -> None:
     assert [None if fold is None else fold.op for fold in taken] == ["max", "max", "argmax", "min", None, None]
     assert isinstance(results[-1], fx.Node)
     assert [fold.op for fold in folds(results[-1])] == ["max", "sum"]
+
+
+MEANS = {"mean": {0: 2}, "mean of rows": {0: 1}, "mean of two dimensions": {0: 2}, "var": {0: 1}}
+"""Calls that compute means → the operands that they read by rows, with the dimensions of a row."""
+
+NORMS: dict[str, tuple[Call, dict[int, int]]] = {
+    "layer_norm": ((aten.native_layer_norm.default, (X, [COLUMNS], ROW, None, 1e-5)), {0: 1}),
+    "layer_norm of matrices": ((aten.native_layer_norm.default, (numbers(2, 3, 4), [3, 4], None, None, 1e-5)), {0: 2}),
+    "layer_norm_backward": (
+        (
+            aten.native_layer_norm_backward.default,
+            (X, Y, [COLUMNS], POSITIVE, POSITIVE, ROW, None, [True, True, False]),
+        ),
+        {0: 1, 1: 1, 4: 1},
+    ),
+    "var_mean": ((aten.var_mean.correction, (X, [1])), {0: 1}),
+}
+"""Calls with several results → the operands that they read by rows; the weight is one row, also for a gradient."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_rows_are_averaged_by_means_alone(name: str) -> None:
+    module, node = traced(name)
+    holders = module.graph.find_nodes(op="placeholder")
+    assert dict(averaged(node)) == {holders[k]: rows for k, rows in MEANS.get(name, {}).items()}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_are_averaged_by_norms(name: str) -> None:
+    (function, args), expected = NORMS[name]
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    module = make_fx(lambda *given: function(*with_tensors(args, given)), tracing_mode="fake")(*tensors)
+    holders = module.graph.find_nodes(op="placeholder")
+    calls = module.graph.find_nodes(op="call_function", target=function)
+    assert [dict(averaged(node)) for node in calls] == [{holders[k]: rows for k, rows in expected.items()}]
 
 
 @pytest.mark.parametrize("name", CALLS)
