@@ -8,17 +8,12 @@ each, less than the row that eager saves.
 
 from __future__ import annotations
 
-from typing import cast
-
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.joint.factors import is_tensor, root, value_of
+from fusion.joint.factors import root, value_of
+from fusion.joint.facts import compared
 from fusion.joint.loss_gradients import depending_on_tangents
-
-EXACT = (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor)
-"""Operations whose result depends on the last bit of an operand."""
 
 
 def keep_comparisons(joint: fx.GraphModule) -> list[fx.Node]:
@@ -34,7 +29,7 @@ def keep_comparisons(joint: fx.GraphModule) -> list[fx.Node]:
     >>> keep_comparisons(traced(f, empty(3), empty(3)))
     [eq]
     """
-    comparisons = [node for node in joint.graph.nodes if node.target in EXACT and all(map(_is_computed, node.args))]
+    comparisons = [node for node in joint.graph.nodes if (pair := compared(node)) and all(map(_is_computed, pair))]
     dependent = depending_on_tangents(joint.graph) if comparisons else set()
     kept = [node for node in comparisons if node not in dependent and any(user in dependent for user in node.users)]
     for node in kept:
@@ -42,9 +37,6 @@ def keep_comparisons(joint: fx.GraphModule) -> list[fx.Node]:
     return kept
 
 
-def _is_computed(operand: object) -> bool:
+def _is_computed(operand: fx.Node) -> bool:
     """Return whether this is a tensor of floats that the graph computes, and not a view of an input."""
-    if not is_tensor(operand):
-        return False
-    node = cast(fx.Node, operand)
-    return value_of(node).is_floating_point() and root(node).op != "placeholder"
+    return value_of(operand).is_floating_point() and root(operand).op != "placeholder"

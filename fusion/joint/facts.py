@@ -245,7 +245,7 @@ def _divided(node: fx.Node) -> set[str]:
     return {over.buffer for over, under in pairs if isinstance(over, Load) and not list(loads(under))}
 
 
-# Products -------------------------------------------------------------------------------------------------------------
+# Products and comparisons ---------------------------------------------------------------------------------------------
 
 
 def matrices(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -272,3 +272,20 @@ def matrices(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     pairs = zip(product.exprs, indices, strict=True)
     names = [expr.buffer for expr, index in pairs if isinstance(expr, Load) and expr.index == index]
     return (operands[names[0]], operands[names[1]]) if len(names) == 2 else None
+
+
+def compared(node: fx.Node) -> list[fx.Node]:
+    """Return the two tensors that a call compares for equality, element by element; nothing for any other call.
+
+    >>> from fusion.inspect.examples import traced
+    >>> graph = traced(lambda x, y: (x != y).sum(), torch.empty(3), torch.empty(3)).graph
+    >>> [compared(node) for node in graph.nodes if node.op == "call_function"]
+    [[x, y], []]
+    """
+    val = node.meta.get("val")
+    value = value_of_call(node) if isinstance(val, torch.Tensor) and val.dtype is torch.bool else None
+    if value is None or not isinstance(value.expr, Op) or value.expr.name not in ("eq", "ne"):
+        return []
+    operands = {arg.name: arg for arg in node.all_input_nodes}
+    pair = [operands[side.buffer] for side in map(unrounded, value.expr.args) if isinstance(side, Load)]
+    return pair if len(pair) == 2 else []

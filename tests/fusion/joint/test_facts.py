@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion.joint.facts import (
     averaged,
     axis_order,
+    compared,
     constant_of,
     fold_of,
     folds,
@@ -86,6 +87,10 @@ ELEMENTWISE: dict[str, Call] = {
     "where": (aten.where.self, (MASK, X, Y)),
     "masked with 0": (aten.masked_fill.Scalar, (X, MASK, 0.0)),
     "masked with 1": (aten.masked_fill.Scalar, (X, MASK, 1.0)),
+    "eq": (aten.eq.Tensor, (X, X.relu())),
+    "ne of another float": (aten.ne.Tensor, (X, ROW.float())),
+    "eq to a number": (aten.eq.Scalar, (X.round(), 1.0)),
+    "lt": (aten.lt.Tensor, (X, Y)),
     "sign": (aten.sign.default, (X,)),
     "square": (aten.pow.Tensor_Scalar, (X, 2)),
     "tanh_backward": (aten.tanh_backward.default, (X, Y)),
@@ -150,7 +155,7 @@ def is_seen_to_be_linear(name: str, inside: tuple[int, ...]) -> bool:
     second = [numbers(*x.shape, seed=9 + k).to(x.dtype) if k in inside else x for k, x in enumerate(first)]
     both = [3 * x + y if k in inside else x for k, (x, y) in enumerate(zip(first, second, strict=True))]
     expected = 3 * called(name, *first) + called(name, *second)
-    return torch.allclose(called(name, *both), expected, rtol=1e-5, atol=1e-5)
+    return torch.allclose(called(name, *both).double(), expected.double(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -301,6 +306,12 @@ def test_rows_are_averaged_by_norms(name: str) -> None:
     holders = module.graph.find_nodes(op="placeholder")
     calls = module.graph.find_nodes(op="call_function", target=function)
     assert [dict(averaged(node)) for node in calls] == [{holders[k]: rows for k, rows in expected.items()}]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_are_compared_by_equalities_alone(name: str) -> None:
+    _, node = traced(name)
+    assert compared(node) == (node.all_input_nodes if name in ("eq", "ne of another float") else [])
 
 
 @pytest.mark.parametrize("name", CALLS)
