@@ -25,6 +25,7 @@ TARGETS: tuple[Callable[..., object], ...] = (
     torch.nn.functional.scaled_dot_product_attention,
     torch.ops.aten.scaled_dot_product_attention.default,
 )
+"""The names of the one call that is priced against its decomposition: a trace would already have decomposed it."""
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

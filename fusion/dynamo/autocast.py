@@ -19,7 +19,10 @@ RESIZES = WITH_MODE | {
     *(F.upsample_nearest, F.upsample_bilinear),
     *(getattr(torch._C._nn, name) for name in dir(torch._C._nn) if "upsample" in name and "backward" not in name),
 }
-"""Functions that resize the image that is their first argument."""
+"""Functions that resize the image that is their first argument.
+
+They are named because the repair has to precede PyTorch's trace of them, and so any lowered form.
+"""
 
 
 def widen_resized_images(graph: fx.GraphModule) -> None:

@@ -4,7 +4,7 @@
 
 Two laws justify it, for any product in any program: a row of a product is the product of that row, (x · w)[i] = x[i] ·
 w, and elementwise operations can be restricted to the elements that are read.  (Logits are computed for every token; a
-loss ignores the last one, and generation all but the last one.)  The functions are matched by name, since Dynamo's
+loss ignores the last one, and generation all but the last one.)  The functions are named in tables because Dynamo's
 graph calls the program's own: there are no ATen operations yet whose lowered form could be examined.
 
 Input: Dynamo's graph, before autograd is derived from it, so that backward computes no more rows than forward does; it

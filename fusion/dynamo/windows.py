@@ -25,6 +25,7 @@ from fusion.lowering.builder import origin_of
 from fusion.lowering.errors import Unsupported
 
 UNFOLDS = frozenset({"unfold", torch.Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default})
+"""The names of the one operation whose writes AOTAutograd gets wrong: the repair has to precede any lowered form."""
 
 
 def separate_written_windows(graph: fx.GraphModule) -> None:

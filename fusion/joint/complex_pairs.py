@@ -6,6 +6,9 @@ Rotary embeddings are often written like this.  Complex numbers are not generate
 producers and consumers.  A complex value is replaced if all its readers can be expressed by its parts; one that a
 library computes or reads (a Fourier transform), or that is returned, stays.
 
+The tables below are rules, one for each operation of complex numbers: complex dtypes are not generated, so no lowered
+form exists from which pairs could be derived.
+
 Input: a functional ATen graph, which is changed in place.  Parts are computed as in eager: a real operand is a complex
 one with imaginary part zero, so that infinities give the same NaN.
 """
@@ -41,7 +44,7 @@ VIEWS = frozenset(
         *(aten.slice_backward.default, aten.select_backward.default),
     )
 )
-"""Operations that apply to each part separately: views, copies, and linear ones."""
+"""Operations that apply to each part separately: views, copies, and those that are linear over the real numbers."""
 
 
 @dataclass(frozen=True, slots=True)

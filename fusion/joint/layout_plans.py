@@ -25,7 +25,10 @@ aten = torch.ops.aten
 Strides: TypeAlias = tuple[int, ...]
 
 CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
-"""Convolution → how many of its first arguments are images or weights."""
+"""Convolution → how many of its first arguments are images or weights.
+
+They are named because they are opaque: the library computes them, and no rule lowers them.
+"""
 
 
 class NoLayout(Exception):

@@ -25,7 +25,11 @@ GRADIENTS = {
     aten.fractional_max_pool2d_backward.default: 2,
     aten.fractional_max_pool3d_backward.default: 3,
 }
-"""Gradients with arguments (…, an image, …, positions in its last dimensions) → the number of these dimensions."""
+"""Gradients with arguments (…, an image, …, positions in its last dimensions) → the number of these dimensions.
+
+They are named because their lowered form does not bound the positions: it compares them with those of an element, or
+scatters to them, and fractional windows begin at random numbers.
+"""
 
 
 def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:

@@ -28,7 +28,11 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.updates import redirected, written_into
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
-"""Calls whose results are new tensors, without other views."""
+"""Calls whose results are new tensors, without other views.
+
+They are named because calls are opaque, and schemas do not tell: that of `_unsafe_view` declares no alias of its
+operand.
+"""
 
 LEAST_BYTES = 1 << 16
 """Bytes below which saved memory is not worth a kernel of its own."""
