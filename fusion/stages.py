@@ -226,13 +226,11 @@ def _on_program(change: Callable[[Program, Scheduling], Program]) -> Callable[[S
 
 
 def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    program, streams = stream(scheduled.program, at.capabilities, at.hints)
-    return scheduled if program is scheduled.program else replace(scheduled, program=program, streams=streams)
+    return scheduled.chained(*stream(scheduled.program, at.capabilities, at.hints))
 
 
 def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    program, streams = leave_unchained_products(scheduled.program, scheduled.streams)
-    return scheduled if program is scheduled.program else replace(scheduled, program=program, streams=streams)
+    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
 
 
 PROGRAM: Stage[Scheduled, Scheduling] = Stage(
@@ -277,15 +275,15 @@ def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 def _prefer_library(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     assert scheduled.clustering is not None
     program, choices = prefer_library(scheduled.program, scheduled.clustering, at.machine, at.measure)
-    left = replace(scheduled.changed(program), choices=choices)
-    return left if program is scheduled.program else _grow(left, at)
+    weighed = replace(scheduled, choices=choices) if choices else scheduled
+    return weighed if program is scheduled.program else _grow(weighed.changed(program), at)
 
 
 CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
     "clusters",
     (Pass("clusters", _grow), Pass("library", _prefer_library)),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
-    text=lambda scheduled: program_text(scheduled.program, scheduled.clustering),
+    text=lambda scheduled: program_text(scheduled.program, scheduled.clustering, scheduled.choices),
     first=PROGRAM.first + len(PROGRAM.passes),
 )
 """Decides which nodes become one kernel, and which products stay library calls."""
@@ -295,27 +293,22 @@ CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
 
 def _generate(planned: Planned, at: Scheduling) -> Planned:
     steps, refusals = kernels_of(planned.program, planned.clustering, at.target)
-    return replace(planned, steps=steps, refusals=refusals)
+    return planned.changed(steps, refusals=refusals)
 
 
 def _update(planned: Planned, at: Scheduling) -> Planned:
     steps, program = update(planned.steps, planned.program)
-    return replace(planned, program=program, steps=steps, refusals=refusals_of_steps(planned.refusals, steps))
+    return planned.changed(steps, program, refusals_of_steps(planned.refusals, steps))
 
 
 def _reuse(planned: Planned, at: Scheduling) -> Planned:
-    steps, program = reuse(planned.steps, planned.program, at.spare)
-    return replace(planned, program=program, steps=steps)
+    return planned.changed(*reuse(planned.steps, planned.program, at.spare))
 
 
 def _on_steps(
     change: Callable[[Planned, Scheduling], Sequence[Step]],
 ) -> Callable[[Planned, Scheduling], Planned]:
-    def run(planned: Planned, at: Scheduling) -> Planned:
-        steps = tuple(change(planned, at))
-        return planned if steps == planned.steps else replace(planned, steps=steps)
-
-    return run
+    return lambda planned, at: planned.changed(change(planned, at))
 
 
 def _has_target(at: Scheduling) -> bool:

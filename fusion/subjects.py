@@ -161,6 +161,12 @@ class Scheduled:
             return self
         return replace(self, program=program, streams=positions_in(program, self.program, self.streams))
 
+    def chained(self, program: Program, streams: Sequence[Cluster]) -> Scheduled:
+        """Return this with another program and the chains in it; the same object if both are unchanged."""
+        if program is self.program and tuple(streams) == self.streams:
+            return self
+        return replace(self, program=program, streams=tuple(streams))
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -170,3 +176,16 @@ class Planned:
     clustering: Clustering
     steps: tuple[Step, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+
+    def changed(
+        self, steps: Sequence[Step], program: Program | None = None, refusals: tuple[Refusal, ...] | None = None
+    ) -> Planned:
+        """Return this with other steps, and what else is passed; the same object if all of it is equal."""
+        changed = replace(
+            self,
+            steps=tuple(steps),
+            program=self.program if program is None else program,
+            refusals=self.refusals if refusals is None else refusals,
+        )
+        same = (changed.steps, changed.refusals) == (self.steps, self.refusals) and changed.program is self.program
+        return self if same else changed

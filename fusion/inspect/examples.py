@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from fusion.codegen.reference import ReferenceTarget
-from fusion.inspect.text import launches_text
+from fusion.inspect.text import step_lines
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.lower import lower
@@ -138,7 +138,7 @@ def _step_lines(steps: Sequence[Step], kernels: bool) -> list[str]:
     if kernels:
         texts = [format_kernel(step.kernel) for step in steps if isinstance(step, KernelCall)]
         return [line.partition("   # ")[0] for text in texts for line in text.splitlines()]
-    return [line for _, text in launches_text(steps) for line in text.splitlines()]
+    return step_lines(steps)
 
 
 def _print_change(before: list[str], after: list[str]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from torch import fx
 
-from fusion.lowering.printer import format_program
+from fusion.codegen.tuning import Tuning
+from fusion.lowering.printer import format_kernel, format_program
 from fusion.lowering.program import Program, reads, writes
 from fusion.schedule import Clustering, Step
 from fusion.schedule.kernels import KernelCall
@@ -20,25 +21,37 @@ def graph_text(*graphs: fx.GraphModule) -> Iterator[tuple[str, str]]:
     yield "py", "\n\n".join(graph.print_readable(print_output=False) for graph in graphs)
 
 
-def program_text(program: Program, clustering: Clustering | None = None) -> Iterator[tuple[str, str]]:
-    """Print a program; with a clustering, its clusters instead, and the edges between them as Graphviz reads them."""
+def program_text(
+    program: Program, clustering: Clustering | None = None, choices: Sequence[Tuning] = ()
+) -> Iterator[tuple[str, str]]:
+    """Print a program; with a clustering, its clusters instead, and the edges between them as Graphviz reads them.
+
+    Args:
+        choices: alternatives of products, which are printed behind the clusters.
+    """
     if clustering is None:
         yield "txt", format_program(program)
         return
-    yield "txt", _clusters_text(program, clustering)
+    yield "txt", "\n".join([_clusters_text(program, clustering), *map(str, choices)])
     yield "dot", _clusters_dot(program, clustering)
 
 
 def launches_text(steps: Sequence[Step]) -> Iterator[tuple[str, str]]:
+    """Print launches and calls, then the kernel of each launch."""
+    kernels = [format_kernel(step.kernel) for step in steps if isinstance(step, KernelCall)]
+    yield "txt", "\n\n".join(["\n".join(step_lines(steps)), *kernels])
+
+
+def step_lines(steps: Sequence[Step]) -> list[str]:
     """Print launches and calls, a line each, with the buffers that they read and write."""
-    lines = []
+    lines: list[str] = []
     for step in steps:
         if isinstance(step, KernelCall):
             lines.append(f"launch {step.kernel.name}({', '.join(step.buffers)})")
         else:
             results = ", ".join(str(name) for name in writes(step))
             lines.append(f"call {step.name}({', '.join(step.reads)}) → {results}")
-    yield "txt", "\n".join(lines)
+    return lines
 
 
 def _clusters_text(program: Program, clustering: Clustering) -> str:

@@ -110,10 +110,8 @@ def leave_unchained_products(program: Program, chains: Sequence[Cluster]) -> tup
     for position, node in enumerate(program.nodes):
         is_unchained = isinstance(node, Contract) and position not in chained
         nodes.extend(program.library.get(node.out, [node]) if is_unchained and isinstance(node, Contract) else [node])
-    if len(nodes) == len(program.nodes):
-        return program, tuple(chains)
     unchained = program.edited(nodes)
-    return unchained, positions_in(unchained, program, chains)
+    return unchained, tuple(chains) if unchained is program else positions_in(unchained, program, chains)
 
 
 def _groups(prices: Prices, offers: Sequence[_Offer], target: Target) -> list[list[_Offer]]:

@@ -92,6 +92,8 @@ class Watch:
         text = _text(stage, subject)
 
         def watched(each: Pass[Subject, Any]) -> Pass[Subject, Any]:
+            name = f"{stage.name}/{each.name}"
+
             def run(given: Subject, at: Any) -> Subject:
                 nonlocal text
                 result = each.run(given, at)
@@ -100,8 +102,8 @@ class Watch:
                     changed = text != before
                 else:
                     changed = _differ(given, result)
+                    self.faults += [f"{name}: {fault}" for fault in _untold(stage, given, result)]
                 if changed:
-                    name = f"{stage.name}/{each.name}"
                     self.changed[name] += 1
                     if name in self.apart:
                         passage.subjects.clear()
@@ -141,9 +143,22 @@ def _differ(before: Subject, after: Subject) -> bool:
     if isinstance(before, Scheduled):
         before, after = replace(before, choices=()), replace(after, choices=())
         return any(getattr(before, each) is not getattr(after, each) for each in ("program", "streams", "clustering"))
-    if isinstance(before, Planned):
-        return before.steps != after.steps or before.program is not after.program
     return before is not after
+
+
+def _untold(stage: Stage[Subject, Any], before: Subject, after: Subject) -> Iterator[str]:
+    """Yield what is wrong where a pass returns another object without a change, or a change that no dump shows."""
+    if before is after:
+        return
+    if isinstance(before, Scheduled):
+        known = ("program", "streams", "clustering", "choices")
+        if all(getattr(before, each) == getattr(after, each) for each in known):
+            yield "another object without a change"
+    elif isinstance(before, Planned):
+        if before == after:
+            yield "another object without a change"
+        if before.steps != after.steps and _text(stage, before) == _text(stage, after):
+            yield "a change of launches that their text does not show"
 
 
 def _kept(subject: Subject) -> Subject:
