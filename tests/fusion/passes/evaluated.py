@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import pytest
 import sympy
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.lowering.chunks import BETA, POINTS, START
-from fusion.lowering.evaluate import size_value
-from fusion.lowering.interpret import programs, run_kernel, run_program
+from fusion.lowering.evaluate import pieces, size_value
+from fusion.lowering.interpret import kernels, programs, run_kernel, run_program
 from fusion.lowering.program import Buffer, BufferRef, Program
 from fusion.schedule.kernels import KernelCall
 from fusion.subjects import Halves, Joint, Planned
@@ -21,6 +22,8 @@ Values: TypeAlias = "list[object]"
 """Results, and for a graph that may change its inputs, what these are afterwards."""
 
 SEED = 7
+TURNS = 3
+"""How many turns the programs of a launch run in, at least."""
 TOLERANCE = 1e-8
 """Of the largest finite number of a result: passes change the order of additions, and take out what cancels."""
 
@@ -84,7 +87,9 @@ def _traced(node: fx.Node) -> torch.dtype | None:
 def of_graph(graph: fx.GraphModule, args: Sequence[object]) -> Values:
     """The results of a graph, and its inputs afterwards."""
     given = [wide(arg) for arg in args]
-    return [*tree_leaves(_run(graph, given)), *(arg for arg in given if isinstance(arg, Tensor))]
+    results = tree_leaves(_run(graph, given))
+    changed = [arg for arg in given if isinstance(arg, Tensor)]
+    return [*results, *changed, *_seen(given, results)]
 
 
 def of_captured(graph: fx.GraphModule, known: Mapping[str, object]) -> Values:
@@ -103,20 +108,44 @@ def _run(graph: fx.GraphModule, given: Sequence[object]) -> list[object]:
 
 def of_joint(joint: Joint, known: Mapping[str, object]) -> Values:
     """The results of a joint graph without those that are there for the partition alone."""
-    results = _run(joint.graph, [_known(node, known) for node in _inputs(joint.graph)])
-    return [*results[: joint.results], *results[joint.returned or joint.results :]]
+    given = [_known(node, known) for node in _inputs(joint.graph)]
+    results = _run(joint.graph, given)
+    forward, gradients = results[: joint.results], results[joint.returned or joint.results :]
+    return [*forward, *gradients, *_seen(given, forward)]
+
+
+def _seen(given: Sequence[object], results: Sequence[object]) -> Values:
+    """What a caller sees of results besides their values: shared memory, and strides."""
+    return [*_memory(given, results), *_layouts(results)]
+
+
+def _memory(given: Sequence[object], results: Sequence[object]) -> Iterator[int]:
+    """For each result the first one in the same memory, or, as a negative number, an input: who writes to it."""
+    inputs, own = (
+        [x.untyped_storage()._cdata if isinstance(x, Tensor) else None for x in of] for of in (given, results)
+    )
+    return (-1 - inputs.index(place) if place in inputs else own.index(place) for place in own)
+
+
+def _layouts(results: Sequence[object]) -> Iterator[int]:
+    """The strides of the results, which a caller sees, along dimensions of several elements."""
+    for result in results:
+        if isinstance(result, Tensor) and result.numel():
+            yield from (stride for size, stride in zip(result.shape, result.stride(), strict=True) if size > 1)
 
 
 def of_halves(halves: Halves, known: Mapping[str, object]) -> Values:
     """The program's own results of forward, and those of backward on what forward saves: tensors, then sizes."""
-    forward = _run(halves.forward, [_known(node, known) for node in _inputs(halves.forward)])
+    given = [_known(node, known) for node in _inputs(halves.forward)]
+    forward = _run(halves.forward, given)
     holders = [node for node in _inputs(halves.backward) if "tangents" not in node.name]
     saved = forward[len(forward) - len(holders) :]
     numbers = iter([value for value in saved if not isinstance(value, Tensor)])
     tensors = iter([value for value in saved if isinstance(value, Tensor)])
     passed = {node.name: next(tensors if isinstance(node.meta["val"], Tensor) else numbers) for node in holders}
     backward = _run(halves.backward, [_known(node, {**known, **passed}) for node in _inputs(halves.backward)])
-    return [*forward[: halves.results], *backward]
+    results = forward[: halves.results]
+    return [*results, *backward, *_seen(given, results)]
 
 
 def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
@@ -145,7 +174,10 @@ def of_program(program: Program, args: Sequence[object]) -> Values:
 
 
 def of_planned(planned: Planned, args: Sequence[object]) -> Values:
-    """The results of a list of launches and calls, and its inputs afterwards, as for a Program."""
+    """The results of a list of launches and calls, and its inputs afterwards, as for a Program.
+
+    The programs of a launch run in several turns, so that what one of them overwrites is not there for the next ones.
+    """
     torch.manual_seed(SEED)
     program, given = planned.program, [_as(arg, None) for arg in args]
     sizes = programs.bind_sizes(program, given)  # type: ignore[arg-type]  # tensors and sizes
@@ -153,7 +185,8 @@ def of_planned(planned: Planned, args: Sequence[object]) -> Values:
         name: _in_place(value) for name, value in zip(program.inputs, given, strict=True) if isinstance(name, str)
     }
     values |= {name: _double(tensor) for name, tensor in program.constants.items()}
-    with torch.no_grad():
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "pieces", lambda cost: max(TURNS, pieces(cost)))
         for step in planned.steps:
             if isinstance(step, KernelCall):
                 values |= {name: _empty(program.buffers[name], sizes) for name in step.written}

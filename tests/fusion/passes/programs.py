@@ -111,6 +111,31 @@ def copied(x: Tensor) -> Tensor:
     return F.dropout(x.sin(), 0.0, training=True).clone() * x
 
 
+def copied_before_a_change(x: Tensor, y: Tensor) -> Tensor:
+    """The copy is read by backward, after the change."""
+    old = y.clone()
+    y.add_(1)
+    return old * x
+
+
+def copied_results(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tensors: who writes to one of them does not change the other."""
+    y = x.sin()
+    return y, y.clone()
+
+
+def copied_for_its_layout(x: Tensor) -> Tensor:
+    return x.t().sin().clone(memory_format=torch.contiguous_format).cos() * 2
+
+
+def repeated(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Calls that look alike, and two results."""
+    signs = torch.copysign(x, 0.0).exp() + torch.copysign(x, -0.0).exp()
+    sums = torch.add(x, y).sin() * torch.add(x, y, alpha=3).sin()
+    drawn = (x.exp() * torch.rand_like(x)).sin() * (x.exp() * torch.rand_like(x)).cos()
+    return signs + sums + drawn, signs + sums + drawn
+
+
 def own_softmax(x: Tensor) -> Tensor:
     e = torch.exp(x - x.amax(-1, keepdim=True))
     return e / e.sum(-1, keepdim=True)
@@ -170,6 +195,53 @@ def added_rows(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
     return torch.zeros_like(x).index_add(0, i, y) + torch.zeros_like(x).index_add(0, i.flip(0), y * 2)
 
 
+def added_twice(x: Tensor, i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One of two scattered sums is also read by itself, and one begins with other numbers than 0."""
+    first = torch.zeros_like(x).index_add(0, i, y)
+    second = torch.zeros_like(x).index_add(0, i.flip(0), y * 2)
+    return first + second - first, torch.zeros_like(x).index_add(0, i, y) + x.index_add(0, i.flip(0), y)
+
+
+def added_to_computed(x: Tensor, i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The start of a scatter is read afterwards, and that of another one is not."""
+    z = x.sin()
+    return z.index_add(0, i, y) * z, x.cos().index_add(0, i, y)
+
+
+def added_in_place(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+    """What was there before is read afterwards."""
+    old = x.clone()
+    x.index_add_(0, i, y)
+    return old * 2
+
+
+def reversed_in_place(x: Tensor) -> None:
+    """An element is read by another program than the one that writes it."""
+    x.copy_(x.flip(0) + 1)
+
+
+def copied_across(x: Tensor, y: Tensor) -> None:
+    x.copy_(y.t() * 2)
+
+
+def updated_and_returned(x: Tensor, y: Tensor) -> Tensor:
+    z = x + y
+    x.copy_(z)
+    return z
+
+
+def updated_and_multiplied(x: Tensor, w: Tensor) -> Tensor:
+    """The library reads the numbers before the update."""
+    old = x.clone()
+    x.add_(1)
+    return old @ w
+
+
+def updated_bias(x: Tensor, b: Tensor) -> Tensor:
+    b.add_(1)
+    return x * b
+
+
 def cached(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
     x.index_copy_(0, i, y)
     return y + 1
@@ -198,6 +270,11 @@ def with_special(normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
     return x, normal(6, 6) > 0
 
 
+def scattered_rows(normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """So many rows that a row does not compare its number with each index."""
+    return normal(600, 4).to(F64), torch.arange(600).square() % 600, normal(600, 4).to(F64)
+
+
 HEADS = ((1, 1, 20, 4),) * 3
 
 IMAGES = ((4, 16, 14, 14), (32, 16, 3, 3), (16, 32, 3, 3))
@@ -218,6 +295,10 @@ CASES: dict[str, Case] = {
     "checkpoint": Case(checkpointed, of((5, 7)), backward=True),
     "checkpointed attention": Case(checkpointed_attention, of(*HEADS), backward=True),
     "copy": Case(copied, of((5, 7)), backward=True),
+    "copy before a change": Case(copied_before_a_change, lambda normal: (normal(5).double(), normal(5)), backward=True),
+    "copied results": Case(copied_results, of((5, 7)), backward=True),
+    "copy of another layout": Case(copied_for_its_layout, of((5, 7)), backward=True),
+    "repeated": Case(repeated, of((5, 7), (5, 7)), backward=True),
     "softmax by hand": Case(own_softmax, of((5, 7)), backward=True),
     "softmax with its maximum": Case(with_its_maximum, of((5, 7)), backward=True),
     "computed maximum": Case(of_computed_maximum, of((5, 7)), backward=True),
@@ -240,8 +321,17 @@ CASES: dict[str, Case] = {
     "attention, widths, inference": Case(attentions.plain, of(*HEADS), dynamic=True),
     "momentum": Case(momentum, of((40, 50), (40, 50))),
     "crossed": Case(crossed, of((40, 50), (40, 50))),
+    "reversed": Case(reversed_in_place, of((40, 50))),
+    "across": Case(copied_across, of((6, 6), (6, 6))),
+    "returned update": Case(updated_and_returned, of((40, 50), (40, 50))),
+    "multiplied update": Case(updated_and_multiplied, of((60, 70), (70, 80)), options=C),
+    "bias update": Case(updated_bias, of((40, 50), (50,))),
     "other layout": Case(other_layout, of((6, 6), (6, 6))),
     "added rows": Case(added_rows, lambda n: (n(5, 3), torch.tensor([0, 4, 4, 1]), n(4, 3))),
+    "sums of rows": Case(added_rows, scattered_rows, options=C),
+    "sums of rows, read": Case(added_twice, scattered_rows, options=C),
+    "sums into computed": Case(added_to_computed, scattered_rows, options=C),
+    "sums in place": Case(added_in_place, scattered_rows, options=C),
     "cache": Case(cached, lambda n: (n(5, 3), torch.tensor([0, 4, 1]), n(3, 3)), options=C),
     "one-hot": Case(one_hot, lambda normal: (torch.tensor([6, 0, 3]), normal(3).double())),
     "powers": Case(lambda t: 1 - 0.999**t, lambda normal: (normal(9).double() * 3,)),
