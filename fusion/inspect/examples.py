@@ -5,7 +5,7 @@ A line that the pass removes begins with `-`, one that it adds with `+`; the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import ndiff
 from inspect import signature
 from textwrap import wrap
@@ -15,9 +15,11 @@ from sympy import sympify
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.codegen.reference import ReferenceTarget
 from fusion.inspect.text import step_lines
+from fusion.joint.saved import SPARE
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.lower import lower
@@ -31,6 +33,12 @@ from fusion.schedule.rewrites.inline import inline_cheap_maps
 
 WIDTH = 112
 """Columns of an example, inside a docstring."""
+
+MARKS: Mapping[object, str] = {
+    CheckpointPolicy.MUST_SAVE: "   # save",
+    CheckpointPolicy.PREFER_RECOMPUTE: "   # recompute",
+}
+"""Marks of a joint graph's nodes, as text: forward saves the result, or backward rather computes it again."""
 
 TARGET = ReferenceTarget()
 """The target of examples, which can generate everything."""
@@ -76,6 +84,8 @@ def show_graph(
     layouts: bool = False,
 ) -> None:
     """Print what a pass changes, in place, in a graph, or in that of a function of `inputs`.
+
+    Marks are printed behind a node: for the partition, and of inputs that may be overwritten.
 
     Args:
         layouts: print the shape and the strides of each value.
@@ -158,13 +168,16 @@ def _graph_lines(graph: fx.GraphModule, layouts: bool) -> list[str]:
 
 def _node_lines(node: fx.Node, layouts: bool) -> Iterator[str]:
     args = [_text(arg) for arg in node.args] + [f"{key}={_text(arg)}" for key, arg in node.kwargs.items()]
-    if node.op == "output":
+    if node.op == "placeholder" and SPARE in node.meta:
+        yield f"input {node.name}   # {SPARE}"
+    elif node.op == "output":
         yield f"return {', '.join(map(str, tree_leaves(node.args[0])))}"
     elif node.op in ("call_function", "call_method"):
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         value = node.meta.get("val")
         described = f": {_layout(value)}" if layouts and isinstance(value, torch.Tensor) else ""
-        yield f"{node.name}{described} = {name.removesuffix('.default')}({', '.join(args)})"
+        mark = MARKS.get(node.meta.get("recompute"), "")
+        yield f"{node.name}{described} = {name.removesuffix('.default')}({', '.join(args)}){mark}"
 
 
 def _layout(value: torch.Tensor) -> str:

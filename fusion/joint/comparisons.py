@@ -21,13 +21,19 @@ def keep_comparisons(joint: fx.GraphModule) -> list[fx.Node]:
 
     Inputs of the graph are the same in backward, and so is a maximum of them.
 
-    >>> from fusion.inspect.examples import traced
+    >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty
     >>> def f(x, tangents):
     ...     y = x.sin()
     ...     return y.amax(), tangents * (y == y.amax())
-    >>> keep_comparisons(traced(f, empty(3), empty(3)))
-    [eq]
+    >>> show_graph(keep_comparisons, f, empty(3), empty(3))
+      sin = sin(x)
+      amax = amax(sin)
+      amax_1 = amax(sin)
+    - eq = eq.Tensor(sin, amax_1)
+    + eq = eq.Tensor(sin, amax_1)   # save
+      mul = mul.Tensor(tangents, eq)
+      return amax, mul
     """
     comparisons = [node for node in joint.graph.nodes if (pair := compared(node)) and all(map(_is_computed, pair))]
     dependent = depending_on_tangents(joint.graph) if comparisons else set()

@@ -54,7 +54,7 @@ def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
       sum_1 = sum(sin)
       t = t(w)
     - mm_1 = mm(mul, t)
-    + mm_2 = mm(mul_1, t)
+    + mm_2 = mm(mul_1, t)   # save
     + take_over = take_over(mm_2, tangents)
     + mul_tensor = mul.Tensor(take_over, tangents)
     - return sum_1, mm_1

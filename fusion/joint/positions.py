@@ -44,7 +44,7 @@ def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:
       max_pool2d_with_indices = max_pool2d_with_indices(x, [2, 2])
       getitem = getitem(max_pool2d_with_indices, 0)
       getitem_1 = getitem(max_pool2d_with_indices, 1)
-    + _to_copy = _to_copy(getitem_1, dtype=torch.int8)
+    + _to_copy = _to_copy(getitem_1, dtype=torch.int8)   # save
     + _to_copy_1 = _to_copy(_to_copy, dtype=torch.int64)
     - max_pool2d_with_indices_backward = max_pool2d_with_indices_backward(g, x, [2, 2], [], [0, 0], [1, 1], False,
             getitem_1)

@@ -67,14 +67,21 @@ class RowSum:
 def reassociate(joint: fx.GraphModule) -> None:
     """Replace every sum over a last axis that smaller tensors determine, and remove nodes that only it needs.
 
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import empty
     >>> def f(a, b, p):
     ...     return p @ b, (a @ b.t() * p).sum(-1)
-    >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> a, b, p = torch.ones(500, 2), torch.ones(600, 2), torch.ones(500, 600)
-    >>> graph = make_fx(f, tracing_mode="fake")(a, b, p)
-    >>> reassociate(graph)
-    >>> [node.name for node in graph.graph.nodes if node.op == "call_function"]
-    ['mm', 'mul_1', 'sum_2', 'view']
+    >>> show_graph(reassociate, f, empty(500, 2), empty(600, 2), empty(500, 600))
+      mm = mm(p, b)
+    - t = t(b)
+    - mm_1 = mm(a, t)
+    - mul = mul.Tensor(mm_1, p)
+    + mul_1 = mul.Tensor(a, mm)
+    - sum_1 = sum.dim_IntList(mul, [-1])
+    + sum_2 = sum.dim_IntList(mul_1, [-1], True)
+    - return mm, sum_1
+    + view = view(sum_2, [500])
+    + return mm, view
     """
     known = _Known()
     changed = False

@@ -22,12 +22,14 @@ from fusion.lowering.sizes import elements, size_of
 def prefer_views_of_inputs(joint: fx.GraphModule) -> None:
     """Mark views of inputs: saving them would keep data that the input holds already.
 
-    >>> from fusion.inspect.examples import traced
+    >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty
-    >>> graph = traced(lambda x, y: x.t().sin() * y, empty(3, 4), empty(4, 3))
-    >>> prefer_views_of_inputs(graph)
-    >>> [node.name for node in graph.graph.nodes if "recompute" in node.meta]
-    ['t']
+    >>> show_graph(prefer_views_of_inputs, lambda x, y: x.t().sin() * y, empty(3, 4), empty(4, 3))
+    - t = t(x)
+    + t = t(x)   # recompute
+      sin = sin(t)
+      mul = mul.Tensor(sin, y)
+      return mul
     """
     for view in views_of_inputs(joint):
         _prefer(view)
@@ -39,12 +41,15 @@ def prefer_recomputed_products(joint: fx.GraphModule) -> None:
 
     A product is large if it is larger than its operands.  Nodes that must be saved stay so.
 
-    >>> from fusion.inspect.examples import traced
+    >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty
-    >>> graph = traced(lambda x, y: (x @ y).sin().sum(), empty(90, 4), empty(4, 90))
-    >>> prefer_recomputed_products(graph)
-    >>> [node.name for node in graph.graph.nodes if "recompute" in node.meta]
-    ['mm', 'sin']
+    >>> show_graph(prefer_recomputed_products, lambda x, y: (x @ y).sin().sum(), empty(90, 4), empty(4, 90))
+    - mm = mm(x, y)
+    - sin = sin(mm)
+    + mm = mm(x, y)   # recompute
+    + sin = sin(mm)   # recompute
+      sum_1 = sum(sin)
+      return sum_1
     """
     constant: set[fx.Node] = set()
     tiles: set[fx.Node] = set()

@@ -137,13 +137,14 @@ def mark_spare(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) 
     Args:
         outputs: the number of forward results that are the program's own; the others are saved for backward.
 
-    >>> from fusion.inspect.examples import traced
+    >>> from fusion.inspect.examples import show_graph, traced
     >>> from torch import empty
     >>> forward = traced(lambda x: (x.sin(), x.cos()), empty(3))
     >>> backward = traced(lambda cos, tangents: cos * tangents, empty(3), empty(3))
-    >>> mark_spare(forward, backward, 1)
-    >>> [node.name for node in backward.graph.nodes if SPARE in node.meta]
-    ['cos']
+    >>> show_graph(lambda graph: mark_spare(forward, graph, 1), backward)
+    + input cos   # spare
+      mul = mul.Tensor(cos, tangents)
+      return mul
     """
     results = cast("list[fx.Node | None]", forward.graph.output_node().args[0])
     input_memory = {_memory(node) for node in forward.graph.find_nodes(op="placeholder")}

@@ -15,6 +15,15 @@ TREE = ast.parse(inspect.getsource(stages))
 OWN = {node.name: node for node in TREE.body if isinstance(node, ast.FunctionDef)}
 """The functions of the page of stages, which adapt passes to their subjects."""
 
+OTHER_KIND = {
+    "joint/fix_widths": "adds guards on sizes, and leaves the graph as it is",
+    "inference/fix_widths": "adds guards on sizes, and leaves the graph as it is",
+    "program/streamed": "finds chains of nodes beside the Program",
+    "clusters/clusters": "makes clusters of a Program",
+    "launches/kernels": "makes kernels of clusters",
+}
+"""Passes whose result is of another kind than what they are given, so that no lines can be compared."""
+
 OF_CONTEXT: dict[str, Callable[..., object]] = {"choose_attention": Chooser}
 """Passes that a context has: its attribute → what computes it."""
 
@@ -57,3 +66,5 @@ def test_a_pass_has_an_example(name: str, entry: ast.Call) -> None:
     found = list(functions(entry))
     shown = [each for each in found if ">>> " in (each.__doc__ or "") and each.__module__ != "fusion.passes"]
     assert shown, f"{name}: no example in the docstring of {', '.join(each.__qualname__ for each in found)}"
+    compared = any("show_" in (each.__doc__ or "") for each in shown)
+    assert compared != (name in OTHER_KIND), f"{name}: an example shows what is before the pass, and what after it"
