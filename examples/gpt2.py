@@ -1,6 +1,6 @@
 """GPT-2 through the compiler: `python examples/gpt2.py [--quick]` does what `fusion demo` does.
 
-The program itself is `fusion/demo.py`, so that the command finds it where Fusion is installed without its examples.
+The program itself is `fusion/cli/demo.py`, so that the command finds it where Fusion is installed without its examples.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Implements the commands of the command line, and loads their programs and inputs.
 
-Input: the parsed arguments (`cli.py`); output: text on standard output and an exit code.  A command that cannot run
-raises `CommandError`.
+Input: the parsed arguments; output: text on standard output and an exit code.  A command that cannot run raises
+`CommandError`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CommandError(FusionError):
 
 def demo(arguments: argparse.Namespace) -> int:
     """Compile GPT-2, compare it with eager, show what was fused."""
-    from fusion.demo import run  # it needs transformers, unlike the other commands
+    from fusion.cli.demo import run  # it needs transformers, unlike the other commands
 
     return run(quick=arguments.quick, device=arguments.device, dump=arguments.dump)
 

@@ -24,7 +24,7 @@ TARGETS = ("c", "reference", "triton")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command (`sys.argv` where `argv` is None) and return the exit code."""
     arguments = _parser().parse_args(argv)
-    from fusion import commands  # PyTorch and the compiler, once needed
+    from fusion.cli import commands  # PyTorch and the compiler, once needed
 
     command: Callable[[argparse.Namespace], int] = getattr(commands, arguments.command)
     try:
