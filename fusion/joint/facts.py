@@ -256,10 +256,7 @@ def matrices(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     >>> [matrices(node) for node in graph.nodes if node.op == "call_function"]
     [(x, y), None]
     """
-    val = node.meta.get("val")
-    if not isinstance(val, torch.Tensor) or val.ndim < 2 or not val.is_floating_point():
-        return None
-    call = lowered(node)
+    call = lowered(node) if _multiplies_shapes(node) else None
     if call is None or len(call.nodes) != 1 or not isinstance(call.result, Value):
         return None
     (product,) = call.nodes
@@ -272,6 +269,20 @@ def matrices(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     pairs = zip(product.exprs, indices, strict=True)
     names = [expr.buffer for expr, index in pairs if isinstance(expr, Load) and expr.index == index]
     return (operands[names[0]], operands[names[1]]) if len(names) == 2 else None
+
+
+def _multiplies_shapes(node: fx.Node) -> bool:
+    """Return whether a call has the shapes of a product of matrices, [b?, m, k] and [b?, k, n] to [b?, m, n].
+
+    Most calls do not, and need not be lowered.
+    """
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    floats = [val for val in values if isinstance(val, torch.Tensor) and val.is_floating_point()]
+    ranks = {val.ndim for val in floats}
+    if len(values) not in (2, 3) or len(floats) != len(values) or len(ranks) != 1 or min(ranks) < 2:
+        return False
+    result, left, right = (sizes_of(val.shape) for val in (floats[0], floats[1], floats[-1]))
+    return result == (*left[:-1], right[-1]) and left[-1] == right[-2]
 
 
 def compared(node: fx.Node) -> list[fx.Node]:

@@ -111,6 +111,8 @@ def _crossed(node: fx.Node, value: Callable[[fx.Node], object]) -> int:
 
 def _across(node: fx.Node, value: Callable[[fx.Node], object]) -> Iterator[fx.Node]:
     """Yield the operands of a norm, or of a mean, whose rows are not contiguous."""
+    if getattr(node.target, "is_view", False) or _is_pointwise(node):
+        return
     tensors = {arg: value(arg) for arg in node.all_input_nodes}
     fastest = {arg: _fastest(x) for arg, x in tensors.items() if isinstance(x, torch.Tensor) and is_known(x)}
     if not any(dim is not None and dim < arg.meta["val"].ndim - 1 for arg, dim in fastest.items()):
