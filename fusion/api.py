@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from fusion.backend import Backend
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.breaks import codes_of, other_breaks
+from fusion.inspect.measurement import Measurement
 from fusion.inspect.report import Explanation
 from fusion.options import Options
 from fusion.region import compile_anew
@@ -214,7 +215,7 @@ def report(fused: Callable[..., object]) -> Explanation:
     """Report what has been compiled so far for the result of a `fuse` call, without running anything.
 
     Compiled code belongs to the program text: modules of one class, or the results of fusing one function twice, share
-    it and its report.
+    it and its report.  Kernels have their predicted times; `explain(program, measure=True)` measures them.
 
     Args:
         fused: the result of `fuse`, whether it has been called or not.
@@ -243,11 +244,17 @@ def report(fused: Callable[..., object]) -> Explanation:
     return _explanation(backend, inspect.unwrap(fused), backend.since)
 
 
-def explain(program: Callable[..., object], /, **settings: object) -> Callable[..., Explanation]:
+def explain(
+    program: Callable[..., object], /, *, measure: bool = False, **settings: object
+) -> Callable[..., Explanation]:
     """Run a program once on generated kernels and report how it was compiled: `explain(model)(*args, **kwargs)`.
 
     Args:
         program: an `nn.Module` or a function.
+        measure: also measure each kernel and library call on the tensors it gets, and name in the report the kernels
+            whose time is off by more than a factor of two from the predicted one.  If results require gradients,
+            backward runs too; the `.grad` of parameters and inputs is left alone.  Launches are not recorded as CUDA
+            graphs, and no graph is kept in the cache.
         settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
 
     Returns:
@@ -263,13 +270,21 @@ def explain(program: Callable[..., object], /, **settings: object) -> Callable[.
     >>> len(found.kernels), found.traffic_after.read, found.traffic_after.written
     (1, 32, 32)
     """
-    backend = Backend(_options("explain", program, settings))
+    options = _options("explain", program, settings)
+    measurement = Measurement() if measure else None
+    if measure:
+        options = replace(options, graph_cache=False, cudagraphs=False)
+    backend = Backend(options, measurement)
 
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
         start = time.time()
-        compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
-        return _explanation(backend, program, start)
+        result = compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
+        if measurement is None:
+            return _explanation(backend, program, start)
+        _backward(result, program, args, kwargs)
+        explanation = _explanation(backend, program, start)
+        return replace(explanation, graphs=measurement.measured(explanation.graphs))
 
     return run
 

@@ -20,13 +20,13 @@ from fusion.attention import Chooser
 from fusion.fallback import FusionWarning
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.report import Report
+from fusion.inspect.watch import Watch
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
 from fusion.prewarm import ours
 from fusion.region import RegionCompiler
 from fusion.reports import Reports
 from fusion.runtime.recording import forget_recordings
-from fusion.runtime.splice import Watch
 
 
 @ours
@@ -35,7 +35,7 @@ class Backend:
 
     Args:
         options: the options of all its compilations.
-        watch: returns, for a kernel call and its launcher, the function that is called in place of the launcher.
+        watch: observes the steps of compiled graphs.
 
     Dynamo caches compiled code per code object and backend, and gives up after a few backends: so all programs fused
     from the same code under the same options share one backend, with its compilations.

@@ -28,6 +28,7 @@ from fusion.graph_cache.interface import Interface
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
+from fusion.inspect.watch import Watch
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Program
@@ -36,7 +37,7 @@ from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
 from fusion.runtime.recording import Recorder
-from fusion.runtime.splice import Watch, splice
+from fusion.runtime.splice import splice
 from fusion.schedule import Schedule
 from fusion.schedule.clusters.alternatives import Measure
 from fusion.scheduling import schedule_program
@@ -63,7 +64,7 @@ def compile_graph(
         refused: is called with the reason why a kernel cannot be launched, which then runs in the reference evaluator;
             without it, the error is raised.
         kept: is called with the cache key of the compilation, if it is cached.
-        watch: returns a replacement for the launcher of a kernel.
+        watch: observes the steps of the compiled graph.
 
     Returns:
         The compiled graph, which takes its inputs in one list and empties it, and the report.
@@ -100,6 +101,8 @@ def compile_graph(
         notes.append(note)
     report = replace(compilation.report, notes=(*compilation.report.notes, *notes), passes=tuple(trace.log.times))
     trace.report(report)
+    if watch is not None:
+        watch.compiled(report, compilation.schedule)
     return compiled, report
 
 
@@ -165,7 +168,7 @@ def _made(
         built, tunings = {each.kernel: each for each, _ in tuned}, [tuning for _, tuning in tuned]
         sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
     trace.kernels(sources, target)
-    report = Report.of(interface.label, lowered, schedule, sources, target.name, hints)
+    report = Report.of(interface.label, lowered, schedule, sources, target, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
     return Finished(schedule, sources, report, interface), wait
 

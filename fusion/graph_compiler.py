@@ -28,6 +28,7 @@ from fusion.graph_cache.interface import tangents_of
 from fusion.graph_cache.regions import KEY
 from fusion.graphs import holds_tensors
 from fusion.inspect.report import Report
+from fusion.inspect.watch import Watch
 from fusion.joint.seeds import has_seeds
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
@@ -35,13 +36,12 @@ from fusion.reports import Reports
 from fusion.runtime import Boxed
 from fusion.runtime.dispatch_guards import guard_dispatch
 from fusion.runtime.recording import Recorder
-from fusion.runtime.splice import Watch
 
 Refused: TypeAlias = Callable[[BuildError], object]
 
 
 class GraphCompiler:
-    """Compiles ATen graphs under some options.  `watch` returns a replacement for the launcher of a kernel."""
+    """Compiles ATen graphs under some options.  `watch` observes their steps."""
 
     launched: ClassVar[bool] = True
     """Whether the kernels run in this process."""

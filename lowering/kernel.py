@@ -263,6 +263,12 @@ def stored(kernel: Kernel) -> frozenset[str]:
     return frozenset(stmt.param for stmt in statements(kernel.body, Store))
 
 
+def only_stored(kernel: Kernel) -> frozenset[str]:
+    """Return the parameters of a launch whose previous contents are neither read nor accumulated into."""
+    launched = kernel.launched
+    return frozenset[str]().union(*map(stored, launched)) - frozenset[str]().union(*map(loaded, launched))
+
+
 def folds(kernel: Kernel) -> dict[str, Fold]:
     """Return every fold by name."""
     return {stmt.name: stmt for stmt in statements(kernel.body, Fold)}

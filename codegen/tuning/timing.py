@@ -17,6 +17,8 @@ _CLOSE = 1.3
 """Calls that took longer than this times the fastest in the first rounds are not measured again."""
 _LONG = 1e5
 """Microseconds above which the first rounds are enough."""
+_LEAST, _MOST, _ENOUGH = 5, 25, 5e4
+"""Runs of a call by itself on a CPU: at least, at most, and the microseconds after which no more are started."""
 _FLUSH = 1 << 29
 """Bytes that are written between two calls: several times the caches of any device; long enough to hide a launch."""
 
@@ -33,12 +35,32 @@ def medians(calls: Sequence[Callable[[], object]], device: torch.device) -> list
     return times
 
 
-def _on_gpu(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
+def median_time(call: Callable[[], object], device: torch.device, prepare: Callable[[], object] | None = None) -> float:
+    """Return the median time of one call, which has run before, in microseconds; `prepare` runs before each, untimed.
+
+    On a CPU it is the wall-clock time with the caches as the call before leaves them.
+    """
+    if device.type == "cuda":
+        return _on_gpu([call], _ROUNDS, device, prepare)[0]
+    took: list[float] = []
+    while len(took) < _LEAST or (len(took) < _MOST and sum(took) < _ENOUGH):
+        took += _on_cpu([call], 1, device, prepare)
+    return median(took)
+
+
+def _on_gpu(
+    calls: Sequence[Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    prepare: Callable[[], object] | None = None,
+) -> list[float]:
     flush = torch.empty(_FLUSH, dtype=torch.int8, device=device)
     with torch.cuda.device(device):
         marks = []
         for _ in range(rounds):
             for call in calls:
+                if prepare is not None:
+                    prepare()
                 flush.zero_()
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # PyTorch's own
                 start.record()
@@ -50,10 +72,17 @@ def _on_gpu(calls: Sequence[Callable[[], object]], rounds: int, device: torch.de
     return [median(took[k :: len(calls)]) for k in range(len(calls))]
 
 
-def _on_cpu(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
+def _on_cpu(
+    calls: Sequence[Callable[[], object]],
+    rounds: int,
+    device: torch.device,
+    prepare: Callable[[], object] | None = None,
+) -> list[float]:
     took: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, times in zip(calls, took, strict=True):
+            if prepare is not None:
+                prepare()
             start = time.perf_counter()
             call()
             times.append((time.perf_counter() - start) * 1e6)

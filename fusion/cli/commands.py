@@ -44,10 +44,10 @@ def demo(arguments: argparse.Namespace) -> int:
 
 @torch.no_grad()
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the kernels of a program, the edges that were not fused, and the times of passes if asked for."""
+    """Print the kernels of a program, the edges that were not fused, and the times of kernels and passes on request."""
     program, inputs = _prepared(arguments)
     options = {} if arguments.dump is None else {"dump": arguments.dump}
-    explanation = fusion.explain(program, options=options)(*inputs)
+    explanation = fusion.explain(program, measure=arguments.measure, options=options)(*inputs)
     print(explanation)
     for graph in explanation.graphs if arguments.times else ():
         print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")

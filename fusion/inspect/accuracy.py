@@ -15,12 +15,14 @@ from typing import cast
 
 import torch
 
-from fusion.codegen.target import Launcher
+from fusion.inspect.report import Report
+from fusion.inspect.watch import Watch
 from fusion.lowering.errors import by_place
 from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, loaded, stored
-from fusion.runtime.splice import Watch
+from fusion.lowering.kernel import only_stored
+from fusion.lowering.program import Extern
+from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 _UNWRITTEN = -1.2345e300
@@ -80,27 +82,37 @@ def _beyond(launch: LaunchError) -> tuple[float, float]:
 
 def watching(tell: Callable[[LaunchError], object]) -> Watch:
     """Return a `Watch` that compares each launch with the evaluator, and calls `tell` for every written tensor."""
+    return _Comparing(tell)
 
-    def watch(call: KernelCall, launch: Launcher) -> Launcher:
+
+@dataclass(frozen=True, slots=True)
+class _Comparing:
+    tell: Callable[[LaunchError], object]
+
+    def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
+        if not isinstance(step, KernelCall):
+            return run
+
         def compared(*args: object) -> None:
-            for error in _compared(call, launch, args):
-                tell(error)
+            for error in _compared(step, run, args):
+                self.tell(error)
 
         return compared
 
-    return watch
+    def compiled(self, report: Report, schedule: Schedule) -> None:
+        """Do nothing: an error belongs to a launch, not to its graph."""
 
 
-def _compared(call: KernelCall, launch: Launcher, args: Sequence[object]) -> Iterator[LaunchError]:
+def _compared(call: KernelCall, launch: Callable[..., object], args: Sequence[object]) -> Iterator[LaunchError]:
     """Launch, and compare the results with the evaluator's on the same inputs."""
     kernel, origins = call.kernel, by_place(call.origins)
     count = len(kernel.params)
     tensors, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
     rounded = [_copied(tensor, tensor.dtype) for tensor in tensors]
     exact = [_copied(tensor, torch.float64 if tensor.is_floating_point() else tensor.dtype) for tensor in tensors]
-    only_stored = _only_stored(kernel)
+    contents_unused = only_stored(kernel)
     for param, tensor in zip(kernel.params, exact, strict=True):
-        if param.name in only_stored and tensor.is_floating_point():
+        if param.name in contents_unused and tensor.is_floating_point():
             flat_view(tensor).fill_(_UNWRITTEN)
     launch(*args)
     run_kernel(kernel, rounded, sizes)
@@ -116,12 +128,6 @@ def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a copy with the same strides, also with gaps or overlapping elements."""
     memory = flat_view(tensor).to(dtype, copy=True)
     return memory.as_strided(tensor.shape, tensor.stride())
-
-
-def _only_stored(kernel: Kernel) -> frozenset[str]:
-    """Return the parameters whose previous contents are neither read nor accumulated into."""
-    launched = kernel.launched
-    return frozenset[str]().union(*map(stored, launched)) - frozenset[str]().union(*map(loaded, launched))
 
 
 def _distance(computed: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:

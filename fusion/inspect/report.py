@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
 from torch import fx
 
+from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuning
 from fusion.inspect.breaks import Break
 from fusion.lowering.builder import origin_of
 from fusion.lowering.chunks import Chunked
-from fusion.lowering.errors import Origin
+from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Call, Extern, Node, Program, reads, writes
@@ -20,6 +21,10 @@ from fusion.passes import PassTime
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.kernels.time import kernel_time
+
+FAR_OFF = 2.0
+"""The ratio of measured and predicted time, or its inverse, above which a report names a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class KernelReport:
         bytes_read: bytes that one run reads from memory.
         bytes_written: bytes that one run writes to memory.
         flops: arithmetic of one run, counted in additions: an exponential is several, a multiply-add of a product two.
+        predicted: the predicted microseconds of one run, launch included; None if the price does not know the kernel.
+        measured: the measured microseconds (`explain(..., measure=True)`), else None.
     """
 
     name: str
@@ -64,6 +71,18 @@ class KernelReport:
     bytes_read: int
     bytes_written: int
     flops: int
+    predicted: float | None = None
+    measured: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted time; None where either is unknown."""
+        return self.measured / self.predicted if self.measured and self.predicted else None
+
+    @property
+    def is_far_off(self) -> bool:
+        """Whether the measured time differs from the predicted one by more than a factor of `FAR_OFF`."""
+        return self.ratio is not None and not 1 / FAR_OFF <= self.ratio <= FAR_OFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +93,14 @@ class ExternReport:
         name: the operation, such as "aten.mm.default".
         reason: why no kernel computes it; empty where it has no rule.
         origin: module and line of the program.
+        measured: the measured microseconds (`explain(..., measure=True)`); else None, also for operations outside ATen,
+            which may have effects.
     """
 
     name: str
     reason: str
     origin: Origin
+    measured: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +145,7 @@ class Report:
         lowered: Program,
         schedule: Schedule,
         sources: Mapping[Kernel, str],
-        target: str,
+        target: Target,
         hints: Mapping[sympy.Symbol, int],
     ) -> Report:
         """Make the report of a compiled graph: `lowered` before any pass, `schedule` after all."""
@@ -131,11 +153,12 @@ class Report:
         externs: list[ExternReport] = []
         notes: list[str] = []
         after = Traffic(0, 0)
-        for part, step, runs in _steps(schedule):
+        for part, step, runs in steps_of(schedule):
             if isinstance(step, KernelCall):
                 moved = step.bytes_read * runs, step.bytes_written * runs
-                source = sources[step.kernel]
-                kernels.append(KernelReport(step.kernel.name, source, target, step.origins, *moved, step.flops * runs))
+                named = step.kernel.name, sources[step.kernel], target.name
+                predicted = _predicted(step, target, runs)
+                kernels.append(KernelReport(*named, step.origins, *moved, step.flops * runs, predicted))
                 after += Traffic(*moved)
                 continue
             if isinstance(step, Chunked):
@@ -187,13 +210,20 @@ class Report:
         for kernel in self.kernels:
             read, written = format_bytes(kernel.bytes_read), format_bytes(kernel.bytes_written)
             done = _count(len(kernel.origins), "operation")
-            lines.append(f"  kernel {kernel.name}: reads {read}, writes {written}, {done}")
+            lines.append(f"  kernel {kernel.name}: reads {read}, writes {written}, {done}{_times(kernel)}")
         lines += [f"  {line}" for tuning in self.tunings for line in str(tuning).splitlines()]
         for extern in self.externs:
-            lines.append(f"  extern {extern.name}: {extern.reason or 'no rule'}; {extern.origin}")
+            measured = "" if extern.measured is None else f"; measured {extern.measured:.1f} µs"
+            lines.append(f"  extern {extern.name}: {extern.reason or 'no rule'}; {extern.origin}{measured}")
         for refusal in sorted(self.refusals, key=lambda r: -r.bytes):
             lines.append(f"  not fused {refusal}")
+        lines += [f"  off by {_off_by(kernel):.1f}x: kernel {kernel.name}{_times(kernel)}" for kernel in self.far_off]
         return "\n".join([*lines, *self._end()])
+
+    @property
+    def far_off(self) -> tuple[KernelReport, ...]:
+        """The kernels whose measured time is far from the predicted one (`FAR_OFF`), the farthest first."""
+        return _farthest_first(self.kernels)
 
     def _end(self) -> list[str]:
         return [] if self.graph_break is None else [f"  {self.graph_break}"]
@@ -216,6 +246,11 @@ class Explanation:
     def kernels(self) -> tuple[KernelReport, ...]:
         """The launches of all graphs, in their order."""
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    @property
+    def far_off(self) -> tuple[KernelReport, ...]:
+        """The kernels whose measured time is far from the predicted one, the farthest first."""
+        return _farthest_first(self.kernels)
 
     @property
     def externs(self) -> tuple[ExternReport, ...]:
@@ -247,6 +282,24 @@ class Explanation:
         return "\n".join(map(str, (*graphs, *self.other_breaks)))
 
 
+def _farthest_first(kernels: Sequence[KernelReport]) -> tuple[KernelReport, ...]:
+    return tuple(sorted((kernel for kernel in kernels if kernel.is_far_off), key=_off_by, reverse=True))
+
+
+def _off_by(kernel: KernelReport) -> float:
+    """Return the larger of a kernel's measured and predicted time over the smaller one."""
+    ratio = kernel.ratio or 1.0
+    return max(ratio, 1 / ratio)
+
+
+def _times(kernel: KernelReport) -> str:
+    """Return both times of a measured kernel, as the end of a line."""
+    if kernel.measured is None:
+        return ""
+    predicted = "no price" if kernel.predicted is None else f"predicted {kernel.predicted:.1f} µs"
+    return f", {predicted}, measured {kernel.measured:.1f} µs"
+
+
 def _cause(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}"
 
@@ -259,14 +312,22 @@ def _schedules(schedule: Schedule) -> Iterator[Schedule]:
             yield from _schedules(body)
 
 
-def _steps(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, KernelCall | Call, int]]:
+def steps_of(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, KernelCall | Call, int]]:
     """Yield every step with its schedule and how often it runs."""
     for step in schedule.steps:
         yield schedule, step, runs
         if isinstance(step, Chunked):
             numbers = [body for _, _, body in step.starts(step.traced)]
             for number, body in enumerate(schedule.bodies[step]):
-                yield from _steps(body, runs * numbers.count(number))
+                yield from steps_of(body, runs * numbers.count(number))
+
+
+def _predicted(call: KernelCall, target: Target, runs: int) -> float | None:
+    """Return the predicted microseconds of all runs of a launch; None if it has no price."""
+    try:
+        return kernel_time(call, target) * runs
+    except (TypeError, Unsupported, ValueError):  # attention in a dtype without a speed; a size that depends on data
+        return None
 
 
 def _traffic(program: Program, node: Node, hints: Mapping[sympy.Symbol, int]) -> Traffic:

@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
 
 import sympy
 import torch
@@ -20,6 +19,7 @@ from typing_extensions import assert_never
 
 from fusion.codegen.build import Built
 from fusion.codegen.target import Launcher
+from fusion.inspect.watch import Watch
 from fusion.lowering.arguments import map_leaves
 from fusion.lowering.checks import has_checks
 from fusion.lowering.chunks import Chunked
@@ -38,9 +38,6 @@ from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten
-
-Watch: TypeAlias = Callable[[KernelCall, Launcher], Launcher]
-"""Returns a replacement for the launcher of a kernel."""
 
 PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
 """Calls whose results need no check at each run: PyTorch allocates them with the function that it traces them with."""
@@ -111,7 +108,7 @@ def splice(
         refused: is called with the reason why a kernel cannot be launched, which then runs in the reference evaluator;
             without it, the error is raised.
         kept: the positions of results that only backward gets.
-        watch: returns a replacement for the launcher of a kernel.
+        watch: returns replacements for the launchers of kernels and for library calls.
 
     Returns:
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
@@ -186,9 +183,8 @@ class _Splicer:
 
     def _launcher(self, call: KernelCall, launch: Launcher) -> Callable[..., object]:
         """Return the launcher of a call's kernel, under the kernel's name."""
-        if self.watch is not None:
-            launch = self.watch(call, launch)
-        return named(_located(launch, call) if has_checks(call.kernel) else launch, call.kernel.name)
+        run: Callable[..., object] = launch if self.watch is None else self.watch(call, launch)
+        return named(_located(run, call) if has_checks(call.kernel) else run, call.kernel.name)
 
     def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:
         for name in call.written:
@@ -235,7 +231,7 @@ class _Splicer:
     def _call(self, call: Extern) -> None:
         held = self._read if only_reads(call) else self._tensor
         args, kwargs = (map_leaves(value, partial(self._argument, held=held)) for value in (call.args, call.kwargs))
-        node = self.graph.call_function(CALLED.get(call.target, call.target), args, kwargs)
+        node = self.graph.call_function(self._library(call), args, kwargs)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
             self.sizes.nodes[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))
@@ -248,6 +244,12 @@ class _Splicer:
                     self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
         if call.target not in PRODUCTS:
             self.unchecked.update((name, call.name) for name in call.outs if name is not None)
+
+    def _library(self, call: Extern) -> Callable[..., object]:
+        """Return the function that computes a call."""
+        function = CALLED.get(call.target, call.target)
+        watched = function if self.watch is None or call.is_view else self.watch(call, function)
+        return function if watched is function else named(watched, identifier(call.name))
 
     def _can_defer(self, call: Extern) -> bool:
         """Return whether the views can be created on use, from shape, strides and offset.

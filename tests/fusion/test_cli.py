@@ -73,6 +73,11 @@ def test_explain_shows_the_time_of_each_pass(program, capsys):
     assert rows[-1][2:] == ["in", "all"] and abs(sum(float(row[0]) for row in rows[:-1]) - total) <= 0.1 * len(rows)
 
 
+def test_explain_measures_kernels_on_request(program, capsys):
+    assert main(["explain", f"{program}:scaled", "--shape", "8,128", "--shape", "128", "--measure"]) == 0
+    assert re.search(r"kernel \w+: .*, predicted \d+\.\d µs, measured \d+\.\d µs", capsys.readouterr().out)
+
+
 def test_explain_takes_a_module_class(program, capsys):
     assert main(["explain", f"{program}:Net", "--shape", "4,16"]) == 0
     assert "kernel" in capsys.readouterr().out

@@ -156,7 +156,7 @@ class _Recorder:
         self.kernels |= sources
         self.lines += [f"{label}:", *_steps(schedule, target)]
         self.lines += [f"  {line}" for tuning in schedule.choices for line in str(tuning).splitlines()]
-        return as_it_is(graph), Report.of(label, lowered, schedule, sources, target.name, hints)
+        return as_it_is(graph), Report.of(label, lowered, schedule, sources, target, hints)
 
 
 def _steps(schedule: Schedule, target: Target, indent: str = "  ") -> Iterator[str]:

@@ -236,7 +236,7 @@ class Region:
             inputs = drawn_inputs(_program_of(body), hints)
             self.watch.compare([body], lambda subject, inputs=inputs: _of_scheduled(subject, inputs))
         sources = {launch.kernel: "" for launch in schedule.launches()}
-        return call, Report.of(label, program, schedule, sources, target.name, hints)
+        return call, Report.of(label, program, schedule, sources, target, hints)
 
     def finish(self) -> None:
         """Evaluate the joint graph, and its halves, on what these were called with."""

@@ -1,0 +1,194 @@
+"""Measures the time of each kernel and library call in its place in a call, on the tensors that it gets there.
+
+Input: steps as they run; output: microseconds in the graphs' reports.  A step runs once as the program asks, then again
+under the clock: on a CPU by wall-clock time, on a GPU between events with a cold L2 cache (`tuning/timing.py`).  Memory
+that a launch reads and writes is cloned for the repeated runs, and restored before each: the program goes on with what
+one run left.  A step that runs several times with equal sizes is measured the first time.
+
+A library call that draws random numbers or changes its operands runs once, and is timed then.  Calls of operations
+outside ATen are not measured: they may have effects.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from statistics import fmean
+from typing import TypeAlias, cast
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from fusion.codegen.tuning.timing import median_time
+from fusion.inspect.report import Report, steps_of
+from fusion.lowering.kernel import Kernel, only_stored
+from fusion.lowering.program import Extern
+from fusion.operations.products import aligned_product
+from fusion.schedule import Schedule
+from fusion.schedule.kernels import KernelCall
+
+Key: TypeAlias = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class _Times:
+    """The runs of one step: the time for each size (None where it could not be measured), and of each run."""
+
+    step: KernelCall | Extern
+    known: dict[Key, float | None] = field(default_factory=dict)
+    took: list[float | None] = field(default_factory=list)
+
+    def ran(self, key: Key, measure: Callable[[], float]) -> None:
+        """Add a run, which is measured if there was none with these sizes; without memory for it, it has no time."""
+        if key not in self.known:
+            self.known[key] = None
+            with suppress(torch.OutOfMemoryError):
+                self.known[key] = measure()
+        self.took.append(self.known[key])
+
+    @property
+    def mean(self) -> float | None:
+        """The mean time of a run; None if a run has none."""
+        took = [each for each in self.took if each is not None]
+        return fmean(took) if took and len(took) == len(self.took) else None
+
+
+class Measurement:
+    """A `Watch` that measures every step, and adds the times to reports."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, _Times] = {}  # id of a step, which its times hold → times
+        self._described: list[tuple[Report, Schedule]] = []
+
+    def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
+        """Return `run` under the clock."""
+        if isinstance(step, Extern) and not _is_measured(step):
+            return run
+        times = self._times[id(step)] = _Times(step)
+        if isinstance(step, KernelCall):
+            return partial(_launched, step.kernel, run, times)
+        return partial(_called_once if step.impure else _called, run, times)
+
+    def compiled(self, report: Report, schedule: Schedule) -> None:
+        """Remember which steps a report describes."""
+        self._described.append((report, schedule))
+
+    def measured(self, reports: Sequence[Report]) -> tuple[Report, ...]:
+        """Return reports with the times that were measured: the mean over all runs, times the runs in one call."""
+        took: dict[int, float] = {}  # id of an entry of a report → microseconds
+        for report, schedule in self._described:
+            steps = [(step, runs) for _, step, runs in steps_of(schedule)]
+            launches = [(step, runs) for step, runs in steps if isinstance(step, KernelCall)]
+            calls = [(step, runs) for step, runs in steps if isinstance(step, Extern) and not step.is_view]
+            pairs = [*zip(report.kernels, launches, strict=True), *zip(report.externs, calls, strict=True)]
+            for entry, (step, runs) in pairs:
+                times = self._times.get(id(step))
+                if times is not None and times.mean is not None:
+                    took[id(entry)] = times.mean * runs
+        return tuple(_with_times(report, took) for report in reports)
+
+
+def _with_times(report: Report, took: Mapping[int, float]) -> Report:
+    """Return a report whose entries have the times `took`, by id: entries outlive the reports around them."""
+    kernels = tuple(replace(kernel, measured=took.get(id(kernel))) for kernel in report.kernels)
+    externs = tuple(replace(extern, measured=took.get(id(extern))) for extern in report.externs)
+    return replace(report, kernels=kernels, externs=externs)
+
+
+def _is_measured(call: Extern) -> bool:
+    """Return whether a call has no effects but those that its operation declares."""
+    is_aten = isinstance(call.target, OpOverload) and call.target.namespace == "aten"
+    return is_aten or call.target is aligned_product
+
+
+def _launched(kernel: Kernel, launch: Callable[..., object], times: _Times, *args: object) -> None:
+    """Launch a kernel, and measure it on its tensors, or on clones of those that it updates."""
+    count = len(kernel.params)
+    tensors = cast("Sequence[torch.Tensor]", args[:count])
+    key = args[count:]
+    before: dict[int, torch.Tensor] = {}
+    if key not in times.known:
+        try:
+            before = _updated_memory(kernel, tensors)
+        except torch.OutOfMemoryError:
+            times.known[key] = None
+    launch(*args)
+    times.ran(key, partial(_launch_time, launch, tensors, key, before))
+
+
+def _launch_time(
+    launch: Callable[..., object], tensors: Sequence[torch.Tensor], sizes: Key, before: Mapping[int, torch.Tensor]
+) -> float:
+    """Return the microseconds of a launch, given the contents of the memory that it updates, by address."""
+    scratch = {address: memory.clone() for address, memory in before.items()}
+    operands = [_within(scratch.get(_address(tensor)), tensor) for tensor in tensors]
+
+    def restore() -> None:
+        for address, memory in before.items():
+            scratch[address].copy_(memory)
+
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
+    return median_time(partial(launch, *operands, *sizes), device, restore if before else None)
+
+
+def _updated_memory(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Return clones of the memory that a launch both reads and writes, by address."""
+    unread = only_stored(kernel)
+    pairs = list(zip(kernel.params, tensors, strict=True))
+    written = {_address(tensor) for param, tensor in pairs if param.written}
+    read = {_address(tensor) for param, tensor in pairs if param.name not in unread}
+    memory = {_address(tensor): tensor for tensor in tensors if _address(tensor) in written & read}
+    return {address: _flat(tensor).clone() for address, tensor in memory.items()}
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all bytes of a tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _within(memory: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor at the same place in other memory; the tensor itself without."""
+    if memory is None:
+        return tensor
+    place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory.untyped_storage(), *place)
+
+
+def _called(run: Callable[..., object], times: _Times, *args: object, **kwargs: object) -> object:
+    """Call the library, and measure the same call again."""
+    result = run(*args, **kwargs)
+    key, device = _described((args, kwargs), result)
+    times.ran(key, partial(median_time, partial(run, *args, **kwargs), device))
+    return result
+
+
+def _called_once(run: Callable[..., object], times: _Times, *args: object, **kwargs: object) -> object:
+    """Call the library under the clock."""
+    _, device = _described((args, kwargs), None)
+    _wait_for(device)
+    start = time.perf_counter()
+    result = run(*args, **kwargs)
+    _wait_for(device)
+    times.took.append((time.perf_counter() - start) * 1e6)
+    return result
+
+
+def _described(arguments: object, result: object) -> tuple[Key, torch.device]:
+    """Return the shapes of a call, and the device on which it runs."""
+    leaves = [leaf for leaf in pytree.tree_leaves((arguments, result)) if isinstance(leaf, torch.Tensor)]
+    devices = [leaf.device for leaf in leaves]
+    device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
+    return tuple((leaf.shape, leaf.stride()) for leaf in leaves), device
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
