@@ -1,7 +1,7 @@
 """`python -m benchmarks [SUITE] [--only NAME] [--quick]`, or `python -m benchmarks opinfo|random [options]`.
 
-The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `dynamic` and `scheduling`.  Without a suite:
-`gpu` where there is a device, else `cpu`.
+The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `dynamic`, `scheduling` and `price`.  Without a
+suite: `gpu` where there is a device, else `cpu`.
 """
 
 import argparse
@@ -23,16 +23,20 @@ def main() -> int:
 
         return random_programs(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", nargs="?", choices=(*ON_GPU, "cpu", "dynamic", "scheduling"))
+    parser.add_argument("suite", nargs="?", choices=(*ON_GPU, "cpu", "dynamic", "scheduling", "price"))
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller graphs, no cold compilation")
+    parser.add_argument("--json", metavar="FILE", help="of price: write all figures")
     arguments = parser.parse_args()
     suite = arguments.suite or ("gpu" if torch.cuda.is_available() else "cpu")
     if suite in ON_GPU and not torch.cuda.is_available():
         print("benchmarks: this PyTorch sees no CUDA device; run `python -m benchmarks cpu`", file=sys.stderr)
         return 2
+    if arguments.json is not None and suite != "price":
+        parser.error("only price writes its figures as JSON")
     module = importlib.import_module(f"benchmarks.{suite}")
-    return int(module.run(only=arguments.only, quick=arguments.quick))
+    settings = {"json": arguments.json} if suite == "price" else {}
+    return int(module.run(only=arguments.only, quick=arguments.quick, **settings))
 
 
 if __name__ == "__main__":

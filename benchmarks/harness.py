@@ -65,7 +65,7 @@ def measure(case: Case, device: str, *, rounds: int) -> Result:
     inputs = case.make(device)
     backend = fusion.Backend(fusion.Options.read())
     programs = {system: _under(system, case.program, backend) for system in case.systems} | dict(case.rivals)
-    calls = {name: _closed(case, program, inputs) for name, program in programs.items()}
+    calls = {name: closed(case, program, inputs) for name, program in programs.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error", fusion.FusionWarning)
         results = {name: call() for name, call in calls.items()}
@@ -92,7 +92,7 @@ def _under(system: str, program: Program, backend: fusion.Backend) -> Program:
     return torch.compile(program, backend="inductor", mode=mode, dynamic=False)
 
 
-def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[[], Results]:
+def closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[[], Results]:
     """Return a call without arguments, which returns the result, and the gradients if the case asks for them."""
     if not case.gradients:
 
@@ -137,7 +137,7 @@ def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Results]) -
     wide = [tensor.detach().double() if tensor.is_floating_point() else tensor for tensor in inputs]
     for tensor, given in zip(wide, inputs, strict=True):
         tensor.requires_grad_(given.requires_grad)
-    exact = _closed(case, case.program, wide)()
+    exact = closed(case, case.program, wide)()
     for measure, times in ((_length, 2), (_largest, 4)):
         theirs, ours = measure(results["eager"], exact), measure(results["fusion"], exact)
         for error, reference in zip(ours, theirs, strict=True):

@@ -74,7 +74,7 @@ def test_a_wrong_gradient_is_refused():
     case = Case("softmax", programs.softmax, SMALL, gradients=True)
     inputs = case.make("cpu")
     results = {
-        name: harness._closed(case, program, inputs)()
+        name: harness.closed(case, program, inputs)()
         for name, program in {
             "eager": programs.softmax,
             "fusion": lambda x: programs.softmax(_Doubled.apply(x)),

@@ -1,0 +1,115 @@
+"""The price benchmark: its statistics, the kinds of kernels, and a run over two small programs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import price
+from benchmarks.price import programs, tables
+from benchmarks.price.agreement import deviation, mean_regret, rank_correlation
+from benchmarks.price.cases import cases
+from benchmarks.price.measured import KernelTime, Subject, measure, of_case, of_model
+from benchmarks.price.models import Model, models
+from benchmarks.programs import Case, Draw, softmax
+
+F32, I64 = torch.float32, torch.int64
+
+
+def _matrix(*shape: int) -> Draw:
+    return Draw(shape, F32)
+
+
+def test_the_deviation_is_the_same_in_both_directions() -> None:
+    assert deviation([1.0, 1.0]) == 1.0
+    assert deviation([2.0, 0.5]) == deviation([4.0, 1.0]) == pytest.approx(2.0)
+
+
+def test_rank_correlation_is_spearmans() -> None:
+    assert rank_correlation([1, 2, 3, 4], [10, 20, 300, 4000]) == pytest.approx(1.0)
+    assert rank_correlation([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
+    # 1 - 6 Σd² / (n (n² - 1)) with d = 0, 1, 1, 0
+    assert rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    assert rank_correlation([1, 1, 2], [5, 6, 7]) == pytest.approx(math.sqrt(3) / 2)
+    assert math.isnan(rank_correlation([1.0, 1.0], [1.0, 2.0]))
+
+
+def test_mean_regret_is_geometric() -> None:
+    assert mean_regret([0.0, 0.0]) == 0.0
+    assert mean_regret([1.0, 0.0]) == pytest.approx(math.sqrt(2) - 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_program_has_a_name_of_its_own(device: str) -> None:
+    assert len({case.name for case in cases(device)}) == len(cases(device)) >= 140
+    assert len({model.name for model in models(device)}) == len(models(device))
+
+
+@pytest.mark.parametrize(
+    ("program", "inputs", "kinds"),
+    [
+        (programs.exponentials, (_matrix(8, 30),), {"map"}),
+        (programs.transposed_add, (_matrix(8, 30), _matrix(30, 8)), {"turned map"}),
+        (programs.row_sum, (_matrix(8, 30),), {"row fold"}),
+        (programs.column_sum, (_matrix(8, 30),), {"column fold"}),
+        (programs.running_sum, (_matrix(8, 30),), {"scan"}),
+        (programs.embedding, (Draw((5,), I64), _matrix(8, 30)), {"gather"}),
+        (programs.added_rows, (_matrix(3000, 8), Draw((2000,), I64), _matrix(2000, 8)), {"map", "scatter"}),
+    ],
+)
+def test_kernels_have_kinds(program, inputs, kinds) -> None:
+    kernels, calls = measure(of_case(Case("case", program, inputs)), "cpu")
+    assert {kernel.kind for kernel in kernels} == kinds and not calls
+    assert all(kernel.measured > 0 and kernel.predicted and kernel.bytes > 0 for kernel in kernels)
+
+
+def test_two_programs_are_measured_and_written(monkeypatch, tmp_path: Path, capsys) -> None:
+    monkeypatch.setitem(tables.LEAST, "cpu", 0.0)
+    small = (
+        Case("softmax 16x32", softmax, (_matrix(16, 32),)),
+        Case("linear", programs.linear_gelu, (_matrix(128, 256), _matrix(96, 256), _matrix(96)), gradients=True),
+    )
+    monkeypatch.setattr(price, "_subjects", lambda device, quick: map(of_case, small))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    file = tmp_path / "figures.json"
+    assert price.run(only="", quick=True, json=str(file)) == 0
+    figures = json.loads(file.read_text())
+    assert {each["program"] for each in figures["kernels"]} == {case.name for case in small}
+    assert all(each["ratio"] == each["measured"] / each["predicted"] for each in figures["kernels"])
+    assert {each["program"] for each in figures["calls"]} == {"linear"} and not figures["refused"]
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("row fold") for line in lines) and lines[-1].startswith("2 of 2 programs in ")
+    assert price.run(only="nothing of this name", quick=True) == 2
+
+
+def test_a_program_that_fails_is_refused_and_the_others_go_on(monkeypatch, capsys) -> None:
+    def broken(device: str):
+        raise torch.OutOfMemoryError("no memory")
+
+    subjects = [Subject("broken", broken), of_case(Case("softmax", softmax, (_matrix(16, 32),)))]
+    monkeypatch.setattr(price, "_subjects", lambda device, quick: subjects)
+    assert price.run(only="", quick=True) == 1
+    out = capsys.readouterr().out
+    assert "broken: refused: no memory" in out and "softmax: 1 kernel" in out
+
+
+def test_a_model_is_measured_with_its_gradients() -> None:
+    model = Model("two layers", lambda: torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.GELU()), _batch, True)
+    kernels, _ = measure(of_model(model), "cpu")
+    assert any("backward" in kernel.kernel for kernel in kernels)
+
+
+def _batch(device: str) -> dict[str, torch.Tensor]:
+    return {"input": torch.randn(3, 8, device=device)}
+
+
+def test_the_table_names_the_farthest_first() -> None:
+    kernels = [KernelTime("p", f"k{k}", "map", 100.0, 100.0 * ratio, 1) for k, ratio in enumerate((1.0, 3.0, 0.2))]
+    lines = list(tables.agreement_table([*kernels, KernelTime("p", "tiny", "map", 1.0, 20.0, 1)], "cpu"))
+    named = [line.rsplit(" ", 1)[-1] for line in lines if " / k" in line]
+    assert named == ["k2", "k1", "k0"]
+    assert lines[-1] == "left out: 0 kernels without a price, 1 below 50 µs"
