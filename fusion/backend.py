@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import CodeType
 from typing import ClassVar
@@ -27,6 +28,7 @@ from fusion.prewarm import ours
 from fusion.region import RegionCompiler
 from fusion.reports import Reports
 from fusion.runtime.recording import forget_recordings
+from fusion.schedule.overrides import PRICED, Overrides
 
 
 @ours
@@ -36,6 +38,7 @@ class Backend:
     Args:
         options: the options of all its compilations.
         watch: observes the steps of compiled graphs.
+        overrides: decisions that are imposed instead of priced; no graph is then kept in the cache.
 
     Dynamo caches compiled code per code object and backend, and gives up after a few backends: so all programs fused
     from the same code under the same options share one backend, with its compilations.
@@ -55,13 +58,16 @@ class Backend:
         with cls._sharing:
             return cls._shared.setdefault((code, options, fullgraph), cls(options))
 
-    def __init__(self, options: Options, watch: Watch | None = None) -> None:
+    def __init__(self, options: Options, watch: Watch | None = None, overrides: Overrides = PRICED) -> None:
+        if overrides != PRICED:
+            options = replace(options, graph_cache=False)
         self.__name__ = "fusion"  # the name in Dynamo's messages
         self.options = options
         self.since = time.time()
         self._log = Reports()
-        graphs = GraphCompiler(options, self._log, watch)
-        self._regions = RegionCompiler(graphs, Chooser(graphs.target, strict=options.strict, kept=options.graph_cache))
+        graphs = GraphCompiler(options, self._log, watch, overrides)
+        chooser = Chooser(graphs.target, strict=options.strict, kept=options.graph_cache, generated=overrides.attention)
+        self._regions = RegionCompiler(graphs, chooser)
 
     @property
     def reports(self) -> list[Report]:

@@ -19,12 +19,17 @@ from fusion.lowering.lower import lower
 from fusion.lowering.program import Contract, Program
 from fusion.schedule.chained import stream
 from fusion.schedule.chunks import in_chunks
+from fusion.schedule.overrides import PRICED, Overrides
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 
 
 def lower_for(
-    graph: fx.GraphModule, target: Target, hints: Mapping[sympy.Symbol, int] | None, workspace: int
+    graph: fx.GraphModule,
+    target: Target,
+    hints: Mapping[sympy.Symbol, int] | None,
+    workspace: int,
+    overrides: Overrides = PRICED,
 ) -> Program:
     """Lower `graph` for `target`; products of more than `workspace` bytes are computed in chunks.
 
@@ -34,7 +39,7 @@ def lower_for(
     capabilities, place = target.capabilities, main_device(graph)
     if target.numerics.strict:
         return lower(graph, device=place, contractions=(), scatters=frozenset(), rounded=True)
-    contractions = _products(graph, capabilities, hints, workspace)
+    contractions = _products(graph, capabilities, hints, workspace) if overrides.leaves_products else None
     scatters, small = _scatters(capabilities), _small(capabilities)
     return lower(graph, device=place, contractions=contractions, scatters=scatters, small=small)
 

@@ -40,6 +40,7 @@ from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule
 from fusion.schedule.clusters.alternatives import Measure
+from fusion.schedule.overrides import PRICED, Overrides
 from fusion.scheduling import schedule_program
 from fusion.stages import INFERENCE
 from fusion.subjects import Deriving, Scheduling
@@ -54,6 +55,7 @@ def compile_graph(
     refused: Callable[[BuildError], object] | None = None,
     kept: Callable[[str], object] = lambda key: None,
     watch: Watch | None = None,
+    overrides: Overrides = PRICED,
 ) -> tuple[Boxed, Report]:
     """Compile one ATen graph.
 
@@ -65,6 +67,7 @@ def compile_graph(
             without it, the error is raised.
         kept: is called with the cache key of the compilation, if it is cached.
         watch: observes the steps of the compiled graph.
+        overrides: decisions that are imposed instead of priced; such a graph must not be cached.
 
     Returns:
         The compiled graph, which takes its inputs in one list and empties it, and the report.
@@ -85,7 +88,7 @@ def compile_graph(
     if compilation is not None:
         building = builder.begin(list(compilation.sources), compilation.sources).wait
     else:
-        compilation, building = _made(graph, options, interface, builder, trace)
+        compilation, building = _made(graph, options, interface, builder, trace, overrides)
         with trace.log.timed("cache", "keep"):
             warm.keep(compilation)  # while its kernels are being built
     if warm.kept:
@@ -148,14 +151,19 @@ def _spliced(
 
 
 def _made(
-    graph: fx.GraphModule, options: Options, interface: Interface, builder: Builder, trace: Trace
+    graph: fx.GraphModule,
+    options: Options,
+    interface: Interface,
+    builder: Builder,
+    trace: Trace,
+    overrides: Overrides,
 ) -> tuple[Finished, Callable[[], Mapping[Kernel, Built]]]:
     """Compile a graph that is not in the cache; return the compilation, and a function that waits for its kernels."""
     hints, target = size_hints(graph), builder.target
     tuner = tuner_for(interface.device, builder) if options.mode == "max-autotune" else None
     measure = None if tuner is None else Trials(target, tuner, hints)
     spare = () if options.cudagraphs else spare_inputs(graph)  # recorded graphs are replayed, and their inputs copied
-    lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure, spare)
+    lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure, spare, overrides)
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
     tunings: list[Tuning] = []
     if tuner is None:
@@ -181,6 +189,7 @@ def schedule_graph(
     workspace: int = WORKSPACE,
     measure: Measure | None = None,
     spare: Collection[int] = (),
+    overrides: Overrides = PRICED,
 ) -> tuple[Program, Schedule]:
     """Lower and schedule a graph: the first half of the path, which needs neither a device nor a compiler.
 
@@ -188,15 +197,16 @@ def schedule_graph(
         workspace: bytes above which a product is computed in chunks.
         measure: times the alternatives of a product; without it, predictions decide.
         spare: the positions of inputs that may be overwritten, as long as nobody else holds them.
+        overrides: decisions that are imposed instead of priced.
 
     Returns:
         The program as lowered, and its schedule.
     """
     with trace.log.timed("program", "lower"):
-        program = lower_for(graph, target, hints, workspace)
+        program = lower_for(graph, target, hints, workspace, overrides)
     limit = sys.maxsize if target.numerics.strict else workspace
     names = {name for k in spare if isinstance(name := program.inputs[k], str)}
-    return program, schedule_program(program, Scheduling(target, hints, measure, limit, names), trace)
+    return program, schedule_program(program, Scheduling(target, hints, measure, limit, names, overrides), trace)
 
 
 __all__ = ["compile_graph", "load_finished", "prepare", "schedule_graph"]

@@ -36,18 +36,22 @@ from fusion.reports import Reports
 from fusion.runtime import Boxed
 from fusion.runtime.dispatch_guards import guard_dispatch
 from fusion.runtime.recording import Recorder
+from fusion.schedule.overrides import PRICED, Overrides
 
 Refused: TypeAlias = Callable[[BuildError], object]
 
 
 class GraphCompiler:
-    """Compiles ATen graphs under some options.  `watch` observes their steps."""
+    """Compiles ATen graphs under some options.  `watch` observes their steps, `overrides` imposes decisions."""
 
     launched: ClassVar[bool] = True
     """Whether the kernels run in this process."""
 
-    def __init__(self, options: Options, reports: Reports, watch: Watch | None = None) -> None:
-        self.options, self.reports, self._watch = options, reports, watch
+    def __init__(
+        self, options: Options, reports: Reports, watch: Watch | None = None, overrides: Overrides = PRICED
+    ) -> None:
+        self.options, self.reports = options, reports
+        self._watch, self._overrides = watch, overrides
 
     def target(self, device: torch.device) -> Target:
         """Return the target of a device, or the one that the options name."""
@@ -65,7 +69,8 @@ class GraphCompiler:
         keys: list[str] = []
 
         def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
-            return compile_graph(graph, self.options, label, recorder, refused, keys.append, self._watch)
+            told = refused, keys.append, self._watch, self._overrides
+            return compile_graph(graph, self.options, label, recorder, *told)
 
         try:
             with for_compiling():

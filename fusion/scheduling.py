@@ -38,7 +38,7 @@ def _bodies(program: Program, at: Scheduling, trace: Trace) -> Iterator[tuple[Ch
     for number, chunks in enumerate(calls):
         traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
         hints = {**(at.hints or {}), POINTS: chunks.even(chunks.traced)}
-        inner = Scheduling(at.target, hints, at.measure)
+        inner = Scheduling(at.target, hints, at.measure, overrides=at.overrides)
         bodies = zip(chunks.bodies, traces, strict=True)
         yield chunks, tuple(schedule_program(body, inner, within) for body, within in bodies)
 

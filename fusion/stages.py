@@ -233,6 +233,14 @@ def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
 
 
+def _fuses(at: Scheduling) -> bool:
+    return at.overrides.fused
+
+
+def _leaves_lone_products(at: Scheduling) -> bool:
+    return at.overrides.leaves_products and not at.capabilities.lone_products
+
+
 PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     "program",
     (
@@ -242,14 +250,14 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
             _on_program(lambda program, at: exact_differences(program)),
             when=lambda at: not at.machine.numerics.strict,
         ),
-        Pass("inlined", _on_program(lambda program, at: inline_cheap_maps(program))),
+        Pass("inlined", _on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
         Pass("destinations", _on_program(lambda program, at: own_destinations(program))),
         Pass("selected", _on_program(lambda program, at: select_terms(program))),
         Pass("chunks", _on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints))),
         Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
-        Pass("streamed", _stream),
-        Pass("lone_products", _leave_lone_products, when=lambda at: not at.capabilities.lone_products),
+        Pass("streamed", _stream, when=lambda at: at.overrides.chains),
+        Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
         Pass("narrow", _on_program(lambda program, at: store_rounded(program))),
         # After inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts.
         Pass(
@@ -268,13 +276,14 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 
 
 def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    clustering = grow(scheduled.program, at.capabilities, at.hints, scheduled.streams)
+    clustering = grow(scheduled.program, at.capabilities, at.hints, scheduled.streams, joins=at.overrides.fused)
     return replace(scheduled, clustering=clustering)
 
 
 def _prefer_library(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     assert scheduled.clustering is not None
-    program, choices = prefer_library(scheduled.program, scheduled.clustering, at.machine, at.measure)
+    measure = at.overrides.choose if at.overrides.products else at.measure
+    program, choices = prefer_library(scheduled.program, scheduled.clustering, at.machine, measure)
     weighed = replace(scheduled, choices=choices) if choices else scheduled
     return weighed if program is scheduled.program else _grow(weighed.changed(program), at)
 
@@ -311,8 +320,8 @@ def _on_steps(
     return lambda planned, at: planned.changed(change(planned, at))
 
 
-def _has_target(at: Scheduling) -> bool:
-    return at.target is not None
+def _shares_launches(at: Scheduling) -> bool:
+    return at.target is not None and at.overrides.fused
 
 
 def _verify_kernels(planned: Planned, at: Scheduling) -> None:
@@ -329,13 +338,13 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
         Pass(
             "tiles",
             _on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
-            when=_has_target,
+            when=_shares_launches,
         ),
-        Pass("chained", _on_steps(lambda planned, at: chain_last_steps(planned.steps))),
+        Pass("chained", _on_steps(lambda planned, at: chain_last_steps(planned.steps)), when=_fuses),
         Pass(
             "packed",
             _on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),
-            when=_has_target,
+            when=_shares_launches,
         ),
         Pass("pivots", _on_steps(lambda planned, at: about_pivots(planned.steps))),
         Pass("updates", _update),

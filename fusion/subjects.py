@@ -26,6 +26,7 @@ from fusion.options import WORKSPACE, Options
 from fusion.schedule import Clustering, Refusal, Step
 from fusion.schedule.clusters.alternatives import Measure
 from fusion.schedule.clusters.legality import Cluster, positions_in
+from fusion.schedule.overrides import PRICED, Overrides
 
 # Dynamo's graph -------------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,7 @@ class Scheduling:
         measure: times the alternatives of a product; without it, predictions decide.
         workspace: bytes above which a product is computed in chunks.
         spare: inputs that may be overwritten once they are taken over.
+        overrides: decisions that are imposed instead of priced.
         verified, kernels: what is verified already.
     """
 
@@ -125,6 +127,7 @@ class Scheduling:
     measure: Measure | None = None
     workspace: int = sys.maxsize
     spare: Collection[str] = ()
+    overrides: Overrides = PRICED
     verified: Verified = field(default_factory=Verified)
     kernels: set[Kernel] = field(default_factory=set)
 

@@ -67,6 +67,7 @@ class Chooser:
         target_of: returns the target of a device.
         strict: raise when pricing fails by an internal error, rather than leave the call to the library with a note.
         kept: use the decisions of earlier processes from the cache directory.
+        generated: whether calls are decomposed that can be, whatever the prices; None asks the prices.
 
     >>> from torch import empty
     >>> from torch.nn.functional import scaled_dot_product_attention
@@ -80,9 +81,14 @@ class Chooser:
     """
 
     def __init__(
-        self, target_of: Callable[[torch.device], Target], *, strict: bool = False, kept: bool = False
+        self,
+        target_of: Callable[[torch.device], Target],
+        *,
+        strict: bool = False,
+        kept: bool = False,
+        generated: bool | None = None,
     ) -> None:
-        self._target_of, self._strict, self._kept = target_of, strict, kept
+        self._target_of, self._strict, self._kept, self._generated = target_of, strict, kept, generated
         self._known: dict[tuple[object, ...], Choice] = {}
         self._lock = threading.Lock()
 
@@ -124,6 +130,8 @@ class Chooser:
             known = self._chosen(call, origin, target)
             with self._lock:
                 self._known[key] = known
+        if self._generated is not None and not known.reason:
+            known = replace(known, generated=self._generated)
         return replace(known, origin=origin)
 
     def _chosen(self, call: Call, origin: Origin, target: Target) -> Choice:

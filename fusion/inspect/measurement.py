@@ -32,6 +32,7 @@ from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 Key: TypeAlias = tuple[object, ...]
+Restore: TypeAlias = "Callable[[], object] | None"
 
 
 @dataclass(slots=True)
@@ -70,8 +71,32 @@ class Measurement:
             return run
         times = self._times[id(step)] = _Times(step)
         if isinstance(step, KernelCall):
-            return partial(_launched, step.kernel, run, times)
+            return partial(self._launched, step.kernel, run, times)
         return partial(_called_once if step.impure else _called, run, times)
+
+    def launch_time(
+        self, kernel: Kernel, run: Callable[[], object], operands: Sequence[torch.Tensor], restore: Restore
+    ) -> float:
+        """Return the microseconds of a launch on `operands`; `restore` undoes what a run does to their contents."""
+        return median_time(run, _device_of(operands), restore)
+
+    def _launched(self, kernel: Kernel, launch: Callable[..., object], times: _Times, *args: object) -> None:
+        """Launch a kernel, and measure it on its tensors, or on clones of those that it updates."""
+        count = len(kernel.params)
+        tensors, sizes = cast("Sequence[torch.Tensor]", args[:count]), args[count:]
+        before: dict[int, torch.Tensor] = {}
+        if sizes not in times.known:
+            try:
+                before = _updated_memory(kernel, tensors)
+            except torch.OutOfMemoryError:
+                times.known[sizes] = None
+        launch(*args)
+
+        def measure() -> float:
+            operands, restore = _repeatable(tensors, before)
+            return self.launch_time(kernel, partial(launch, *operands, *sizes), operands, restore)
+
+        times.ran(sizes, measure)
 
     def compiled(self, report: Report, schedule: Schedule) -> None:
         """Remember which steps a report describes."""
@@ -105,34 +130,25 @@ def _is_measured(call: Extern) -> bool:
     return is_aten or call.target is aligned_product
 
 
-def _launched(kernel: Kernel, launch: Callable[..., object], times: _Times, *args: object) -> None:
-    """Launch a kernel, and measure it on its tensors, or on clones of those that it updates."""
-    count = len(kernel.params)
-    tensors = cast("Sequence[torch.Tensor]", args[:count])
-    key = args[count:]
-    before: dict[int, torch.Tensor] = {}
-    if key not in times.known:
-        try:
-            before = _updated_memory(kernel, tensors)
-        except torch.OutOfMemoryError:
-            times.known[key] = None
-    launch(*args)
-    times.ran(key, partial(_launch_time, launch, tensors, key, before))
+def _repeatable(
+    tensors: Sequence[torch.Tensor], before: Mapping[int, torch.Tensor]
+) -> tuple[list[torch.Tensor], Restore]:
+    """Return the operands of repeated launches, and what restores them.
 
-
-def _launch_time(
-    launch: Callable[..., object], tensors: Sequence[torch.Tensor], sizes: Key, before: Mapping[int, torch.Tensor]
-) -> float:
-    """Return the microseconds of a launch, given the contents of the memory that it updates, by address."""
+    `before` has the contents of the memory that a launch updates, by address: it is cloned.
+    """
     scratch = {address: memory.clone() for address, memory in before.items()}
-    operands = [_within(scratch.get(_address(tensor)), tensor) for tensor in tensors]
 
     def restore() -> None:
         for address, memory in before.items():
             scratch[address].copy_(memory)
 
-    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
-    return median_time(partial(launch, *operands, *sizes), device, restore if before else None)
+    return [_within(scratch.get(_address(tensor)), tensor) for tensor in tensors], restore if before else None
+
+
+def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """Return the device on which a step with these tensors runs: not the CPU if one of them is elsewhere."""
+    return next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), torch.device("cpu"))
 
 
 def _updated_memory(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -184,9 +200,7 @@ def _called_once(run: Callable[..., object], times: _Times, *args: object, **kwa
 def _described(arguments: object, result: object) -> tuple[Key, torch.device]:
     """Return the shapes of a call, and the device on which it runs."""
     leaves = [leaf for leaf in pytree.tree_leaves((arguments, result)) if isinstance(leaf, torch.Tensor)]
-    devices = [leaf.device for leaf in leaves]
-    device = next((each for each in devices if each.type != "cpu"), torch.device("cpu"))
-    return tuple((leaf.shape, leaf.stride()) for leaf in leaves), device
+    return tuple((leaf.shape, leaf.stride()) for leaf in leaves), _device_of(leaves)
 
 
 def _wait_for(device: torch.device) -> None:

@@ -15,6 +15,9 @@ from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Buffer, BufferRef, Node, Program, reads, writes
 from fusion.schedule.clusters.legality import Cluster
 
+ONE_KERNEL, LIBRARY = "one kernel", "the library"
+"""The names of the alternatives that every cluster around products has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Alternative:

@@ -83,8 +83,12 @@ def grow(
     capabilities: Capabilities,
     hints: Mapping[sympy.Symbol, int] | None = None,
     given: Sequence[Cluster] = (),
+    *,
+    joins: bool = True,
 ) -> Clustering:
     """Group the nodes of `program` into clusters; `given` clusters may grow, but stay together.
+
+    Without `joins`, every other node is a cluster of its own.
 
     >>> from fusion.inspect.examples import TARGET, lowered
     >>> from torch import empty
@@ -92,7 +96,7 @@ def grow(
     >>> [[program.nodes[member].out for member in c.members] for c in grow(program, TARGET.capabilities).clusters]
     [['add', 'sum_1', 'mul']]
     """
-    return _Growth(Dependences(program, hints), capabilities).run(given)
+    return _Growth(Dependences(program, hints), capabilities).run(given, joins)
 
 
 class _Growth:
@@ -115,7 +119,7 @@ class _Growth:
         self.pushed = 0
         self.next = len(dependences.program.nodes)
 
-    def run(self, given: Sequence[Cluster]) -> Clustering:
+    def run(self, given: Sequence[Cluster], joins: bool) -> Clustering:
         program = self.dependences.program
         for position in range(len(program.nodes)):
             self.clusters[position] = single(self.dependences, self.capabilities, position)
@@ -127,15 +131,19 @@ class _Growth:
         self.rank = {cluster: cluster for cluster in self.clusters}
         for cluster in given:
             self._merge(cluster)
-        for position in range(len(program.nodes)):
+        if joins:
+            self._join_all()
+        order = nx.lexicographical_topological_sort(self.graph, key=self._schedule_key)
+        refusals = tuple(refusals_of(self.dependences, self.capabilities, self._why_apart))
+        return Clustering(tuple(self.clusters[c] for c in order), refusals, self.prices)
+
+    def _join_all(self) -> None:
+        for position in range(len(self.dependences.program.nodes)):
             for link in self._links_from(position):
                 self._push(link)
         while self.heap:
             self._try(heapq.heappop(self.heap)[-1])
         self._unite()
-        order = nx.lexicographical_topological_sort(self.graph, key=self._schedule_key)
-        refusals = tuple(refusals_of(self.dependences, self.capabilities, self._why_apart))
-        return Clustering(tuple(self.clusters[c] for c in order), refusals, self.prices)
 
     def _schedule_key(self, cluster: int) -> int:
         """Return when a ready cluster runs: in program order, but without operands as late as possible.

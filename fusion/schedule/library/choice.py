@@ -18,7 +18,7 @@ from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Contract, Map, Node, Program
-from fusion.schedule.clusters.alternatives import Alternative, Measure, weighed
+from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, Measure, weighed
 from fusion.schedule.clusters.growth import Clustering
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.clusters.profit import Prices
@@ -164,9 +164,9 @@ def _offer(
     library = {position: calls[contract.out] for position, contract in products.items()}
     parts = split_k(prices, cluster, products, target)
     ways = (
-        Alternative("one kernel", generated),
+        Alternative(ONE_KERNEL, generated),
         *([] if parts is None else [parts]),
-        Alternative("the library", _library_time(prices, cluster, products), library),
+        Alternative(LIBRARY, _library_time(prices, cluster, products), library),
     )
     tried = weighed(kernel, ways) if measure is None else measure(prices.dependences.program, cluster, kernel, ways)
     return _Offer(cluster, products, kernel, ways, tried)

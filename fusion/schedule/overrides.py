@@ -1,0 +1,64 @@
+"""Overrides: decisions that are imposed on the scheduler, so that alternatives which it priced and left can be timed.
+
+A context of scheduling, like a target: it reaches every decision as an argument.  What it does not impose is decided by
+price as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fusion.codegen.tuning import Tuning
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import Program
+from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, weighed
+from fusion.schedule.clusters.legality import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Imposes decisions; by default none.
+
+    Attributes:
+        products: the name of the alternative that is taken for each cluster around products, where it has one of this
+            name: `ONE_KERNEL`, `LIBRARY`, or that of a product in parts.  `LIBRARY` also keeps products out of loops
+            that consume their results; `ONE_KERNEL` generates products that a target would leave to the library unseen.
+        attention: whether calls of attention are generated, where they can be, or the library's; None asks the price.
+        fused: whether operations share kernels; without it, each node of the program is a kernel.
+
+    >>> Overrides(products=LIBRARY).chains, Overrides().chains, Overrides(fused=False).chains
+    (False, True, False)
+    """
+
+    products: str = ""
+    attention: bool | None = None
+    fused: bool = True
+
+    @property
+    def chains(self) -> bool:
+        """Whether a loop may consume the results of products."""
+        return self.fused and self.products != LIBRARY
+
+    @property
+    def leaves_products(self) -> bool:
+        """Whether products that no loop consumes may be left to the library before they are priced."""
+        return self.products != ONE_KERNEL
+
+    def choose(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]) -> Tuning:
+        """Choose the imposed alternative of a cluster, or the cheapest if it has none of this name; a `Measure`."""
+        tuning = weighed(kernel, ways)
+        wanted = [number for number, way in enumerate(ways) if way.name == self.products]
+        if not wanted:
+            return tuning
+        trials = (
+            trial if number in wanted else replace(trial, refused=f"{self.products} is imposed")
+            for number, trial in enumerate(tuning.trials)
+        )
+        return replace(tuning, trials=tuple(trials), chosen=wanted[0])
+
+
+PRICED = Overrides()
+"""Nothing is imposed."""
+
+__all__ = ["LIBRARY", "ONE_KERNEL", "PRICED", "Overrides"]
