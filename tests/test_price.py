@@ -10,12 +10,16 @@ import pytest
 import torch
 
 from benchmarks import price
-from benchmarks.price import programs, tables
+from benchmarks.price import programs, regret, tables
 from benchmarks.price.agreement import deviation, mean_regret, rank_correlation
 from benchmarks.price.cases import cases
 from benchmarks.price.measured import KernelTime, Subject, measure, of_case, of_model
 from benchmarks.price.models import Model, models
+from benchmarks.price.regret import CHOSEN, Configurations, Regret, regret_of
 from benchmarks.programs import Case, Draw, softmax
+from fusion.codegen.c import CTarget
+from fusion.codegen.target import Alternative
+from fusion.lowering.errors import BuildError
 
 F32, I64 = torch.float32, torch.int64
 
@@ -81,8 +85,12 @@ def test_two_programs_are_measured_and_written(monkeypatch, tmp_path: Path, caps
     assert {each["program"] for each in figures["kernels"]} == {case.name for case in small}
     assert all(each["ratio"] == each["measured"] / each["predicted"] for each in figures["kernels"])
     assert {each["program"] for each in figures["calls"]} == {"linear"} and not figures["refused"]
+    assert [each["name"] for each in figures["programs"]] == [case.name for case in small]
+    assert all(each["regret"] >= 0 and {"chosen", "eager"} <= each["times"].keys() for each in figures["programs"])
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("row fold") for line in lines) and lines[-1].startswith("2 of 2 programs in ")
+    assert any(line.startswith("row fold") for line in lines)
+    assert any(line.startswith("regret, 2 programs: ") for line in lines)
+    assert lines[-1].startswith("2 and 2 of 2 programs in ")
     assert price.run(only="nothing of this name", quick=True) == 2
 
 
@@ -113,3 +121,65 @@ def test_the_table_names_the_farthest_first() -> None:
     named = [line.rsplit(" ", 1)[-1] for line in lines if " / k" in line]
     assert named == ["k2", "k1", "k0"]
     assert lines[-1] == "left out: 0 kernels without a price, 1 below 50 µs"
+
+
+def test_regret_is_the_time_lost_against_the_best() -> None:
+    assert Regret("p", {CHOSEN: 3.0, "eager": 2.0, "unfused": 4.0}).regret == 0.5
+    assert Regret("p", {CHOSEN: 3.0, "eager": 2.0, "unfused": 4.0}).best == "eager"
+    assert Regret("p", {CHOSEN: 1.0, "eager": 2.0}).regret == 0.0
+    found = [Regret("p", {CHOSEN: 2.0, "eager": 1.0}), Regret("q", {CHOSEN: 1.0, "eager": 2.0})]
+    _, head, *rows = tables.regret_table("programs", found)
+    assert head == "regret, 2 programs: 41.4% in the geometric mean, worst 100.0%"
+    assert rows == ["  100.0%        2.0        1.0  p: eager"]
+
+
+def _product_case() -> Case:
+    return Case("linear", programs.linear_gelu, (_matrix(128, 256), _matrix(96, 256), _matrix(96)))
+
+
+def test_alternatives_are_built_and_equal_ones_are_left_out() -> None:
+    found = regret_of(of_case(_product_case()), "cpu", rounds=2)
+    assert found.times.keys() == {CHOSEN, "eager", "products generated"}
+    assert all(time > 0 for time in found.times.values())
+    apart = regret_of(of_case(Case("softmax", softmax, (_matrix(16, 32),))), "cpu", rounds=2)
+    assert apart.times.keys() == {CHOSEN, "eager", "unfused"}
+
+
+def test_wrong_results_are_no_alternative(monkeypatch) -> None:
+    monkeypatch.setattr(regret, "distance", lambda ours, theirs: 1.0)
+    found = regret_of(of_case(_product_case()), "cpu", rounds=2)
+    assert found.times.keys() == {CHOSEN, "eager"}
+
+
+def test_attention_is_compared_with_the_other_side() -> None:
+    case = Case("attention", programs.fused_causal_attention, (_matrix(1, 4, 512, 64),) * 3)
+    names = regret_of(of_case(case), "cpu", rounds=2).times.keys()
+    assert len(names & {"attention generated", "attention by the library"}) == 1
+
+
+class _Several(CTarget):
+    """A target with more configurations than C has: one that is right, a wrong one, and one that cannot be built."""
+
+    def alternatives(self, kernel):
+        names = ("default", "right", "wrong", "unbuildable")
+        return tuple(Alternative(name, name) for name in names)
+
+    def build(self, kernel, source):
+        if source == "unbuildable":
+            raise BuildError("it cannot be built")
+        launch = super().build(kernel, self.emit(kernel))
+
+        def wrong(*tensors):
+            launch(*tensors)
+            tensors[-1].mul_(2)
+
+        return wrong if source == "wrong" else launch
+
+
+def test_configurations_are_tried_on_the_tensors_of_a_call() -> None:
+    watch = Configurations(_Several(), "softmax")
+    case = Case("softmax", softmax, (_matrix(16, 32),))
+    call, _ = regret._built(of_case(case).prepare("cpu"), regret.PRICED, watch)
+    (found,) = watch.regrets
+    assert found.times.keys() == {CHOSEN, "right"} and found.name.startswith("softmax / ")
+    torch.testing.assert_close(call()[0], softmax(*case.make("cpu")))

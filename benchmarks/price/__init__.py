@@ -2,7 +2,8 @@
 
 Some 150 programs of all kinds of kernels and 20 models are compiled, and each of their kernels is measured on the
 tensors it gets in its place in a call.  The geometric mean of the ratios, the worst ones and the rank correlation say
-how right the price is.
+how right the price is.  Then the alternatives of each program are built and timed: the regret is the time lost against
+the best of them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import json as text
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -20,52 +22,100 @@ from benchmarks.harness import REFUSALS
 from benchmarks.price.cases import cases
 from benchmarks.price.measured import CallTime, KernelTime, Subject, measure, of_case, of_model
 from benchmarks.price.models import models
-from benchmarks.price.tables import agreement_table, counted
+from benchmarks.price.regret import Regret, configurations_of, regret_of
+from benchmarks.price.tables import agreement_table, kernels_line, regret_line, regret_table
+from fusion.codegen.numerics import current
+from fusion.codegen.targets import builder_for
 
-SECONDS = {("cpu", False): 1100.0, ("cpu", True): 160.0, ("cuda", False): 450.0, ("cuda", True): 150.0}
+SECONDS = {("cpu", False): 1080.0, ("cpu", True): 140.0, ("cuda", False): 420.0, ("cuda", True): 150.0}
 """Device, and whether the run is quick → the seconds after which no more programs are begun."""
+SHARE = 0.6
+"""The share of this time that kernels may take; the rest is for alternatives."""
 QUICK = 8
 """A quick run takes each so many-th case and model."""
+ROUNDS = {"cpu": 7, "cuda": 15}
+"""Turns of the alternatives."""
+
+
+@dataclass(slots=True)
+class Figures:
+    """All that a run measured; `refused` has the reason why a program, or its alternatives, were not measured."""
+
+    device: str
+    kernels: list[KernelTime] = field(default_factory=list)
+    calls: list[CallTime] = field(default_factory=list)
+    programs: list[Regret] = field(default_factory=list)
+    configurations: list[Regret] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def measure(self, subject: Subject) -> str:
+        """Measure the kernels of a program; return a line about them."""
+        kernels, calls = measure(subject, self.device)
+        self.kernels += kernels
+        self.calls += calls
+        return kernels_line(kernels)
+
+    def compare(self, subject: Subject) -> str:
+        """Time the alternatives of a program and, where there are any, of its kernels; return a line about them."""
+        found = regret_of(subject, self.device, ROUNDS[self.device])
+        self.programs.append(found)
+        if self.device == "cuda":
+            target = builder_for(self.device, None, current(strict=False)).target
+            self.configurations += configurations_of(subject, self.device, target)
+        return regret_line(found)
+
+    def each(self, what: Callable[[Subject], str], subjects: Sequence[Subject], until: float) -> int:
+        """Do something for each program before a time of the clock; return the number that were reached."""
+        for done, subject in enumerate(subjects):
+            if time.monotonic() > until:
+                return done
+            try:
+                print(f"{subject.name}: {what(subject)}", flush=True)
+            except (*REFUSALS, ModuleNotFoundError) as reason:
+                self.refused[subject.name] = f"{type(reason).__name__}: {reason}"
+                print(f"{subject.name}: refused: {reason}", flush=True)
+        return len(subjects)
+
+    def write(self, file: str) -> None:
+        """Write everything as JSON."""
+        regrets = {"programs": self.programs, "configurations": self.configurations}
+        figures: dict[str, object] = {
+            "device": described(self.device),
+            "kernels": [{**asdict(each), "ratio": each.ratio} for each in self.kernels],
+            "calls": [asdict(each) for each in self.calls],
+            "refused": self.refused,
+        }
+        for name, found in regrets.items():
+            figures[name] = [{**asdict(each), "best": each.best, "regret": each.regret} for each in found]
+        Path(file).write_text(text.dumps(figures, indent=1), encoding="utf-8")
 
 
 def run(*, only: str, quick: bool, json: str | None = None) -> int:
     """Measure everything whose name contains `only`, and print the tables; return 1 if a program was refused."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start, limit = time.monotonic(), SECONDS[device, quick]
-    print(f"{described(device)}; microseconds, every kernel on the tensors of its call")
+    print(f"{described(device)}; microseconds")
     subjects = [subject for subject in _subjects(device, quick) if only in subject.name]
     if not subjects:
         print(f"no program of price has {only!r} in its name")
         return 2
-    kernels: list[KernelTime] = []
-    calls: list[CallTime] = []
-    refused: dict[str, str] = {}
-    done = 0
-    for subject in subjects:
-        if time.monotonic() - start > limit:
-            break
-        done += 1
-        try:
-            times = measure(subject, device)
-        except REFUSALS as reason:
-            refused[subject.name] = f"{type(reason).__name__}: {reason}"
-            print(f"{subject.name}: refused: {reason}", flush=True)
-            continue
-        kernels += times[0]
-        calls += times[1]
-        print(_line(subject, times[0]), flush=True)
+    figures = Figures(device)
+    print("kernels: measured / predicted")
+    measured = figures.each(figures.measure, subjects, start + SHARE * limit)
+    print("alternatives: the time lost against the best")
+    compared = figures.each(figures.compare, subjects, start + limit)
     if json is not None:
-        figures = {
-            "device": described(device),
-            "kernels": [{**asdict(each), "ratio": each.ratio} for each in kernels],
-            "calls": [asdict(each) for each in calls],
-            "refused": refused,
-        }
-        Path(json).write_text(text.dumps(figures, indent=1), encoding="utf-8")
-    for line in agreement_table(kernels, device):
+        figures.write(json)
+    tables = (
+        agreement_table(figures.kernels, device),
+        regret_table("programs", figures.programs),
+        regret_table("configurations", figures.configurations),
+    )
+    for line in chain.from_iterable(tables):
         print(line)
-    print(f"{done} of {len(subjects)} programs in {time.monotonic() - start:.0f} s, {len(refused)} refused")
-    return int(bool(refused))
+    reached = f"{measured} and {compared} of {len(subjects)} programs"
+    print(f"{reached} in {time.monotonic() - start:.0f} s, {len(figures.refused)} refused")
+    return int(bool(figures.refused))
 
 
 def described(device: str) -> str:
@@ -84,13 +134,11 @@ def _processor() -> str:
 
 
 def _subjects(device: str, quick: bool) -> Iterator[Subject]:
+    """Yield cases and models in turn, so that a run that ends early has some of all."""
     step = QUICK if quick else 1
-    yield from map(of_case, cases(device)[::step])
-    yield from map(of_model, models(device)[::step])
-
-
-def _line(subject: Subject, kernels: Sequence[KernelTime]) -> str:
-    """Return a line about the kernels of one program."""
-    ratios = [each.ratio for each in kernels if each.ratio is not None]
-    worst = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=None)
-    return f"{subject.name}: {counted(len(kernels), 'kernel')}" + ("" if worst is None else f", worst {worst:.2f}x")
+    all_models = [of_model(model) for model in models(device)[::step]]
+    all_cases = [of_case(case) for case in cases(device)[::step]]
+    between = -(-len(all_cases) // len(all_models))
+    for number, model in enumerate(all_models):
+        yield from all_cases[number * between : (number + 1) * between]
+        yield model

@@ -85,8 +85,8 @@ def _moves(sizes: Sizes) -> Iterator[Case]:
     yield _case("move", programs.heads_first, sizes.draw((8, 256, 12, 64), (16, 2048, 16, 128)))
     for program in (programs.every_second, programs.flipped, programs.rolled, programs.lower_triangle):
         yield _case("move", program, x)
-    for program in (programs.concatenated, programs.stacked):
-        yield _case("move", program, x, x)
+    yield _case("move", programs.concatenated, x, x)
+    yield _case("move", programs.stacked, x, x)
     for program in (programs.padded, programs.reflected, programs.enlarged, programs.bilinear):
         yield _case("move", program, pixels)
     angles = sizes.draw((1024, 64), (4096, 128))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -27,6 +27,7 @@ FEW_ROWS = 64
 """Rows or columns of a product below which it is skinny."""
 
 Call = Callable[[], tuple[Tensor, ...]]
+Compiler = Callable[[Callable[..., object]], Callable[..., object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,13 @@ class Subject:
     """A program as it is measured: `prepare` draws its inputs, and returns a call of it under a compiler."""
 
     name: str
-    prepare: Callable[[str], Callable[[Callable[..., object]], Call]]
+    prepare: Callable[[str], Callable[[Compiler], Call]]
 
 
 def of_case(case: Case) -> Subject:
     """Return a case as a subject."""
 
-    def prepare(device: str) -> Callable[[Callable[..., object]], Call]:
+    def prepare(device: str) -> Callable[[Compiler], Call]:
         inputs = case.make(device)
         return lambda compiler: closed(case, compiler(case.program), inputs)  # type: ignore[arg-type]  # of programs
 
@@ -76,15 +77,15 @@ def of_case(case: Case) -> Subject:
 def of_model(model: Model) -> Subject:
     """Return a model as a subject: its forward pass in the dtype of the device, and gradients if it is trained."""
 
-    def prepare(device: str) -> Callable[[Callable[..., object]], Call]:
+    def prepare(device: str) -> Callable[[Compiler], Call]:
         torch.manual_seed(0)
         module = model.make().to(device).train(model.training)
         module = module.bfloat16() if device == "cuda" else module
         dtype = next(module.parameters()).dtype
         batch = {name: x.to(dtype) if x.is_floating_point() else x for name, x in model.batch(device).items()}
 
-        def called(**inputs: Tensor) -> tuple[Tensor, ...]:
-            return _floats(module(**inputs))
+        def called(**inputs: Tensor) -> object:
+            return module(**inputs)
 
         return lambda compiler: _stepping(compiler(called), module, batch, training=model.training)
 
@@ -96,14 +97,16 @@ def _floats(results: object) -> tuple[Tensor, ...]:
     return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
-def _stepping(program: object, module: nn.Module, batch: object, *, training: bool) -> Call:
+def _stepping(
+    program: Callable[..., object], module: nn.Module, batch: Mapping[str, Tensor], *, training: bool
+) -> Call:
     """Return a call of a module: its results, or its first result with the gradients of all parameters."""
 
     def step() -> tuple[Tensor, ...]:
         with torch.set_grad_enabled(training):
-            results = program(**batch)  # type: ignore[operator]  # a function of the batch
+            results = _floats(program(**batch))
         if not training:
-            return tuple(results)
+            return results
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         cotangent = torch.ones_like(results[0])
         gradients = torch.autograd.grad(results[0], parameters, cotangent, allow_unused=True)

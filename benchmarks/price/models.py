@@ -210,9 +210,15 @@ def _of_the_library(gpu: bool) -> tuple[Model, ...]:
     decoding = {"vocab_size": WORDS, "use_cache": False, "num_key_value_heads": heads // 4}
     pixels = {"image_size": 224 if gpu else 64}
     images = _normal(pixel_values=(32 if gpu else 4, 3, pixels["image_size"], pixels["image_size"]))
-    gpt2 = {"vocab_size": WORDS, "n_embd": width, "n_head": heads, "n_layer": 2, "use_cache": False}
+    gpt2: dict[str, object] = {"vocab_size": WORDS, "n_embd": width, "n_head": heads, "n_layer": 2, "use_cache": False}
     gpt2 |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-    t5 = {"vocab_size": WORDS, "d_model": width, "d_ff": inner, "d_kv": width // heads, "num_heads": heads}
+    t5: dict[str, object] = {
+        "vocab_size": WORDS,
+        "d_model": width,
+        "d_ff": inner,
+        "d_kv": width // heads,
+        "num_heads": heads,
+    }
     t5 |= {"num_layers": 2, "dropout_rate": 0.0, "use_cache": False}
     relative = {"relative_attention": True, "position_buckets": 64, "pos_att_type": ["p2c", "c2p"]}
     of, words = partial(partial, _of_transformers), _words(rows, length)

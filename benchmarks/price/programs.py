@@ -315,7 +315,7 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 def int4_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     halves = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).to(x.dtype) - 8
-    groups = halves.unflatten(-1, (scale.shape[-1], -1)) * scale.unsqueeze(-1)
+    groups = halves.view(*scale.shape, -1) * scale.unsqueeze(-1)
     return F.linear(x, groups.flatten(-2))
 
 

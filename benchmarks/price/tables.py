@@ -1,11 +1,12 @@
-"""Prints the agreement of predicted and measured times: overall, by kind of kernel, and the worst."""
+"""Prints the agreement of predicted and measured times, overall, by kind of kernel, and the worst; and regrets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.price.agreement import deviation, rank_correlation
+from benchmarks.price.agreement import deviation, mean_regret, rank_correlation
 from benchmarks.price.measured import KernelTime
+from benchmarks.price.regret import CHOSEN, Regret
 
 WORST = 10
 """The kernels that are named."""
@@ -45,6 +46,33 @@ def _row(name: str, kernels: Sequence[KernelTime]) -> str:
 def _off_by(each: KernelTime) -> float:
     ratio = each.ratio or 1.0
     return max(ratio, 1 / ratio)
+
+
+def kernels_line(kernels: Sequence[KernelTime]) -> str:
+    """Return a line about the kernels of one program."""
+    ratios = [each.ratio for each in kernels if each.ratio is not None]
+    worst = max(ratios, key=lambda ratio: max(ratio, 1 / ratio), default=None)
+    return counted(len(kernels), "kernel") + ("" if worst is None else f", worst {worst:.2f}x")
+
+
+def regret_line(found: Regret) -> str:
+    """Return a line about one program with its alternatives."""
+    times = ", ".join(f"{name} {microseconds:.1f}" for name, microseconds in found.times.items())
+    return f"{found.regret:.1%} ({times})"
+
+
+def regret_table(title: str, found: Sequence[Regret]) -> Iterator[str]:
+    """Yield the geometric mean of the time lost, and the cases that lose the most, with the better alternative."""
+    if not found:
+        return
+    yield ""
+    mean = mean_regret([each.regret for each in found])
+    worst = sorted(found, key=lambda each: each.regret, reverse=True)
+    yield f"regret, {len(found)} {title}: {mean:.1%} in the geometric mean, worst {worst[0].regret:.1%}"
+    for each in worst[:WORST]:
+        if each.regret > 0:
+            chosen, best = each.times[CHOSEN], each.times[each.best]
+            yield f"{each.regret:>8.1%}{chosen:>11.1f}{best:>11.1f}  {each.name}: {each.best}"
 
 
 def counted(number: int, noun: str) -> str:
