@@ -36,11 +36,13 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, k, v = (torch.randn(1, 4, 1000, 64, device=device) for _ in range(3))
 
-    found = fusion.explain(attention)(q, k, v)
-    print(found)
+    explanation = fusion.explain(attention)(q, k, v)
+    print(explanation)
     scores = 4 * 1000 * 1000 * q.element_size()
-    assert not found.externs and found.traffic_after.total < scores, "no tensor of queries × keys goes through memory"
-    print(f"\n{found.kernels[0].source}")
+    assert not explanation.externs and explanation.traffic_after.total < scores, (
+        "no tensor of queries × keys goes through memory"
+    )
+    print(f"\n{explanation.kernels[0].source}")
 
     fused, exact = fusion.fuse(attention), attention(q.double(), k.double(), v.double())
     errors = [(f(q, k, v).double() - exact).abs().max().item() for f in (attention, fused)]

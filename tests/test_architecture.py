@@ -57,9 +57,9 @@ def modules_of(folder: str) -> list[Path]:
 
     An empty answer is a failure, so that no check passes on nothing.
     """
-    found = sorted(path for path in (ROOT / folder).rglob("*.py") if path == path.resolve())
-    assert found, f"no Python files in {ROOT / folder}: the checks here would say nothing"
-    return found
+    result = sorted(path for path in (ROOT / folder).rglob("*.py") if path == path.resolve())
+    assert result, f"no Python files in {ROOT / folder}: the checks here would say nothing"
+    return result
 
 
 def all_package_modules() -> list[Path]:

@@ -28,8 +28,8 @@ ELSEWHERE = {"tour.py", "00_graph.py", "01_inline_regions.py", "90_module.py"}
 def named(document: str) -> set[str]:
     """The files and folders that a document names in backticks or links to."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    found = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|md)|(?:\w+/)+)`", text))
-    return found - ELSEWHERE
+    result = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|md)|(?:\w+/)+)`", text))
+    return result - ELSEWHERE
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -88,8 +88,8 @@ def test_the_counts_of_operations_are_those_of_today() -> None:
     assert rules.__all__, "importing the rules registers them"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (counts,) = re.findall(r"About (\d+) ATen operations \((\d+) overloads\)", text)
-    found = len({overload.overloadpacket for overload in RULES}), len(RULES)
-    for said, here in zip(map(int, counts), found, strict=True):
+    result = len({overload.overloadpacket for overload in RULES}), len(RULES)
+    for said, here in zip(map(int, counts), result, strict=True):
         assert abs(said - here) <= 0.03 * here, f"README says {said}, there are {here}"
     ((operators, native),) = re.findall(r"`python -m benchmarks opinfo`, (\d+) operators.*?; (\d+)% run without", text)
     table = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")

@@ -76,8 +76,8 @@ def test_gpt2(tmp_path):
 
 
 def test_every_example_is_listed_short_and_explained():
-    found = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")}
-    assert set(found) == {*SAYS, "gpt2.py"}
-    for name, text in found.items():
+    results = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")}
+    assert set(results) == {*SAYS, "gpt2.py"}
+    for name, text in results.items():
         assert len(text.splitlines()) < MAX_LINES, name
         assert text.startswith('"""'), f"{name} says nothing about itself"

@@ -125,7 +125,7 @@ def _by_eagers_choice(result: Run, expected: Run, call: Call) -> Run:
     for dim in range(source.ndim):
         named = [_named_by(source, dim, positions) for positions in (ours, theirs)]
         right = all(
-            at is not None and torch.equal(at, made) for at, made in zip(named, (values, eager_values), strict=True)
+            at is not None and torch.equal(at, built) for at, built in zip(named, (values, eager_values), strict=True)
         )
         if right and (torch.equal(values, eager_values) or _as_frequent(call, source, dim, values, eager_values)):
             rows = (ours if ours.ndim == source.ndim else ours.unsqueeze(dim)).sort(dim).values

@@ -190,10 +190,10 @@ def test_integers_count_one_by_one() -> None:
 def test_every_triton_alternative_compiles_ahead_of_time(kernel: Kernel) -> None:
     pytest.importorskip("triton")
     target = TARGETS["triton"]("sm_90")
-    found = target.alternatives(kernel)
-    assert len(found) >= 3 and len({way.name for way in found}) == len(found)
-    assert found[0].source == target.emit(kernel)
-    for way in found[:6]:
+    result = target.alternatives(kernel)
+    assert len(result) >= 3 and len({way.name for way in result}) == len(result)
+    assert result[0].source == target.emit(kernel)
+    for way in result[:6]:
         assert dict(target.stages(kernel, way.source))["cubin"]
 
 

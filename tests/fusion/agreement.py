@@ -105,13 +105,13 @@ def differentiate(results: object) -> None:
 
 def gradients(tree: object) -> list[torch.Tensor | None]:
     """The gradients of all tensors in a tree, and of the parameters of its modules."""
-    found: list[torch.Tensor | None] = []
+    results: list[torch.Tensor | None] = []
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
-            found.append(leaf.grad if leaf.is_leaf else None)
+            results.append(leaf.grad if leaf.is_leaf else None)
         elif isinstance(leaf, torch.nn.Module):
-            found += [parameter.grad for parameter in leaf.parameters()]
-    return found
+            results += [parameter.grad for parameter in leaf.parameters()]
+    return results
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -129,9 +129,9 @@ def _identities(leaves: list[object]) -> list[int]:
 def _sharing(leaves: list[object]) -> list[tuple[int, int]]:
     """For each tensor: the first one with the same memory, and how far into it it begins relative to that one."""
     first: dict[int, tuple[int, int]] = {}
-    found = []
+    results = []
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.device.type != "meta":
             owner, start = first.setdefault(leaf.untyped_storage().data_ptr(), (k, leaf.data_ptr()))
-            found.append((owner, leaf.data_ptr() - start))
-    return found
+            results.append((owner, leaf.data_ptr() - start))
+    return results

@@ -37,8 +37,8 @@ class Attention:
         key_heads, keys = self.keys
         generator = torch.Generator().manual_seed(0)
         shapes = ((batch, heads, queries, width), (batch, key_heads, keys, width), (batch, key_heads, keys, width))
-        made = [torch.randn(shape, generator=generator).mul(size).to(device, dtype) for shape in shapes]
-        return (*made, *self.more(torch.device(device)))
+        results = [torch.randn(shape, generator=generator).mul(size).to(device, dtype) for shape in shapes]
+        return (*results, *self.more(torch.device(device)))
 
 
 def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -117,9 +117,9 @@ def compiled() -> None:
         expected = program(*(each.clone() if isinstance(each, Tensor) else each for each in given))
         fused = fusion.fuse(program, options=options, dynamic=dynamic)
         for run in (fused, torch.compile(program, backend="fusion", options=options, dynamic=dynamic)):
-            found = run(*(each.clone() if isinstance(each, Tensor) else each for each in given))
-            torch.testing.assert_close(found, expected)
-            assert found.stride() == expected.stride()
+            actual = run(*(each.clone() if isinstance(each, Tensor) else each for each in given))
+            torch.testing.assert_close(actual, expected)
+            assert actual.stride() == expected.stride()
         assert fusion.report(fused).kernels and not fusion.report(fused).graph_breaks
     fusion.export_kernels(rested, X[0])
 

@@ -27,8 +27,8 @@ def repeated(x: torch.Tensor, n: torch.Tensor) -> Tensors:
 
 
 def distinct(x: torch.Tensor, n: torch.Tensor) -> Tensors:
-    found, place = torch.unique(x.round().long()[:, 0], return_inverse=True)
-    return found * 2 + 1, place + 1
+    result, place = torch.unique(x.round().long()[:, 0], return_inverse=True)
+    return result * 2 + 1, place + 1
 
 
 def counted(x: torch.Tensor, n: torch.Tensor) -> Tensors:
@@ -60,8 +60,8 @@ def test_sizes_behind_a_break_are_read_off_tensors() -> None:
         same = y.to(torch.float32)
         _, lower = torch.unbind(same[:2])
         spread = x.unsqueeze(-1).expand(*x.shape, 2)
-        found = x.nonzero()
-        return lower, spread, found, (y * 1).transpose(0, -1) + 1, same
+        result = x.nonzero()
+        return lower, spread, result, (y * 1).transpose(0, -1) + 1, same
 
     ours, _ = fused(program, True)
     for size in (40, 7):

@@ -132,8 +132,8 @@ def outcome(program: Program, given: Tensors, dtype: torch.dtype, *, train: bool
     """The results of a program and, in training, the gradients of what it is given."""
     given = tuple(x.to(dtype) if x.is_floating_point() else x for x in given)
     leaves = [x.detach().requires_grad_(train and x.is_floating_point()) for x in given]
-    made = program(*leaves)
-    results = list(made) if isinstance(made, tuple) else [made]
+    example = program(*leaves)
+    results = list(example) if isinstance(example, tuple) else [example]
     if train:
         torch.autograd.backward([x.sum() for x in results if x.requires_grad])
     return [x.detach() for x in results] + [x.grad for x in leaves if x.grad is not None]

@@ -203,9 +203,9 @@ def test_unknown_operations_are_called_and_named() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.pinv(x.exp()) * 2
 
-    found = fusion.explain(f)(torch.eye(5) + 0.1)
-    assert any("linalg_pinv" in extern.name for extern in found.externs)
-    assert len(found.kernels) == 2
+    explanation = fusion.explain(f)(torch.eye(5) + 0.1)
+    assert any("linalg_pinv" in extern.name for extern in explanation.externs)
+    assert len(explanation.kernels) == 2
     torch.testing.assert_close(fusion.fuse(f)(torch.eye(5)), f(torch.eye(5)))
 
 

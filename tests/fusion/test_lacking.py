@@ -91,8 +91,8 @@ def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     program = fresh()
     torch.testing.assert_close(fusion.fuse(program, options={"strict": True})(X), program(X))
-    (made,) = tmp_path.glob("fusion-*/c/*.so")
-    assert cache.cache_dir() == made.parent.parent
+    (result,) = tmp_path.glob("fusion-*/c/*.so")
+    assert cache.cache_dir() == result.parent.parent
     assert stat.S_IMODE(cache.cache_dir().stat().st_mode) == 0o700
 
 

@@ -154,8 +154,8 @@ def test_what_makes_launches_slow_is_reported(monkeypatch: pytest.MonkeyPatch):
             return "no compiler"
 
     monkeypatch.setitem(TARGETS, "lacking", lambda arch, numerics: Lacking(numerics))
-    found = fusion.explain(torch.softmax, options={"target": "lacking"})(torch.randn(2, 5), -1)
-    assert "no compiler" in found.graphs[0].notes and "  no compiler" in str(found)
+    explanation = fusion.explain(torch.softmax, options={"target": "lacking"})(torch.randn(2, 5), -1)
+    assert "no compiler" in explanation.graphs[0].notes and "  no compiler" in str(explanation)
     viewed = fusion.explain(torch.t, options={"target": "lacking"})(torch.randn(2, 5))
     assert "no compiler" not in str(viewed)  # nothing is launched
 
@@ -267,10 +267,10 @@ class Part(torch.nn.Module):
 def test_breaks_are_reported(f: Callable[[Tensor], Tensor], kernels: int, text: str):
     fused = fusion.fuse(f)
     torch.testing.assert_close(fused(X), f(X))
-    for found in (fusion.report(fused), fusion.explain(f)(X)):
-        assert len(found.kernels) >= kernels
-        assert len(found.graph_breaks) == 1, found
-        assert re.search(text, str(found), re.MULTILINE), found
+    for result in (fusion.report(fused), fusion.explain(f)(X)):
+        assert len(result.kernels) >= kernels
+        assert len(result.graph_breaks) == 1, result
+        assert re.search(text, str(result), re.MULTILINE), result
 
 
 def test_what_dynamo_refuses_of_pytorchs_own_modules_is_reported():
@@ -278,8 +278,8 @@ def test_what_dynamo_refuses_of_pytorchs_own_modules_is_reported():
     other = fusion.fuse(torch.nn.Linear(5, 3))
     for net in (fused, other):
         net(torch.ones(2, 5))
-    (found,) = fusion.report(fused).graph_breaks
-    assert found.whole and found.origin.name == "GRU" and "RNN" in found.reason
+    (result,) = fusion.report(fused).graph_breaks
+    assert result.whole and result.origin.name == "GRU" and "RNN" in result.reason
     assert fusion.report(other).graph_breaks == ()
 
 
@@ -297,8 +297,8 @@ def test_the_limit_of_compilations_is_reported():
     fused = fusion.fuse(scaled)
     for by in ("a", "b", "c"):
         torch.testing.assert_close(fused(X, by), X)
-    (found,) = fusion.report(fused).graph_breaks
-    assert found.whole and "limit" in found.reason and found.origin.name == "scaled"
+    (result,) = fusion.report(fused).graph_breaks
+    assert result.whole and "limit" in result.reason and result.origin.name == "scaled"
 
 
 @torch._dynamo.config.patch(recompile_limit=1)
@@ -311,9 +311,9 @@ def test_the_limit_of_a_decorated_module_is_reported_where_that_is_written():
     fused = fusion.fuse(Decorated())
     for by in ("a", "bb"):
         torch.testing.assert_close(fused(X, by), X * len(by))
-    (found,) = fusion.report(fused).graph_breaks
+    (result,) = fusion.report(fused).graph_breaks
     line = inspect.unwrap(Decorated.forward).__code__.co_firstlineno
-    assert found.whole and found.origin.name.endswith("Decorated") and found.origin.line == f"test_loud.py:{line}"
+    assert result.whole and result.origin.name.endswith("Decorated") and result.origin.line == f"test_loud.py:{line}"
 
 
 def passed_on(f: Callable[..., Tensor]) -> Callable[..., Tensor]:

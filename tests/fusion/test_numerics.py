@@ -99,8 +99,8 @@ def test_by_default_intermediates_are_not_rounded(dtype: torch.dtype) -> None:
 )
 def test_an_intermediate_is_one_number_by_whatever_way_it_is_converted(dtype: torch.dtype, other: torch.dtype) -> None:
     def twice(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        made = polynomial(x, y)
-        return made.to(other), made.float().to(other)
+        result = polynomial(x, y)
+        return result.to(other), result.float().to(other)
 
     at_once, by_float = fuse(twice)(*operands(dtype))
     assert torch.equal(at_once, by_float)
@@ -150,9 +150,9 @@ def test_products_and_attention_are_the_library_s() -> None:
         return torch.relu(y @ x.transpose(-1, -2)) + 1.0
 
     x = torch.randn(2, 4, 256, 64)
-    found = explain(layer, options={**STRICT, "target": "reference"})(x)
+    explanation = explain(layer, options={**STRICT, "target": "reference"})(x)
     assert {"aten.bmm.default", "aten._scaled_dot_product_flash_attention_for_cpu.default"} == {
-        extern.name for extern in found.externs if extern.reason
+        extern.name for extern in explanation.externs if extern.reason
     }
     assert torch.equal(fuse(layer, options=STRICT)(x), layer(x))
 
@@ -165,7 +165,7 @@ def test_no_fold_follows_another_one() -> None:
         numerics: explain(lambda x: torch.softmax(x, -1), options={"numerics": numerics, "target": "reference"})(long)
         for numerics in ("default", "strict")
     }
-    carrying = {name: any("carrying" in kernel.source for kernel in found.kernels) for name, found in texts.items()}
+    carrying = {name: any("carrying" in kernel.source for kernel in result.kernels) for name, result in texts.items()}
     assert carrying == {"default": True, "strict": False}
 
 
@@ -176,12 +176,12 @@ def test_generated_triton_fuses_no_product_with_a_sum_and_takes_no_quick_form() 
     product = make_op("add", make_op("mul", x, y), y)
     quick = making.narrowed(make_op("exp", x), making.BF16)
     for value, loose, strict in ((product, "fma.rn.f32", "mul.rn.f32"), (quick, "tl.exp(", "libdevice.exp(")):
-        made = _pointwise(value)
+        result = _pointwise(value)
         texts = []
         for numerics in (Numerics(), Numerics(strict=True)):
             target = TARGETS["triton"]("sm_90", numerics)
-            source = target.emit(made)
-            texts.append(source + str(dict(target.stages(made, source))["ptx"]))
+            source = target.emit(result)
+            texts.append(source + str(dict(target.stages(result, source))["ptx"]))
         assert loose in texts[0]
         assert loose not in texts[1]
         assert strict in texts[1]
@@ -216,8 +216,8 @@ def rectified(x: Tensor, w: Tensor) -> Tensor:
 
 def precisions(terms: int = 512, function: Callable[..., Tensor] = rectified) -> set[str]:
     """What the sources generated for a product with what follows it ask for, of sums of so many terms."""
-    found = export_kernels(function, torch.empty(512, terms), torch.empty(terms, 512), arch="sm_80")
-    return {part.split('"')[1] for kernel in found.kernels for part in kernel.source.split("input_precision=")[1:]}
+    result = export_kernels(function, torch.empty(512, terms), torch.empty(terms, 512), arch="sm_80")
+    return {part.split('"')[1] for kernel in result.kernels for part in kernel.source.split("input_precision=")[1:]}
 
 
 @pytest.mark.usefixtures("restored_precision")
@@ -327,7 +327,7 @@ def test_norms_and_their_gradients_far_from_zero(name: str) -> None:
         x, weight = torch.randn(3, 6, columns, generator=draw) + 1e4, torch.randn(3, 6, columns, generator=draw)
         exact = trained(norm, x.double(), weight.double())
         for ours, eagers, truth in zip(trained(fused, x, weight), trained(norm, x, weight), exact, strict=True):
-            error, own = ((found - truth).abs().max().item() for found in (ours, eagers))
+            error, own = ((result - truth).abs().max().item() for result in (ours, eagers))
             assert error <= 2 * own + 1e-6, f"{error:.2e}, eager's {own:.2e}"
 
 
@@ -371,9 +371,9 @@ def test_flags_of_extremes_are_of_the_numbers_that_were_compared(shape: tuple[in
     for seed in range(12):
         torch.manual_seed(seed)
         x = torch.randn(shape, requires_grad=True)
-        (found,) = torch.autograd.grad(fused(x).sum(), x)
+        (actual,) = torch.autograd.grad(fused(x).sum(), x)
         (expected,) = torch.autograd.grad(spread(x).sum(), x)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_equal_numbers_of_a_row_stay_equal() -> None:
@@ -404,8 +404,8 @@ def test_a_gpu_computes_once_what_is_compared_with_its_maximum(rows: int) -> Non
     """Its compiler fuses that product with the sum that nobody else needs, which may be another one elsewhere."""
     pytest.importorskip("triton")
     x = torch.empty(rows, 163840000 // rows, device="meta")
-    made = export_kernels(scaled_twice, x, target="triton", arch="sm_90")
-    (compares,) = [kernel for kernel in made.kernels if " == max0" in kernel.source or " == in1" in kernel.source]
+    result = export_kernels(scaled_twice, x, target="triton", arch="sm_90")
+    (compares,) = [kernel for kernel in result.kernels if " == max0" in kernel.source or " == in1" in kernel.source]
     if rows == 4096:  # in two loops of one kernel
         assert "fma.rn.f32" not in compares.artefacts["ptx"] and compares.source.count(" * 2.5") > 1
     else:

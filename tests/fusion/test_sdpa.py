@@ -191,8 +191,8 @@ def test_dropout_in_inference_is_drawn_in_the_walk() -> None:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
 
     inputs = operands()
-    found = fusion.explain(dropping, options=STRICT)(*inputs)
-    assert not any(kernel.bytes_written >= 2 * 517 * 517 for kernel in found.kernels), str(found)
+    explanation = fusion.explain(dropping, options=STRICT)(*inputs)
+    assert not any(kernel.bytes_written >= 2 * 517 * 517 for kernel in explanation.kernels), str(explanation)
     fused = fusion.fuse(dropping, options=STRICT)
     results = []
     for seed in (1, 1, 2):
@@ -364,11 +364,11 @@ def test_ahead_of_time() -> None:
 def test_both_kernels_of_backward_skip() -> None:
     """Forward, and the gradients of the queries and of keys and values, walk only what is not masked out."""
     target = TARGETS["triton"]("sm_90")
-    found: list[Kernel] = []
+    results: list[Kernel] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
         _, schedule = schedule_graph(graph, target, Trace(None, label))
-        found.extend(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
+        results.extend(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
         return lambda args: ()
 
     graph = fx.Graph()
@@ -376,7 +376,7 @@ def test_both_kernels_of_backward_skip() -> None:
     module = fx.GraphModule({}, graph)
     with config.patch(force_non_lazy_backward_lowering=True):
         aot_backend(compile_one, of_everything)(module, large(training=True))
-    loops = [stmt for kernel in found for stmt in kernel.body if isinstance(stmt, Loop)]
+    loops = [stmt for kernel in results for stmt in kernel.body if isinstance(stmt, Loop)]
     assert len(loops) == 3 and all(loop.where is not None for loop in loops)
 
 

@@ -121,8 +121,8 @@ def _without_data(model: Model) -> nn.Module:
 
     def fake(tensor: Tensor) -> Tensor:
         if tensor not in fakes:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            fakes[tensor] = nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made
+            result = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            fakes[tensor] = nn.Parameter(result) if isinstance(tensor, nn.Parameter) else result
         return fakes[tensor]
 
     for part in module.modules():

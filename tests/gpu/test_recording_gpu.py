@@ -204,9 +204,9 @@ def test_tensors_that_stay_where_they_are() -> None:
     known = torch.zeros_like(cache)
     for step in range(8):
         x = torch.randn(1, 2, 1, 8, device="cuda")
-        found = fused(x, torch.tensor([step], device="cuda"))
+        actual = fused(x, torch.tensor([step], device="cuda"))
         known[:, :, step] = x[:, :, 0]
         expected = (x @ known[:, :, : step + 1].transpose(-1, -2)).softmax(-1) @ known[:, :, : step + 1]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(cache, known)
     assert notes(fused) == ["recorded as a CUDA graph"]

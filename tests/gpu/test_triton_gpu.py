@@ -146,4 +146,4 @@ def test_bits_of_every_byte(source: torch.dtype, dtype: torch.dtype) -> None:
     want = expected(kernel, given)
     got = [tensor.cuda() for tensor in given]
     build(kernel)(*got)
-    assert all(torch.equal(found.cpu(), exact) for found, exact in zip(got, want, strict=True))
+    assert all(torch.equal(actual.cpu(), exact) for actual, exact in zip(got, want, strict=True))

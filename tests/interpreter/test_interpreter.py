@@ -145,9 +145,9 @@ MANY_BLOCKS = Config((("m", 32), ("k", 16), ("n", 16), ("r", 16)))
 
 @pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
 @pytest.mark.parametrize("sizes", [(90, 90), (40, 90), (90, 40)], ids=str)
-@pytest.mark.parametrize("made", [online_attention, attention_dkv, attention_dq])
-def test_causal_walks_of_many_blocks(made: Callable[..., Kernel], sizes: tuple[int, int], split: bool) -> None:
-    kernel = made(2, *sizes, 16, causal=True)
+@pytest.mark.parametrize("result", [online_attention, attention_dkv, attention_dq])
+def test_causal_walks_of_many_blocks(result: Callable[..., Kernel], sizes: tuple[int, int], split: bool) -> None:
+    kernel = result(2, *sizes, 16, causal=True)
     given = tensors(kernel)
     want = expected(kernel, given)
     for config in (MANY_BLOCKS, DescribedConfig(MANY_BLOCKS.blocks)):
@@ -212,7 +212,7 @@ def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool
 
 
 @pytest.mark.parametrize(
-    "made",
+    "result",
     [
         online_softmax,
         lambda rows, columns: online_softmax(rows, columns - 3, apart=columns),  # its end lies within a word
@@ -220,8 +220,8 @@ def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool
     ],
 )
 @pytest.mark.parametrize("columns", [700, 2048, 5000])
-def test_what_is_walked_again_is_walked_backwards(columns: int, made: Callable[[int, int], Kernel]) -> None:
-    kernel = made(3, columns)
+def test_what_is_walked_again_is_walked_backwards(columns: int, result: Callable[[int, int], Kernel]) -> None:
+    kernel = result(3, columns)
     given, config = tensors(kernel), Config((("r", 512),), num_warps=4, split=True)
     assert "r0 = " in TARGET.emit(kernel, config)
     want = expected(kernel, given)

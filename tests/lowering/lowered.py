@@ -73,9 +73,9 @@ def layout(tensor: torch.Tensor) -> list[int]:
     return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
 
 
-def same(found: object, expected: object) -> None:
+def same(actual: object, expected: object) -> None:
     """Equal in every respect: dtype, shape, strides, values, sign of zero apart."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
 
 
 def check(
@@ -90,9 +90,9 @@ def check(
     program = lowered(function, *inputs, mode=mode, contractions=contractions)
     assert sorted(calls(program)) == sorted(leaves)
     expected = tree_leaves(function(*inputs))
-    found = run_program(program, inputs)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+    actual = run_program(program, inputs)
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
         close = TOLERANCE.get(other.dtype, 0.0) if tolerance is None else tolerance
         torch.testing.assert_close(one, other, rtol=close, atol=close, equal_nan=True)
         assert layout(one) == layout(other)

@@ -66,8 +66,8 @@ def leaf(what: int | sympy.Symbol) -> Built:
 
 
 def combine(kind: str, a: Built, b: Built) -> Built:
-    made = {"+": lambda x, y: x + y, "*": lambda x, y: x * y, "//": FloorDiv, "%": Mod}[kind](a[0], b[0])
-    return made, Meaning(kind, parts=(a[1], b[1]))
+    result = {"+": lambda x, y: x + y, "*": lambda x, y: x * y, "//": FloorDiv, "%": Mod}[kind](a[0], b[0])
+    return result, Meaning(kind, parts=(a[1], b[1]))
 
 
 divisors = st.sampled_from([leaf(n) for n in (1, 2, 3, 4, 6, 8, 12, 16)])
@@ -99,5 +99,5 @@ def boxes(symbolic: bool = False) -> st.SearchStrategy[Box]:
 
 
 def some_points(box: Box, length: int) -> list[Point]:
-    found = list(points(box, length))
-    return found[:: max(1, len(found) // 50)]
+    result = list(points(box, length))
+    return result[:: max(1, len(result) // 50)]

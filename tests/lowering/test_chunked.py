@@ -74,8 +74,8 @@ def test_copies_that_it_reads_are_merged_like_those_of_others() -> None:
     buffers = [replace(changed.buffers["arg0_1"], name=name) for name in ("one", "two")]
     nodes = [*copies, *(other if each is node else each for each in changed.nodes)]
     merged = merge_copies(changed.edited(nodes, buffers=buffers), {"one", "two"})
-    (found,) = (each for each in merged.nodes if isinstance(each, Chunked))
-    assert found.reads == tuple("one" if name == "two" else name for name in other.reads)
+    (result,) = (each for each in merged.nodes if isinstance(each, Chunked))
+    assert result.reads == tuple("one" if name == "two" else name for name in other.reads)
     verify_program(merged)
     torch.testing.assert_close(run_program(merged, [X, W]), run_program(changed, [X, W]))
 

@@ -178,8 +178,8 @@ def test_pictures_lie_as_in_eager(order: tuple[int, ...], name: str) -> None:
 def test_shuffled_channels_are_never_the_operand(groups: int) -> None:
     x = torch.randn(3, 4, 5)
     graph = make_fx(lambda x: torch.channel_shuffle(x, groups), decomposition_table=decompositions())(x)
-    found, expected = graph(x), torch.channel_shuffle(x, groups)
-    assert torch.equal(found, expected) and found.data_ptr() != x.data_ptr() != expected.data_ptr()
+    traced, expected = graph(x), torch.channel_shuffle(x, groups)
+    assert torch.equal(traced, expected) and traced.data_ptr() != x.data_ptr() != expected.data_ptr()
 
 
 def test_nothing_shares_no_memory() -> None:

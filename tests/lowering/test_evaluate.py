@@ -22,8 +22,8 @@ from tests.lowering.lowered import same
 
 def values(expr: Expr, axes: dict[sympy.Symbol, int], **buffers: torch.Tensor) -> torch.Tensor:
     """`expr` over whole axes, expanded to all of them."""
-    found = evaluate([expr], {axis: range(n) for axis, n in axes.items()}, Scope(buffers, {}, {}))[0]
-    return found.expand(list(axes.values()))
+    result = evaluate([expr], {axis: range(n) for axis, n in axes.items()}, Scope(buffers, {}, {}))[0]
+    return result.expand(list(axes.values()))
 
 
 # Expressions ----------------------------------------------------------------------------------------------------------
@@ -41,14 +41,14 @@ def test_index_arithmetic_is_that_of_python(index: sympy.Expr) -> None:
             return args[0] // args[1] if isinstance(expr, FloorDiv) else args[0] % args[1]
         return sum(args) if expr.is_Add else math.prod(args) if expr.is_Mul else args[0] ** args[1]
 
-    found = values(IndexValue(index), {I0: 7, I1: 4})
-    assert found.tolist() == [[python(index, {I0: i, I1: j}) for j in range(4)] for i in range(7)]
+    result = values(IndexValue(index), {I0: 7, I1: 4})
+    assert result.tolist() == [[python(index, {I0: i, I1: j}) for j in range(4)] for i in range(7)]
 
 
 def test_sizes_in_an_index_only_need_to_be_whole_together() -> None:
     scope = Scope({}, {LENGTH: 6}, {})
-    found = evaluate([IndexValue(LENGTH / 2 * I0 + LENGTH / 3)], {I0: range(3)}, scope)[0]
-    assert found.tolist() == [2, 5, 8]
+    result = evaluate([IndexValue(LENGTH / 2 * I0 + LENGTH / 3)], {I0: range(3)}, scope)[0]
+    assert result.tolist() == [2, 5, 8]
     with pytest.raises(VerifyError, match="no value"):
         evaluate([IndexValue(LENGTH * I0)], {I0: range(3)}, Scope({}, {}, {}))
 
@@ -113,8 +113,8 @@ def test_masked_loads_read_nothing_and_give_zero() -> None:
     x = torch.full((4,), float("nan"))
     inside = op("lt", IndexValue(I0), const(4, I64))
     same(values(Load("x", (I0 + 1000,), F32, op("not", inside)), {I0: 4}, x=x), torch.zeros(4))
-    found = values(Load("x", (I0,), F32, inside), {I0: 6}, x=x)
-    assert found.isnan().tolist() == [True] * 4 + [False] * 2
+    result = values(Load("x", (I0,), F32, inside), {I0: 6}, x=x)
+    assert result.isnan().tolist() == [True] * 4 + [False] * 2
     same(values(Load("x", (I0,), F32, Const(False, torch.bool)), {I0: 3}, x=torch.empty(0)), torch.zeros(3))
 
 
@@ -280,15 +280,15 @@ def test_positions_of_extremes_are_those_of_eager(name: str, kind: str) -> None:
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, torch.int8], ids=str)
 def test_dot_is_a_product_of_matrices(dtype: torch.dtype) -> None:
     a, b = (torch.randint(-128, 128, s).to(dtype) for s in ((3, 5, 700), (3, 700, 4)))
-    found = fold("dot", [a[:, :, None, :], b.transpose(1, 2)[:, None, :, :]], [3])[0]
-    assert found.dtype is {F64: F64, torch.int8: torch.int32}.get(dtype, F32)
-    torch.testing.assert_close(found[..., 0].to(F64), a.to(F64) @ b.to(F64), rtol=1e-5, atol=1)
+    result = fold("dot", [a[:, :, None, :], b.transpose(1, 2)[:, None, :, :]], [3])[0]
+    assert result.dtype is {F64: F64, torch.int8: torch.int32}.get(dtype, F32)
+    torch.testing.assert_close(result[..., 0].to(F64), a.to(F64) @ b.to(F64), rtol=1e-5, atol=1)
 
 
 def test_products_of_integers_are_summed_exactly() -> None:
     a, b = torch.randint(100, 128, (2, 20_000), dtype=torch.int8)
-    found = fold("dot", [a, b], [0])[0].item()
-    assert found == (a.long() * b.long()).sum().item() > 1 << 27  # where float32 has no odd numbers
+    result = fold("dot", [a, b], [0])[0].item()
+    assert result == (a.long() * b.long()).sum().item() > 1 << 27  # where float32 has no odd numbers
 
 
 def test_boxes_cover_a_space_once() -> None:

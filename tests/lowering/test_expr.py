@@ -87,9 +87,9 @@ def test_nan_is_equal_to_itself() -> None:
     [(2.7, torch.int64, 2), (-1, torch.bool, True), (3, F32, 3.0), (float("inf"), F32, float("inf"))],
 )
 def test_const_takes_the_type_of_its_dtype(value: float, dtype: torch.dtype, expected: float) -> None:
-    found = const(value, dtype).value
-    assert found == expected
-    assert type(found) is type(expected)
+    actual = const(value, dtype).value
+    assert actual == expected
+    assert type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_casts_of_constants_are_those_of_torch(value: float, source: torch.dtype
         value = int(value)
     if target is torch.uint8 and value < 0 and source.is_floating_point:
         return  # undefined in C
-    found = make_cast(const(value, source), target)
-    assert isinstance(found, Const)
-    assert torch.tensor(found.value, dtype=target) == torch.tensor(value, dtype=source).to(target)
+    result = make_cast(const(value, source), target)
+    assert isinstance(result, Const)
+    assert torch.tensor(result.value, dtype=target) == torch.tensor(value, dtype=source).to(target)
 
 
 def test_an_implicit_rounding_disappears_in_other_floats() -> None:

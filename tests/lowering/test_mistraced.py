@@ -44,9 +44,9 @@ def test_norms_of_fake_tensors_have_the_shape_of_eager(dim: int | tuple[int, ...
     for keepdim in (False, True):
         with mode, traced_as_eager():
             fake = mode.from_tensor(x, symbolic_context=sizes and StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3))
-            found = torch.linalg.vector_norm(fake, 3, dim, keepdim, dtype=torch.float64)
+            actual = torch.linalg.vector_norm(fake, 3, dim, keepdim, dtype=torch.float64)
         expected = torch.linalg.vector_norm(x, 3, dim, keepdim, dtype=torch.float64)
-        assert tuple(map(int, found.shape)) == expected.shape and found.dtype is expected.dtype
+        assert tuple(map(int, actual.shape)) == expected.shape and actual.dtype is expected.dtype
 
 
 def test_a_norm_of_fake_tensors_refuses_the_dimensions_that_eager_refuses() -> None:
@@ -74,8 +74,8 @@ def test_edges_of_symbolic_widths_lie_as_in_eager(amounts: tuple[int, int], layo
     x = {"reversed": x.permute(3, 2, 1, 0), "sliced": x[..., ::2]}.get(layout, x.to(memory_format=torch.channels_last))
     fused = fusion.fuse(edged, dynamic=True)
     for n, m in (amounts, (3, 2)):
-        found, expected = fused(x, n, m), edged(x, n, m)
-        assert found.stride() == expected.stride() and torch.equal(found, expected)
+        actual, expected = fused(x, n, m), edged(x, n, m)
+        assert actual.stride() == expected.stride() and torch.equal(actual, expected)
 
 
 def test_the_gradient_of_edges_of_symbolic_widths_lies_as_in_eager() -> None:

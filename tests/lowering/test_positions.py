@@ -38,7 +38,7 @@ integers = st.recursive(st.one_of(places, numbers, st.just(Load("x", (I0,), torc
 
 
 def values(*roots: Expr) -> torch.Tensor:
-    return torch.stack([found.expand(5, 3) for found in evaluate(roots, POINTS, SCOPE)])
+    return torch.stack([result.expand(5, 3) for result in evaluate(roots, POINTS, SCOPE)])
 
 
 @given(integers, integers, compared)
@@ -50,14 +50,14 @@ def test_settled_numbers_and_comparisons_mean_the_same(first: Expr, second: Expr
 
 
 def decided(condition: Expr, sizes: dict[sympy.Symbol, sympy.Expr] = SIZES) -> bool | None:
-    (found,) = simplify_all([condition], sizes)
-    return bool(found.value) if isinstance(found, Const) else None
+    (result,) = simplify_all([condition], sizes)
+    return bool(result.value) if isinstance(result, Const) else None
 
 
 def test_bounds_decide_each_comparison() -> None:
     i, four, five = IndexValue(I0), const(4, torch.int64), const(5, torch.int64)
-    found = {name: (decided(op(name, i, four)), decided(op(name, i, five))) for name in ("lt", "le", "gt", "ge")}
-    assert found == {"lt": (None, True), "le": (True, True), "gt": (False, False), "ge": (None, False)}
+    results = {name: (decided(op(name, i, four)), decided(op(name, i, five))) for name in ("lt", "le", "gt", "ge")}
+    assert results == {"lt": (None, True), "le": (True, True), "gt": (False, False), "ge": (None, False)}
     assert decided(op("eq", i, five)) is False and decided(op("ne", i, five)) is True
     assert decided(op("eq", i, four)) is None and decided(op("ne", i, four)) is None
 

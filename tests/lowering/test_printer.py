@@ -297,4 +297,4 @@ def test_equal_kernels_have_equal_text_and_different_ones_do_not() -> None:
         replace(first, then=replace(first, params=first.params[1:])),
         replace(first, beside=(replace(first, params=first.params[1:]),)),
     ]
-    assert len({format_kernel(made) for made in different}) == len(different)
+    assert len({format_kernel(result) for result in different}) == len(different)

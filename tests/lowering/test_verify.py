@@ -45,7 +45,7 @@ def one_map(expr: Expr, dtype: torch.dtype | None = None, rows: int = 4) -> Prog
 
 def two_step(**changes: object) -> Program:
     """A Program with one node of each kind; `changes` replaces fields of it."""
-    made = program(
+    example = program(
         [
             *(buffer("x", (4, 6)), buffer("w", (6, 3)), buffer("y", (4, 6)), buffer("z", (4, 3))),
             *(buffer("total", (4,)), buffer("t", (3, 4), strides=(1, 3))),
@@ -62,14 +62,14 @@ def two_step(**changes: object) -> Program:
         ["x", "w"],
         *("total", "t"),
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(example, **changes)  # type: ignore[arg-type]
 
 
 def with_node(position: int, change: Callable[[Node], Node]) -> Program:
-    made = two_step()
-    nodes = list(made.nodes)
+    kernel = two_step()
+    nodes = list(kernel.nodes)
     nodes[position] = change(nodes[position])
-    return replace(made, nodes=tuple(nodes))
+    return replace(kernel, nodes=tuple(nodes))
 
 
 def changed(position: int, **fields: object) -> Program:
@@ -80,9 +80,9 @@ def beside(**calls: Node) -> Program:
     return replace(two_step(), library={out: (call,) for out, call in calls.items()})
 
 
-def refused(made: Program, rule: str) -> VerifyError:
+def refused(example: Program, rule: str) -> VerifyError:
     with pytest.raises(VerifyError, match=re.escape(rule)) as caught:
-        verify_program(made)
+        verify_program(example)
     return caught.value
 
 
@@ -159,11 +159,11 @@ def test_what_may_be_in_bounds_is_not_refused() -> None:
 @given(expressions(), boxes())
 def test_only_real_accesses_outside_are_refused(built: Built, box: Box) -> None:
     """Whenever the verifier speaks, some point is outside; and where bounds are sharp it misses none."""
-    found = bounds(built[0], box)
-    assert found is not None
-    for length in {1, 4, max(1, int(found[1])), max(1, int(found[1]) + 1)}:
+    result = bounds(built[0], box)
+    assert result is not None
+    for length in {1, 4, max(1, int(result[1])), max(1, int(result[1]) + 1)}:
         shape = [int(size) for size in box.values()]
-        made = program(
+        example = program(
             [buffer("x", (length,)), buffer("out", shape)],
             [Map("out", tuple(Axis(a, n) for a, n in box.items()), Load("x", (built[0],), F32))],
             ["x"],
@@ -171,7 +171,7 @@ def test_only_real_accesses_outside_are_refused(built: Built, box: Box) -> None:
         )
         inside = all(0 <= built[1].at(point) < length for point in points(box))
         try:
-            verify_program(made)
+            verify_program(example)
         except VerifyError:
             assert not inside
         else:
@@ -185,7 +185,7 @@ def test_a_whole_program_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "rule"),
+    ("example", "rule"),
     [
         (changed(0, axes=(axis(I0, 4),)), "it has 1 axes, its buffer 2 dimensions"),
         (changed(0, axes=(axis(I0, 4), axis(I1, 5))), "its axes have sizes [4, 5], its buffer has shape [4, 6]"),
@@ -219,14 +219,16 @@ def test_a_whole_program_passes() -> None:
         (two_step(buffers={**two_step().buffers, "x": buffer("other", (4, 6))}), "buffer other is filed under x"),
     ],
 )
-def test_broken_programs_are_refused(made: Program, rule: str) -> None:
-    refused(made, rule)
+def test_broken_programs_are_refused(example: Program, rule: str) -> None:
+    refused(example, rule)
 
 
-def laid_out(made: Program, name: str, strides: tuple[int, ...]) -> Program:
+def laid_out(example: Program, name: str, strides: tuple[int, ...]) -> Program:
     """The program with one buffer in another layout, as a pass may choose where kernels alone touch it."""
-    whole = made.buffers[name]
-    return replace(made, buffers={**made.buffers, name: replace(whole, strides=tuple(map(sympy.Integer, strides)))})
+    whole = example.buffers[name]
+    return replace(
+        example, buffers={**example.buffers, name: replace(whole, strides=tuple(map(sympy.Integer, strides)))}
+    )
 
 
 CHANGED: list[tuple[Callable[[Program], Program], str]] = [
@@ -247,19 +249,19 @@ CHANGED: list[tuple[Callable[[Program], Program], str]] = [
 
 @pytest.mark.parametrize(("change", "rule"), CHANGED)
 def test_nodes_that_passed_are_refused_where_their_buffers_or_their_place_have_changed(change, rule) -> None:
-    made, before = two_step(), Verified()
-    verify_program(made, before)
-    verify_program(made, before)
+    kernel, before = two_step(), Verified()
+    verify_program(kernel, before)
+    verify_program(kernel, before)
     with pytest.raises(VerifyError, match=rule):
-        verify_program(change(made), before)
+        verify_program(change(kernel), before)
 
 
 def test_a_node_that_passed_is_refused_where_a_size_is_unknown() -> None:
-    told = Map("out", (axis(I0, 4),), IndexValue(LENGTH))
-    made, before = program([buffer("out", (4,), I64)], [told], [LENGTH], "out"), Verified()
-    verify_program(made, before)
+    reported = Map("out", (axis(I0, 4),), IndexValue(LENGTH))
+    example, before = program([buffer("out", (4,), I64)], [reported], [LENGTH], "out"), Verified()
+    verify_program(example, before)
     with pytest.raises(VerifyError, match="s0"):
-        verify_program(replace(made, inputs=()), before)
+        verify_program(replace(example, inputs=()), before)
 
 
 def test_the_origin_is_told() -> None:
@@ -286,9 +288,9 @@ def test_ten_thousand_nodes_are_verified_in_seconds(index: sympy.Expr) -> None:
         Map(out, (axis(I0, 4), axis(I1, 6)), op("exp", op("add", Load(source, (index, I1), F32), Const(float(k), F32))))
         for k, (source, out) in enumerate(itertools.pairwise(names))
     ]
-    made = program([buffer(name, (4, 6)) for name in names], nodes, ["x"], names[-1])
+    example = program([buffer(name, (4, 6)) for name in names], nodes, ["x"], names[-1])
     start = time.perf_counter()
-    verify_program(made)
+    verify_program(example)
     assert time.perf_counter() - start < 10  # 0.3 s on an idle machine
 
 

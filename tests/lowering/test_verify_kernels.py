@@ -38,9 +38,9 @@ def rows_kernel(*body: object, role: Role = Role.WHOLE, sizes: tuple[sympy.Symbo
     return kernel(params, axes, *body, sizes=sizes)  # type: ignore[arg-type]
 
 
-def refused_kernel(made: Kernel, rule: str) -> VerifyError:
+def refused_kernel(example: Kernel, rule: str) -> VerifyError:
     with pytest.raises(VerifyError, match=re.escape(rule)) as caught:
-        verify_kernel(made)
+        verify_kernel(example)
     return caught.value
 
 
@@ -182,13 +182,13 @@ def test_what_follows_tile_by_tile_reads_its_own_tile() -> None:
     params = [param("x", (4, 3)), param("made", (3, 4), written=True), param("out", (4,), written=True)]
     store = Store("made", 4 * I1 + I0, Load("x", (3 * I0 + I1,), F32))
     first = kernel(params, {I0: (4, Role.GRID), I1: (3, Role.GRID)}, store)
-    made = replace(first, then=added(4 * R0 + I0))
-    verify_kernel(made)
-    assert [axis.symbol for axis in made.awaited] == [I1] and not first.awaited
+    example = replace(first, then=added(4 * R0 + I0))
+    verify_kernel(example)
+    assert [axis.symbol for axis in example.awaited] == [I1] and not first.awaited
     refused_kernel(replace(first, then=added(R0)), "it reads made where other tiles are written")
     refused_kernel(replace(first, then=added(4 * R0 + I0, 2)), "its grid axes are not some of those of what it follows")
     last = kernel(params[2:], {R0: (4, Role.WHOLE)}, Store("out", sympy.Integer(0), Const(0.0, F32)))
-    refused_kernel(replace(first, then=replace(made.then, then=last)), "it follows what follows tile by tile")
+    refused_kernel(replace(first, then=replace(example.then, then=last)), "it follows what follows tile by tile")
 
 
 def test_what_shares_a_launch_is_independent_and_has_nothing_of_its_own() -> None:

@@ -189,10 +189,10 @@ class Builder:
     def results(self) -> list[str]:
         """The names that nothing reads, and a few others."""
         read = {name for statement in self.statements for name in names_read(statement)}
-        made = [name for name in self.values if name.startswith("t")]
-        found = [name for name in made if name not in read]
-        found += [name for name in made if name in read and self.chance(0.15)]
-        return found or list(self.values)[-1:]
+        outcomes = [name for name in self.values if name.startswith("t")]
+        actual = [name for name in outcomes if name not in read]
+        actual += [name for name in outcomes if name in read and self.chance(0.15)]
+        return actual or list(self.values)[-1:]
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:

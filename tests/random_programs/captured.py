@@ -45,11 +45,11 @@ class Captured:
         """What the capture gives; None where it fails."""
         return captured(self.call)
 
-    def formed_as(self, found: Run) -> str:
+    def formed_as(self, result: Run) -> str:
         """Where a run's form is what it is there: in the capture, or by fake tensors alone; empty if in neither."""
-        if self.run is not None and not unlike(found, self.run):
+        if self.run is not None and not unlike(result, self.run):
             return "in PyTorch's capture"
-        return "PyTorch's fake tensors say" if any(not unlike(found, faked) for faked in self._faked()) else ""
+        return "PyTorch's fake tensors say" if any(not unlike(result, faked) for faked in self._faked()) else ""
 
     def as_wrong(self, name: str, ours: Tensor, theirs: Tensor, wrong: Tensor, allowed: Allowed) -> bool:
         """Is the capture wrong in each place where we are, and by the same?"""

@@ -194,10 +194,10 @@ def _named(name: str, runs: Sequence[Run | None]) -> list[Tensor]:
 
 def _largest(one: Run | None, exact: Run | None) -> dict[str, float]:
     """The largest difference of two runs in each float tensor."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name, tensor in ({} if one is None or exact is None else one.tensors).items():
         truth = exact.tensors.get(name)
         if tensor is not None and truth is not None and tensor.shape == truth.shape and tensor.is_floating_point():
             errors = error(tensor.double(), truth.double())
-            found[name] = float(errors.max()) if errors.numel() else 0.0
-    return found
+            result[name] = float(errors.max()) if errors.numel() else 0.0
+    return result

@@ -170,9 +170,9 @@ def autocast(builder: Builder) -> bool:
     if expression is None:
         return False
     dtype = builder.one(("torch.bfloat16", "torch.bfloat16", "torch.float16"))
-    made = f"t{builder.made}"
+    result = f"t{builder.made}"
     device = next(iter(builder.values))
-    return builder.attempt(f"with torch.autocast({device}.device.type, {dtype}): {made} = {expression}", [made])
+    return builder.attempt(f"with torch.autocast({device}.device.type, {dtype}): {result} = {expression}", [result])
 
 
 SEVERAL = (
@@ -191,10 +191,10 @@ def several(builder: Builder) -> bool:
     name = builder.operand(lambda value: is_any(value) and value.dim() > 0)
     if name is None:
         return False
-    made = builder.made
+    result = builder.made
     dim = builder.dim(name)
     call = builder.one(SEVERAL).format(x=name, d=dim)
-    return builder.attempt(f"t{made}, t{made + 1} = torch.{call}", [f"t{made}", f"t{made + 1}"])
+    return builder.attempt(f"t{result}, t{result + 1} = torch.{call}", [f"t{result}", f"t{result + 1}"])
 
 
 PRODUCTIONS: tuple[tuple[Production, int], ...] = (

@@ -82,8 +82,8 @@ class Input:
             shifted = numbers.double() * (1 + shift * noise)
             numbers = shifted if abs(shift) < LEAST else shifted.to(self.dtype)
             numbers = numbers.double() if wide else numbers.to(self.dtype)
-        found = numbers.to(device).as_strided(shape, strides, offset)
-        return found.detach().requires_grad_(self.grad)
+        result = numbers.to(device).as_strided(shape, strides, offset)
+        return result.detach().requires_grad_(self.grad)
 
 
 def placed(shape: tuple[int, ...], layout: str) -> tuple[int, tuple[int, ...], int]:

@@ -70,19 +70,19 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
     calls = [Call(program, number, device) for number in range(len(program.calls))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, failure = _called(fused, calls)  # all of them, before the capture makes Dynamo forget the first
+        result, failure = _called(fused, calls)  # all of them, before the capture makes Dynamo forget the first
         verdict = _counted(fused)
         if failure is not None and is_lost(device):
-            return replace(verdict, status="error", reason=f"call {len(found)}: {cause(failure)}")
-        for call, run in zip(calls, found, strict=False):
+            return replace(verdict, status="error", reason=f"call {len(result)}: {cause(failure)}")
+        for call, run in zip(calls, result, strict=False):
             _compare(verdict, call, run)
             if verdict.status != "pass":
                 return verdict
         if failure is None:
             return verdict
-        verdict.reason = f"call {len(found)}: {cause(failure)}"
+        verdict.reason = f"call {len(result)}: {cause(failure)}"
         refused = strict and isinstance(failure, Unsupported)  # what fails to be compiled is raised by Dynamo
-        if not refused and is_captured_rightly(calls[len(found)]):
+        if not refused and is_captured_rightly(calls[len(result)]):
             return replace(verdict, status="error")
         if not strict:
             return replace(verdict, status="skipped")
@@ -92,15 +92,15 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
 
 def _called(fused: Function, calls: Sequence[Call]) -> tuple[list[Run], Exception | None]:
     """What the calls leave behind, and what the one after the last of these raises."""
-    found: list[Run] = []
+    results: list[Run] = []
     try:
         for call in calls:
             run = call.run(fused)
             synchronize(call.device)
-            found.append(run)
+            results.append(run)
     except Exception as failure:
-        return found, failure
-    return found, None
+        return results, failure
+    return results, None
 
 
 def _counted(fused: Function) -> Verdict:
@@ -113,10 +113,10 @@ def _counted(fused: Function) -> Verdict:
     return verdict
 
 
-def _compare(verdict: Verdict, call: Call, found: Run) -> None:
+def _compare(verdict: Verdict, call: Call, result: Run) -> None:
     """Add to a verdict what is to be said of one call."""
     try:
-        difference = compare(call, found)
+        difference = compare(call, result)
     except (RuntimeError, RefusedError) as failure:
         lost = is_lost(call.device)
         if not lost and isinstance(failure, RuntimeError):
@@ -130,16 +130,16 @@ def _compare(verdict: Verdict, call: Call, found: Run) -> None:
         verdict.status, verdict.reason = "mismatch", f"call {call.number}: {difference.wrong}"
 
 
-def compare(call: Call, found: Run) -> Difference:
+def compare(call: Call, result: Run) -> Difference:
     """How what a call left behind differs from what it leaves in eager."""
     eager, captured, said = Eager(call), Captured(call), Difference()
-    if differences := unlike(found, eager.run):
-        where = captured.formed_as(found)
+    if differences := unlike(result, eager.run):
+        where = captured.formed_as(result)
         if not where:
             return Difference(differences[0])
         said.excused += [f"{difference}, as {where}" for difference in differences]
     for name, theirs in eager.run.tensors.items():
-        ours = found.tensors.get(name)
+        ours = result.tensors.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
             continue
         wrong, vague, allowed = _wrong(name, ours, eager)

@@ -91,13 +91,13 @@ def cotangent(end: Tensor, shift: float = 0.0) -> Tensor:
     return (numbers * (1 + shift * (2 * ((steps + 1) * 0.7548776662466927 % 1.0) - 1))).view(end.shape).to(end.dtype)
 
 
-def unlike(found: Run, expected: Run) -> list[str]:
+def unlike(actual: Run, expected: Run) -> list[str]:
     """How a run differs from eager's in form: in what there is, shapes, dtypes, strides, and who shares memory."""
-    if found.tensors.keys() != expected.tensors.keys():
-        return [f"gives {sorted(found.tensors)}, eager {sorted(expected.tensors)}"]
-    differences = [_unlike(name, found.tensors[name], theirs) for name, theirs in expected.tensors.items()]
-    if found.shared != expected.shared:
-        differences.append(f"shares memory as {found.shared}, eager as {expected.shared}")
+    if actual.tensors.keys() != expected.tensors.keys():
+        return [f"gives {sorted(actual.tensors)}, eager {sorted(expected.tensors)}"]
+    differences = [_unlike(name, actual.tensors[name], theirs) for name, theirs in expected.tensors.items()]
+    if actual.shared != expected.shared:
+        differences.append(f"shares memory as {actual.shared}, eager as {expected.shared}")
     return [difference for difference in differences if difference]
 
 

@@ -14,15 +14,15 @@ from tests.random_programs.program import Program
 
 def smallest(program: Program, fails: Callable[[Program], bool], tries: int = 200) -> Program:
     """The last program of a descent on which `fails` still holds."""
-    found = True
-    while found and tries > 0:
-        found = False
+    result = True
+    while result and tries > 0:
+        result = False
         for candidate in smaller(program):
             tries -= 1
             if tries < 0:
                 break
             if runs(candidate) and fails(candidate):
-                program, found = candidate, True
+                program, result = candidate, True
                 break
     return program
 
@@ -47,8 +47,8 @@ def smaller(program: Program) -> Iterator[Program]:
     for position in reversed(range(len(lines))):  # give out what a statement reads rather than what it makes
         for name in dict.fromkeys(names_read(lines[position])):
             if name not in ("torch", "F") and len(name) < 4:
-                made = _targets(lines[position])
-                kept = [result for result in results if result not in made]
+                built = _targets(lines[position])
+                kept = [result for result in results if result not in built]
                 yield _pruned(program, lines[:position] + lines[position + 1 :], [*kept, name])
     for position in range(len(lines)):
         yield _pruned(program, lines[:position] + lines[position + 1 :], results)

@@ -335,7 +335,7 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 def filled(builder: Builder, template: str) -> str | None:
     """The template with its holes filled; None where there is nothing for one of them."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     subject = ""
     holes = sorted(dict.fromkeys(_HOLE.findall(template)), key=lambda hole: hole.rstrip(string.digits) not in KINDS)
     for hole in holes:  # subjects first
@@ -350,8 +350,8 @@ def filled(builder: Builder, template: str) -> str | None:
             part = SETTINGS[what](builder, subject)
         if part is None:
             return None
-        found[hole] = part
-    return _HOLE.sub(lambda match: found[match.group(1)], template)
+        result[hole] = part
+    return _HOLE.sub(lambda match: result[match.group(1)], template)
 
 
 def _dims(builder: Builder, subject: str) -> str | None:

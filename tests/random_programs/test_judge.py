@@ -92,17 +92,17 @@ def test_what_a_refused_call_is_left_to_is_judged(monkeypatch: pytest.MonkeyPatc
 
 def test_nothing_is_compared_before_the_last_call_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's capture, which a wrong result is compared with, makes Dynamo forget what it compiled."""
-    made = []
+    results = []
 
     def fused(function, **settings):  # type: ignore[no-untyped-def]
         def run(*arguments: object) -> object:
-            made.append(arguments)
+            results.append(arguments)
             return function(*arguments)
 
         return run
 
-    def compare(call: Call, found: Run) -> judging.Difference:
-        assert len(made) == 2
+    def compare(call: Call, result: Run) -> judging.Difference:
+        assert len(results) == 2
         return judging.Difference("wrong")
 
     monkeypatch.setattr(judging, "compare", compare)

@@ -86,8 +86,8 @@ def test_a_backward_that_takes_eager_down_is_not_asked_for() -> None:
 def test_attention_without_heads_that_takes_eager_down_is_not_drawn() -> None:
     def attention(heads: int) -> torch.Tensor:
         x = torch.ones(3, heads, 5, 4)
-        found, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)
-        return found
+        result, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)
+        return result
 
     with Survived():
         assert attention(2).shape == (3, 2, 5, 4)

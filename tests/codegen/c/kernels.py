@@ -52,10 +52,10 @@ def run(
     sizes: dict[sympy.Symbol, int] | None = None,
 ) -> str:
     """Emit, build and launch; returns the source."""
-    made = kernel(inputs, outputs, axes, *body, sizes=tuple(sizes or ()))
-    source = TARGET.emit(made)
-    assert source == TARGET.emit(made)
-    TARGET.build(made, source)(*inputs.values(), *outputs.values(), *(sizes or {}).values())
+    example = kernel(inputs, outputs, axes, *body, sizes=tuple(sizes or ()))
+    source = TARGET.emit(example)
+    assert source == TARGET.emit(example)
+    TARGET.build(example, source)(*inputs.values(), *outputs.values(), *(sizes or {}).values())
     return source
 
 

@@ -143,9 +143,9 @@ def test_sums_of_choices_beside_what_is_stored(dtype, stored):
     chosen = op("where", op("isnan", read), zero, op("where", op("gt", read, one), one, chosen))
     fold = Fold("total", "sum", (chosen,), (r0,), dtype)
     shown = chosen if stored is dtype else Cast(chosen, stored)
-    walk = Loop((r0,), (fold, Store("out", 517 * i0 + r0, shown)))
+    loop = Loop((r0,), (fold, Store("out", 517 * i0 + r0, shown)))
     axes = [axis(i0, 9), axis(r0, 517, LOOP)]
-    run({"x": x}, {"total": total, "out": out}, axes, walk, Store("total", i0, fold.ref))
+    run({"x": x}, {"total": total, "out": out}, axes, loop, Store("total", i0, fold.ref))
     expected = torch.where(x > 1, 1, torch.where(x < -1, 0, x * x * x))
     torch.testing.assert_close(total, expected.sum(1), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(out, expected.to(stored))

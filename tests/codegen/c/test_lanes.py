@@ -31,7 +31,7 @@ def kernels_of(f: Callable[..., object], *args: torch.Tensor) -> list[str]:
     """The sources of what `f` becomes."""
     fused = fusion.fuse(f, options={"target": "c", "strict": True})
     fused(*args)
-    return [made.source for graph in fusion.report(fused).graphs for made in graph.kernels]
+    return [result.source for graph in fusion.report(fused).graphs for result in graph.kernels]
 
 
 pytestmark = pytest.mark.skipif("Free Software" not in find_compiler().version, reason="GCC says it")

@@ -96,10 +96,10 @@ def test_every_fold_beside_a_product(role):
     params += [param(f"out_{fold.name}", fold.dtype, m, written=True) for fold in folds]
     stores = [Store(f"out_{fold.name}", i, fold.ref) for fold in folds]
     body = (dot, *folds) if role is WHOLE else (Loop((s,), (dot, *folds)),)
-    made = kernel("folds", params, {i: (m, GRID), d: (k, WHOLE), s: (n, role)}, *body, *stores)
+    example = kernel("folds", params, {i: (m, GRID), d: (k, WHOLE), s: (n, role)}, *body, *stores)
     a, c = torch.randn(m, k) * 0.3, torch.randn(k, n)
     a[3] = math.nan
-    check(made, [a, c, *tensors(made)[2:]])
+    check(example, [a, c, *tensors(example)[2:]])
 
 
 def test_a_sum_along_the_rows_of_a_product():
@@ -144,8 +144,8 @@ def test_running_values_without_a_product():
     whole = replace(whole, carry=op("mul", whole.before, op("exp", op("sub", top.before, top.ref))))
     params = (param("x", F32, 70, n), param("out", F32, 70, n, written=True))
     store = Loop((s,), (Store("out", n * i + s, op("truediv", power, whole.ref)),))
-    made = kernel("online", params, {i: (70, GRID), s: (n, LOOP)}, Loop((s,), (top, whole)), store)
-    x, out = check(made)
+    example = kernel("online", params, {i: (70, GRID), s: (n, LOOP)}, Loop((s,), (top, whole)), store)
+    x, out = check(example)
     torch.testing.assert_close(out, x.softmax(1))
 
 
@@ -169,8 +169,8 @@ def test_a_fold_that_is_complete_in_each_block():
     share = op("truediv", load("x", 2800 * i + 7 * s + d), total.ref)
     params = (param("x", F32, 20, 400, 7), param("out", F32, 20, 400, 7, written=True))
     loop = Loop((s,), (total, Store("out", 2800 * i + 7 * s + d, share)))
-    made = kernel("shares", params, {i: (20, GRID), s: (400, LOOP), d: (7, WHOLE)}, loop)
-    x, out = check(made, [torch.rand(20, 400, 7) + 0.1, torch.empty(20, 400, 7)])
+    example = kernel("shares", params, {i: (20, GRID), s: (400, LOOP), d: (7, WHOLE)}, loop)
+    x, out = check(example, [torch.rand(20, 400, 7) + 0.1, torch.empty(20, 400, 7)])
     torch.testing.assert_close(out, x / x.sum(-1, keepdim=True))
 
 

@@ -14,12 +14,12 @@ from tests.codegen.kernels.making import load
 
 def picked(size: int) -> Expr:
     """Of the roots of a row's sums, the one that stands at i1 and i2 together."""
-    total, found = const(1.0, F32), const(0.0, F32)
+    total, result = const(1.0, F32), const(0.0, F32)
     for k in range(size):
         total = op("add", total, op("exp", load("x", size * i0 + k)))
         here = op("eq", IndexValue(i1 + i2), const(k, torch.int64))
-        found = op("where", here, op("sqrt", total), found)
-    return found
+        result = op("where", here, op("sqrt", total), result)
+    return result
 
 
 def expected(x: torch.Tensor, size: int) -> torch.Tensor:

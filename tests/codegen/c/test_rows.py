@@ -97,10 +97,10 @@ def test_softmax_of_a_row_that_is_masked_out_is_nan_and_nan_stays_in_its_row():
 
 def test_the_exponential_of_a_softmax_is_computed_once_and_in_vectors():
     x = torch.randn(64, 1024)
-    made = kernel({"x": x}, {"out": x}, [axis(i0, 64), axis(r0, 1024, WHOLE)], *softmax_body(WHOLE, 1024 * i0 + r0))
-    source = TARGET.emit(made)
+    example = kernel({"x": x}, {"out": x}, [axis(i0, 64), axis(r0, 1024, WHOLE)], *softmax_body(WHOLE, 1024 * i0 + r0))
+    source = TARGET.emit(example)
     assert source.count("exp_float(x[") == 1
-    ((suffix, text),) = TARGET.stages(made, source)
+    ((suffix, text),) = TARGET.stages(example, source)
     assert suffix == "s"
     assert isinstance(text, str)
     assert re.search(r"pslld\s|\bshl\s+v", text)  # the exponents of the results, put in their places in a vector

@@ -45,12 +45,14 @@ def libraries() -> tuple[str, ...]:
         probe = [*COMPILER, "-c", "-x", "c", os.devnull, "-o", os.devnull]
         subprocess.run(probe, check=True, capture_output=True, timeout=SECONDS)
         asked = [["gcc", f"-print-file-name={name}"] for name in LIBRARIES]
-        found = tuple(subprocess.run(each, check=True, capture_output=True, text=True).stdout.strip() for each in asked)
+        result = tuple(
+            subprocess.run(each, check=True, capture_output=True, text=True).stdout.strip() for each in asked
+        )
     except (OSError, subprocess.CalledProcessError):
-        found = ()
-    if not found or not all(map(os.path.isabs, found)):
+        result = ()
+    if not result or not all(map(os.path.isabs, result)):
         pytest.skip("needs gcc with its sanitizers")
-    return found
+    return result
 
 
 @cache

@@ -54,10 +54,10 @@ def test_floats(name: str, dim: int, role: Role) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_special_values(name: str, dim: int) -> None:
     x = SPECIAL[torch.randint(0, len(SPECIAL), (40, 40), generator=torch.Generator().manual_seed(0))]
-    found, eager = scanned(name, x, dim, WHOLE), NAMES[name](x, dim)
-    torch.testing.assert_close(found, eager, equal_nan=True)
+    result, eager = scanned(name, x, dim, WHOLE), NAMES[name](x, dim)
+    torch.testing.assert_close(result, eager, equal_nan=True)
     if name in ("max", "min"):
-        assert torch.equal(torch.signbit(found.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
+        assert torch.equal(torch.signbit(result.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, I64])

@@ -19,9 +19,9 @@ def run(kernel: Kernel, tensors: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("walk", WALKS)
-def test_masks_in_memory(walk: str, mask: str) -> None:
-    kernel = masked(walk, mask, SIZES)
+@pytest.mark.parametrize("loop", WALKS)
+def test_masks_in_memory(loop: str, mask: str) -> None:
+    kernel = masked(loop, mask, SIZES)
     assert ") continue;" in TARGET.emit(kernel)
     ids = torch.arange(500) // 150 if mask != "no document twice in a row" else torch.arange(500) // 400
     tensors = given(kernel, SIZES, ids)

@@ -48,11 +48,11 @@ TRAPS = {"floordiv", "truncdiv", "remainder", "fmod"}  # eager raises, or dies, 
 
 
 def dtypes_of(name: str) -> list[torch.dtype]:
-    found = [] if name in ONLY_INTEGERS else [F32, F64, BF16, F16]
+    result = [] if name in ONLY_INTEGERS else [F32, F64, BF16, F16]
     if name not in NO_INTEGERS:
-        found += [torch.int8, torch.int16, torch.int32, I64, torch.uint8]
-        found += [] if name in NO_BOOLS else [torch.bool]
-    return found
+        result += [torch.int8, torch.int16, torch.int32, I64, torch.uint8]
+        result += [] if name in NO_BOOLS else [torch.bool]
+    return result
 
 
 @pytest.mark.parametrize("name", [name for name in SCALAR_OPS if name not in ("where", "checked")])

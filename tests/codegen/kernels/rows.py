@@ -115,18 +115,18 @@ def fold(name: str, rows: int, columns: int, role: Role, dtype: torch.dtype = F3
 
 def scan(name: str, rows: int, columns: int, role: Role, dtype: torch.dtype = F32, *, along: int = 1) -> Kernel:
     """One scan along either dimension of [rows, columns]; of extremes, values and positions"""
-    kept, walked = (rows, columns) if along == 1 else (columns, rows)
+    kept, looped = (rows, columns) if along == 1 else (columns, rows)
     offset = columns * i + r if along == 1 else columns * r + i
     x = load("x", offset, dtype)
-    found = [Prefix("p", name, (x,), r, dtype)]
+    results = [Prefix("p", name, (x,), r, dtype)]
     if name in ("max", "min"):
         place = Prefix("q", f"arg{name}", (x, IndexValue(r)), r, I64)
-        found = [place, *found] if along == 0 else [*found, place, replace(found[0], name="again")]
-    params = [param(f"out{k}", f.dtype, rows, columns, written=True) for k, f in enumerate(found)]
-    stores = [Store(f"out{k}", offset, f.ref) for k, f in enumerate(found)]
-    body: tuple[Stmt, ...] = (*found, *stores)
+        results = [place, *results] if along == 0 else [*results, place, replace(results[0], name="again")]
+    params = [param(f"out{k}", f.dtype, rows, columns, written=True) for k, f in enumerate(results)]
+    stores = [Store(f"out{k}", offset, f.ref) for k, f in enumerate(results)]
+    body: tuple[Stmt, ...] = (*results, *stores)
     body = (Loop((r,), body),) if role is LOOP else body
-    axes = {i: (kept, GRID), r: (walked, role)}
+    axes = {i: (kept, GRID), r: (looped, role)}
     return kernel(f"scan_{name}", (param("x", dtype, rows, columns), *params), axes, *body)
 
 

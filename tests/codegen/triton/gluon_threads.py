@@ -125,8 +125,8 @@ def _wait(outstanding: int, deps: Sequence[Any]) -> Any:
         _OWN.begun.pop(0).end()
     for dep in deps:
         assert not isinstance(dep, Product) or dep.result is not None, "read before it has been waited for"
-    found = tuple(dep.result if isinstance(dep, Product) else dep for dep in deps)
-    return found[0] if len(found) == 1 else found
+    result = tuple(dep.result if isinstance(dep, Product) else dep for dep in deps)
+    return result[0] if len(result) == 1 else result
 
 
 def _begin(left: Any, right: Shared, sums: torch.Tensor, *, use_acc: bool = True, is_async: bool = False) -> Product:

@@ -99,16 +99,16 @@ def test_features_are_those_of_architectures() -> None:
 @pytest.mark.parametrize("arch", KNOWN)
 def test_speeds_that_are_not_measured_follow_from_specifications(arch: str) -> None:
     device = KNOWN[arch]
-    found = speeds(device)
+    result = speeds(device)
     if device.measured is not None:
-        assert found is device.measured
+        assert result is device.measured
         return
-    assert 0.85 * device.bandwidth < found.bandwidth < device.bandwidth
-    assert 0.7 * device.matrix[2] < found.matrix_flops < device.matrix[2]
-    assert found.matrix_share[2] == 1.0 and found.tf32_share == device.matrix[4] / device.matrix[2]
-    assert 0 < found.matrix_share[8] <= found.matrix_share[1]
-    assert not any(form == GROUPED for form, _ in found.attention)
-    assert found.products.pointers == (0.6 if device.has(Feature.ASYNC_UNITS) else 0.95)
+    assert 0.85 * device.bandwidth < result.bandwidth < device.bandwidth
+    assert 0.7 * device.matrix[2] < result.matrix_flops < device.matrix[2]
+    assert result.matrix_share[2] == 1.0 and result.tf32_share == device.matrix[4] / device.matrix[2]
+    assert 0 < result.matrix_share[8] <= result.matrix_share[1]
+    assert not any(form == GROUPED for form, _ in result.attention)
+    assert result.products.pointers == (0.6 if device.has(Feature.ASYNC_UNITS) else 0.95)
     assert capabilities(device, DEFAULT).parallelism == 2 * device.multiprocessors
 
 

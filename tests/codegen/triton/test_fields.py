@@ -101,19 +101,19 @@ def _nodes(expr: Expr) -> set[Expr]:
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_formula_gives_every_value(name: str) -> None:
     expr = FIELDS[name]
-    found = field_of(expr)
-    assert found is not None
-    assert found.exact(torch.float32)
-    assert found.mask is not None
+    field = field_of(expr)
+    assert field is not None
+    assert field.exact(torch.float32)
+    assert field.mask is not None
     (want,) = evaluate([expr], {I0: range(256)}, Scope({"w": stored(expr)}, {}, {}))
     byte = torch.arange(256)
-    assert torch.equal((((byte >> found.shift) & found.mask) ^ found.flip) + found.offset, want.long())
+    assert torch.equal((((byte >> field.shift) & field.mask) ^ field.flip) + field.offset, want.long())
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_field_stays_a_conversion(name: str) -> None:
-    found = field_of(OTHERS[name])
-    assert found is None or not found.exact(torch.float32)
+    field = field_of(OTHERS[name])
+    assert field is None or not field.exact(torch.float32)
 
 
 def test_a_constant_that_the_float_does_not_hold() -> None:
@@ -152,8 +152,8 @@ def test_assembly_that_the_interpreter_does_not_know() -> None:
 def test_only_where_the_device_has_it() -> None:
     """AMD converts a byte of a word in one instruction; halves in pairs came with sm_80."""
     kernel = only_kernel(packed, *inputs(packed, 16, 128, 256))
-    for arch, found in (("sm_80", True), ("sm_90", True), ("sm_75", False), ("gfx942", False)):
-        assert ("_bits_to_bfloat16(" in TritonTarget(arch).emit(kernel)) == found
+    for arch, result in (("sm_80", True), ("sm_90", True), ("sm_75", False), ("gfx942", False)):
+        assert ("_bits_to_bfloat16(" in TritonTarget(arch).emit(kernel)) == result
 
 
 def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -167,10 +167,10 @@ WALKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("width", [64, 128, 256])
-@pytest.mark.parametrize("walk", WALKS)
-def test_threads_give_what_the_evaluator_gives(walk: str, width: int) -> None:
+@pytest.mark.parametrize("loop", WALKS)
+def test_threads_give_what_the_evaluator_gives(loop: str, width: int) -> None:
     """Nine blocks on two programs: slots, phases and turns wrap around."""
-    assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[walk]))
+    assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[loop]))
 
 
 @pytest.mark.parametrize("keys", [128, 256, 640])
@@ -179,10 +179,10 @@ def test_walks_of_any_number_of_blocks(keys: int) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("walk", WALKS)
-def test_any_number_of_groups(walk: str, count: int) -> None:
+@pytest.mark.parametrize("loop", WALKS)
+def test_any_number_of_groups(loop: str, count: int) -> None:
     """Blocks of 192 rows reach past the end of 448, and of 256 columns that see one block fewer than they do."""
-    kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[walk])
+    kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[loop])
     config = next(each for each in TARGET.configs(kernel) if getattr(each, "groups", 0) == count)
     assert_same(kernel, TARGET.emit(kernel, config))
 
@@ -200,10 +200,10 @@ def test_what_needs_a_condition_is_walked_first() -> None:
 @pytest.mark.parametrize(
     ("rows", "keys", "width"), [(300, 391, 64), (391, 300, 64), (100, 130, 128), (130, 70, 96), (300, 100, 136)]
 )
-@pytest.mark.parametrize("walk", WALKS)
-def test_lengths_and_widths_that_are_no_whole_blocks(walk: str, rows: int, keys: int, width: int) -> None:
+@pytest.mark.parametrize("loop", WALKS)
+def test_lengths_and_widths_that_are_no_whole_blocks(loop: str, rows: int, keys: int, width: int) -> None:
     """Elements past an end are not read, or are masked: they belong to other heads, and scores far below 0."""
-    kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[walk])
+    kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[loop])
     assert_same(kernel, below=8.0)
 
 
@@ -231,15 +231,15 @@ def test_every_program_walks_about_as_far() -> None:
     """Of 64 heads of 4096 rows, 16 of which fit the cache together: 512 blocks for 132 programs, four times."""
     source = TARGET.emit(online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True))
     text = "\n".join(section for section in source.split("\n\n\n") if section.startswith("@triton.jit\ndef _zigzag"))
-    walked = []
+    looped = []
     for program in range(132):
         language = SimpleNamespace(num_programs=lambda _: 132, program_id=lambda _, program=program: program)
         language.where = lambda condition, a, b: a if condition else b
         names: dict[str, Any] = {"tl": language, "triton": SimpleNamespace(jit=lambda function: function)}
         exec(text, names)
         turns = [(turn, section) for section in range(4) for turn in range(names["_zigzag_turns"](512, section))]
-        walked.append(sum(32 - names["_zigzag"](turn, section) // 16 for turn, section in turns))
-    assert max(walked) <= 1.02 * sum(walked) / 132
+        looped.append(sum(32 - names["_zigzag"](turn, section) // 16 for turn, section in turns))
+    assert max(looped) <= 1.02 * sum(looped) / 132
 
 
 def assert_same(
@@ -290,9 +290,9 @@ def test_a_matrix_is_found_within_its_parameter() -> None:
     batch = next(dim for dim in blocked.dims if dim.name == "b").symbol
     base = 3145728 * FloorDiv(batch, 8) + 128 * Mod(batch, 8) + 1024
     matrix = replace(chain.left.matrix, stride=sympy.Integer(3072), base=base)
-    found = box_of(blocked, matrix)
-    assert found is not None and found.start == 1024
-    assert {(index, int(count), int(step)) for index, count, step in found.outer} == {
+    result = box_of(blocked, matrix)
+    assert result is not None and result.start == 1024
+    assert {(index, int(count), int(step)) for index, count, step in result.outer} == {
         (FloorDiv(batch, 8), 2, 3145728),
         (Mod(batch, 8), 8, 128),
     }

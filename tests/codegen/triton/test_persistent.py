@@ -57,8 +57,8 @@ def graded(m: int, n: int, k: int, factor: Expr) -> Kernel:
     return kernel("graded", (*params, param("out", BF16, m, n, written=True)), axes, Loop((r,), (dot,)), store)
 
 
-def chosen(made: Kernel) -> tuple[int, int, int, int]:
-    config = TARGET.configs(made)[0]
+def chosen(example: Kernel) -> tuple[int, int, int, int]:
+    config = TARGET.configs(example)[0]
     assert isinstance(config, PersistentConfig)
     return config.block("m"), config.block("n"), config.per_processor, config.parts
 
@@ -120,18 +120,18 @@ def test_functions_of_loaded_tiles_are_work_and_those_of_rows_are_not() -> None:
 
 
 def test_every_configuration_is_priced() -> None:
-    made = residual(16384, 1024, 1024, BF16)
-    shares = [of_config(block(made), each) for each in TARGET.configs(made) if isinstance(each, PersistentConfig)]
+    example = residual(16384, 1024, 1024, BF16)
+    shares = [of_config(block(example), each) for each in TARGET.configs(example) if isinstance(each, PersistentConfig)]
     assert shares == sorted(shares, reverse=True) and all(0.0 < share < 1.1 for share in shares)
 
 
 @pytest.mark.parametrize(
-    "made", [activated(8192, 4096, 1024, smooth=True), residual(16384, 768, 3072, BF16)], ids=["gelu", "residual"]
+    "example", [activated(8192, 4096, 1024, smooth=True), residual(16384, 768, 3072, BF16)], ids=["gelu", "residual"]
 )
-def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
-    config = TARGET.configs(made)[0]
+def test_what_is_chosen_fits_with_all_its_stages(example: Kernel) -> None:
+    config = TARGET.configs(example)[0]
     assert isinstance(config, PersistentConfig)
-    compiled = compile_for(imported(made, TARGET.emit(made)), H200)
+    compiled = compile_for(imported(example, TARGET.emit(example)), H200)
     assert compiled.metadata.num_stages == config.num_stages
     assert config.per_processor * (compiled.metadata.shared + RESERVED) <= PROCESSOR
     assert "wgmma.mma_async" in compiled.asm["ptx"] and "st.local" not in compiled.asm["ptx"]
@@ -140,18 +140,18 @@ def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
 @pytest.mark.parametrize("rows", [8192, sympy.Symbol("s0", integer=True, positive=True)], ids=str)
 def test_programs_are_passed_their_descriptors(rows: int | sympy.Symbol) -> None:
     """A descriptor that a program creates takes it 0.85 µs of an H200."""
-    made = residual(rows, 768, 3072, BF16)
-    text = TARGET.emit(made)
-    generated = imported(made, text)
+    example = residual(rows, 768, 3072, BF16)
+    text = TARGET.emit(example)
+    generated = imported(example, text)
     assert list(generated.descriptor_types) == ["a_desc", "b_desc", "c_desc", "out_desc"]
-    compiled = compile_for(generated, H200, (False,) if made.sizes else ())
+    compiled = compile_for(generated, H200, (False,) if example.sizes else ())
     assert "tensormap" not in compiled.asm["ptx"] and compiled.metadata.global_scratch_size == 0
 
 
 def test_gelu_divides_without_minding_the_ends_of_the_range() -> None:
     """The divisor is 1 or more: seven operations fewer for each element."""
-    made = activated(8192, 4096, 1024, smooth=True)
-    ptx = compile_for(imported(made, TARGET.emit(made)), H200).asm["ptx"]
+    example = activated(8192, 4096, 1024, smooth=True)
+    ptx = compile_for(imported(example, TARGET.emit(example)), H200).asm["ptx"]
     assert "div.approx.ftz.f32" in ptx and "div.full.f32" not in ptx
 
 
@@ -159,10 +159,10 @@ def test_gelu_divides_without_minding_the_ends_of_the_range() -> None:
 def test_sizes_that_are_not_known_come_through_descriptors(side: str) -> None:
     batch, length = sympy.symbols("s0 s1", integer=True, positive=True)
     rows = batch * length
-    made = residual(rows, 768, 3072, BF16) if side == "rows" else matmul(768, 3072, rows, BF16, turned=(True, False))
-    compiled = compile_for(imported(made, TARGET.emit(made)), H200, (False, False))
+    result = residual(rows, 768, 3072, BF16) if side == "rows" else matmul(768, 3072, rows, BF16, turned=(True, False))
+    compiled = compile_for(imported(result, TARGET.emit(result)), H200, (False, False))
     assert "cp.async.bulk.tensor" in compiled.asm["ptx"] and "wgmma.mma_async" in compiled.asm["ptx"]
-    assert compiled.metadata.num_stages == TARGET.configs(made)[0].num_stages
+    assert compiled.metadata.num_stages == TARGET.configs(result)[0].num_stages
 
 
 def test_rows_that_are_not_known_are_counted_as_traced() -> None:
@@ -170,9 +170,9 @@ def test_rows_that_are_not_known_are_counted_as_traced() -> None:
     many.
     """
     rows = sympy.Symbol("s0", integer=True, positive=True)
-    made, known = activated(rows, 768, 1024, smooth=False), activated(8192, 768, 1024, smooth=False)
-    assert chosen(replace(made, traced=((rows, 8192),))) == chosen(known) != chosen(made)
-    assert chosen(replace(made, traced=((rows, 40),))) == chosen(made)
+    example, known = activated(rows, 768, 1024, smooth=False), activated(8192, 768, 1024, smooth=False)
+    assert chosen(replace(example, traced=((rows, 8192),))) == chosen(known) != chosen(example)
+    assert chosen(replace(example, traced=((rows, 40),))) == chosen(example)
 
 
 def test_short_rows_that_are_not_known_do_not() -> None:
@@ -183,9 +183,10 @@ def test_short_rows_that_are_not_known_do_not() -> None:
 
 
 def test_parts_are_said_in_words() -> None:
-    made = activated(8192, 4096, 1024, smooth=True)
+    example = activated(8192, 4096, 1024, smooth=True)
     assert (
-        TARGET.alternatives(made)[0].name == "m 128, k 64, n 128, 8 warps, 3 stages, 2 persistent, finished in 2 parts"
+        TARGET.alternatives(example)[0].name
+        == "m 128, k 64, n 128, 8 warps, 3 stages, 2 persistent, finished in 2 parts"
     )
 
 

@@ -33,9 +33,9 @@ from tests.codegen.triton.texts import TARGET, body, compiles
 
 
 def test_a_source_reads_like_this() -> None:
-    made = softmax(1823, 781, Role.WHOLE)
+    example = softmax(1823, 781, Role.WHOLE)
     source = TARGET.emit(
-        Kernel(made.name, made.params, (), made.axes, made.body, origins=("softmax (head, model.py:7)",))
+        Kernel(example.name, example.params, (), example.axes, example.body, origins=("softmax (head, model.py:7)",))
     )
     assert (
         source
@@ -181,17 +181,17 @@ def test_many_long_rows_that_are_walked_again_have_a_multiprocessor_each() -> No
 
 def test_rows_of_halves_that_are_overwritten_share_a_multiprocessor() -> None:
     warps = {
-        dtype: [TARGET.configs(made)[0].num_warps for made in (apart, _in_place(apart))]
+        dtype: [TARGET.configs(result)[0].num_warps for result in (apart, _in_place(apart))]
         for dtype in (F32, BF16)
         for apart in [online_softmax(2048, 128256, dtype=dtype)]
     }
     assert warps == {F32: [32, 32], BF16: [32, 16]}
 
 
-def _in_place(made: Kernel) -> Kernel:
+def _in_place(example: Kernel) -> Kernel:
     """A kernel from x to out that overwrites x."""
-    x = replace(made.params[0], written=True)
-    return replace(made, params=(x,), body=rename(made.body, {"x": "x", "out": "x"}))
+    x = replace(example.params[0], written=True)
+    return replace(example, params=(x,), body=rename(example.body, {"x": "x", "out": "x"}))
 
 
 def test_parts_of_a_walk_do_not_wait_for_each_other() -> None:
@@ -237,18 +237,20 @@ def test_tall_columns_are_walked_and_short_ones_held() -> None:
 
 
 def test_columns_that_are_stored_before_they_are_summed_are_walked_once() -> None:
-    made = fold("sum", 600, 512, Role.WHOLE, along=0)
-    params = (*made.params, param("map", F32, 600, 512, written=True))
+    example = fold("sum", 600, 512, Role.WHOLE, along=0)
+    params = (*example.params, param("map", F32, 600, 512, written=True))
     doubled = Store("map", 512 * r + i, Op("mul", (load_expr("x", 512 * r + i), const(2.0, F32)), F32))
-    text = body(replace(made, params=params, body=(*made.body, doubled)))
+    text = body(replace(example, params=params, body=(*example.body, doubled)))
     assert text.count("for ") == text.count("tl.load(") == 1
 
 
 def test_columns_that_only_folds_need_again_are_walked_again() -> None:
     assert body(column_softmax(600, 512)).count("for ") == 0
-    made = column_softmax(600, 512)
-    made = replace(made, params=made.params[:2], body=(*made.body[:2], Store("top", i, made.body[1].ref)))
-    assert body(made).count("for ") == 2
+    example = column_softmax(600, 512)
+    example = replace(
+        example, params=example.params[:2], body=(*example.body[:2], Store("top", i, example.body[1].ref))
+    )
+    assert body(example).count("for ") == 2
 
 
 def test_few_columns_are_spread_over_more_processors() -> None:
@@ -275,8 +277,8 @@ def test_only_what_leads_to_nothing_wider_uses_the_quick_forms() -> None:
     shared, own = Op("exp", (x,), F32), Op("exp", (Op("neg", (x,), F32),), F32)
     params = [param("x", F32, 64), param("wide", F32, 64, written=True), param("half", F16, 64, written=True)]
     half = Cast(Op("mul", (shared, own), F32), F16)
-    made = kernel("two", params, {i: (64, Role.GRID)}, Store("wide", i, shared), Store("half", i, half))
-    text = TARGET.emit(made)
+    example = kernel("two", params, {i: (64, Role.GRID)}, Store("wide", i, shared), Store("half", i, half))
+    text = TARGET.emit(example)
     assert text.count("libdevice.exp(in") + text.count("libdevice.exp(x") == 1 and text.count("tl.exp(") == 1
 
 
@@ -299,18 +301,18 @@ def test_every_operation_is_spelled_in_every_dtype() -> None:
 
 
 def test_sources_that_do_not_fit_the_kernel_are_refused() -> None:
-    made = add(64)
-    source = TARGET.emit(made)
+    example = add(64)
+    source = TARGET.emit(example)
     for broken in ("def", source.replace("CONFIG =", "SETTINGS ="), source.replace("    y_ptr,", "    z_ptr,", 1)):
         with pytest.raises(BuildError, match="cannot be used"):
-            list(TARGET.stages(made, broken))
+            list(TARGET.stages(example, broken))
 
 
 @compiles
 def test_errors_of_the_compiler_are_passed_on() -> None:
-    made = add(64)
+    example = add(64)
     with pytest.raises(BuildError, match=r"cannot compile add[\s\S]*nonsense"):
-        list(TARGET.stages(made, TARGET.emit(made).replace("x + y", "nonsense")))
+        list(TARGET.stages(example, TARGET.emit(example).replace("x + y", "nonsense")))
 
 
 def test_unknown_architectures_are_refused() -> None:

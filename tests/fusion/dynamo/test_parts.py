@@ -259,11 +259,11 @@ def test_a_checkpoint_draws_in_backward_what_it_drew_in_forward() -> None:
         return checkpoint(part, x * 2, v, use_reentrant=False).exp() * 2
 
     x, v = of_written(8)[::2]
-    found = []
+    results = []
     for each in (f, fusion.fuse(f)):
         torch.manual_seed(0)
-        found.append(quietly(trained, each, (x, v), torch.float32))
-    torch.testing.assert_close(*found)
+        results.append(quietly(trained, each, (x, v), torch.float32))
+    torch.testing.assert_close(*results)
 
 
 def test_views_alone_are_not_compiled() -> None:
@@ -312,8 +312,8 @@ def test_gradients_are_turned_on_and_off_between_parts() -> None:
         return compile_in_parts(graph, untraceable(graph), lambda part: parts.append(part) or part).forward
 
     x, v = of_written(8)[::2]
-    made = torch.compile(within_no_grad, backend=backend)(x.requires_grad_(), v.requires_grad_())
-    assert made.requires_grad and torch.is_grad_enabled()
+    result = torch.compile(within_no_grad, backend=backend)(x.requires_grad_(), v.requires_grad_())
+    assert result.requires_grad and torch.is_grad_enabled()
     assert len(parts) == 5 and not any("_set_grad_enabled" in part.code for part in parts)
 
 

@@ -93,15 +93,15 @@ def test_regions_are_part_of_the_graph(name: str, dynamic: bool) -> None:
 
 def captured(function: Callable[..., object], x: Tensor) -> fx.GraphModule:
     """Dynamo's graph of a call."""
-    found: list[fx.GraphModule] = []
+    results: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: object) -> fx.GraphModule:
-        found.append(graph)
+        results.append(graph)
         return graph
 
     with patch.object(torch._dynamo.config, "capture_dynamic_output_shape_ops", True):
         torch.compile(function, backend=keep)(x)
-    (graph,) = found
+    (graph,) = results
     return graph
 
 

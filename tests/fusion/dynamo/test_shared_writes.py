@@ -106,9 +106,9 @@ def test_eagers_error_is_raised(program: Program) -> None:
         program(x.clone())
     fused = fusion.fuse(program, options={"strict": True})
     warnings.simplefilter("ignore", fusion.FusionWarning)
-    with pytest.raises(RuntimeError, match=SHARED) as found:
+    with pytest.raises(RuntimeError, match=SHARED) as actual:
         fused(x.clone())
-    assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+    assert str(actual.value).splitlines()[0] == str(expected.value).splitlines()[0]
     assert "share memory" in str(fusion.report(fused)) or "partly overlaps" in str(fusion.report(fused))
 
 
@@ -117,8 +117,8 @@ def test_views_whose_elements_meet_are_written_by_eager(program: Program) -> Non
     x, own = torch.arange(6.0) - 2, torch.arange(6.0) - 2
     fused = fusion.fuse(program)
     warnings.simplefilter("ignore", fusion.FusionWarning)
-    found = fused(own)
-    torch.testing.assert_close((found, own), (program(x), x))
+    result = fused(own)
+    torch.testing.assert_close((result, own), (program(x), x))
     assert any(words in str(fusion.report(fused)) for words in ("share memory", "share elements"))
 
 
@@ -193,10 +193,10 @@ def test_inputs_that_share_memory_and_are_no_views() -> None:
     for size in (10, 9, 12):
         if size == 10:
             with pytest.warns(fusion.FusionWarning, match="views of no common tensor"):
-                found = called(fused, size)
+                result = called(fused, size)
         else:
-            found = called(fused, size)
-        torch.testing.assert_close(found, called(program, size), rtol=0, atol=0)
+            result = called(fused, size)
+        torch.testing.assert_close(result, called(program, size), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -212,8 +212,8 @@ def test_views_of_another_base(dynamic: bool) -> None:
     for size in (10, 9, 20, 10):
         mine, own = torch.arange(float(size)), torch.arange(float(size))
         warnings.simplefilter("ignore", fusion.FusionWarning)
-        found = fused(own[:6], own[3:9])
-        torch.testing.assert_close((found, own), (program(mine[:6], mine[3:9]), mine), rtol=0, atol=0)
+        result = fused(own[:6], own[3:9])
+        torch.testing.assert_close((result, own), (program(mine[:6], mine[3:9]), mine), rtol=0, atol=0)
     assert fusion.report(fused).kernels
 
 
@@ -235,7 +235,7 @@ def test_results_that_are_symbolic_views_of_a_part_that_is_changed(part: Callabl
         expected = program(part(whole))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fusion.FusionWarning)
-            found = fused(part(own))
-        torch.testing.assert_close((found, own), (expected, whole), rtol=0, atol=0)
+            actual = fused(part(own))
+        torch.testing.assert_close((actual, own), (expected, whole), rtol=0, atol=0)
     report = fusion.report(fused)
     assert report.kernels and any("a result is a view of it" in str(graph.failure) for graph in report.graphs)

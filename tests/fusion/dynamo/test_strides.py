@@ -46,9 +46,9 @@ def test_views_of_an_input_changed_in_place_are_of_its_numbers(
     fused = fusion.fuse(program, dynamic=True, options={"strict": True})
     for rows in (7, 9):
         mine, yours = (torch.arange(5.0 * rows).view(5, rows).requires_grad_(wanted).mul(0.5).t() for _ in range(2))
-        found, expected = fused(mine), program(yours)
+        actual, expected = fused(mine), program(yours)
         assert torch.equal(mine, yours) and mine.stride() == yours.stride()
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(actual, expected, strict=True):
             assert torch.equal(one, other) and one.stride() == other.stride()
             assert (one.data_ptr() == mine.data_ptr()) == (other.data_ptr() == yours.data_ptr())
     graphs = fusion.report(fused).graphs

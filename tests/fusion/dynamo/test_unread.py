@@ -94,8 +94,8 @@ def outcome(program: Program, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def check(program: Program, ours: Program) -> None:
-    found = zip(*(outcome(f, d) for f, d in ((ours, torch.float32), (program, torch.float32))), strict=True)
-    for (got, eager), exact in zip(found, outcome(program, torch.float64), strict=True):
+    result = zip(*(outcome(f, d) for f, d in ((ours, torch.float32), (program, torch.float32))), strict=True)
+    for (got, eager), exact in zip(result, outcome(program, torch.float64), strict=True):
         assert (got.shape, got.stride(), got.dtype) == (eager.shape, eager.stride(), eager.dtype)
         assert (got - exact).norm() <= 2 * (eager - exact).norm() + 1e-6 * exact.norm()
 

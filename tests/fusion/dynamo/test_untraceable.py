@@ -50,8 +50,8 @@ def test_backward_is_traced_in_this_thread_and_leaves_no_guards(device: str) -> 
     graph.output(looked)
     before = list(shapes.guards)
     Looks.threads.clear()
-    found = untraceable(fx.GraphModule(torch.nn.Module(), graph))
-    assert list(found) == [written]
-    assert "nonzero" in str(found[written])
+    result = untraceable(fx.GraphModule(torch.nn.Module(), graph))
+    assert list(result) == [written]
+    assert "nonzero" in str(result[written])
     assert Looks.threads == [threading.current_thread()]
     assert shapes.guards == before

@@ -66,8 +66,8 @@ def test_what_is_beside_written_windows_stays(program: Program, dynamic: bool) -
 def test_gradients_of_what_is_beside_written_windows() -> None:
     fused = fusion.fuse(with_a_rest, options={"strict": True})
     x = torch.randn(3, 5, requires_grad=True)
-    found, expected = (torch.autograd.grad(program(x)[1].sum(), x) for program in (fused, with_a_rest))
-    torch.testing.assert_close(found, expected)
+    actual, expected = (torch.autograd.grad(program(x)[1].sum(), x) for program in (fused, with_a_rest))
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -81,8 +81,8 @@ def test_gaps_larger_than_what_is_behind_the_last_window(dynamic: bool) -> None:
 
     fused = fusion.fuse(program, dynamic=dynamic)
     with pytest.warns(fusion.FusionWarning, match="behind the last one"):
-        found = fused(torch.arange(10.0))
-    torch.testing.assert_close(found, program(torch.arange(10.0)))
+        result = fused(torch.arange(10.0))
+    torch.testing.assert_close(result, program(torch.arange(10.0)))
     for size in (12, 11, 13):
         torch.testing.assert_close(fused(torch.arange(float(size))), program(torch.arange(float(size))))
     assert fusion.report(fused).kernels

@@ -35,8 +35,8 @@ def fresh(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
-def notes(found: Explanation) -> list[str]:
-    return [note for graph in found.graphs for note in graph.notes]
+def notes(result: Explanation) -> list[str]:
+    return [note for graph in result.graphs for note in graph.notes]
 
 
 def no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:

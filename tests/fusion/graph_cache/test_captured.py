@@ -46,8 +46,8 @@ def key_for(
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
-    (found,) = keys
-    return found
+    (result,) = keys
+    return result
 
 
 def scaled(factor: float) -> Callable[[Tensor], Tensor]:
@@ -164,10 +164,10 @@ DIFFERENT: dict[str, Callable[[], str]] = {
 
 def test_each_part_is_part_of_the_key():
     keys = {what: make() for what, make in DIFFERENT.items()}
-    found: dict[str, str] = {}
-    for what, made in keys.items():
-        assert made not in found, f"{what} is as {found.get(made)}"
-        found[made] = what
+    result: dict[str, str] = {}
+    for what, built in keys.items():
+        assert built not in result, f"{what} is as {result.get(built)}"
+        result[built] = what
     for what in ("sine", "one memory", "symbols", "checkpoint", "autocast"):
         assert DIFFERENT[what]() == keys[what]
 
@@ -284,10 +284,10 @@ print(key_for(lambda x: F.gelu(layer(x)).softmax(0), torch.ones(2, 5, 16), dynam
 
 
 def test_two_processes_have_the_same_keys():
-    told = set()
+    reported = set()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", PROCESS]
-        told.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert len(told) == 1
-    assert len(told.pop().split()) == 2
+        reported.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(reported) == 1
+    assert len(reported.pop().split()) == 2

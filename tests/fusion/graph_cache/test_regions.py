@@ -105,9 +105,9 @@ def run(
     if loss:
         torch.stack(loss).sum().backward()
     gradients = [each.grad for each in inputs if each.grad is not None]
-    found = [note for report in backend.reports for note in report.notes]
+    actual = [note for report in backend.reports for note in report.notes]
     values = [*results, *inputs, *gradients]
-    return [value.detach() for value in values], found, [value.stride() for value in values]
+    return [value.detach() for value in values], actual, [value.stride() for value in values]
 
 
 @pytest.mark.parametrize(("function", "make", "settings"), PROGRAMS)
@@ -116,8 +116,8 @@ def test_a_second_start_traces_nothing_and_gives_the_same(function, make, settin
     first, cold, strides = run(function, given, **settings)
     assert "from the cache" not in cold
     no_tracing(monkeypatch)
-    second, found, same_strides = run(function, given, **settings)
-    assert [note for note in found if note not in cold] == ["from the cache"] * len(found)
+    second, result, same_strides = run(function, given, **settings)
+    assert [note for note in result if note not in cold] == ["from the cache"] * len(result)
     assert all(map(torch.equal, first, second))
     assert strides == same_strides
 
@@ -136,8 +136,8 @@ def test_a_second_start_traces_no_attention_that_was_taken_apart(monkeypatch):
     first, cold, strides = run(attended, given)
     assert any(note.startswith("attention") and "generated" in note for note in cold)
     no_tracing(monkeypatch)
-    second, found, same_strides = run(attended, given)
-    assert [note for note in found if note not in cold] == ["from the cache"] * 2
+    second, result, same_strides = run(attended, given)
+    assert [note for note in result if note not in cold] == ["from the cache"] * 2
     assert all(map(torch.equal, first, second))
     assert strides == same_strides
 
@@ -153,8 +153,8 @@ def test_a_second_start_takes_the_parts_around_what_cannot_be_traced(monkeypatch
     first, cold, strides = run(f, given, strict=False)
     assert "from the cache" not in cold
     no_tracing(monkeypatch)
-    second, found, same_strides = run(f, given, strict=False)
-    assert found.count("from the cache") == 4, "forward and backward of two parts"
+    second, result, same_strides = run(f, given, strict=False)
+    assert result.count("from the cache") == 4, "forward and backward of two parts"
     assert all(map(torch.equal, first, second))
     assert strides == same_strides
 
@@ -303,8 +303,8 @@ def test_what_may_be_another_thing_at_the_next_start_is_traced_anew_and_says_so(
     torch._dynamo.reset()
     backend = Backend(Options())
     torch.compile(function, backend=backend)(*make())
-    told = [note for report in backend.reports for note in report.notes if note.startswith("not kept")]
-    assert any(reason in note for note in told), told
+    reported = [note for report in backend.reports for note in report.notes if note.startswith("not kept")]
+    assert any(reason in note for note in reported), reported
     assert not traced.exists()
 
 
@@ -322,8 +322,8 @@ def test_a_view_that_pytorch_does_not_write_rightly_is_traced_anew_and_says_so(t
         product = x @ y  # its rows are those of a matrix, of which the result is an `_unsafe_view`
         return product, product.diagonal()
 
-    _, told, _ = run(function, (leaf(2, 5, 4), leaf(4, 5)))
-    assert any("does not write rightly (_unsafe_view_ViewMeta)" in note for note in told), told
+    _, reported, _ = run(function, (leaf(2, 5, 4), leaf(4, 5)))
+    assert any("does not write rightly (_unsafe_view_ViewMeta)" in note for note in reported), reported
     assert not traced.exists()
 
 
@@ -374,13 +374,13 @@ def test_a_damaged_region_is_traced_anew(harm, traced, cache, monkeypatch):
     with monkeypatch.context() as context:
         if harm == "of another user":
             context.setattr(store, "is_own", lambda status: False)
-        second, told, _ = run(torch.sigmoid, (x,))
+        second, reported, _ = run(torch.sigmoid, (x,))
     assert all(map(torch.equal, first, second))
-    assert ("its entry in the cache was damaged" in told) == (harm != "without its graph")
+    assert ("its entry in the cache was damaged" in reported) == (harm != "without its graph")
     no_tracing(monkeypatch)
-    third, found, _ = run(torch.sigmoid, (x,))
+    third, result, _ = run(torch.sigmoid, (x,))
     assert all(map(torch.equal, first, third))
-    assert found == ["from the cache"] * 2
+    assert result == ["from the cache"] * 2
 
 
 def test_what_cannot_be_loaded_is_traced_anew_and_says_so(monkeypatch):
@@ -390,8 +390,8 @@ def test_what_cannot_be_loaded_is_traced_anew_and_says_so(monkeypatch):
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(fusion.graph_compiler, "load_finished", fail)
-    _, told, _ = run(torch.sigmoid, (leaf(4),))
-    assert told == ["not taken from the cache: RuntimeError: a defect", *["from the cache"] * 2]
+    _, reported, _ = run(torch.sigmoid, (leaf(4),))
+    assert reported == ["not taken from the cache: RuntimeError: a defect", *["from the cache"] * 2]
 
 
 def test_another_backend_keeps_to_what_is_pytorchs(traced):
@@ -407,6 +407,6 @@ def test_a_report_of_a_second_start_is_that_of_the_first(monkeypatch):
     x = leaf(4, 6)
     _, cold = started(normalised, x)
     no_tracing(monkeypatch)
-    _, found = started(normalised, x)
-    assert notes(found) == ["from the cache"] * 2
-    assert found.kernels == cold.kernels
+    _, result = started(normalised, x)
+    assert notes(result) == ["from the cache"] * 2
+    assert result.kernels == cold.kernels

@@ -34,8 +34,8 @@ def test_of_a_graph_that_holds_others_only_these_are_kept_and_it_says_so(cache):
 
 
 def test_what_is_known_of_sizes_after_compiling_is_known_before_it(cache, monkeypatch):
-    made = iter(["first", "second"])
-    monkeypatch.setattr(warm, "key_of", lambda *asked: next(made))
+    result = iter(["first", "second"])
+    monkeypatch.setattr(warm, "key_of", lambda *asked: next(result))
     assert notes(started(torch.sigmoid, torch.ones(3))[1]) == [
         "not kept in the cache: guards on its sizes were added while it was compiled"
     ]
@@ -175,8 +175,8 @@ def test_two_processes_at_once_and_a_third(cache):
     command = [sys.executable, "-c", PROCESS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate()[0].strip() for process in both]
-    assert {text.removesuffix(" from the cache") for text in told} == {"3.0"}
+    reported = [process.communicate()[0].strip() for process in both]
+    assert {text.removesuffix(" from the cache") for text in reported} == {"3.0"}
     third = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert third.stdout.strip() == "3.0 from the cache"
     assert len(list(cache.iterdir())) == 1

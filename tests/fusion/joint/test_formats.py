@@ -125,8 +125,8 @@ def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: s
     def both(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         y = F.conv2d(x, weight, padding=window // 2, groups=groups)
         settings = ([1, 1], [window // 2] * 2, [1, 1], False, [0, 0], groups)
-        made: tuple[Tensor, ...] = aten.convolution_backward(y, x, weight, None, *settings, [True, True, False])[:2]
-        return made
+        result: tuple[Tensor, ...] = aten.convolution_backward(y, x, weight, None, *settings, [True, True, False])[:2]
+        return result
 
     with FakeTensorMode():
         shapes = (8, channels, 14, 14), (channels, channels // groups, window, window)

@@ -20,15 +20,15 @@ def grads(program: Program, given: list[Tensor]) -> tuple[Tensor, ...]:
 
 def saved(program: Program, given: list[Tensor]) -> list[Tensor]:
     """What a call gives autograd to keep."""
-    found: list[Tensor] = []
+    results: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        results.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         program(*given)
-    return found
+    return results
 
 
 def turned(x: Tensor, w: Tensor) -> Tensor:

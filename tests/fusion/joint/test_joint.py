@@ -68,29 +68,29 @@ def inputs(name: str, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     function, heads = PROGRAMS[name]
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, 2, QUERIES, WIDTH), (3, heads, KEYS, WIDTH), (3, heads, KEYS, WIDTH))
-    made = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    made = [tensor.requires_grad_() for tensor in made]
+    results = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    results = [tensor.requires_grad_() for tensor in results]
     if function.__code__.co_argcount == 4:
-        made.append(torch.rand(QUERIES, KEYS, generator=generator) < 0.8)
-    return made
+        results.append(torch.rand(QUERIES, KEYS, generator=generator) < 0.8)
+    return results
 
 
 def joint_graph(
     function: Function, given: Sequence[torch.Tensor], *, dynamic: bool = False
 ) -> tuple[fx.GraphModule, list[object]]:
     """The graph of forward and backward as it is partitioned, and real tensors (or sizes) for what it takes."""
-    found: list[tuple[fx.GraphModule, list[object]]] = []
+    results: list[tuple[fx.GraphModule, list[object]]] = []
 
     def partition(joint: fx.GraphModule, args: Sequence[object], *, num_fwd_outputs: int, **others: object) -> object:
         with unset_fake_temporarily():
-            found.append((joint, [_real(node.meta["val"]) for node in joint.graph.nodes if node.op == "placeholder"]))
+            results.append((joint, [_real(node.meta["val"]) for node in joint.graph.nodes if node.op == "placeholder"]))
         return min_cut_rematerialization_partition(joint, args, num_fwd_outputs=num_fwd_outputs, **others)
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=lambda graph, _: graph, decompositions=decompositions(), partition_fn=partition)
     with torch.random.fork_rng():
         torch.compile(function, backend=backend, dynamic=dynamic)(*given)
-    return found[0]
+    return results[0]
 
 
 def _real(val: object) -> object:
@@ -103,8 +103,8 @@ def _real(val: object) -> object:
 def run(graph: fx.GraphModule, given: Sequence[object]) -> list[torch.Tensor]:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(3)
-        made = fx.Interpreter(graph).run(*given, enable_io_processing=False)
-    return [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        result = fx.Interpreter(graph).run(*given, enable_io_processing=False)
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def summed_sizes(graph: fx.GraphModule) -> list[int]:
@@ -124,12 +124,12 @@ def check_values(graph: fx.GraphModule, given: Sequence[object]) -> None:
 
     class Checked(fx.Interpreter):
         def run_node(self, n: fx.Node) -> object:
-            made = super().run_node(n)
+            result = super().run_node(n)
             val = n.meta.get("val")
-            if isinstance(made, torch.Tensor) and isinstance(val, torch.Tensor):
-                assert made.dtype is val.dtype, n
-                assert made.ndim == val.ndim, n
-            return made
+            if isinstance(result, torch.Tensor) and isinstance(val, torch.Tensor):
+                assert result.dtype is val.dtype, n
+                assert result.ndim == val.ndim, n
+            return result
 
     Checked(graph).run(*given, enable_io_processing=False)
     graph.graph.lint()
@@ -370,25 +370,25 @@ def test_new_nodes_say_what_they_are_there_for() -> None:
 
 def kept_bytes(function: Function, given: Sequence[torch.Tensor]) -> int:
     """Bytes of the memory that forward keeps for backward, beyond what it was given."""
-    found: list[int] = []
+    results: list[int] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Callable[[list[object]], tuple[object, ...]]:
         def call(args: list[object]) -> tuple[object, ...]:
             before = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
-            made = graph(*args)
+            traced = graph(*args)
             args.clear()
-            kept = [part.untyped_storage() for part in made[1:] if isinstance(part, torch.Tensor)]
+            kept = [part.untyped_storage() for part in traced[1:] if isinstance(part, torch.Tensor)]
             if label == "forward":
-                found.append(
+                results.append(
                     sum({each.data_ptr(): len(each) for each in kept if each.data_ptr() not in before}.values())
                 )
-            return tuple(made)
+            return tuple(traced)
 
         return call
 
     torch._dynamo.reset()
     torch.compile(function, backend=aot_backend(compile_one, of_everything))(*given).sum().backward()
-    return found[0]
+    return results[0]
 
 
 def in_heads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

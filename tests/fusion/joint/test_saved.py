@@ -29,16 +29,16 @@ def normalised_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def kept(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
 
     def pack(x: torch.Tensor) -> torch.Tensor:
-        found.append(x)
+        results.append(x)
         return x
 
     torch._dynamo.reset()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         fusion.fuse(function, options=OPTIONS)(*given)
-    return found
+    return results
 
 
 def heads(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -67,8 +67,8 @@ def test_what_is_given_is_kept_as_it_is() -> None:
 
     given = torch.rand(6, 50).bfloat16().requires_grad_(), torch.rand(6, 1).bfloat16().requires_grad_()
     torch._dynamo.reset()
-    made = fusion.fuse(divide, options=OPTIONS)(*given)
-    assert [x.dtype for x in made] == [torch.bfloat16] * 2
+    result = fusion.fuse(divide, options=OPTIONS)(*given)
+    assert [x.dtype for x in result] == [torch.bfloat16] * 2
     assert {x.dtype for x in kept(lambda x, most: x * most, *given)} == {torch.bfloat16}
 
 

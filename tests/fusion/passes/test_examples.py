@@ -43,8 +43,8 @@ def functions(tree: ast.AST) -> Iterator[Callable[..., object]]:
             continue
         if node.id in OWN:
             yield from functions(OWN[node.id])
-        elif inspect.isfunction(found := getattr(stages, node.id, None)):
-            yield found
+        elif inspect.isfunction(result := getattr(stages, node.id, None)):
+            yield result
 
 
 def test_all_passes_are_looked_at() -> None:
@@ -54,6 +54,6 @@ def test_all_passes_are_looked_at() -> None:
 
 @pytest.mark.parametrize(("name", "entry"), [pytest.param(*each, id=each[0]) for each in entries()])
 def test_a_pass_has_an_example(name: str, entry: ast.Call) -> None:
-    found = list(functions(entry))
-    shown = [each for each in found if ">>> " in (each.__doc__ or "") and each.__module__ != "fusion.passes"]
-    assert shown, f"{name}: no example in the docstring of {', '.join(each.__qualname__ for each in found)}"
+    result = list(functions(entry))
+    shown = [each for each in result if ">>> " in (each.__doc__ or "") and each.__module__ != "fusion.passes"]
+    assert shown, f"{name}: no example in the docstring of {', '.join(each.__qualname__ for each in result)}"

@@ -80,12 +80,12 @@ def test_calls_are_given_tensors_as_in_eager(
         result = program(x).sin()
         return result.sum() if within else result
 
-    found = []
+    results = []
     for run in (loss, fusion.fuse(loss, options={"strict": True})):
         x = torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape).requires_grad_()
         LAYOUTS.clear()
         run(x).sum().backward()
-        found.append((list(LAYOUTS), x.grad))
-    (layouts, grad), (ours, fused) = found
+        results.append((list(LAYOUTS), x.grad))
+    (layouts, grad), (ours, fused) = results
     assert len(layouts) > 1 and ours == layouts
     torch.testing.assert_close(fused, grad)

@@ -123,11 +123,11 @@ def test_the_mode_reaches_torch_compile() -> None:
 
 def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As far as that goes without a device: what PyTorch's recorder is told, and that its callables run."""
-    told: list[dict[str, object]] = []
+    reported: list[dict[str, object]] = []
 
     def cudagraphify(compiled: Boxed, fixed: Sequence[int], **settings: object) -> Boxed:
-        told.append({"fixed": list(fixed), "runs": 0, **settings})
-        mine = told[-1]
+        reported.append({"fixed": list(fixed), "runs": 0, **settings})
+        mine = reported[-1]
 
         def run(args: list[object]) -> tuple[object, ...]:
             mine["runs"] += 1  # type: ignore[operator]
@@ -145,10 +145,10 @@ def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
     y.sum().backward()
     torch.testing.assert_close(y, expected)
     assert model[1].num_batches_tracked == 1
-    forward, backward = told
+    forward, backward = reported
     assert [forward["runs"], backward["runs"]] == [1, 1]
-    assert [graph["device_index"] for graph in told] == [3, 3]
-    assert [graph["is_backward"] for graph in told] == [False, True]
+    assert [graph["device_index"] for graph in reported] == [3, 3]
+    assert [graph["is_backward"] for graph in reported] == [False, True]
     names = [info.name for info in forward["placeholders"]]  # type: ignore[attr-defined]
     assert len(names) == 8 and len(forward["fixed"]) == 7, "all but x"  # type: ignore[arg-type]
     changed = forward["mutated_input_idxs"]

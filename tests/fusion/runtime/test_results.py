@@ -62,12 +62,12 @@ def filled(index: Tensor, after: OpOverload, *args: object) -> fx.GraphModule:
     output = graph.graph.output_node()
     with graph.graph.inserting_before(output):
         rows = graph.graph.placeholder("rows")
-        found = graph.graph.call_function(aten.index_select.default, (rows, 0, output.args[0][0]))
-        end = graph.graph.call_function(after, (found, *args))
+        result = graph.graph.call_function(aten.index_select.default, (rows, 0, output.args[0][0]))
+        end = graph.graph.call_function(after, (result, *args))
         twice = graph.graph.call_function(aten.mul.Tensor, (end, 2))
     mode = output.args[0][0].meta["val"].fake_mode
-    rows.meta["val"], found.meta["val"] = (mode.from_tensor(torch.empty(n, 3)) for n in (4, 1))
-    end.meta["val"] = twice.meta["val"] = after(found.meta["val"], *args)
+    rows.meta["val"], result.meta["val"] = (mode.from_tensor(torch.empty(n, 3)) for n in (4, 1))
+    end.meta["val"] = twice.meta["val"] = after(result.meta["val"], *args)
     output.args = ((twice,),)
     graph.recompile()
     return graph
@@ -77,8 +77,8 @@ def test_what_data_tells_the_size_of_is_read_by_calls() -> None:
     """Of as many rows as the index names, each once, where one was said."""
     index, rows = torch.tensor([3, 1, 3]), torch.randn(4, 3)
     compiled, report = compile_graph(filled(index, aten.sum.default), Options())
-    (found,) = compiled([index, rows])
-    torch.testing.assert_close(found, 2 * (rows[1] + rows[3]).sum())
+    (result,) = compiled([index, rows])
+    torch.testing.assert_close(result, 2 * (rows[1] + rows[3]).sum())
     assert report.kernels and {extern.name for extern in report.externs} >= {"aten.sum.default", "aten._unique.default"}
 
 

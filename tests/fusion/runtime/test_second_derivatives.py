@@ -203,9 +203,9 @@ def test_random_numbers_are_those_of_the_call(name: str) -> None:
         torch.manual_seed(3)
         return torch.autograd.grad(fused(at).square().sum(), at, create_graph=create_graph)[0]
 
-    made = gradient(0, create_graph=True)
+    gradients = gradient(0, create_graph=True)
     before = torch.get_rng_state()
-    (second,) = torch.autograd.grad((made * weight).sum(), x)
+    (second,) = torch.autograd.grad((gradients * weight).sum(), x)
     assert torch.equal(torch.get_rng_state(), before)
     expected = ((gradient(1e-6) - gradient(-1e-6)) * weight).sum() / 2e-6
     torch.testing.assert_close((second * along).sum(), expected, rtol=1e-5, atol=1e-6)

@@ -115,8 +115,8 @@ def heads(x: Tensor, w: Tensor) -> Tensor:
 def test_what_backward_alone_gets_is_no_view(tmp_path: Path) -> None:
     x, w = torch.randn(1, 64, 48), torch.randn(48, 96, requires_grad=True)
     code = code_of(heads, x, w, folder=tmp_path)
-    made = code.partition("kernels_tanh(")[2].partition("_scaled_dot_product")[0]
-    assert re.findall(r"(\w+)\(", made) == ["memory_in_memory_of"] * 3, code
+    result = code.partition("kernels_tanh(")[2].partition("_scaled_dot_product")[0]
+    assert re.findall(r"(\w+)\(", result) == ["memory_in_memory_of"] * 3, code
     grads = [torch.autograd.grad(run(x, w).square().sum(), w) for run in (heads, fusion.fuse(heads, options=STRICT))]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 

@@ -41,8 +41,8 @@ def made(schedule: Schedule) -> list[tuple[int, ...]]:
     """The strides of what kernels make of ROWS × WORDS."""
     calls = [step for step in schedule.steps if isinstance(step, KernelCall)]
     names = {name for call in calls for name in call.buffers if name.startswith(("_to_copy", "mul", "softmax", "div"))}
-    found = (schedule.program.buffers[name] for name in names)
-    return [tuple(map(int, buffer.strides)) for buffer in found if buffer.shape == (ROWS, WORDS)]
+    results = (schedule.program.buffers[name] for name in names)
+    return [tuple(map(int, buffer.strides)) for buffer in results if buffer.shape == (ROWS, WORDS)]
 
 
 def test_odd_rows_are_apart() -> None:

@@ -23,9 +23,9 @@ FORWARD = [pytest.param(case, marks=pytest.mark.slow) if case.name == "width 256
 @pytest.mark.parametrize("case", FORWARD, ids=IDS)
 def test_forward(case: Attention) -> None:
     inputs = case.inputs()
-    found = fusion.explain(case.function, options={"target": "reference", "strict": True})(*inputs)
-    walks = [kernel for kernel in found.kernels if " dot over " in kernel.source]  # others may merge its parts
-    assert len(walks) == 1 and len(found.kernels) <= 3 and not found.externs, str(found)
+    explanation = fusion.explain(case.function, options={"target": "reference", "strict": True})(*inputs)
+    walks = [kernel for kernel in explanation.kernels if " dot over " in kernel.source]  # others may merge its parts
+    assert len(walks) == 1 and len(explanation.kernels) <= 3 and not explanation.externs, str(explanation)
     fused = fusion.fuse(case.function, options={"target": "c", "strict": True})
     assert_as_eager(fused(*inputs), case.function(*inputs), case.function(*in_double(inputs)))
 
@@ -132,6 +132,6 @@ def test_a_mask_of_vectors_is_made_where_it_is_read() -> None:
         return torch.where(same, x, 0.0).sum(1), torch.where(same, y, 1.0).prod(0)
 
     inputs = (torch.randn(300, 300), torch.randn(300, 300), torch.arange(300) // 70)
-    found = fusion.explain(sums, options={"target": "reference", "strict": True})(*inputs)
-    assert not any("bool[300, 300] written" in kernel.source for kernel in found.kernels), str(found)
+    explanation = fusion.explain(sums, options={"target": "reference", "strict": True})(*inputs)
+    assert not any("bool[300, 300] written" in kernel.source for kernel in explanation.kernels), str(explanation)
     assert_as_eager(fusion.fuse(sums, options={"target": "c"})(*inputs), sums(*inputs), sums(*in_double(inputs)))

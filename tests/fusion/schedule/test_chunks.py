@@ -206,30 +206,30 @@ def test_rows_have_gaps_only_where_the_library_asks_for_aligned_rows(
     """Nobody writes into the gaps, and the library of a CPU may read what is there."""
     capabilities = replace(CTarget().capabilities, alignment=alignment)
     monkeypatch.setattr(CTarget, "capabilities", property(lambda target: capabilities))
-    found: list[Chunked[Program]] = []
+    actual: list[Chunked[Program]] = []
 
     class Seen(InChunks):
         def __init__(self, chunks: Chunked[Program], results: Sequence[Buffer], bodies: Sequence[Body]) -> None:
-            found.append(chunks)
+            actual.append(chunks)
             super().__init__(chunks, results, bodies)
 
     monkeypatch.setattr("fusion.runtime.splice.InChunks", Seen)
     fused, _ = compiled(cross_entropy)
     check(cross_entropy, fused, torch.float32)
-    buffers = [buffer for chunks in found for body in chunks.bodies for buffer in body.buffers.values()]
+    buffers = [buffer for chunks in actual for body in chunks.bodies for buffer in body.buffers.values()]
     rows = {max(buffer.strides) for buffer in buffers if len(buffer.shape) == 2 and WORDS in buffer.shape}
     assert {size for size in rows if size >= WORDS} == {step}
 
 
 def test_results_of_a_chunk_are_gone_before_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[torch.Tensor]] = []
+    actual: list[weakref.ref[torch.Tensor]] = []
     gone: list[bool] = []
 
     def watched(body: Body) -> Body:
         def run(args: list[object]) -> tuple[torch.Tensor, ...]:
-            gone.extend(tensor() is None for tensor in made)
+            gone.extend(tensor() is None for tensor in actual)
             results = body(args)
-            made[:] = map(weakref.ref, results)
+            actual[:] = map(weakref.ref, results)
             return results
 
         return run

@@ -94,10 +94,10 @@ def grown(function: Function, given: Sequence[torch.Tensor]) -> Schedule:
 
 
 def kernels(schedule: Schedule) -> list[Kernel]:
-    found = [step.kernel for step in schedule.steps if isinstance(step, KernelCall)]
-    for kernel in found:
+    results = [step.kernel for step in schedule.steps if isinstance(step, KernelCall)]
+    for kernel in results:
         verify_kernel(kernel)
-    return found
+    return results
 
 
 def only_kernel(function: Function, given: Sequence[torch.Tensor]) -> Kernel:
@@ -169,13 +169,13 @@ def test_what_they_give(name: str, dtype: torch.dtype) -> None:
 def ordered(kernel: Kernel, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors in the order of the parameters; those of equal layout keep their order."""
     left = list(given)
-    found = []
+    results = []
     for param in kernel.params:
         if not param.written:
             layout = (tuple(map(int, param.shape)), tuple(map(int, param.strides)))
             position = next(k for k, t in enumerate(left) if (tuple(t.shape), t.stride()) == layout)
-            found.append(left.pop(position))
-    return found
+            results.append(left.pop(position))
+    return results
 
 
 @pytest.mark.parametrize("tokens", [1, 512, 4096])
@@ -194,8 +194,8 @@ def test_every_product_is_left_to_the_library_where_none_gains() -> None:
     def f(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.T @ a, x.T @ b
 
-    found = launches(scheduled(f, *[(4096, 4096)] * 3))
-    assert [isinstance(step, Extern) for step in found] == [True, True]
+    result = launches(scheduled(f, *[(4096, 4096)] * 3))
+    assert [isinstance(step, Extern) for step in result] == [True, True]
 
 
 def gradient_of_gelu(dy: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -221,8 +221,8 @@ def test_copies_for_the_library_are_made_once_where_they_are_computed() -> None:
     """As maps, which join what they copy: two calls of `clone` took longer than the products."""
     shapes = (4, 12, 1024, 64), (4096, 768), (768, 768)
     schedule = scheduled(heads_together, *shapes)
-    made, *products = launches(schedule)
-    assert isinstance(made, KernelCall) and len(made.written) == 1
+    result, *products = launches(schedule)
+    assert isinstance(result, KernelCall) and len(result.written) == 1
     assert [step.target for step in products if isinstance(step, Extern)] == [torch.ops.aten.mm.default] * 2
     given = [torch.randn(shape).to(BF16) for shape in shapes]
     got = run_program(schedule.program, given)
@@ -305,8 +305,8 @@ REFUSED: dict[str, tuple[Function, tuple[tuple[int, ...], ...], str]] = {
 def test_products_that_cannot_share_a_loop_do_not(name: str) -> None:
     function, shapes, reason = REFUSED[name]
     schedule = grown(function, made(shapes))
-    found = [len(dots(kernel)) for kernel in kernels(schedule)]
-    assert (max(found), sum(found)) == (1, 2)
+    results = [len(dots(kernel)) for kernel in kernels(schedule)]
+    assert (max(results), sum(results)) == (1, 2)
     assert not reason or any(reason in refusal.reason for refusal in schedule.refusals)
 
 
@@ -327,16 +327,16 @@ def mixed(x: torch.Tensor, first: torch.Tensor, bias: torch.Tensor, second: torc
 
 def forward_of(function: Function, *shapes: tuple[int, ...]) -> Schedule:
     """The schedule of its forward, of which backward recomputes what is larger than what it is made of."""
-    target, found = TritonTarget("sm_90"), list[Schedule]()
+    target, result = TritonTarget("sm_90"), list[Schedule]()
 
     def compile_one(graph: GraphModule, label: str) -> Boxed:
-        found.append(schedule_graph(graph, target, Trace(None, label))[1])
+        result.append(schedule_graph(graph, target, Trace(None, label))[1])
         return lambda inputs: graph(*inputs)
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [torch.empty(shape, dtype=BF16, requires_grad=True) for shape in shapes]
         torch.compile(function, backend=aot_backend(compile_one, of_everything))(*given)
-    return found[0]
+    return result[0]
 
 
 def test_a_function_of_a_product_is_computed_where_the_product_is() -> None:

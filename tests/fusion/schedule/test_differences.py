@@ -69,7 +69,7 @@ def test_large_powers_are_as_near_as_eager_s(base: float) -> None:
     exact = base ** t.double() - 1
     program = exact_differences(lowered(lambda t: base**t - 1, t))
     (ours,), eagers = run_program(program, [t]), base**t - 1
-    off, own = (((found - exact) / exact).abs().mean() for found in (ours, eagers))
+    off, own = (((result - exact) / exact).abs().mean() for result in (ours, eagers))
     assert off <= 1.1 * own
 
 

@@ -58,8 +58,8 @@ def in_parts(program: Program, cluster: Cluster, kernel: Kernel, ways: object) -
     """A clock by which parts are the fastest."""
     assert isinstance(ways, tuple) and all(isinstance(way, Alternative) for way in ways)
     (number,) = [number for number, way in enumerate(ways) if way.name.endswith("parts")]
-    found = weighed(kernel, ways)
-    return Tuning(found.subject, found.trials, number)
+    result = weighed(kernel, ways)
+    return Tuning(result.subject, result.trials, number)
 
 
 def scheduled(function: Function, *given: torch.Tensor, target: str = "reference", parts: bool = True) -> Schedule:
@@ -69,18 +69,18 @@ def scheduled(function: Function, *given: torch.Tensor, target: str = "reference
     return schedule_graph(graph, machine, Trace(None, "forward"), measure=measure)[1]
 
 
-def run(found: Schedule, given: list[torch.Tensor]) -> torch.Tensor:
+def run(result: Schedule, given: list[torch.Tensor]) -> torch.Tensor:
     """Evaluate the kernels of a schedule."""
-    buffers = dict(zip(found.program.inputs, given, strict=True))
-    for step in found.steps:
+    buffers = dict(zip(result.program.inputs, given, strict=True))
+    for step in result.steps:
         assert isinstance(step, KernelCall)
         for name in step.written:
-            buffer = found.program.buffers[name]
+            buffer = result.program.buffers[name]
             shape, strides = [int(size) for size in buffer.shape], [int(stride) for stride in buffer.strides]
             buffers[name] = torch.empty_strided(shape, strides, dtype=buffer.dtype)
         run_kernel(step.kernel, [buffers[name] for name in step.buffers])
         buffers |= {name: buffers[operand] for name, operand in step.over.items()}
-    (out,) = found.program.output_names()
+    (out,) = result.program.output_names()
     return buffers[out]
 
 
@@ -89,9 +89,9 @@ def run(found: Schedule, given: list[torch.Tensor]) -> torch.Tensor:
 def test_parts_give_the_same(name: str, dtype: torch.dtype, halved: None) -> None:
     function, shapes = CASES[name]
     given = [torch.randn(shape).to(dtype) for shape in shapes]
-    found = scheduled(function, *given)
+    actual = scheduled(function, *given)
     exact, eager = function(*(tensor.double() for tensor in given)), function(*given)
-    error, theirs = ((result.double() - exact).norm() / exact.norm() for result in (run(found, given), eager))
+    error, theirs = ((result.double() - exact).norm() / exact.norm() for result in (run(actual, given), eager))
     assert error <= 2 * theirs + 1e-6
 
 
@@ -163,9 +163,9 @@ def test_kernels_of_parts_compile_ahead_of_time() -> None:
     target = TARGETS["triton"]("sm_90")
     for dtype in (torch.float32, torch.bfloat16):
         given = [torch.empty(shape, dtype=dtype) for shape in ((256, 8192), (256, 8192), (256,))]
-        found = scheduled(linear, *given, target="triton")
-        kernels = [step.kernel for step in found.steps if isinstance(step, KernelCall)]
-        assert len(kernels) == 2 and not any(isinstance(step, Extern) and not step.is_view for step in found.steps)
+        result = scheduled(linear, *given, target="triton")
+        kernels = [step.kernel for step in result.steps if isinstance(step, KernelCall)]
+        assert len(kernels) == 2 and not any(isinstance(step, Extern) and not step.is_view for step in result.steps)
         for kernel in kernels:
             assert dict(target.stages(kernel, target.emit(kernel)))["cubin"]
 
@@ -175,8 +175,8 @@ def test_few_rows_take_one_launch_on_a_gpu() -> None:
     pytest.importorskip("triton")
     target = TARGETS["triton"]("sm_90")
     given = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((8, 8192), (512, 8192), (512,))]
-    found = scheduled(linear, *given, target="triton")
-    (kernel,) = [step.kernel for step in found.steps if isinstance(step, KernelCall)]
+    result = scheduled(linear, *given, target="triton")
+    (kernel,) = [step.kernel for step in result.steps if isinstance(step, KernelCall)]
     verify_kernel(kernel)
     source = target.emit(kernel)
     assert kernel.awaited and "tl.atomic_add(counter + block, 1" in source

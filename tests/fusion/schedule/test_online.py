@@ -143,23 +143,23 @@ DIFFERENCES = (centred_linear, shifted_maximum, masked_maximum)
 
 @pytest.mark.parametrize("body", FORMS, ids=lambda body: body.__name__)
 def test_the_form_is_the_one_a_person_would_write(body: Callable[[Body], Folds]) -> None:
-    _, _, found = streamed(body(Body(F32)))
+    _, _, result = streamed(body(Body(F32)))
     accumulators, value = FORMS[body]
     got = [
         (fold.op, ", ".join(map(format_expr, fold.args)), format_expr(fold.carry) if fold.carry else "")
-        for fold in found.folds
+        for fold in result.folds
     ]
-    assert (got, format_expr(found.value)) == (accumulators, value)
+    assert (got, format_expr(result.value)) == (accumulators, value)
 
 
 def test_entropy_shares_the_sum_and_keeps_its_shift() -> None:
     """x - m is small where x and m are not, so m stays; Σ exp(x - m) is there already."""
-    _, _, found = streamed(entropy(Body(F32)))
-    (fold,) = found.folds
+    _, _, result = streamed(entropy(Body(F32)))
+    (fold,) = result.folds
     assert format_expr(fold.args[0]).splitlines()[-1] == "exp(%1) * %1"
     assert fold.carry is not None
     assert "l' * where(m' == -inf, 0.0, where(m' == m, 0.0, m' - m))" in format_expr(fold.carry)
-    assert "log(" in format_expr(found.value)
+    assert "log(" in format_expr(result.value)
     assert "log(" not in format_expr(fold.args[0])
 
 
@@ -176,10 +176,10 @@ def test_of_layers_that_differ_in_names_only_the_first_is_tried(
         raise AssertionError("it was tried again")
 
     monkeypatch.setattr("fusion.schedule.online.Trial", again)
-    found, total, _ = streamed([other.fold(fold) for fold in folds])
+    result, total, _ = streamed([other.fold(fold) for fold in folds])
     parts = {fold.name: f"t9_{fold.name}" for fold in accumulators}
     other = Names(other.buffers, {**other.tiles, **parts})
-    assert found == tuple(other.fold(fold) for fold in accumulators)
+    assert result == tuple(other.fold(fold) for fold in accumulators)
     assert total is other.values([value])[0]
 
 
@@ -220,9 +220,9 @@ def test_what_was_widened_is_not_rounded_again() -> None:
     total, scale = b.squares()
     half = Load("h", (S,), F16)
     mixed = b.fold("o", "dot", Cast(mul(Cast(half, F32), scale), F16), Load("v", b.v.index, F16))
-    found = online(mixed, {"q": total})
-    assert isinstance(found, Online)
-    assert found.folds[0].args[0] is half
+    result = online(mixed, {"q": total})
+    assert isinstance(result, Online)
+    assert result.folds[0].args[0] is half
 
 
 def test_integers_that_divide_are_no_trouble() -> None:
@@ -243,9 +243,9 @@ def test_running_integers_are_positions(kind: str) -> None:
     running = Fold("n", kind, given, (S,), torch.int64)
     one, two, three = (const(k, torch.int64) for k in (1, 2, 3))
     place = op("checked", op("remainder", running.ref, three), three, two, const(0, torch.int64))
-    found = online(b.fold("l", "sum", where(op("eq", place, one), b.x, b.c(0))), {"n": running})
-    assert isinstance(found, Online)
-    assert [fold.args for fold in found.folds] == [(b.x,)]
+    result = online(b.fold("l", "sum", where(op("eq", place, one), b.x, b.c(0))), {"n": running})
+    assert isinstance(result, Online)
+    assert [fold.args for fold in result.folds] == [(b.x,)]
 
 
 # Meaning --------------------------------------------------------------------------------------------------------------
@@ -280,8 +280,8 @@ def test_a_sum_of_zeros_is_not_negative(operation: str, sign: str) -> None:
     folds = total, b.fold("o", operation, *((value, b.v) if operation == "dot" else (value,)))
     given = {**inputs(), "x": torch.full_like(inputs()["x"], -1.0), "y": torch.zeros_like(inputs()["y"])}
     given["v"] = given["v"].abs()
-    for walked in (walk_by_walk, one_walk):
-        got = walked(folds, given)
+    for looped in (walk_by_walk, one_walk):
+        got = looped(folds, given)
         assert not got.any() and not got.signbit().any()
 
 

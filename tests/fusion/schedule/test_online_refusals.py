@@ -187,6 +187,6 @@ REFUSED: dict[Callable[[Body], Folds], str] = {
 @pytest.mark.parametrize("body", REFUSED, ids=lambda body: body.__name__)
 def test_refused_with_the_reason(body: Callable[[Body], Folds]) -> None:
     *earlier, last = body(Body())
-    found = online(last, {fold.name: fold for fold in earlier})
-    assert isinstance(found, str)
-    assert REFUSED[body] in found
+    result = online(last, {fold.name: fold for fold in earlier})
+    assert isinstance(result, str)
+    assert REFUSED[body] in result

@@ -89,8 +89,8 @@ def test_a_launch_takes_no_more_tensors_than_a_target_allows() -> None:
         def capabilities(self) -> Capabilities:
             return replace(super().capabilities, max_params=6)
 
-    found = launches(leaves, *((n,) for n in range(10, 20)), target=Few())
-    assert [len(kernel(step).params) for step in found] == [6, 6, 6, 2]
+    result = launches(leaves, *((n,) for n in range(10, 20)), target=Few())
+    assert [len(kernel(step).params) for step in result] == [6, 6, 6, 2]
 
 
 def test_projections_of_a_row_with_grouped_heads_are_one_launch() -> None:
@@ -103,8 +103,8 @@ def test_kernels_of_other_needs_keep_their_launches() -> None:
         return torch.tanh(a), F.softmax(b, -1), F.softmax(c, -1)
 
     for widest, count in ((1024, 2), (16384, 3)):  # pointwise, a warp or two per row, sixteen
-        found = launches(f, (70,), (40, 700), (40, widest), target=GPU)
-        assert len(found) == count
+        result = launches(f, (70,), (40, 700), (40, widest), target=GPU)
+        assert len(result) == count
 
 
 def test_large_kernels_keep_their_launches() -> None:

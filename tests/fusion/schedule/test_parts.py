@@ -67,8 +67,8 @@ def in_parts(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return out
 
 
-def _axes(sizes: dict[sympy.Symbol, sympy.Integer], walked: Role) -> tuple[KernelAxis, ...]:
-    roles = {ROW: Role.GRID, COLUMN: Role.GRID, P: Role.GRID if walked is Role.LOOP else walked, S: walked}
+def _axes(sizes: dict[sympy.Symbol, sympy.Integer], looped: Role) -> tuple[KernelAxis, ...]:
+    roles = {ROW: Role.GRID, COLUMN: Role.GRID, P: Role.GRID if looped is Role.LOOP else looped, S: looped}
     return tuple(KernelAxis(symbol, size, roles[symbol]) for symbol, size in sizes.items())
 
 
@@ -112,8 +112,8 @@ def walks_of_an_image(side: int, width: int) -> list[Blocked]:
     image, inner = (64, side, side, width), (64, side, side, 4 * width)
     sizes = (image, (width, 4 * width), inner, (4 * width, width), image)
     given = [torch.empty(size, dtype=torch.bfloat16) for size in sizes]
-    found = [block(call.kernel) for call in calls(bent_gradients, *given) if isinstance(call, KernelCall)]
-    return [blocked for blocked in found if len(blocked.dots) == 2]
+    results = [block(call.kernel) for call in calls(bent_gradients, *given) if isinstance(call, KernelCall)]
+    return [blocked for blocked in results if len(blocked.dots) == 2]
 
 
 def test_what_is_held_is_priced_as_it_is_padded() -> None:
@@ -128,7 +128,7 @@ def test_a_walk_whose_parts_cannot_end_anywhere_is_cut_into_whole_blocks() -> No
     Uncut, four programs would walk it all.
     """
     walks, target = walks_of_an_image(22, 64), TritonTarget("sm_90")
-    assert len(walks) == 2 and all(programs(walk, target.configs(walk.kernel)[0]) > 90 for walk in walks)
+    assert len(walks) == 2 and all(programs(loop, target.configs(loop.kernel)[0]) > 90 for loop in walks)
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------
@@ -178,9 +178,9 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def kernels(function: Callable[..., object], *args: object, target: str = "c") -> list[str]:
     """The kernels of `function`, which leaves nothing to the library."""
-    found = fusion.explain(function, options={"target": target, "strict": True})(*args)
-    assert not [extern for extern in found.externs if "mm" in str(extern)], str(found)
-    return [kernel.source for kernel in found.kernels]
+    explanation = fusion.explain(function, options={"target": target, "strict": True})(*args)
+    assert not [extern for extern in explanation.externs if "mm" in str(extern)], str(explanation)
+    return [kernel.source for kernel in explanation.kernels]
 
 
 def check(function: Callable[..., torch.Tensor], *args: torch.Tensor, target: str = "c") -> None:
@@ -196,8 +196,8 @@ def check(function: Callable[..., torch.Tensor], *args: torch.Tensor, target: st
 def test_decoding(keys: int, dtype: torch.dtype) -> None:
     """One kernel walks parts of the keys, another one merges them; 2111 is no multiple of a part."""
     given = decoding(4, 4, keys, dtype)
-    walk, merge = kernels(attend, *given)
-    assert "dot" in walk and "dot" not in merge
+    loop, merge = kernels(attend, *given)
+    assert "dot" in loop and "dot" not in merge
     check(attend, *given)
 
 
@@ -205,8 +205,8 @@ def test_decoding(keys: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("function", [repeated, expanded, as_rows], ids=lambda function: function.__name__)
 def test_heads_that_share_keys_are_rows_of_a_tile(function: Callable[..., torch.Tensor]) -> None:
     given = decoding(8, 2, 4096, batch=2)
-    walk, _ = kernels(function, *given, target="reference")
-    scores = next(line for line in walk.splitlines() if " dot over " in line)
+    loop, _ = kernels(function, *given, target="reference")
+    scores = next(line for line in loop.splitlines() if " dot over " in line)
     assert "//4" not in scores and "rows none" not in scores, scores
     check(function, *given)
 
@@ -228,8 +228,8 @@ def with_symbolic_keys(given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, .
 
 
 def test_a_symbolic_length_is_cut_by_its_hint() -> None:
-    (walk, _) = kernels(attend, *with_symbolic_keys(decoding(8, 8, 4099)), target="reference")
-    assert "loop  r0: 64*((s" in walk
+    (loop, _) = kernels(attend, *with_symbolic_keys(decoding(8, 8, 4099)), target="reference")
+    assert "loop  r0: 64*((s" in loop
     fused = fusion.fuse(attend, options={"target": "reference", "strict": True})
     for keys in (4099, 2048, 300, 70):
         given = with_symbolic_keys(decoding(8, 8, keys))
@@ -268,8 +268,8 @@ def test_few_long_rows(name: str, length: int) -> None:
     x[0, : length // 2] = -float("inf")  # many parts are nothing but that
     x[1] = -float("inf")
     x[2, 7] = 50.0
-    found = kernels(function, x, target="reference")
-    assert len(found) == count, found
+    result = kernels(function, x, target="reference")
+    assert len(result) == count, result
     check(function, x, target="reference")
 
 

@@ -19,8 +19,8 @@ def layer_norm(x: Tensor) -> Tensor:
 
 
 def residual(x: Tensor) -> tuple[Tensor, Tensor]:
-    made = x * 0.75 + 3
-    return made, layer_norm(made)
+    result = x * 0.75 + 3
+    return result, layer_norm(result)
 
 
 def by_hand(x: Tensor) -> Tensor:
@@ -44,15 +44,15 @@ CENTRED = (layer_norm, residual, by_hand, third_moment, behind_a_product, group_
 
 
 def kernels(function: Callable[..., object], *args: Tensor, target: str = "reference") -> list[str]:
-    found = fusion.explain(function, options={"target": target, "strict": True})(*args)
-    return [kernel.source for kernel in found.kernels]
+    explanation = fusion.explain(function, options={"target": target, "strict": True})(*args)
+    return [kernel.source for kernel in explanation.kernels]
 
 
 def has_pivot(text: str) -> bool:
     """Is the first sum one of differences from what does not vary along it?"""
     names = dict(re.findall(r"^  (%\d+) = (.*)$", text, re.MULTILINE))
-    found = re.search(r"sum0 = sum over (.*) of %\d+ - (.*)$", text, re.MULTILINE)
-    return found is not None and not any(axis in names.get(found[2], found[2]) for axis in found[1].split())
+    match = re.search(r"sum0 = sum over (.*) of %\d+ - (.*)$", text, re.MULTILINE)
+    return match is not None and not any(axis in names.get(match[2], match[2]) for axis in match[1].split())
 
 
 @pytest.mark.parametrize("target", ["reference", "c"])
@@ -99,8 +99,8 @@ def test_a_first_element_far_from_all_others_costs_no_more_than_a_last_place_of_
     x = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0))
     x[:, 0] = 1e3
     exact = layer_norm(x.double())
-    found = fusion.fuse(layer_norm, options={"target": target, "strict": True})(x)
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2 * torch.finfo(x.dtype).eps * exact.max().item())
+    result = fusion.fuse(layer_norm, options={"target": target, "strict": True})(x)
+    torch.testing.assert_close(result.double(), exact, rtol=0, atol=2 * torch.finfo(x.dtype).eps * exact.max().item())
 
 
 @pytest.mark.parametrize("special", [float("inf"), float("nan")])
@@ -118,8 +118,8 @@ def test_the_pivot_is_loaded_from_the_row(function: Callable[[Tensor], object]) 
 
 def norm_of_what_is_needed_no_more(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The product is last read by the norm, whose mean is stored, too."""
-    made = x @ w
-    norm, mean, factor = torch.native_layer_norm(made + made.amax(0) * y, made.shape[-1:], None, None, 1e-5)
+    result = x @ w
+    norm, mean, factor = torch.native_layer_norm(result + result.amax(0) * y, result.shape[-1:], None, None, 1e-5)
     return norm, mean, factor
 
 
@@ -139,8 +139,8 @@ def test_on_a_gpu_the_mean_that_is_stored_is_that_of_the_row() -> None:
     """It is stored behind the norm, and was computed again from the first element, of the norm by then."""
     pytest.importorskip("triton")
     given = (torch.empty(sizes, device="meta") for sizes in ((256, 300), (300, 192), (256, 192)))
-    made = fusion.export_kernels(norm_of_what_is_needed_no_more, *given, target="triton", arch="sm_90")
-    (text,) = (kernel.source for kernel in made.kernels if "tl.rsqrt" in kernel.source)
+    result = fusion.export_kernels(norm_of_what_is_needed_no_more, *given, target="triton", arch="sm_90")
+    (text,) = (kernel.source for kernel in result.kernels if "tl.rsqrt" in kernel.source)
     stores = text.index("tl.store")
     assert "tl.load" not in text[stores:]
 

@@ -143,9 +143,9 @@ def mul(a: Expr, b: Expr) -> Expr:
 def test_factors_and_divisors_move_out_of_the_sum() -> None:
     half = const(0.5, F32)
     nested = Op("truediv", (mul(mul(half, W), GROUP), SCALE), F32)
-    found = hoist([nested], [K])
-    assert found.operands == (mul(W, GROUP),)
-    assert found.scaled(W) == Op("truediv", (mul(W, half), SCALE), F32)
+    result = hoist([nested], [K])
+    assert result.operands == (mul(W, GROUP),)
+    assert result.scaled(W) == Op("truediv", (mul(W, half), SCALE), F32)
 
 
 def test_a_sum_of_nothing_is_no_negative_zero() -> None:
@@ -163,9 +163,9 @@ def test_a_sum_of_nothing_is_no_negative_zero() -> None:
 def test_what_varies_along_the_sum_or_not_at_all_stays() -> None:
     reciprocal = Op("truediv", (SCALE, W), F32)
     for operand in (W, GROUP, mul(W, GROUP), Op("add", (W, SCALE), F32), mul(SCALE, SCALE), reciprocal):
-        found = hoist([operand], [K])
-        assert found.operands == (operand,)
-        assert found.scaled(W) is W
+        result = hoist([operand], [K])
+        assert result.operands == (operand,)
+        assert result.scaled(W) is W
 
 
 def test_a_sum_gives_up_what_its_terms_share() -> None:
@@ -178,9 +178,9 @@ def test_a_sum_gives_up_what_its_terms_share() -> None:
 
 def test_a_factor_moves_through_a_rounding_only_where_the_rest_stays_in_range() -> None:
     byte = Cast(Load("w", (N, K), torch.int8), F32)
-    found = hoist([Cast(mul(byte, SCALE), F16, True)], [K])
-    assert found.operands[0].dtype is F16
-    assert "scale" not in {load.buffer for load in loads(*found.operands)}
+    result = hoist([Cast(mul(byte, SCALE), F16, True)], [K])
+    assert result.operands[0].dtype is F16
+    assert "scale" not in {load.buffer for load in loads(*result.operands)}
     large = Cast(mul(W, SCALE), F16, True)  # float32 that only its scale brings into the range of float16
     assert hoist([large], [K]).operands == (large,)
     brain = hoist([Cast(mul(W, SCALE), BF16, True)], [K])
@@ -205,9 +205,9 @@ def test_blocked_kernels_compute_the_same(name: str, m: int) -> None:
 
 def test_few_rows_are_sums_that_share_the_weight() -> None:
     """Of halves up to four rows; of bytes one, unless they are multiplied in float32."""
-    found = folds(block(linear(4, 4096, 4096, BF16)).kernel)
-    weights = [load for fold in found for load in loads(*fold.args) if load.buffer == "w"]
-    assert {fold.op for fold in found} == {"sum"}
+    result = folds(block(linear(4, 4096, 4096, BF16)).kernel)
+    weights = [load for fold in result for load in loads(*fold.args) if load.buffer == "w"]
+    assert {fold.op for fold in result} == {"sum"}
     assert len(weights) == 4
     assert len(set(weights)) == 1
     assert [fold.op for fold in folds(block(linear(6, 4096, 4096, BF16)).kernel)] == ["dot"]
@@ -240,10 +240,10 @@ def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
 def test_packed_weights_are_walked_as_they_are_stored() -> None:
     for m, n, op, count in ((1, 8192, "sum", 1), (1, 16384, "dot", 2), (2, 8192, "dot", 2), (16, 16384, "dot", 2)):
         kernel = block(only_kernel(packed, *inputs(packed, m, n, 1024))).kernel
-        found = [fold for fold in folds(kernel) if list(loads(*fold.args))]
-        assert [fold.op for fold in found] == [op] * count
+        results = [fold for fold in folds(kernel) if list(loads(*fold.args))]
+        assert [fold.op for fold in results] == [op] * count
         assert math.prod(int(axis.size) for axis in kernel.axes if axis.role is not Role.GRID) == 512
-        weights = {load for fold in found for load in loads(*fold.args) if load.buffer == "in1"}
+        weights = {load for fold in results for load in loads(*fold.args) if load.buffer == "in1"}
         assert len(weights) == 1
         assert all(load.mask is None for load in weights)
 
@@ -360,9 +360,9 @@ def test_every_configuration_covers_the_groups(name: str) -> None:
     target = TritonTarget("sm_90")
     for m in (1, 16):
         kernel = only_kernel(LINEARS[name], *inputs(LINEARS[name], m, 4096, 4096))
-        found = target.configs(kernel)
-        assert len(set(found)) == len(found) > 1
-        assert all(target.emit(kernel, config) for config in found)
+        result = target.configs(kernel)
+        assert len(set(result)) == len(result) > 1
+        assert all(target.emit(kernel, config) for config in result)
 
 
 def test_a_tail_keeps_the_contraction_as_it_is() -> None:

@@ -27,8 +27,8 @@ from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.test_schedule import GPU, schedule
 
 
-def kernels(found: Schedule) -> list[Kernel]:
-    return [step.kernel for step in found.steps if isinstance(step, KernelCall)]
+def kernels(result: Schedule) -> list[Kernel]:
+    return [step.kernel for step in result.steps if isinstance(step, KernelCall)]
 
 
 def one(function: Callable[..., object], *shape: int) -> Kernel:
@@ -84,9 +84,9 @@ APART = {
 @pytest.mark.parametrize("name", APART)
 def test_what_stays_apart_says_why(name: str) -> None:
     function, reason = APART[name]
-    found = schedule(function, torch.empty(300, 70))
-    assert len(kernels(found)) > 1
-    assert any(reason in refusal.reason for refusal in found.refusals), [str(r) for r in found.refusals]
+    scheduled = schedule(function, torch.empty(300, 70))
+    assert len(kernels(scheduled)) > 1
+    assert any(reason in refusal.reason for refusal in scheduled.refusals), [str(r) for r in scheduled.refusals]
 
 
 # What comes out -------------------------------------------------------------------------------------------------------
@@ -137,8 +137,8 @@ def test_one_scan_is_written_to_many_places(name: str) -> None:
     """The lanes run along an axis that what is scanned does not have."""
     function, x = REPEATED[name], torch.randn(3, 6)
     fused = fusion.fuse(function, options={"target": "c", "strict": True})
-    found, eager, exact = (tree_leaves(call) for call in (fused(x), function(x), function(x.double())))
-    assert_as_eager(found, eager, exact)
+    result, eager, exact = (tree_leaves(call) for call in (fused(x), function(x), function(x.double())))
+    assert_as_eager(result, eager, exact)
 
 
 def test_what_a_scan_takes_has_a_name_in_the_folds_beside_it() -> None:
@@ -194,9 +194,9 @@ def test_few_rows_are_scanned_in_parts(name: str) -> None:
     for x in (torch.randn(2, 1 << 16), torch.randn(1, 3, 1 << 17)[0], torch.randn(1 << 15, 6).t()):
         program = in_parts(function, x)
         assert any(name.endswith("_before") for name in program.buffers)
-        found = run_program(program, [x])
+        actual = run_program(program, [x])
         eager, exact = tree_leaves(function(x)), tree_leaves(function(x.double()))
-        assert_as_eager(found, eager, exact)
+        assert_as_eager(actual, eager, exact)
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin", "logcumsumexp"])
@@ -206,8 +206,8 @@ def test_special_values_in_parts(name: str) -> None:
     x[0, 40_000], x[0, 60_000], x[1, 5:60_000:7], x[2, 0] = math.nan, math.nan, math.inf, -math.inf
     x[2, 1:9000] = -math.inf
     function = {**SPLIT, "cumsum": lambda x: x.cumsum(1)}[name]
-    found, eager = run_program(in_parts(function, x), [x]), tree_leaves(function(x))
-    for one, other in zip(found, eager, strict=True):
+    actual, eager = run_program(in_parts(function, x), [x]), tree_leaves(function(x))
+    for one, other in zip(actual, eager, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 

@@ -109,11 +109,11 @@ def test_gradients(name, dtype):
 def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton") -> list[KernelCall | Extern]:
     """The steps of a training step, views left out."""
     backend = TARGETS[target]("sm_90") if target == "triton" else TARGETS[target]()
-    found: list[KernelCall | Extern] = []
+    results: list[KernelCall | Extern] = []
 
     def compile_one(graph: torch.fx.GraphModule, label: str) -> Boxed:
         _, schedule = schedule_graph(graph, backend, Trace(None, label))
-        found.extend(step for step in schedule.steps if isinstance(step, KernelCall) or not step.is_view)
+        results.extend(step for step in schedule.steps if isinstance(step, KernelCall) or not step.is_view)
 
         def run(args: list[object]) -> tuple[object, ...]:
             given = tuple(args)
@@ -126,7 +126,7 @@ def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton"
     result = torch.compile(function, backend=aot_backend(compile_one, of_everything))(*tensors)
     if result.requires_grad:
         result.sum().backward()
-    return found
+    return results
 
 
 def updates(kernel: Kernel) -> list[Store]:
@@ -139,12 +139,12 @@ def test_updates_compile_to_machine_code(dtype):
     """Sums, extremes and gradients on sm_90, each with the operation of the device."""
     given, target = inputs(dtype), TARGETS["triton"]("sm_90")
     functions = [SUMS["of_row_sums"], FOLDED["amax"], FOLDED["amin"], FOLDED["mean_alone"], STORED["index_put"]]
-    found: dict[Kernel, None] = {}
+    result: dict[Kernel, None] = {}
     for function in functions:
         steps = scheduled(function, *arguments(function, given))
-        found.update(dict.fromkeys(step.kernel for step in steps if isinstance(step, KernelCall)))
+        result.update(dict.fromkeys(step.kernel for step in steps if isinstance(step, KernelCall)))
     text = ""
-    for kernel in (kernel for kernel in found if updates(kernel)):
+    for kernel in (kernel for kernel in result if updates(kernel)):
         text += str(dict(target.stages(kernel, target.emit(kernel)))["ptx"])
     for operation in ("add.f32", "max.s32", "min.u32", "max.u32", "min.s32", "add.u32"):
         assert f".relaxed.{operation}" in text
@@ -317,8 +317,8 @@ def test_rows_that_data_name_are_walked_along():
     given = torch.zeros(4000, 64), torch.arange(512) * 7, torch.arange(512) % 100, torch.randn(100, 64)
     torch.testing.assert_close(fused(*given), add(*given))
     update = report(fused).kernels[-1].source
-    *_, walked, innermost = re.findall(r"for \(int64_t (\w+)", update)
-    assert (walked, innermost) == ("r0", "i0")
+    *_, looped, innermost = re.findall(r"for \(int64_t (\w+)", update)
+    assert (looped, innermost) == ("r0", "i0")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -158,9 +158,9 @@ def test_what_is_held_already_is_not_written() -> None:
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_is_written_where_it_lies(name: str, turned: bool, target: str) -> None:
-    found = run(IN_PLACE[name], target, turned=turned)
-    assert len(found.kernels) == 1 and not found.externs
-    assert not found.refusals  # there is no copy that could have been fused
+    result = run(IN_PLACE[name], target, turned=turned)
+    assert len(result.kernels) == 1 and not result.externs
+    assert not result.refusals  # there is no copy that could have been fused
 
 
 @TARGETS
@@ -172,9 +172,9 @@ def test_is_right_in_any_case(name: str, turned: bool, target: str) -> None:
 
 @TARGETS
 def test_copies_that_stay_are_one_call(target: str) -> None:
-    found = run(crossed, target)
-    assert [extern.name for extern in found.externs] in (["aten.copy_.default"], ["aten._foreach_copy_.default"])
-    assert all("changed in place" in extern.reason for extern in found.externs)
+    result = run(crossed, target)
+    assert [extern.name for extern in result.externs] in (["aten.copy_.default"], ["aten._foreach_copy_.default"])
+    assert all("changed in place" in extern.reason for extern in result.externs)
 
 
 @TARGETS
@@ -200,9 +200,9 @@ def test_the_step_of_an_optimizer_is_a_few_launches(target: str) -> None:
         assert optimizer.state[one].keys() == eager.state[other].keys()
         for key, value in optimizer.state[one].items():
             torch.testing.assert_close(value, eager.state[other][key])
-    found = report(fused)
-    assert len(found.kernels) <= 4
-    assert [extern.name for extern in found.externs] == ["aten._foreach_copy_.default"]  # the counts of steps
+    result = report(fused)
+    assert len(result.kernels) <= 4
+    assert [extern.name for extern in result.externs] == ["aten._foreach_copy_.default"]  # the counts of steps
 
 
 @TARGETS

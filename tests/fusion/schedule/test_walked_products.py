@@ -24,9 +24,9 @@ GPU = TritonTarget("sm_90")
 def relative(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Attention to positions by how far away they are: products with a table, moved along by padding each row."""
     count, length, _ = q.shape
-    found = F.pad(q @ table.T, (0, 1)).flatten(1)
-    found = F.pad(found, (0, length - 1)).view(count, length + 1, 2 * length - 1)[:, :length, length - 1 :]
-    return (q @ k.transpose(-1, -2) + found).softmax(-1) @ v
+    result = F.pad(q @ table.T, (0, 1)).flatten(1)
+    result = F.pad(result, (0, length - 1)).view(count, length + 1, 2 * length - 1)[:, :length, length - 1 :]
+    return (q @ k.transpose(-1, -2) + result).softmax(-1) @ v
 
 
 def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def test_relative_positions_have_the_values_of_eager() -> None:
 def test_operands_that_are_more_than_matrices_are_refused_before_they_are_written(
     monkeypatch: pytest.MonkeyPatch, function: object, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
-    monkeypatch.setattr(streams, "products_of_vectors", lambda dependences, made: frozenset())
+    monkeypatch.setattr(streams, "products_of_vectors", lambda dependences, result: frozenset())
     schedule = scheduled(function, *operands(*shapes))
     assert any("more than a matrix" in refusal.reason for refusal in schedule.refusals)
     assert all(GPU.emit(call.kernel) for call in schedule.launches())
@@ -107,7 +107,7 @@ def test_a_walk_that_came_apart_has_the_values_of_eager(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ReferenceTarget, "refuses", refuses)
     given = operands(*RELATIVE)
-    found = fusion.explain(relative, options={"target": "reference", "strict": True})(*given)
-    assert "one product to a kernel" in {refusal.reason for refusal in found.refusals}
+    explanation = fusion.explain(relative, options={"target": "reference", "strict": True})(*given)
+    assert "one product to a kernel" in {refusal.reason for refusal in explanation.refusals}
     fused = fusion.fuse(relative, options={"target": "reference", "strict": True})
     assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))

@@ -177,8 +177,8 @@ def test_custom_operations() -> None:
         doubled_(y)
         return y.exp()
 
-    found = agree(f, torch.randn(4, requires_grad=True), backward=True)
-    assert any("halved_sum" in extern.name for extern in found.externs)
+    result = agree(f, torch.randn(4, requires_grad=True), backward=True)
+    assert any("halved_sum" in extern.name for extern in result.externs)
     agree(g, torch.randn(4))
 
     def h(x: torch.Tensor) -> torch.Tensor:
@@ -271,8 +271,8 @@ def scanned(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_control_flow_is_called_between_kernels(f: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:
     x = torch.randn(3, 5).abs()
-    found = agree(f, x, dynamic=dynamic)
-    assert any(extern.name in ("cond", "while_loop", "scan") for extern in found.externs)
+    result = agree(f, x, dynamic=dynamic)
+    assert any(extern.name in ("cond", "while_loop", "scan") for extern in result.externs)
     agree(f, -x, dynamic=dynamic)
 
 

@@ -24,8 +24,8 @@ def one_in_two(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
 
 def views_of_one(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     """Autograd sees what the views were taken of."""
-    made = x * z
-    return made.view(2, 3), y * 3, made.t()
+    result = x * z
+    return result.view(2, 3), y * 3, result.t()
 
 
 def changed(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
@@ -41,8 +41,8 @@ def given_back(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
 
 def detached_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     """The same numbers as a result, once with a gradient and once without."""
-    made = x * 1
-    return made.t(), made.detach(), y * z
+    result = x * 1
+    return result.t(), result.detach(), y * z
 
 
 def positions_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
@@ -99,13 +99,13 @@ def test_gradients_of_gradients_of_some_of_the_inputs() -> None:
     def gradients(function: Program) -> Sequence[Tensor | None]:
         leaves = given()
         first, _, _ = function(*leaves)
-        made = torch.autograd.grad(first.square().sum(), leaves, create_graph=True, allow_unused=True)
-        there = [grad.square().sum() for grad in made if grad is not None]
-        return *made, *torch.autograd.grad(there, leaves, allow_unused=True)
+        actual = torch.autograd.grad(first.square().sum(), leaves, create_graph=True, allow_unused=True)
+        there = [grad.square().sum() for grad in actual if grad is not None]
+        return *actual, *torch.autograd.grad(there, leaves, allow_unused=True)
 
     with pytest.warns(fusion.FusionWarning, match="gradients of gradients"):
-        found = gradients(fusion.fuse(one_in_two, options=STRICT))
-    torch.testing.assert_close(found, gradients(one_in_two))
+        result = gradients(fusion.fuse(one_in_two, options=STRICT))
+    torch.testing.assert_close(result, gradients(one_in_two))
 
 
 class TwoHeads(nn.Module):

@@ -118,8 +118,8 @@ def hooked(net: Net, kind: str, seen: list[object]) -> None:
         seen.append(("before", tuple(args[0].shape)))
         return (args[0] + 1,)
 
-    def backward(module: nn.Module, given: object, made: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        seen.append(("backward", tuple(made[0].shape)))
+    def backward(module: nn.Module, given: object, built: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(("backward", tuple(built[0].shape)))
         return tuple(None if g is None else g * 3 for g in given)  # type: ignore[attr-defined]
 
     if kind == "forward":

@@ -389,7 +389,7 @@ def test_gradients_of_an_input_that_has_one_and_is_changed() -> None:
 
     def training(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
         x, y = (torch.linspace(low, 1, 6).requires_grad_() for low in (-1, -2))
-        made = x * 2
-        return torch.autograd.grad((function(made, y) + made * 3).sum(), [x, y])
+        result = x * 2
+        return torch.autograd.grad((function(result, y) + result * 3).sum(), [x, y])
 
     torch.testing.assert_close(training(fusion.fuse(f, options=STRICT)), training(f))

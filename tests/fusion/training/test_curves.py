@@ -92,14 +92,14 @@ def pictures(step: int) -> torch.Tensor:
 
 
 def losses(net: nn.Module, optimizer: torch.optim.Optimizer, data: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    found = []
+    results = []
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = net(data(step))
         loss.backward()
         optimizer.step()
-        found.append(loss.detach())
-    return torch.stack(found).double()
+        results.append(loss.detach())
+    return torch.stack(results).double()
 
 
 def perturbed(net: nn.Module, seed: int) -> nn.Module:

@@ -176,8 +176,8 @@ def test_factors_that_change(dtype: torch.dtype) -> None:
     before = len(fusion.report(fused).graphs)  # of other dtypes
     given = [torch.linspace(-2, 2, 21).view(3, 7).roll(k, 1).to(dtype) for k in range(3)]
     for factor in (0.3, 0.7, -1.1, 2.5):
-        found, wide = fused(*given, factor), update(*(tensor.double() for tensor in given), factor)
-        error, own = ((result.double() - wide).abs().max() for result in (found, update(*given, factor)))
+        actual, wide = fused(*given, factor), update(*(tensor.double() for tensor in given), factor)
+        error, own = ((result.double() - wide).abs().max() for result in (actual, update(*given, factor)))
         assert error <= 2 * own + 1e-6
     graphs = fusion.report(fused).graphs[before:]
     assert len(graphs) == 2 and all(len(graph.kernels) == 1 and not graph.externs for graph in graphs)

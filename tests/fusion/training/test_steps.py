@@ -190,12 +190,12 @@ def test_logits_become_their_gradient_unless_somebody_can_see_them(seen: str, mo
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     with hooks if seen == "by hooks" else contextlib.nullcontext():
-        made = torch.compile(loss, backend=backend)(x, w, labels)
+        result = torch.compile(loss, backend=backend)(x, w, labels)
     before = [tensor.clone() for tensor in packed]
     monkeypatch.setattr(torch.Tensor, "clone", counted)
     for keeps in (True, False) if seen == "by another backward" else (False,):
-        found = torch.autograd.grad(made, (x, w), retain_graph=keeps)
-        torch.testing.assert_close(found, expected)
+        gradients = torch.autograd.grad(result, (x, w), retain_graph=keeps)
+        torch.testing.assert_close(gradients, expected)
     assert len(copied) == (seen != "by nobody")
     assert all(torch.equal(tensor, as_it_was) for tensor, as_it_was in zip(packed, before, strict=True))
     assert "take_over" in {extern.name for extern in backend.reports[-1].externs}

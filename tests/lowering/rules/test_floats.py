@@ -17,8 +17,8 @@ def numbers(dtype: torch.dtype) -> torch.Tensor:
     info = torch.finfo(dtype)
     powers = torch.exp2(torch.arange(math.log2(info.smallest_normal * info.eps), math.log2(info.max), 1.0).double())
     odd = torch.tensor([0.0, -0.0, info.max, info.smallest_normal, math.inf, -math.inf, math.nan]).double()
-    found = torch.cat([powers, powers * 1.3, powers * (1 - info.eps / 2), powers * (1 + info.eps), odd])
-    return torch.cat([found, -found]).to(dtype)
+    result = torch.cat([powers, powers * 1.3, powers * (1 - info.eps / 2), powers * (1 + info.eps), odd])
+    return torch.cat([result, -result]).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", NARROW)

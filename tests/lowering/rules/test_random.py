@@ -266,7 +266,7 @@ def test_choices_without_replacement():
     assert (places.sort(1).values.diff(dim=1) > 0).all()  # each once
     eager = torch.multinomial(weights, 3)
     for k in range(3):
-        ours, theirs = (torch.bincount(found[:, k], minlength=5) / SIZE for found in (places, eager))
+        ours, theirs = (torch.bincount(result[:, k], minlength=5) / SIZE for result in (places, eager))
         assert (ours - theirs).abs().max() < 0.03
     (alone,) = drawn(lambda w: torch.multinomial(w, 2, replacement=True), weights[0])
     assert alone.shape == (2,)

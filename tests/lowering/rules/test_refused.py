@@ -35,6 +35,6 @@ def test_what_eager_refuses_is_its_call(name: str) -> None:
     with pytest.raises((RuntimeError, IndexError)) as expected:
         REFUSED[name](x)
     program = lowered(lambda x: REFUSED[name](x) + 1, x)
-    with pytest.raises(type(expected.value)) as found:
+    with pytest.raises(type(expected.value)) as actual:
         run_program(program, [x])
-    assert str(found.value) == str(expected.value)
+    assert str(actual.value) == str(expected.value)

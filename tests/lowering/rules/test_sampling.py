@@ -60,8 +60,8 @@ def test_halves_are_sampled_in_float32(dtype):
     program = lowered(both, grad, x, grid)
     assert not calls(program)
     exact = both(grad.double(), x.double(), grid.double())
-    for found, want in zip(run_program(program, [grad, x, grid]), exact, strict=True):
-        torch.testing.assert_close(found, want.to(dtype))
+    for result, want in zip(run_program(program, [grad, x, grid]), exact, strict=True):
+        torch.testing.assert_close(result, want.to(dtype))
 
 
 def test_what_is_nowhere_is_nothing():

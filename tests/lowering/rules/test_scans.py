@@ -76,8 +76,8 @@ def test_special_values(name: str) -> None:
     x = torch.tensor(SPECIAL)[picks]
     program = check(lambda x: SCANS[name](x, 1), x)
     if name in ("cummax", "cummin"):
-        found, eager = run_program(program, [x])[0], SCANS[name](x, 1)[0]
-        assert torch.equal(torch.signbit(found.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
+        result, eager = run_program(program, [x])[0], SCANS[name](x, 1)[0]
+        assert torch.equal(torch.signbit(result.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
 
 
 @pytest.mark.parametrize("name", SCANS)

@@ -107,8 +107,8 @@ def between(name: str) -> Callable[[torch.Tensor], object]:
     """A view or a copy of what is computed, of which something is computed."""
 
     def around(x: torch.Tensor) -> object:
-        found = {**VIEWS, **COPIES}[name](x * 2)
-        return [part + 1 for part in found] if isinstance(found, (tuple, list)) else found + 1
+        result = {**VIEWS, **COPIES}[name](x * 2)
+        return [part + 1 for part in result] if isinstance(result, (tuple, list)) else result + 1
 
     return around
 
