@@ -84,7 +84,7 @@ def test_the_builder_builds_equal_kernels_once() -> None:
     assert built[0] is not built[1]
 
 
-def test_the_builder_remembers_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_builder_keeps_the_most_recent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion.codegen.build, "MOST", 2)
     builder = Builder(ReferenceTarget())
     one, two = builder.build([row_means("one"), row_means("two")])
@@ -95,7 +95,7 @@ def test_the_builder_remembers_what_was_asked_for_last(monkeypatch: pytest.Monke
 
 
 def test_the_builder_goes_on_while_kernels_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources are there at once; what fails is said to whoever waits, and tried again at the next request."""
+    """Sources are available at once; a failed build is raised to its waiters, and retried at the next request."""
     target, going, build = ReferenceTarget(), threading.Event(), ReferenceTarget.build
 
     def refuse(example: Kernel, source: str) -> Launcher:

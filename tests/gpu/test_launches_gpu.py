@@ -67,7 +67,7 @@ def test_unaligned_tensors() -> None:
         torch.testing.assert_close(out, x.softmax(1))
 
 
-def test_the_last_program_sees_what_all_have_written() -> None:
+def test_the_last_program_sees_the_stores_of_all() -> None:
     """Thousands of programs, one launch after another, on several streams at once, and in graphs."""
     n = 1 << 16
     launch = build(total(n, 8192))
@@ -105,7 +105,7 @@ def test_the_last_program_sees_what_all_have_written() -> None:
     torch.testing.assert_close(given[3], given[2].max())
 
 
-def test_the_last_program_of_a_tile_sees_what_those_with_its_parts_have_written() -> None:
+def test_the_last_program_of_a_tile_sees_the_stores_of_all_its_parts() -> None:
     """The same bits each time, on several streams at once and in graphs: parts are added in their order."""
     kernel = matmul_in_parts(16, 512, 4096, 8)
     launch = build(kernel)

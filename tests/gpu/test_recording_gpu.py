@@ -1,4 +1,4 @@
-"""CUDA graphs on a device: numbers of eager at every call, whatever has changed since the recording."""
+"""CUDA graphs on a device: eager's numbers at every call, after any change since the recording."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_random_numbers_differ_between_calls() -> None:
 
 
 def test_random_numbers_of_calls_that_record() -> None:
-    """Each size is captured at its second call, whose numbers were once those of the first."""
+    """Each size is captured at its second call, whose random numbers once repeated the first call's."""
     fused = recorded(lambda x: nn.functional.dropout(x, 0.5))
     for size in range(100, 116):
         x = torch.ones(size, device="cuda")
@@ -170,7 +170,7 @@ class Counter(nn.Module):
         return self.total * 2
 
 
-def test_buffers_are_changed_where_they_lie() -> None:
+def test_buffers_are_changed_in_place() -> None:
     plain = Counter()
     fused = recorded(plain)
     total = torch.zeros(3, 5, device="cuda")

@@ -25,7 +25,7 @@ def test_rows_of_transposed_matrices_come_through_descriptors(back: bool, flat: 
     assert_same(kernel, given, want)
 
 
-def test_small_matrices_are_walked_as_one() -> None:
+def test_small_matrices_are_one_product() -> None:
     kernel = transposed(3, 64, 72, 40)
     given = tensors(kernel)
     want = expected(kernel, given)

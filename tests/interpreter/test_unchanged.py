@@ -43,7 +43,7 @@ def test_times_one_in_place_returns_at_once(dtypes: tuple[torch.dtype, torch.dty
 @pytest.mark.parametrize(
     "example", [scaled(F32, BF16, BF16), scaled(F32, F32, F32, "out")], ids=["rounded", "elsewhere"]
 )
-def test_what_times_one_changes_is_written(example: Kernel) -> None:
+def test_a_product_with_one_is_written_if_it_changes_the_tensor(example: Kernel) -> None:
     given = [torch.randn(300), torch.tensor(1.0, dtype=example.params[1].dtype)]
     given += [torch.zeros(300)] * (len(example.params) - 2)
     want = expected(example, given)

@@ -59,8 +59,8 @@ def run(
     return source
 
 
-def walked(role: Role, axes: tuple[sympy.Symbol, ...], *sweeps: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """The statements of each sweep, in loops if the role says so."""
+def in_loops(role: Role, axes: tuple[sympy.Symbol, ...], *sweeps: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Return the statements of each sweep, in loops if the role is LOOP."""
     if role is WHOLE:
         return tuple(stmt for sweep in sweeps for stmt in sweep)
     return tuple(Loop(axes, tuple(sweep)) for sweep in sweeps)

@@ -20,7 +20,7 @@ I32, I8 = torch.int32, torch.int8
 
 
 def check(kernel: Kernel, given: list[torch.Tensor] | None = None, sizes: tuple[int, ...] = ()) -> list[torch.Tensor]:
-    """Run `made` and compare with the evaluator; returns the tensors after the launch."""
+    """Run `kernel`, compare its results with the evaluator's, and return the tensors after the launch."""
     verify_kernel(kernel)
     known = dict(zip(kernel.sizes, sizes, strict=True))
     given = tensors(kernel, sizes=known) if given is None else given

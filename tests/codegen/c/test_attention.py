@@ -27,7 +27,7 @@ LOW = const(-math.inf, F32)
 
 @pytest.mark.parametrize("width", [12, 40, 64, 80, 128])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_attention_in_one_walk(width, causal):
+def test_attention_in_one_loop(width, causal):
     check(online_attention(2, 37, 50, width, dtype=F32, causal=causal))
     check(online_attention(1, 150, 301, width, dtype=F32, causal=causal))
 
@@ -63,7 +63,7 @@ def test_a_mean_over_many_keys_is_as_exact_as_sums_of_parts(keys, most):
 
 
 def test_nothing_is_read_beyond_a_tensor():
-    """The tensors end where their memory does: reading past them would find what makes results NaN."""
+    """The tensors end where their memory does: reading past them would give NaN results."""
     example = online_attention(1, 7, 9, 5, dtype=F32)
     given = tensors(example)
     room = [torch.full((tensor.numel() + 64,), math.nan) for tensor in given]
@@ -76,9 +76,9 @@ def test_nothing_is_read_beyond_a_tensor():
 
 
 def masked_attention(queries: int, keys: int, width: int, repeated: str = "") -> Kernel:
-    """Attention under a bool mask in memory: rows may see nothing, and are 0 then.
+    """Attention under a bool mask in memory: rows whose keys are all masked out are 0.
 
-    Of those of q, k and v that are `repeated` all rows are the first.
+    In q, k and v, those named in `repeated` repeat their first row.
     """
     starts = {name: 0 if name in repeated else width * row for name, row in (("q", i), ("k", s), ("v", s))}
     query, key = load("q", starts["q"] + d), load("k", starts["k"] + d)
@@ -113,7 +113,7 @@ def test_rows_that_see_nothing_are_zero():
 
 @pytest.mark.parametrize("repeated", ["q", "k", "v", "qk", "kv", "qkv"])
 def test_rows_that_are_one(repeated):
-    """A product does not vary along rows or columns that its factors do not vary along, nor is it made per block."""
+    """A product varies only along the rows or columns of its factors, and is not computed per block otherwise."""
     check(masked_attention(140, 300, 20, repeated))
 
 
@@ -136,7 +136,7 @@ def test_infinities_and_nan_stay_in_their_rows():
 
 
 def test_values_of_masked_keys_do_not_count():
-    """Blocks of keys past the diagonal are skipped: what lies there is not even looked at."""
+    """Blocks of keys past the diagonal are skipped: their memory is not even read."""
     example = online_attention(1, 600, 600, 16, dtype=F32, causal=True)
     given = tensors(example)
     given[1][:, 400:] = math.nan
@@ -270,7 +270,7 @@ def test_gradients_agree_with_autograd():
 # Form -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_loop_does_not_change_stands_before_it():
+def test_loop_invariants_are_computed_before_the_loop():
     source = TARGET.emit(backward(150, 270, 64, dtype=BF16, of_keys=True))
     body = source[source.rindex("void backward_keys") :]
     before, loop = body.split("for (int64_t i1_0 = 0;")

@@ -1,4 +1,4 @@
-"""The C target: compiling, caching, loading, and what is refused."""
+"""The C target: compiling, caching, loading, and refusals."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_another_command_of_the_same_compiler_builds_anew(tmp_path, monkeypatch)
     assert len(list((tmp_path / "cache" / "c").iterdir())) == 2
 
 
-def test_an_edited_kernel_is_what_runs():
+def test_an_edited_kernel_runs_as_edited():
     result, source, x = simple()
     out = torch.empty_like(x)
     TARGET.build(result, source.replace("2.0f", "5.0f"))(x, out)
     assert torch.equal(out, x * 5)
 
 
-def test_what_comes_after_the_grid_runs_last():
+def test_the_kernel_after_the_grid_runs_last():
     x = torch.randint(-9, 9, (300, 1000)).float()  # whole numbers: their sum is exact in any order
     partial, out = torch.empty(300), torch.empty(())
     part = Fold("part", "sum", (load("x", 1000 * i0 + r0),), (r0,), F32)
@@ -99,7 +99,7 @@ def test_what_comes_after_the_grid_runs_last():
     assert torch.equal(out, x.sum())
 
 
-def test_what_comes_after_reads_what_the_one_before_it_does_not():
+def test_the_kernel_after_the_grid_may_read_other_tensors():
     x, rows, total, top = torch.randn(6, 4), torch.empty(6), torch.empty(()), torch.empty(())
     row = Fold("row", "sum", (load("x", 4 * i0 + r0),), (r0,), F32)
     example = kernel(
@@ -131,7 +131,7 @@ def test_an_empty_grid_stores_nothing():
     TARGET.build(example, source)(x, out)
 
 
-def test_what_stands_beside_runs_in_the_same_call():
+def test_a_kernel_beside_another_runs_in_the_same_call():
     x, y = torch.randn(300, 1000), torch.randn(7)
     sums, twice = torch.empty(300), torch.empty(7)
     part = Fold("part", "sum", (load("x", 1000 * i0 + r0),), (r0,), F32)
@@ -156,7 +156,7 @@ def test_unknown_dtypes_are_refused():
 
 
 def test_one_openmp_run_time_in_the_process():
-    """PyTorch's, beside those that other packages of the process may have brought."""
+    """PyTorch's OpenMP is used, also if other packages of the process have loaded another."""
 
     def mapped() -> set[str]:
         with open("/proc/self/maps", encoding="utf-8") as maps:
@@ -194,7 +194,7 @@ def test_the_cache_directory(tmp_path, monkeypatch):
         cache_dir()
 
 
-def test_another_process_finds_what_was_built(tmp_path, monkeypatch):
+def test_another_process_loads_the_built_object(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
     value, source, _ = simple()
     TARGET.build(value, source)

@@ -19,7 +19,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-40, 1e9, -1e9, 88.0, float("inf"), -float("i
 
 
 def every_function(x: Tensor, wide: Tensor) -> list[tuple[Tensor, ...]]:
-    """Each function in rows of lanes, in lanes beside wider ones, and of the numbers of a column."""
+    """Each function in vector lanes, in lanes next to wider ones, and on the elements of a column."""
     return [(f(x), f(x).double() + wide, f(x[:, 0])) for f in FUNCTIONS]
 
 

@@ -44,7 +44,7 @@ from tests.codegen.kernels.rows import scattered
 
 @pytest.mark.parametrize("dtype", [F32, F64, *INTEGERS])
 @pytest.mark.parametrize("name", ["store", "sum", "prod", "max", "min"])
-def test_sources_that_meet_are_taken_in_their_order(name, dtype):
+def test_colliding_sources_are_processed_in_order(name, dtype):
     """As the evaluator, which takes them one after the other too."""
     kernel = scattered(name, 60, 5, 300, dtype, LOOP)
     given = tensors(kernel)
@@ -76,7 +76,7 @@ def test_vector_add(n):
 
 
 def exponentials(x: torch.Tensor) -> tuple[Kernel, torch.Tensor]:
-    """The kernel that takes the exponentials of `x`, and what it is to write them to."""
+    """The kernel that computes the exponentials of `x`, and its output tensor."""
     out = torch.empty_like(x)
     return kernel({"x": x}, {"out": out}, [axis(i0, len(x))], Store("out", i0, op("exp", load("x", i0)))), out
 
@@ -90,8 +90,8 @@ def test_exponentials_that_are_no_normal_numbers():
     assert (out[x < -103.98] == 0).all() and ((out > 0) & (out < 2.0**-126)).any()
 
 
-def test_exponentials_of_what_is_no_number_or_beyond_all_bounds():
-    """The least number that is taken in is found by the bits, in which NaN of either sign lies beyond all numbers."""
+def test_exponentials_of_nan_and_out_of_range_numbers():
+    """The lower bound of the argument is compared by its bits: there NaN of either sign lies beyond all numbers."""
     numbers = torch.tensor([torch.inf, -torch.inf, -1e38, -103.9, -104.1, 88.72, 88.73, 0.0, -0.0])
     both = torch.tensor([0x7FC00000, -0x400000], dtype=torch.int32).view(torch.float32)
     x = torch.cat([both, numbers]).repeat(4)
@@ -101,7 +101,7 @@ def test_exponentials_of_what_is_no_number_or_beyond_all_bounds():
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag of an underflow is read by its number")
-def test_exponentials_of_what_is_masked_underflow_nowhere():
+def test_exponentials_of_masked_elements_do_not_underflow():
     """Each underflow, of whichever intermediate result, takes a processor as long as some hundred exponentials."""
     x = torch.tensor([-torch.inf, torch.finfo(torch.float32).min, -200.0, -90.0, 0.0, 20.0, 80.0] * 9)
     result, out = exponentials(x)
@@ -142,7 +142,7 @@ def test_transposing_copy_of_a_batch():
     assert "transpose_float(" in source
 
 
-def test_concatenation_reads_only_what_is_inside():
+def test_concatenation_reads_only_inside_its_operands():
     x, y = torch.randn(10, 3), torch.randn(10, 5)
     out = torch.empty(10, 8)
     inside = op("lt", IndexValue(i1), const(3, I64))
@@ -202,7 +202,7 @@ def test_neighbours_read_under_one_mask(dtype, count):
 @pytest.mark.parametrize("count", [3, 4])
 @pytest.mark.parametrize("dtype", [F32, F64, torch.uint8])
 def test_neighbours_read_in_a_short_loop_inside_lanes(dtype, count):
-    """GCC unrolls that loop before it makes lanes of the one around."""
+    """GCC unrolls the short loop before it vectorises the outer one."""
     x, y = torch.randint(9, (3, 33, count)).to(dtype), torch.randint(9, (3, 66, count)).to(F64)
 
     def doubled(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,12 +64,12 @@ CONTRACTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRACTIONS)
-def test_a_product_with_what_stands_around_it(name):
+def test_a_product_with_prologue_and_epilogue(name):
     check(CONTRACTIONS[name])
 
 
 def test_a_product_with_one_column_that_no_index_names():
-    """w · max(a · bᵀ, 0) of one row w: the axis of the rows of w has one point, and what is stored does not have it."""
+    """w · max(a · bᵀ, 0) of one row w: the axis of the rows of w has one point, and the stored tensor lacks it."""
     rows, keys, width = 16, 64, 24
     scores = Fold("scores", "dot", (load("a", width * i + d), load("b", width * s + d)), (d,), F32, (i,), (s,))
     total = Fold("total", "dot", (op("maximum", scores.ref, const(0.0, F32)), load("w", s)), (s,), F32, (i,), (u,))
@@ -82,7 +82,7 @@ def test_a_product_with_one_column_that_no_index_names():
 
 
 @pytest.mark.parametrize("role", [WHOLE, LOOP], ids=["whole", "loop"])
-def test_every_fold_beside_a_product(role):
+def test_every_fold_fused_with_a_product(role):
     """Folds over the columns of a product, and over its rows' terms."""
     m, n, k = 40, 70, 30
     dot = Fold("dot", "dot", (load("a", k * i + d), load("b", n * d + s)), (d,), F32, (i,), (s,))
@@ -103,7 +103,7 @@ def test_every_fold_beside_a_product(role):
 
 
 def test_a_sum_along_the_rows_of_a_product():
-    """Column sums of a · b: the lanes run along what is kept."""
+    """Column sums of a · b: the lanes run along the kept axis."""
     m, n, k = 300, 70, 30
     dot = Fold("dot", "dot", (load("a", k * s + d), load("b", n * d + i)), (d,), F32, (s,), (i,))
     total = Fold("total", "sum", (op("exp", dot.ref),), (s,), F32)
@@ -150,7 +150,7 @@ def test_running_values_without_a_product():
 
 
 def test_running_values_over_two_axes():
-    """The longer axis is looped over in blocks, the other point by point; what is carried goes on through both."""
+    """The longer axis is looped over in blocks, the other point by point; carried values continue through both."""
     length, parts = 300, 5
     x = load("x", length * parts * i + length * u + s)
     top = Fold("top", "max", (x,), (u, s), F32)

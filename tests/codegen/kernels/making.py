@@ -108,7 +108,7 @@ _FLOATS = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 0.5,
 
 
 def expected(kernel: Kernel, given: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> list[torch.Tensor]:
-    """The expected values of `given` after a launch."""
+    """Return the values of `given` after a launch, as the evaluator computes them."""
     results = [tensor.clone() for tensor in given]
     known = dict(zip(kernel.sizes, sizes, strict=True))
     at = {p.name: tensor for p, tensor in zip(kernel.params, results, strict=True)}
@@ -124,7 +124,7 @@ TOLERANCE = {F16: 2e-3, BF16: 1.6e-2, F32: 2e-6, F64: 1e-13}
 
 
 def assert_same(kernel: Kernel, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], factor: float = 1.0) -> None:
-    """Tensors agree to the last few bits of their dtype, sums to those of the numbers that were added.
+    """Check that tensors agree to the last few bits of their dtype, and sums to those of their terms.
 
     A sum of n numbers of size 1 is of size √n.  Results beyond that are products of sums: one that is near 0, because a
     factor is, still has the error of that factor times the other one.

@@ -172,7 +172,7 @@ def two_folds(rows: int, columns: int) -> Kernel:
 
 
 def norm_backward(rows: int, columns: int) -> Kernel:
-    """A fold over the columns, held whole, inside a loop over rows that sums another one"""
+    """A fold over a WHOLE axis of columns, inside a loop over rows with a second sum"""
     x, g = load("x", columns * r + q), load("g", columns * r + q)
     dot = Fold("inner", "sum", (op("mul", x, g),), (q,), F32)
     dw = Fold("dw", "sum", (op("mul", g, dot.ref),), (r,), F32)
@@ -187,7 +187,7 @@ def norm_backward(rows: int, columns: int) -> Kernel:
 
 def grouped_mean(batch: int, channels: int, size: int) -> Kernel:
     """Mean over channels and positions of [batch, channels, size] per half of the channels: several reduced axes"""
-    whole = sums_of_halves(batch, channels, size)
+    whole = sums_of_half_the_channels(batch, channels, size)
     fold, store = whole.body
     assert isinstance(fold, Fold)
     assert isinstance(store, Store)
@@ -195,14 +195,14 @@ def grouped_mean(batch: int, channels: int, size: int) -> Kernel:
     return replace(whole, name="grouped_mean", body=(fold, replace(store, value=value)))
 
 
-def sums_of_halves(batch: int, channels: int, size: int) -> Kernel:
+def sums_of_half_the_channels(batch: int, channels: int, size: int) -> Kernel:
     """Sum over channels and positions of [batch, channels, size] per half of the channels: either axis may be empty"""
     half = channels // 2
     x = load("x", channels * size * i + half * size * j + size * r + q)
     total = Fold("total", "sum", (x,), (r, q), F32)
     params = (param("x", F32, batch, channels, size), param("out", F32, batch, 2, written=True))
     axes = {i: (batch, GRID), j: (2, GRID), r: (half, WHOLE), q: (size, WHOLE)}
-    return kernel("sums_of_halves", params, axes, total, Store("out", 2 * i + j, total.ref))
+    return kernel("sums_of_half_the_channels", params, axes, total, Store("out", 2 * i + j, total.ref))
 
 
 def total(n: int, parts: int) -> Kernel:

@@ -20,7 +20,7 @@ from fusion.codegen.triton.expressions.prelude import LOAD, STORE
 from fusion.lowering.kernel import Kernel
 
 PATIENCE = 10.0
-"""Seconds after which a barrier counts as one that is never completed."""
+"""Seconds after which a barrier is assumed never to complete."""
 
 _LOOK = 0.1  # seconds after which a thread that waits looks whether another one has failed
 _FAILED = threading.Event()

@@ -158,7 +158,7 @@ def test_contractions_run_on_the_matrix_units(example: Kernel, arch: str, wanted
 
 
 @compiles
-def test_tiles_of_wide_numbers_beside_a_product_fit_into_shared_memory() -> None:
+def test_float32_epilogue_tiles_of_a_product_fit_into_shared_memory() -> None:
     """Their stores take shared memory for all elements of a block, and no shorter pipeline helps."""
     example = matmul(4096, 4099, 515, BF16, out=torch.int64)  # rows of odd length: through pointers
     default = TARGET.configs(example)[0]

@@ -88,7 +88,7 @@ def test_an_architecture_without_a_device_has_its_own_rate_of_float64() -> None:
     assert speeds(device_of("sm_103")).matrix_share[8] < speeds(KNOWN["sm_100"]).matrix_share[8] / 30
 
 
-def test_features_are_those_of_architectures() -> None:
+def test_features_follow_from_the_architecture() -> None:
     having = {feature: {arch for arch, device in KNOWN.items() if device.has(feature)} for feature in Feature}
     assert having[Feature.WARP_GROUPS] == {"sm_90"}
     assert having[Feature.TENSOR_COPIES] == {"sm_90", "sm_100", "sm_120"}
@@ -137,7 +137,7 @@ def test_a_device_at_hand_is_the_known_one_or_has_its_own_properties() -> None:
     assert smaller.flops == pytest.approx(KNOWN["sm_86"].flops * 26 / 82) and smaller.bandwidth == 9.36e5
 
 
-def test_devices_and_what_is_remembered_of_them_are_values() -> None:
+def test_devices_and_their_records_are_values() -> None:
     same = replace(H200)
     assert same == H200 and hash(same) == hash(H200)
     assert capabilities(same, DEFAULT) is capabilities(H200, DEFAULT)
@@ -162,7 +162,7 @@ def test_large_kernels_fit(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", KNOWN)
-def test_what_is_worth_timing_has_a_pipeline_where_there_is_room_for_one(arch: str) -> None:
+def test_timed_configurations_have_a_pipeline_where_it_fits(arch: str) -> None:
     product = matmul(4096, 4096, 4096, F16)
     for config in TritonTarget(arch).configs(product):
         assert config.num_warps <= KNOWN[arch].most_warps and config.num_stages >= 2

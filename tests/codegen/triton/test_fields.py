@@ -111,7 +111,7 @@ def test_the_formula_gives_every_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_field_stays_a_conversion(name: str) -> None:
+def test_other_expressions_stay_conversions(name: str) -> None:
     field = field_of(OTHERS[name])
     assert field is None or not field.exact(torch.float32)
 
@@ -150,7 +150,7 @@ def test_assembly_that_the_interpreter_does_not_know() -> None:
 
 
 def test_only_where_the_device_has_it() -> None:
-    """AMD converts a byte of a word in one instruction; halves in pairs came with sm_80."""
+    """AMD converts a byte of a word in one instruction; 16-bit floats in pairs came with sm_80."""
     kernel = only_kernel(packed, *inputs(packed, 16, 128, 256))
     for arch, result in (("sm_80", True), ("sm_90", True), ("sm_75", False), ("gfx942", False)):
         assert ("_bits_to_bfloat16(" in TritonTarget(arch).emit(kernel)) == result
@@ -163,7 +163,7 @@ def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tenso
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(1, "float32"), (16, "bfloat16")])
-def test_what_is_subtracted_from_the_float_is_part_of_the_bit_pattern(rows: int, kind: str) -> None:
+def test_a_subtracted_constant_is_part_of_the_bit_pattern(rows: int, kind: str) -> None:
     def centred(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         weights = torch.stack((w & 15, w >> 4), -1).flatten(-2).to(x.dtype) - 8
         return x @ weights.T * scale

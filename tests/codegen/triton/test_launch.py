@@ -76,16 +76,16 @@ def test_a_launch_that_is_refused_goes_another_way() -> None:
 def test_sizes_that_only_count_rows_have_one_binary() -> None:
     rows, length = sympy.symbols("s0 s1", integer=True, positive=True)
 
-    def told(kernel: Kernel) -> set[sympy.Symbol]:
+    def sizes_in_key(kernel: Kernel) -> set[sympy.Symbol]:
         return {size for size, tells in zip(kernel.sizes, sizes_that_matter(kernel), strict=True) if tells}
 
-    assert not told(softmax(rows, 768, Role.WHOLE)) and not told(matmul(rows, 768, 2304, BF16))
-    assert told(softmax(rows, length, Role.LOOP)) == {length}  # where rows begin, and how long they are
-    assert told(matmul(rows, length, 2304, BF16)) == {length}
-    assert told(add(length)) == {length} and not told(add(48 * length))
+    assert not sizes_in_key(softmax(rows, 768, Role.WHOLE)) and not sizes_in_key(matmul(rows, 768, 2304, BF16))
+    assert sizes_in_key(softmax(rows, length, Role.LOOP)) == {length}  # where rows begin, and how long they are
+    assert sizes_in_key(matmul(rows, length, 2304, BF16)) == {length}
+    assert sizes_in_key(add(length)) == {length} and not sizes_in_key(add(48 * length))
 
 
-def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_that_may_overlap_have_separate_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     now, launched = {"stream": 1, "capturing": False}, []
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: now["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
@@ -124,7 +124,7 @@ def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: py
 
 
 @compiles
-def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_wait_for_the_threads_that_prepare_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton hashes itself and builds its driver there, once for all builds; otherwise each build would do so.  Only
     launches wait for the driver.
     """
@@ -160,7 +160,7 @@ def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.
     preparations.start.cache_clear()
 
 
-def test_without_a_compiler_what_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_as_slower_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise RuntimeError("no C compiler was found\nset CC")
 
@@ -174,7 +174,7 @@ def test_without_a_compiler_what_is_slower_is_said(monkeypatch: pytest.MonkeyPat
         direct._compiled.cache_clear()
 
 
-def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stub_that_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton would compile this stub at the first launch; kernels without descriptors need no stub of Triton's."""
     stubs: list[Any] = []
 
@@ -244,7 +244,7 @@ def test_sizes_decide_how_wide_indices_are() -> None:
 
 
 @compiles
-def test_descriptors_are_made_once_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_created_once_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch creates only the descriptors of addresses that it has not seen."""
     results: list[tuple[int, tuple[int, ...]]] = []
 

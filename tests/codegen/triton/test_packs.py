@@ -60,7 +60,7 @@ def test_independent_kernels_are_one_function_on_ranges_of_programs() -> None:
 
 
 @compiles
-def test_odd_rows_stay_one_per_program_beside_others_with_more_warps() -> None:
+def test_misaligned_rows_stay_one_per_program_in_a_launch_with_more_warps() -> None:
     odd, wide = softmax(2048, 50257, Role.LOOP, F16), softmax(64, 32768, Role.WHOLE, F16)
     text = TARGET.emit(packed("packed", odd, wide))
     assert '"num_warps": 32' in text and "r_shift = program % 8" in text
@@ -79,11 +79,15 @@ def linears(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     return F.linear(x, q), F.linear(x, k), F.linear(x, v)
 
 
-def gated_beside(x: torch.Tensor, q: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def packed_with_gated(
+    x: torch.Tensor, q: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     return F.linear(x, q), F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-def ending_apart(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def with_different_epilogues(
+    x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     return F.linear(x, q), torch.relu(F.linear(x, k)), torch.relu(F.linear(x, v))
 
 
@@ -101,7 +105,7 @@ def launched(function: Function, *shapes: tuple[int, ...]) -> Kernel:
 
 @compiles
 @pytest.mark.parametrize("columns", [(1024, 1024, 1024), (2048, 512, 512)], ids=str)
-def test_products_of_the_same_rows_are_one_walk(columns: tuple[int, int, int]) -> None:
+def test_products_of_the_same_rows_are_one_loop(columns: tuple[int, int, int]) -> None:
     """Nothing is loaded twice for it, nor awaited between them; their results are staged in one place in turn."""
     result = launched(linears, (8192, 1024), *((count, 1024) for count in columns))
     assert result.beside
@@ -125,15 +129,15 @@ def of_any_rows(kernel: Kernel, rows: int) -> Kernel:
 
 
 @compiles
-def test_the_rows_of_one_walk_may_be_of_any_number() -> None:
+def test_the_rows_of_one_loop_may_be_of_any_number() -> None:
     kernel = of_any_rows(launched(linears, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)), 8192)
     text = TARGET.emit(kernel)
     assert text.count("tl.range(") == 1 and "def grid(s0, processors=132):" in text
     assert compile_for(imported(kernel, text), H200, (False,)).metadata.num_stages >= 3
 
 
-@pytest.mark.parametrize("function", [gated_beside, biased, ending_apart], ids=lambda f: f.__name__)
-def test_products_that_end_differently_stay_apart(function: Function) -> None:
+@pytest.mark.parametrize("function", [packed_with_gated, biased, with_different_epilogues], ids=lambda f: f.__name__)
+def test_products_with_different_epilogues_are_not_joined(function: Function) -> None:
     text = TARGET.emit(launched(function, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)))
     assert text.count("tl.range(program, ") == 2
 
@@ -153,7 +157,7 @@ def test_only_kernels_of_like_needs_share_a_launch() -> None:
     assert not TARGET.packs(softmax(5000, 300, Role.WHOLE), softmax(5000, 16384, Role.WHOLE))
 
 
-def test_what_follows_is_walked_where_its_warps_cannot_hold_it() -> None:
+def test_a_following_kernel_loops_where_its_warps_cannot_hold_the_row() -> None:
     long = TARGET.emit(total(1 << 20, 8192))
     assert '"num_warps": 4' in long and "for r0 in" in long
     assert "for r0 in" not in TARGET.emit(total(1 << 20, 1024))

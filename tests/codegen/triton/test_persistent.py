@@ -63,7 +63,7 @@ def chosen(example: Kernel) -> tuple[int, int, int, int]:
     return config.block("m"), config.block("n"), config.per_processor, config.parts
 
 
-def test_what_is_finished_quickly_takes_the_largest_blocks() -> None:
+def test_cheap_epilogues_use_the_largest_blocks() -> None:
     assert chosen(activated(8192, 8192, 2048, smooth=False)) == (128, 256, 1, 1)
 
 
@@ -75,7 +75,7 @@ def test_two_small_programs_hide_even_the_ends_of_short_sums() -> None:
     assert chosen(activated(8192, 4096, 2048, smooth=False)) == (128, 256, 1, 1)
 
 
-def test_two_programs_hide_what_takes_long_to_finish() -> None:
+def test_two_programs_hide_expensive_epilogues() -> None:
     assert chosen(activated(8192, 4096, 1024, smooth=True)) == (128, 128, 2, 2)
 
 
@@ -113,7 +113,7 @@ def test_large_results_of_short_sums_are_left_to_the_library() -> None:
     assert few == long > 0.97  # long sums hide it
 
 
-def test_functions_of_loaded_tiles_are_work_and_those_of_rows_are_not() -> None:
+def test_epilogue_work_counts_functions_of_tiles_but_not_of_rows() -> None:
     tile, row = Cast(load("c", 3072 * i + j, BF16), F32), Cast(load("bias", j, BF16), F32)
     of_tile, of_row, plain = (work_of(block(graded(8192, 3072, 768, f))) for f in (gelu(tile), gelu(row), tile))
     assert of_tile > 30 > of_row == plain == 0
@@ -128,7 +128,7 @@ def test_every_configuration_is_priced() -> None:
 @pytest.mark.parametrize(
     "example", [activated(8192, 4096, 1024, smooth=True), residual(16384, 768, 3072, BF16)], ids=["gelu", "residual"]
 )
-def test_what_is_chosen_fits_with_all_its_stages(example: Kernel) -> None:
+def test_chosen_configurations_fit_with_all_their_stages(example: Kernel) -> None:
     config = TARGET.configs(example)[0]
     assert isinstance(config, PersistentConfig)
     compiled = compile_for(imported(example, TARGET.emit(example)), H200)
@@ -182,7 +182,7 @@ def test_short_rows_that_are_not_known_do_not() -> None:
     assert not any(isinstance(each, PersistentConfig) for each in TARGET.configs(matmul(rows, 64, 128, BF16)))
 
 
-def test_parts_are_said_in_words() -> None:
+def test_the_name_of_a_configuration_includes_its_parts() -> None:
     example = activated(8192, 4096, 1024, smooth=True)
     assert (
         TARGET.alternatives(example)[0].name
@@ -190,6 +190,6 @@ def test_parts_are_said_in_words() -> None:
     )
 
 
-def test_two_products_are_finished_whole() -> None:
+def test_epilogues_of_two_products_are_not_split() -> None:
     configs = TARGET.configs(gated(8192, 4096, 1024))
     assert {config.parts for config in configs if isinstance(config, PersistentConfig)} == {1}

@@ -31,7 +31,7 @@ def test_the_extreme_of_chosen_positions(fold_op: str) -> None:
     assert dict(target.stages(example, source))["cubin"][:4] == b"\x7fELF"
 
 
-def test_a_position_of_a_row_is_checked_before_the_row_is_walked() -> None:
+def test_an_index_into_a_row_is_checked_before_the_loop_over_the_row() -> None:
     place = op("checked", Load("index", (I0,), I64), const(0, I64), const(39999, I64), const(1, I64))
     chosen = op(
         "where",

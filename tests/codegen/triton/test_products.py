@@ -78,7 +78,7 @@ def test_contractions_over_other_axes_of_the_grid_are_refused() -> None:
 HELD = (("m", 128), ("k", 64), ("n", 64), ("r", 64))
 
 
-def test_attention_is_one_walk_with_running_values() -> None:
+def test_attention_is_one_loop_with_running_values() -> None:
     text = body(online_attention(8, 1024, 1024, 64, dtype=BF16, scale=0.125), Config(HELD, num_warps=8))
     assert (
         text.partition("    for ")[2] == """n0 in range(0, 1024, NBLOCK):
@@ -186,7 +186,7 @@ def test_float32_products_are_multiplied_as_they_are_where_they_cannot_be_split(
         assert 'input_precision="ieee"' in TritonTarget(arch).emit(example)
 
 
-def test_rows_of_transposed_matrices_are_walked_matrix_by_matrix() -> None:
+def test_rows_of_transposed_matrices_are_loaded_matrix_by_matrix() -> None:
     example = transposed(64, 768, 384, 200, back=True)
     assert isinstance(TARGET.configs(example)[0], PersistentConfig)
     assert [(dim.name, dim.size) for dim in block(example).dims] == [("b", 64), ("m", 768), ("k", 200), ("n", 384)]
@@ -195,7 +195,7 @@ def test_rows_of_transposed_matrices_are_walked_matrix_by_matrix() -> None:
 
 
 @pytest.mark.parametrize("example", [transposed(64, 64, 384, 200), transposed(64, 768, 384, 196)], ids=["small", "odd"])
-def test_small_matrices_and_odd_rows_are_walked_as_one(example: Kernel) -> None:
+def test_small_matrices_and_misaligned_rows_are_one_product(example: Kernel) -> None:
     """Blocks would not be filled, or no descriptor could describe the weight."""
     assert "b" not in {dim.name for dim in block(example).dims}
 

@@ -9,7 +9,7 @@ from tests.random_programs.judge import judge
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_found(name: str) -> None:
+def test_regressions(name: str) -> None:
     verdict = judge(FOUND[name], target="triton")
     assert verdict.status == "pass", f"{verdict.reason}\n{FOUND[name]}"
     assert verdict.kernels, "eager was compared with eager"
