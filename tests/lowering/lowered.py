@@ -20,13 +20,13 @@ from fusion.lowering.program import Extern, Program
 from fusion.lowering.verify import verify_program
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
-"""Relative and absolute, per dtype of the result: both sides compute halves in float32 and round once."""
+"""Relative and absolute, per dtype of the result: both sides compute 16-bit floats in float32 and round once."""
 
 
 def traced(
     function: Callable[..., object], inputs: Sequence[torch.Tensor], mode: str = "fake", *, whole: bool = False
 ) -> GraphModule:
-    """The graph of ATen calls that AOTAutograd would give for these inputs; with `whole`, nothing is taken apart."""
+    """Return the graph of ATen calls that AOTAutograd would give for these inputs; `whole`: nothing is decomposed."""
 
     def call(*args: torch.Tensor) -> object:
         return tree_leaves(function(*args))
@@ -48,7 +48,7 @@ def lowered(
 
 
 def single_call(target: OpOverload, args: Sequence[object], results: Sequence[torch.Tensor | None]) -> GraphModule:
-    """A graph of one call that gives `results`, for what PyTorch does not trace on a CPU."""
+    """Return a graph of one call with `results`, for operations that PyTorch does not trace on a CPU."""
     graph, mode = Graph(), FakeTensorMode()
     holders = [graph.placeholder(f"x{k}") if isinstance(arg, torch.Tensor) else arg for k, arg in enumerate(args)]
     for holder, arg in zip(holders, args, strict=True):
@@ -64,12 +64,12 @@ def single_call(target: OpOverload, args: Sequence[object], results: Sequence[to
 
 
 def calls(program: Program) -> dict[str, str]:
-    """What the program leaves to the library, views apart: name of the ATen operation → reason."""
+    """Return the program's library calls except views: name of the ATen operation → reason."""
     return {node.target.__name__: node.reason for node in program.nodes if isinstance(node, Extern) and node.reason}
 
 
 def layout(tensor: torch.Tensor) -> list[int]:
-    """The strides that matter: those of dimensions that are walked."""
+    """Return the strides of dimensions with more than one element; other strides do not matter."""
     return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
 
 

@@ -48,7 +48,7 @@ Built = tuple[sympy.Expr, "Meaning"]
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an expression should mean: a tree that sympy has never seen."""
+    """The meaning of an expression: a tree that does not pass through sympy."""
 
     kind: str
     leaf: int | sympy.Symbol = 0

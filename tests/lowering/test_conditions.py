@@ -58,7 +58,7 @@ def test_plain_and_negated_conditions_mean_the_same(condition: Expr) -> None:
 
 
 @given(conditions)
-def test_what_is_plain_stays_as_it_is(condition: Expr) -> None:
+def test_simplified_conditions_stay_unchanged(condition: Expr) -> None:
     (result,) = plain([condition])
     assert plain([result]) == [result]
 
@@ -76,7 +76,7 @@ def test_choices_are_the_same(condition: Expr, a: Expr, b: Expr) -> None:
 
 
 @given(conditions, conditions)
-def test_where_a_condition_holds_others_are_as_they_were(condition: Expr, other: Expr) -> None:
+def test_under_a_condition_other_conditions_keep_their_meaning(condition: Expr, other: Expr) -> None:
     (condition,) = plain([condition])
     assume(not isinstance(condition, Const))
     holds = values(condition)
@@ -84,7 +84,7 @@ def test_where_a_condition_holds_others_are_as_they_were(condition: Expr, other:
     assert torch.equal(values(result)[holds], values(other)[holds])
 
 
-def test_what_is_known_is_not_computed() -> None:
+def test_known_conditions_are_not_computed() -> None:
     flag, late = Load("flags", (I0,), torch.bool), op("lt", IndexValue(I0), const(4, torch.int64))
     both = op("and", flag, late)
     (result,) = where_holds(

@@ -39,7 +39,7 @@ def run(example: Program) -> torch.Tensor:
     return result
 
 
-def test_what_is_not_given_is_kept() -> None:
+def test_fields_that_are_not_passed_are_kept() -> None:
     example = chain()
     copy = Map("w", AXES, Load("y", (I0,), F32))
     last = Map("z", AXES, op("add", Load("w", (I0,), F32), Load("y", (I0,), F32)))
@@ -56,7 +56,7 @@ def test_what_is_not_given_is_kept() -> None:
     torch.testing.assert_close(run(changed), run(example))
 
 
-def test_outputs_in_the_place_of_others() -> None:
+def test_outputs_are_replaced() -> None:
     example = chain()
     changed = example.edited(outputs=[BufferRef("y")])
     torch.testing.assert_close(run(changed), torch.exp(torch.arange(5.0) / 2))
@@ -76,7 +76,7 @@ def test_an_origin_that_is_not_known_is_a_defect() -> None:
 
 
 def product() -> Program:
-    """z = x · x of 3 by 3, with the library's call beside it."""
+    """z = x · x of 3 by 3, with its library call."""
     calls = (Extern(("z",), torch.ops.aten.mm.default, (BufferRef("x"), BufferRef("x"))),)
     lhs, rhs = Load("x", (I0, R0), F32), Load("x", (R0, I1), F32)
     node = Contract("z", (axis(I0, 3), axis(I1, 3)), (axis(R0, 3),), lhs, rhs, (I0,), (I1,), F32)
@@ -84,7 +84,7 @@ def product() -> Program:
     return example.edited(library={"z": calls})
 
 
-def test_the_librarys_calls_stand_beside_equal_contracts() -> None:
+def test_equal_contracts_keep_their_library_calls() -> None:
     result = product()
     verify_program(result)
     (node,) = result.nodes

@@ -83,7 +83,7 @@ def test_bounds_are_reached_when_no_symbol_repeats(order: list[sympy.Symbol], bo
     assert bounds(expr, box) == (min(reached), max(reached))
 
 
-def test_what_simplify_finds() -> None:
+def test_results_of_simplify() -> None:
     b, s, h, _ = AXES
     sizes = {b: sympy.Integer(4), s: LENGTH, h: sympy.Integer(8)}
     linear = 8 * LENGTH * b + 8 * s + h  # a [4, s0, 8] tensor in row-major order
@@ -269,7 +269,7 @@ def test_invert_knows_lengths_it_cannot_see() -> None:
         ([Mod(AXES[2], 2)], [2]),
     ],
 )
-def test_invert_refuses_what_is_no_bijection(exprs: list[sympy.Expr], extents: list[int]) -> None:
+def test_invert_refuses_maps_that_are_not_bijective(exprs: list[sympy.Expr], extents: list[int]) -> None:
     assert (
         solve(exprs, extents, {AXES[0]: sympy.Integer(2), AXES[1]: sympy.Integer(3), AXES[2]: sympy.Integer(4)}) is None
     )

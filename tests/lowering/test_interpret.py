@@ -108,7 +108,7 @@ def test_reductions_over_nothing_give_the_identity() -> None:
         same(actual, torch.full((2,), expected, dtype=dtype))
 
 
-def test_what_does_not_vary_along_a_reduced_axis_counts_each_time() -> None:
+def test_operands_constant_along_a_reduced_axis_count_each_time() -> None:
     total = Reduce("out", (axis(I0, 3),), (axis(R0, 5),), "sum", (Load("x", (I0,), F32),), F32)
     product = Contract(
         "dot",

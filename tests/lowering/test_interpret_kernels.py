@@ -55,7 +55,7 @@ def test_in_float64_nothing_is_rounded(role: Role) -> None:
 
 
 @pytest.mark.parametrize("points", [1, 30, 1 << 22])
-def test_a_walk_with_running_values(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_with_running_values(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "BOX_POINTS", points)
     load = Load("x", (11 * I0 + R0,), F32)
     top = Fold("top", "max", (load,), (R0,), F32)
@@ -119,7 +119,7 @@ def test_a_tile_that_is_folded_again(points: int, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(out, (x.sum(2) + x[:, :, 0]).amax(1))
 
 
-def test_what_follows_in_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_following_kernel_of_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "BOX_POINTS", 4)
     params = [param("x", (6, 3)), param("rows", (6,), written=True), param("total", (), written=True)]
     row = Fold("row", "sum", (Load("x", (3 * I0 + R0,), F32),), (R0,), F32)
@@ -131,7 +131,7 @@ def test_what_follows_in_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.
     torch.testing.assert_close(out, x.sum())
 
 
-def test_what_stands_beside_in_a_launch_runs_too() -> None:
+def test_the_kernels_beside_another_in_a_launch_run_too() -> None:
     params = [param("x", (6,)), param("a", (6,), written=True), param("y", (2, LENGTH)), param("b", (2,), written=True)]
     total = Fold("total", "sum", (Load("y", (LENGTH * I0 + R0,), F32),), (R0,), F32)
     sums = kernel(params[2:], {I0: (2, Role.GRID), R0: (LENGTH, Role.WHOLE)}, total, Store("b", I0, total.ref))
@@ -143,7 +143,7 @@ def test_what_stands_beside_in_a_launch_runs_too() -> None:
     torch.testing.assert_close(b, y.sum(1))
 
 
-def test_what_follows_reads_what_the_one_before_it_does_not() -> None:
+def test_the_following_kernel_may_read_other_tensors() -> None:
     params = [param("x", (6,)), *(param(name, (), written=True) for name in ("total", "top"))]
     total = Fold("total", "sum", (Load("x", (R0,), F32),), (R0,), F32)
     sums = kernel(params[:2], {R0: (6, Role.WHOLE)}, total, Store("total", sympy.Integer(0), total.ref))

@@ -54,7 +54,7 @@ def test_a_norm_of_fake_tensors_refuses_the_dimensions_that_eager_refuses() -> N
         torch.linalg.vector_norm(mode.from_tensor(torch.randn(3, 1)), 2, -3)
 
 
-def test_sizes_read_off_a_norm_along_a_single_element_are_those_of_eager() -> None:
+def test_sizes_of_a_norm_along_a_single_element_agree_with_eager() -> None:
     def counted(x: torch.Tensor) -> torch.Tensor:
         norms = torch.linalg.norm(x, dim=-1)
         return norms * norms.shape[-1] + x.norm(dim=-1).ndim
@@ -65,7 +65,7 @@ def test_sizes_read_off_a_norm_along_a_single_element_are_those_of_eager() -> No
 
 @pytest.mark.parametrize("amounts", [(0, 0), (0, -1), (1, 0), (-1, 1), (-1, -1)])
 @pytest.mark.parametrize("layout", ["reversed", "channels_last", "sliced"])
-def test_edges_of_symbolic_widths_lie_as_in_eager(amounts: tuple[int, int], layout: str) -> None:
+def test_padding_of_symbolic_widths_has_the_layout_of_eager(amounts: tuple[int, int], layout: str) -> None:
     def edged(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
         y = F.pad(x, (n, m, m, 0), value=1.5)
         return y * 2 + y.stride(-1)
@@ -78,7 +78,7 @@ def test_edges_of_symbolic_widths_lie_as_in_eager(amounts: tuple[int, int], layo
         assert actual.stride() == expected.stride() and torch.equal(actual, expected)
 
 
-def test_the_gradient_of_edges_of_symbolic_widths_lies_as_in_eager() -> None:
+def test_gradients_of_padding_of_symbolic_widths_have_the_layout_of_eager() -> None:
     def cropped(x: torch.Tensor, n: int) -> torch.Tensor:
         (grad,) = torch.autograd.grad(F.pad(x, (n, 0)).t() * 2, x, torch.ones(x.shape[1] + n, x.shape[0]))
         return grad
@@ -90,7 +90,7 @@ def test_the_gradient_of_edges_of_symbolic_widths_lies_as_in_eager() -> None:
 
 def test_only_the_thread_that_is_within_traces_otherwise() -> None:
     def shares() -> bool:
-        """Is what dropout gives of the memory that it is given?"""
+        """Does the result of dropout share memory with its operand?"""
         x = torch.ones(3)
         with enable_python_dispatcher():
             return F.dropout(x, 0.0).data_ptr() == x.data_ptr()

@@ -100,7 +100,7 @@ def test_scans_of_scans_come_in_their_order() -> None:
     assert again.body[1] == Prefix("outer_1", "max", (renamed[0],), R0, F32)
 
 
-def test_each_loop_names_its_own_scan_in_what_an_update_asks() -> None:
+def test_the_condition_of_an_update_names_the_scan_of_its_own_loop() -> None:
     update = Store("out", 6 * I0 + R0, P.ref, "sum", (I0, R0), op("lt", P.ref, Load("x", (I0,), F32)))
     _, second = placed([Loop((R0,), (TOTAL,)), Loop((R0,), (update,))], [P])
     assert isinstance(second, Loop)

@@ -107,7 +107,7 @@ def test_different_expressions_have_different_text() -> None:
     assert len({format_expr(tree) for tree in trees}) == len(trees)
 
 
-def test_what_is_shared_is_named_once() -> None:
+def test_shared_expressions_are_named_once() -> None:
     centred = op("sub", X, op("mul", Y, Const(0.5, F32)))
     assert format_expr(op("mul", centred, centred)) == "%1 = x[i0] - y[] * 0.5\n%1 * %1"
     assert format_expr(op("mul", X, X)) == "x[i0] * x[i0]"
@@ -252,7 +252,7 @@ kernel k(a: bf16[s0, 8], b: bf16[8, 5] unaligned, out: f32[5] written, size s0)
     )
 
 
-def test_what_follows_in_a_launch() -> None:
+def test_a_kernel_that_follows_in_a_launch() -> None:
     total = Fold("sum0", "sum", (Load("out", (R0,), F32),), (R0,), F32)
     store = Store("out", sympy.Integer(0), total.ref)
     last = kernel(softmax().params[1:], {R0: (8, Role.WHOLE)}, total, store)
@@ -267,7 +267,7 @@ then k(out)
     )
 
 
-def test_what_stands_beside_in_a_launch() -> None:
+def test_kernels_beside_another_in_a_launch() -> None:
     store = Store("out", 5 * I0, Load("x", (I0,), F32))
     other = replace(kernel(softmax().params, {I0: (8, Role.GRID)}, store), name="other")
     assert (

@@ -1,4 +1,4 @@
-"""The facts of the scalar operations, compared with numbers: the table claims exactly what holds."""
+"""The facts of the scalar operations, compared with numbers: the table claims exactly the facts that hold."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_operation_is_linear_in_just_the_groups_that_its_row_names(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_result_for_an_operand_that_is_nan_is_as_its_row_says(name: str) -> None:
+def test_the_result_for_a_nan_operand_agrees_with_the_table(name: str) -> None:
     row, args = SCALAR_OPS[name], everywhere(name)
     nan = torch.stack([arg.isnan() for arg in args if arg.dtype is F64]).any(0)
     results = row.meaning(*args)[nan]

@@ -31,7 +31,7 @@ TOTAL = Fold("total", "sum", (Load("x", (7 * I0 + R0,), F32),), (R0,), F32)
 
 
 def rows() -> Kernel:
-    """Rows over their sums, both walked."""
+    """Rows over their sums, both looped over."""
     share = Store("out", 7 * I0 + R0, op("truediv", Load("x", (7 * I0 + R0,), F32), TOTAL.ref))
     return kernel(
         [param("x", (4, 7)), param("out", (4, 7), written=True)],
@@ -71,7 +71,7 @@ def test_renamed_parameters_mean_the_same() -> None:
 
 
 def test_several_statements_for_one_mean_the_same() -> None:
-    """A sum as the sum of its halves."""
+    """A sum as two sums of half the elements."""
     result = rows()
     half = op("mul", TOTAL.args[0], Const(0.5, F32))
     halves = tuple(replace(TOTAL, name=f"half{k}", args=(half,)) for k in range(2))

@@ -76,7 +76,7 @@ def changed(position: int, **fields: object) -> Program:
     return with_node(position, lambda node: replace(node, **fields))  # type: ignore[arg-type]
 
 
-def beside(**calls: Node) -> Program:
+def with_library(**calls: Node) -> Program:
     return replace(two_step(), library={out: (call,) for out, call in calls.items()})
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_out_of_bounds_where_there_are_no_points() -> None:
     verify_program(one_map(x(I0 + 100, I1), rows=0))
 
 
-def test_what_may_be_in_bounds_is_not_refused() -> None:
+def test_indices_that_may_be_in_bounds_are_accepted() -> None:
     for index in (I0 + I0 - 3 * FloorDiv(I0, 2), Mod(7 * I0, 6) - 2, Mod(I0, 8) + I0 - I0):
         verify_program(one_map(x(sympy.Integer(0), index)))
 
@@ -200,9 +200,12 @@ def test_a_whole_program_passes() -> None:
         (changed(1, rows=(I1,), columns=(I0,)), "i1 is a row axis of a product, but its right side varies along it"),
         (changed(1, rows=(), columns=(I0,)), "i0 is a column axis of a product, but its left side varies along it"),
         (changed(1, rows=(R0,)), "r0 is no parallel axis, it cannot be a row or column of a product"),
-        (beside(z=Extern(("t",), aten.t.default, (BufferRef("y"),))), "its library form gives other"),
-        (beside(z=Extern(("z",), aten.t.default, (BufferRef("t"),))), "its library form reads t too early"),
-        (beside(total=Extern(("total",), aten.t.default, (BufferRef("z"),))), "stands beside no product: total"),
+        (with_library(z=Extern(("t",), aten.t.default, (BufferRef("y"),))), "its library form gives other"),
+        (with_library(z=Extern(("z",), aten.t.default, (BufferRef("t"),))), "its library form reads t too early"),
+        (
+            with_library(total=Extern(("total",), aten.t.default, (BufferRef("z"),))),
+            "stands with_library no product: total",
+        ),
         (changed(2, op="mean"), "no reduction 'mean'"),
         (changed(2, op="dot"), "a dot is a Contract, not a Reduce"),
         (changed(2, op="any"), "any takes bools, not torch.float32"),
@@ -232,18 +235,21 @@ def laid_out(example: Program, name: str, strides: tuple[int, ...]) -> Program:
 
 
 CHANGED: list[tuple[Callable[[Program], Program], str]] = [
-    (lambda made: replace(made, nodes=made.nodes[::-1]), "z is read before it is written"),
-    (lambda made: replace(made, nodes=made.nodes[1:]), "y is read before it is written"),
-    (lambda made: replace(made, nodes=(*made.nodes, made.nodes[0])), "y is written twice"),
-    (lambda made: replace(made, buffers={**made.buffers, "x": buffer("x", (4, 6), F64)}), "x holds torch.float64"),
-    (lambda made: replace(made, buffers={**made.buffers, "x": buffer("x", (4, 5))}), "outside \\[0, 5"),
+    (lambda doubled: replace(doubled, nodes=doubled.nodes[::-1]), "z is read before it is written"),
+    (lambda doubled: replace(doubled, nodes=doubled.nodes[1:]), "y is read before it is written"),
+    (lambda doubled: replace(doubled, nodes=(*doubled.nodes, doubled.nodes[0])), "y is written twice"),
     (
-        lambda made: replace(made, buffers={**made.buffers, "y": buffer("y", (4, 6), F64)}),
+        lambda doubled: replace(doubled, buffers={**doubled.buffers, "x": buffer("x", (4, 6), F64)}),
+        "x holds torch.float64",
+    ),
+    (lambda doubled: replace(doubled, buffers={**doubled.buffers, "x": buffer("x", (4, 5))}), "outside \\[0, 5"),
+    (
+        lambda doubled: replace(doubled, buffers={**doubled.buffers, "y": buffer("y", (4, 6), F64)}),
         "torch.float32 is written to",
     ),
-    (lambda made: replace(made, inputs=made.inputs[:1]), "w is read before it is written"),
-    (lambda made: laid_out(made, "z", (1, 4)), "z has another layout than when the call was made"),
-    (lambda made: laid_out(made, "t", (4, 1)), "t has another layout than when the call was made"),
+    (lambda doubled: replace(doubled, inputs=doubled.inputs[:1]), "w is read before it is written"),
+    (lambda doubled: laid_out(doubled, "z", (1, 4)), "z has another layout than when the call was doubled"),
+    (lambda doubled: laid_out(doubled, "t", (4, 1)), "t has another layout than when the call was doubled"),
 ]
 
 
@@ -264,7 +270,7 @@ def test_a_node_that_passed_is_refused_where_a_size_is_unknown() -> None:
         verify_program(replace(example, inputs=()), before)
 
 
-def test_the_origin_is_told() -> None:
+def test_the_origin_is_part_of_the_error() -> None:
     origins = {"total": Origin("sum_1", "model.head", "model.py:7")}
     error = refused(replace(changed(2, dtype=F64), origins=origins), "node total: sum of")
     assert error.origin == origins["total"]
@@ -272,12 +278,12 @@ def test_the_origin_is_told() -> None:
 
 
 def test_symbolic_sizes_agree_when_they_are_equal_as_numbers() -> None:
-    def made(extent: sympy.Expr) -> Program:
+    def doubled(extent: sympy.Expr) -> Program:
         node = Map("out", (axis(I0, extent),), Load("x", (FloorDiv(I0, 2),), F32))
         return program([buffer("x", (LENGTH,)), buffer("out", (2 * LENGTH + 2,))], [node], ["x"], "out", LENGTH + 1)
 
-    verify_program(made(2 * (LENGTH + 1)))
-    refused(made(2 * LENGTH), "its axes have sizes")
+    verify_program(doubled(2 * (LENGTH + 1)))
+    refused(doubled(2 * LENGTH), "its axes have sizes")
 
 
 @pytest.mark.parametrize("index", [I0, Mod(I0 + 1, 4)], ids=["plain", "computed"])

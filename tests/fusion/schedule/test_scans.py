@@ -156,7 +156,7 @@ def test_what_a_scan_takes_has_a_name_in_the_folds_beside_it() -> None:
 
 @pytest.mark.parametrize("target", ["reference", "c"])
 def test_long_rows(target: str) -> None:
-    """What no program holds whole is walked; what is needed in two loops is scanned twice."""
+    """What no program holds whole is looped over; what is needed in two loops is scanned twice."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         c = x.abs().cumsum(1)

@@ -308,7 +308,7 @@ def test_sums_that_are_added_up_are_one():
 
 
 def test_rows_that_data_name_are_walked_along():
-    """Their columns lie beside each other: walked down, each number would be fetched with a line of the cache."""
+    """Their columns lie beside each other: looped over down, each number would be fetched with a line of the cache."""
 
     def add(out: torch.Tensor, bag: torch.Tensor, row: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return out.index_add(0, bag, table[row])

@@ -1,4 +1,4 @@
-"""Distances between rows and products of three against eager: no call is left but for pairs of many rows."""
+"""Distances between rows, and triple products, against eager: calls remain only for pairs of many rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_distances(p, dtype):
     check(lambda g, x, y, d: aten._cdist_backward(g, x, y, p, d), rows(2, 5, 4, dtype=dtype), x, y, result)
 
 
-def test_distances_of_what_is_broadcast():
+def test_distances_of_broadcast_operands():
     x, y = rows(3, 1, 5, 4), rows(2, 6, 4) + 0.5
     result = aten._cdist_forward(x, y, 2.0, 2)
     grad = rows(*result.shape)

@@ -63,7 +63,7 @@ def test_reductions(name: str, dtype: torch.dtype):
 
 @pytest.mark.parametrize("name", [name for name in REDUCTIONS if name not in ("instance_norm", "prod", "normalize")])
 def test_reductions_of_computed_values(name: str):
-    """What is reduced over is an expression here, and what came out is used."""
+    """The reduced operand is an expression, and the result is used."""
 
     def around(x: torch.Tensor) -> object:
         result = REDUCTIONS[name](x.transpose(0, 2) * 2 - 1)
@@ -136,7 +136,7 @@ def test_a_sum_of_negative_zeros_is_positive(shape: tuple[int, ...], dtype: torc
         assert torch.equal(mine.signbit(), expected.signbit())
 
 
-def test_halves_are_summed_in_float32():
+def test_16_bit_floats_are_summed_in_float32():
     x = torch.full((4096,), 1.0, dtype=torch.float16)
     program = check(lambda a: (a.sum(), a.mean()), x)
     assert {node.dtype for node in program.nodes if isinstance(node, Reduce)} == {torch.float32}
@@ -317,7 +317,7 @@ def test_products_that_are_small_or_with_a_vector_are_sums():
     torch.testing.assert_close(run_program(program, [a, b])[0], a @ b)
 
 
-def test_the_library_form_of_a_product_is_made_of_calls():
+def test_the_library_form_of_a_product_consists_of_calls():
     for function in (
         lambda a, b: a @ b.t(),
         lambda a, b: a.view(3, 2, 4).transpose(1, 2) @ b.view(3, 4, 2).transpose(1, 2),

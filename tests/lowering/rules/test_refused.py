@@ -30,7 +30,7 @@ REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_eager_refuses_is_its_call(name: str) -> None:
+def test_calls_that_eager_refuses_stay_calls(name: str) -> None:
     x = torch.ones(8)
     with pytest.raises((RuntimeError, IndexError)) as expected:
         REFUSED[name](x)

@@ -1,4 +1,4 @@
-"""Reductions of segments and their gradients against eager: no call is left."""
+"""Reductions of segments and their gradients against eager: no call remains."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_other_types(dtype):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_products_where_sources_cannot_meet_in_memory(dim):
+def test_products_without_atomic_updates_in_memory(dim):
     """As on a GPU: each segment looks at all elements, of which there are few."""
     x, lengths = numbers(dim), LENGTHS[dim]
 
