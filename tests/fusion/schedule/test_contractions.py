@@ -44,7 +44,7 @@ def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor
 
 
 def gated_and_kept(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What training keeps for its backward."""
+    """The forward of training, with the values that backward needs."""
     first, second = F.linear(x, gate), F.linear(x, up)
     return first, second, F.silu(first) * second
 
@@ -80,14 +80,14 @@ SHARED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-def made(shapes: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def random_tensors(shapes: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Random tensors; every second one is not contiguous, as a weight that is stored transposed."""
     tensors = [torch.randn(*shape).to(dtype) for shape in shapes]
     return [t.mT.contiguous().mT if number % 2 else t for number, t in enumerate(tensors)]
 
 
 def grown(function: Function, given: Sequence[torch.Tensor]) -> Schedule:
-    """The schedule of a program of which no product is left to the library."""
+    """Return the schedule of a program in which no product is left to the library."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
     program = inline_cheap_maps(lower(graph))
     return plan(program, grow(program, TritonTarget("sm_90").capabilities), Scheduling(None))
@@ -108,7 +108,7 @@ def only_kernel(function: Function, given: Sequence[torch.Tensor]) -> Kernel:
 
 
 def scheduled(function: Function, *shapes: tuple[int, ...]) -> Schedule:
-    """The schedule for an H200, of bfloat16 tensors that are never made."""
+    """Return the schedule for an H200, of bfloat16 tensors that are never allocated."""
     target = TritonTarget("sm_90")
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=BF16) for shape in shapes]
@@ -133,7 +133,7 @@ def listed(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tenso
 
 
 def outputs(kernel: Kernel) -> list[torch.Tensor]:
-    """Empty tensors for what a kernel writes."""
+    """Return empty tensors for a kernel's results."""
     return [
         torch.empty_strided([int(n) for n in p.shape], [int(n) for n in p.strides], dtype=p.dtype).fill_(float("nan"))
         for p in kernel.params
@@ -147,7 +147,7 @@ def outputs(kernel: Kernel) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", SHARED)
 def test_products_of_one_operand_are_one_loop(name: str) -> None:
     function, shapes = SHARED[name]
-    kernel = only_kernel(function, made(shapes))
+    kernel = only_kernel(function, random_tensors(shapes))
     (loop,) = [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
     first, second = dots(kernel)
     assert set(loop.body) == {first, second}
@@ -156,9 +156,9 @@ def test_products_of_one_operand_are_one_loop(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", SHARED)
-def test_what_they_give(name: str, dtype: torch.dtype) -> None:
+def test_scheduled_programs_agree_with_eager(name: str, dtype: torch.dtype) -> None:
     function, shapes = SHARED[name]
-    given = made(shapes, dtype)
+    given = random_tensors(shapes, dtype)
     kernel = only_kernel(function, given)
     outs = outputs(kernel)
     run_kernel(kernel, [*ordered(kernel, given), *outs])
@@ -167,7 +167,7 @@ def test_what_they_give(name: str, dtype: torch.dtype) -> None:
 
 
 def ordered(kernel: Kernel, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors in the order of the parameters; those of equal layout keep their order."""
+    """Return the tensors in the order of the parameters; tensors of equal layout keep their order."""
     left = list(given)
     results = []
     for param in kernel.params:
@@ -204,21 +204,21 @@ def gradient_of_gelu(dy: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> torc
 
 
 @pytest.mark.parametrize(("rows", "length", "columns"), [(200704, 96, 384), (3136, 768, 3072)])
-def test_what_is_computed_behind_a_product_through_pointers_is_paid_for(rows: int, length: int, columns: int) -> None:
+def test_the_epilogue_of_a_product_through_pointers_is_priced(rows: int, length: int, columns: int) -> None:
     """As measured on an H200: 326 and 97 µs in one kernel, 206 and 50 after a product of the library."""
     product, rest = launches(scheduled(gradient_of_gelu, (rows, length), (length, columns), (rows, columns)))
     assert isinstance(product, Extern) and isinstance(rest, KernelCall)
 
 
 def heads_together(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What comes back to a linear layer behind which heads were put before positions."""
+    """The gradient of a linear layer whose result had its heads moved before positions."""
     gradient = torch.tanh(g)
     whole = gradient.transpose(1, 2).reshape(x.shape)
     return whole @ w, whole.T @ x
 
 
-def test_copies_for_the_library_are_made_once_where_they_are_computed() -> None:
-    """As maps, which join what they copy: two calls of `clone` took longer than the products."""
+def test_copies_for_the_library_are_fused_with_their_source_once() -> None:
+    """They are maps, fused with their source: two calls of `clone` took longer than the products."""
     shapes = (4, 12, 1024, 64), (4096, 768), (768, 768)
     schedule = scheduled(heads_together, *shapes)
     result, *products = launches(schedule)
@@ -230,7 +230,7 @@ def test_copies_for_the_library_are_made_once_where_they_are_computed() -> None:
     assert error(got, want) <= 2 * error(heads_together(*given), want)
 
 
-def test_equal_copies_of_what_is_changed_between_them_stay() -> None:
+def test_equal_copies_with_a_write_between_them_stay() -> None:
     x = Buffer("x", BF16, (sympy.Integer(4),), (sympy.Integer(1),), torch.device("cpu"))
     i = axis_symbol(0)
     copies = [Map(name, (Axis(i, sympy.Integer(4)),), Load("x", (i,), BF16)) for name in ("a", "b")]
@@ -257,7 +257,7 @@ def test_equal_copies_of_what_is_changed_between_them_stay() -> None:
         (BF16, 16, 4096, 16, False),
     ],
 )
-def test_products_over_before_the_library_begins_are_generated(
+def test_products_shorter_than_a_library_call_are_generated(
     dtype: torch.dtype, rows: int, length: int, columns: int, generated: bool
 ) -> None:
     """As they were measured on an H200: the least that cuBLAS takes is more than the least that a kernel does."""
@@ -304,7 +304,7 @@ REFUSED: dict[str, tuple[Function, tuple[tuple[int, ...], ...], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_products_that_cannot_share_a_loop_do_not(name: str) -> None:
     function, shapes, reason = REFUSED[name]
-    schedule = grown(function, made(shapes))
+    schedule = grown(function, random_tensors(shapes))
     results = [len(dots(kernel)) for kernel in kernels(schedule)]
     assert (max(results), sum(results)) == (1, 2)
     assert not reason or any(reason in refusal.reason for refusal in schedule.refusals)
@@ -326,7 +326,7 @@ def mixed(x: torch.Tensor, first: torch.Tensor, bias: torch.Tensor, second: torc
 
 
 def forward_of(function: Function, *shapes: tuple[int, ...]) -> Schedule:
-    """The schedule of its forward, of which backward recomputes what is larger than what it is made of."""
+    """Return the schedule of its forward; backward recomputes results that are larger than their operands."""
     target, result = TritonTarget("sm_90"), list[Schedule]()
 
     def compile_one(graph: GraphModule, label: str) -> Boxed:

@@ -58,14 +58,14 @@ def test_a_norm_reads_long_rows_twice() -> None:
     check(lambda x: F.group_norm(x, 3), x)
 
 
-def test_what_is_no_square_is_split_alone() -> None:
+def test_moments_other_than_the_second_are_split_separately() -> None:
     x = noise(2, 1 << 18, about=2.0)
     assert len(kernels(third_moment, x)) == 4
     check(third_moment, x)
 
 
 @pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan"), 1e25])
-def test_what_is_not_finite_is_seen(special: float) -> None:
+def test_numbers_that_are_not_finite_propagate(special: float) -> None:
     x = noise(3, 1 << 17)
     x[1, 70_000] = special
     fused = fusion.fuse(lambda x: x.var(-1), options={"target": "reference", "strict": True})
@@ -73,7 +73,7 @@ def test_what_is_not_finite_is_seen(special: float) -> None:
 
 
 def test_parts_behind_the_end_count_for_nothing() -> None:
-    """As many parts as were good for the length that was traced."""
+    """The number of parts was chosen for the traced length."""
     fused = fusion.fuse(torch.var_mean, options={"target": "reference", "strict": True})
     for length in (131_101, 300, 70, 2):
         x = noise(3, length, about=5.0)
@@ -149,8 +149,8 @@ def test_a_norm_behind_another_is_cut_as_well() -> None:
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 56, 56), (64, 32, 28, 28)])
-def test_what_is_summed_up_is_made_in_the_same_pass(shape: tuple[int, ...]) -> None:
-    """Parts are rows of the image: so what is stored of it, too, is made where it is summed."""
+def test_the_summed_operand_is_stored_in_the_same_pass(shape: tuple[int, ...]) -> None:
+    """Parts are rows of the image, so the operand is stored in the kernel that sums it."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         result = torch.where(x > 0, x * y + y, 0)

@@ -160,7 +160,7 @@ def test_a_sum_of_nothing_is_no_negative_zero() -> None:
     assert hoist([half], [K]).summed(W) == half  # whose sign is known
 
 
-def test_what_varies_along_the_sum_or_not_at_all_stays() -> None:
+def test_factors_that_vary_along_the_sum_or_are_constant_stay() -> None:
     reciprocal = Op("truediv", (SCALE, W), F32)
     for operand in (W, GROUP, mul(W, GROUP), Op("add", (W, SCALE), F32), mul(SCALE, SCALE), reciprocal):
         result = hoist([operand], [K])
@@ -168,7 +168,7 @@ def test_what_varies_along_the_sum_or_not_at_all_stays() -> None:
         assert result.scaled(W) is W
 
 
-def test_a_sum_gives_up_what_its_terms_share() -> None:
+def test_common_factors_of_the_terms_move_out_of_a_sum() -> None:
     x, y = Load("x", (K,), F32), Load("y", (K,), F32)
     shared = Op("add", (mul(mul(W, SCALE), x), mul(mul(W, SCALE), y)), F32)
     assert hoist([shared], [K]).operands == (Op("add", (mul(W, x), mul(W, y)), F32),)
@@ -194,7 +194,7 @@ def test_a_factor_moves_through_a_rounding_only_where_the_rest_stays_in_range() 
 @pytest.mark.parametrize("m", [1, 2, 4, 5])
 @pytest.mark.parametrize("name", LINEARS)
 def test_blocked_kernels_compute_the_same(name: str, m: int) -> None:
-    """The rewritten kernel is an ordinary one: the evaluator runs it, and finds what eager finds or better."""
+    """The rewritten kernel is an ordinary one: the evaluator runs it, with an error not above eager's."""
     given = inputs(LINEARS[name], m, 96, 256)
     kernel = block(only_kernel(LINEARS[name], *given)).kernel
     verify_kernel(kernel)
@@ -204,7 +204,7 @@ def test_blocked_kernels_compute_the_same(name: str, m: int) -> None:
 
 
 def test_few_rows_are_sums_that_share_the_weight() -> None:
-    """Of halves up to four rows; of bytes one, unless they are multiplied in float32."""
+    """Up to four rows of 16-bit floats; of bytes one row, unless they are multiplied in float32."""
     result = folds(block(linear(4, 4096, 4096, BF16)).kernel)
     weights = [load for fold in result for load in loads(*fold.args) if load.buffer == "w"]
     assert {fold.op for fold in result} == {"sum"}
@@ -237,7 +237,7 @@ def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
     assert {dim.name: int(dim.size) for dim in blocked.dims}["m"] == 64
 
 
-def test_packed_weights_are_walked_as_they_are_stored() -> None:
+def test_packed_weights_are_looped_over_in_storage_order() -> None:
     for m, n, op, count in ((1, 8192, "sum", 1), (1, 16384, "dot", 2), (2, 8192, "dot", 2), (16, 16384, "dot", 2)):
         kernel = block(only_kernel(packed, *inputs(packed, m, n, 1024))).kernel
         results = [fold for fold in folds(kernel) if list(loads(*fold.args))]
@@ -258,14 +258,14 @@ def test_packed_weights_with_few_long_rows_are_multiplied_in_parts_of_one_launch
     assert "tl.dot(" in source and "tl.atomic_add(counter + block, 1" in source
 
 
-def test_what_interleaves_is_one_load() -> None:
+def test_interleaved_elements_are_one_load() -> None:
     for m in (1, 16):
         source = TritonTarget("sm_90").emit(only_kernel(packed, *inputs(packed, m, 16384, 4096)))
         assert source.count("tl.split(") == 1
         assert source.count("tl.load(") == 3  # x, weights, scales
 
 
-def test_groups_are_held_whole_and_their_scale_loaded_once() -> None:
+def test_the_scale_of_a_group_is_loaded_once() -> None:
     kernel = block(only_kernel(in_groups, *inputs(in_groups, 1, 4096, 4096))).kernel
     assert [(int(axis.size), axis.role) for axis in kernel.axes[-2:]] == [(32, Role.LOOP), (128, Role.WHOLE)]
     part, total = folds(kernel)

@@ -1,4 +1,4 @@
-"""Scheduling: which nodes become one kernel, what is refused and why, and determinism."""
+"""Scheduling: which nodes become one kernel, refusals with reasons, and determinism."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_lone_matmul_is_left_to_the_library() -> None:
     assert isinstance(step, Extern) and step.target is torch.ops.aten.mm.default
 
 
-def test_row_longer_than_the_limit_is_walked() -> None:
+def test_a_row_longer_than_the_limit_is_looped_over() -> None:
     scheduled = schedule(lambda x: F.softmax(x, -1), torch.randn(200, 20_000))
     (call,) = kernels(scheduled)
     assert call.kernel.with_role(Role.LOOP)
     assert sum(isinstance(s, Loop) for s in call.kernel.body) == 2  # maximum and sum, result
 
 
-def test_clusters_that_lie_between_each_other_do_not_wait_for_each_other() -> None:
+def test_interleaved_clusters_do_not_depend_on_each_other() -> None:
     """The rows need the count, the total needs the rows; count and total read the same weights, but cannot be one."""
 
     def both(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,8 +133,8 @@ def test_loss_over_rows_is_one_launch() -> None:
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_what_looks_at_one_position_keeps_no_earlier_layer_alive(saved: bool) -> None:
-    """Every sum of a residual stream is stored for the next layer: nobody needs to add it up anew."""
+def test_a_reader_of_one_position_keeps_no_earlier_layer_alive(saved: bool) -> None:
+    """Every sum of a residual stream is stored for the next layer, so that no reader has to recompute it."""
 
     def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
         sums = []
@@ -150,7 +150,7 @@ def test_what_looks_at_one_position_keeps_no_earlier_layer_alive(saved: bool) ->
 
 
 def test_a_product_that_is_finished_and_stored_is_not_stored_before_that_too() -> None:
-    """For the loss of the classes in logits that somebody else needs as a whole."""
+    """A loss of classes over logits that have another reader stores them once."""
 
     def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = torch.addmm(b, x, w)
@@ -165,7 +165,7 @@ def test_a_product_that_is_finished_and_stored_is_not_stored_before_that_too() -
     assert [name for name in results if scheduled.program.buffers[name].numel == 512 * classes] == ["addmm_1"]
 
 
-def test_copies_that_are_results_are_made_when_all_others_have_read_what_they_copy() -> None:
+def test_copies_that_are_results_follow_the_last_reader_of_their_source() -> None:
     """Not at the end, where they stand, until when all of it would have to live."""
 
     def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Merging iteration spaces: which axes are unified, which are split, and what is refused."""
+"""Merging iteration spaces: which axes are unified, which are split, and refusals."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rigid_target_is_never_split() -> None:
     assert joined.moved == {P[0]: FloorDiv(P[0], 4), P[1]: Mod(P[0], 4), P[2]: P[1]}
 
 
-def test_leftover_axis_meets_the_reduced_one() -> None:
+def test_a_leftover_axis_is_unified_with_the_reduced_one() -> None:
     row = Space(axes(P, 4), axes(R, 16))
     joined = join(row, P[:1], Space(axes(P, 4, 16), ()), P[:1], ints(4))
     assert isinstance(joined, Joined)

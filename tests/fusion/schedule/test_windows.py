@@ -118,7 +118,7 @@ def test_gradients_of_maxima_are_added_where_they_belong_on_a_cpu(
 
 @pytest.mark.parametrize("target", ["reference", "c"])
 def test_a_position_among_one_needs_no_values(target: str) -> None:
-    """Nothing is computed that nobody reads, a product least of all."""
+    """Nothing is computed without a reader, a product least of all."""
     options = {"target": target, "strict": True}
     x, weight = torch.randn(1, 20), torch.randn(20, 33)
 

@@ -113,8 +113,8 @@ def test_parts_are_one_more_axis_and_the_epilogue_follows_their_sum(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_are_added_up_in_the_launch_that_makes_them(name: str, halved: None) -> None:
-    """Tile by tile; of several products, tiles that lie apart, in another one."""
+def test_parts_are_summed_in_the_launch_that_computes_them(name: str, halved: None) -> None:
+    """They are summed tile by tile; of several products whose tiles are apart, in another launch."""
     function, shapes = CASES[name]
     first, *others = scheduled(function, *(torch.randn(shape).half() for shape in shapes)).steps
     assert isinstance(first, KernelCall) and len(others) == (name == "batched")

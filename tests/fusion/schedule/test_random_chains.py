@@ -74,8 +74,8 @@ SINKS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def everything_walks() -> object:
-    """However small it is, and whatever it takes."""
+def everything_is_chained() -> object:
+    """Chain every product, of any size and price."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LEAST_TILE", 1)
         patch.setattr(streams._Finder, "_is_worthwhile", lambda finder, result: True)
@@ -84,7 +84,9 @@ def everything_walks() -> object:
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=tuple(HealthCheck))
 @given(st.lists(st.sampled_from(TILES), min_size=1, max_size=3), st.sampled_from(sorted(SINKS)), st.booleans())
-def test_every_kernel_of_a_walk_is_written(parts: list[Callable[..., torch.Tensor]], sink: str, scaled: bool) -> None:
+def test_every_kernel_of_chained_products_is_generated(
+    parts: list[Callable[..., torch.Tensor]], sink: str, scaled: bool
+) -> None:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *of: torch.Tensor) -> torch.Tensor:
         first, *others = (part(q, k, of) for part in parts)
         for other in others:

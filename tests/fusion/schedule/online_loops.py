@@ -17,7 +17,7 @@ from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, INF, LENGTH, ROW, 
 
 
 def streamed(folds: Sequence[Fold]) -> tuple[Folds, Expr, Online]:
-    """One loop: its accumulators, the value of the last fold, and what the rule said of that one."""
+    """One loop: its accumulators, the value of the last fold, and the online rule's result for that fold."""
     values: dict[str, Expr] = {}
     looped: dict[str, Fold] = {}
     actual = Online((), folds[-1].ref)
@@ -47,7 +47,7 @@ def _param(name: str, dtype: torch.dtype, shape: tuple[int, ...], written: bool)
 
 
 def inputs(special: str = "") -> dict[str, torch.Tensor]:
-    """Operands in float64.  Blocks are of 4: what comes first has a block of its own."""
+    """Operands in float64.  Blocks are of 4 elements, so that the first ones have a block of their own."""
     generator = torch.Generator().manual_seed(1)
     shapes = {**dict.fromkeys("xyg", (ROWS, LENGTH)), "v": (LENGTH, COLUMNS), "w": (LENGTH,)}
     results = {name: torch.randn(shape, generator=generator, dtype=F64) for name, shape in shapes.items()}
@@ -78,12 +78,12 @@ def run(
     return out
 
 
-def one_walk(folds: Folds, given: dict[str, torch.Tensor], dtype: torch.dtype = F64, products: torch.dtype = F64):
+def in_one_loop(folds: Folds, given: dict[str, torch.Tensor], dtype: torch.dtype = F64, products: torch.dtype = F64):
     accumulators, value, _ = streamed(folds)
     loop = Loop((S,), accumulators)
     assert running(loop) or all(fold.carry is None for fold in accumulators)
     return run((loop,), value, given, dtype, products)
 
 
-def walk_by_walk(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
+def loop_by_loop(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return run([Loop((S,), (fold,)) for fold in folds], folds[-1].ref, given, F64, F64)
