@@ -7,7 +7,7 @@ import torch
 
 import fusion
 from tests.fusion.agreement import assert_as_eager
-from tests.fusion.schedule.test_parts import attend, check, decoding, kernels, repeated, with_symbolic_keys
+from tests.fusion.schedule.test_partial_reductions import attend, check, decoding, kernels, repeated, with_symbolic_keys
 
 
 @pytest.mark.parametrize(("keys", "dtype"), [(1024, torch.float32), (1111, torch.bfloat16)])
