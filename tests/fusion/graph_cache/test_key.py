@@ -132,7 +132,7 @@ def test_surroundings_are_part_of_the_key(monkeypatch):
     assert key_of(graph, "inference", options, target) == keys[0]
 
 
-def test_the_sources_of_the_compiler_are_read_whole(monkeypatch):
+def test_all_sources_of_the_compiler_are_read(monkeypatch):
     paths: list[Path] = []
     whole = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(path) or whole(path))

@@ -1,4 +1,4 @@
-"""Warm starts: compilations are found in the cache, and return the same."""
+"""Warm starts: compilations come from the cache, and return the same results."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_a_second_start_neither_lowers_nor_schedules_and_gives_the_same(function
     assert same == list(cold.graphs)
 
 
-def test_chunks_are_among_what_is_kept():
+def test_chunks_are_cached():
     report = started(large_loss, *loss_inputs(), workspace=1 << 16)[1]
     assert any("in chunks" in note for note in notes(report))
 
 
-def test_gradients_of_a_second_start_are_those_of_the_first(monkeypatch):
+def test_gradients_of_a_second_start_equal_the_first_ones(monkeypatch):
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 5), nn.GELU())
     x = torch.randn(3, 6)
     gradients: list[list[Tensor]] = []

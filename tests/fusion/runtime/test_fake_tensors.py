@@ -62,8 +62,8 @@ def test_flops_are_counted_as_in_eager():
     assert counts[0] == counts[1] > 0
 
 
-def test_what_the_compiler_computes_is_real() -> None:
-    """Neither fake nor taken apart in Python, as what AOTAutograd traces is: trials of online forms are numbers."""
+def test_the_compilers_own_tensors_are_real() -> None:
+    """Trials of online forms compute with numbers: neither fake nor decomposed in Python, unlike traced tensors."""
     seen: list[tuple[bool, bool]] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:

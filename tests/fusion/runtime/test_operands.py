@@ -12,7 +12,7 @@ from torch import Tensor
 import fusion
 
 LAYOUTS: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-"""Shapes and strides of what calls were given, in their order; 0 along a single element."""
+"""Shapes and strides of the operands of calls, in order; 0 along a single element."""
 
 
 def note(x: Tensor) -> None:
@@ -46,7 +46,7 @@ weighed.register_autograd(lambda ctx, grad: weighed_backward(grad))
 
 
 def bias_in_aligned_rows(x: Tensor) -> Tensor:
-    """As attention is given an additive mask: rows begin at multiples of 8 elements, batches share them."""
+    """An additive mask of attention: rows begin at multiples of 8 elements, batches share them."""
     return weighed(F.pad(x * 3, (0, 8 - x.shape[-1] % 8))[..., : x.shape[-1]].expand(2, -1, -1, -1))
 
 

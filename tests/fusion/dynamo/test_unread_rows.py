@@ -77,8 +77,8 @@ def fused(program: Program) -> tuple[Program, list[Report], list[torch.fx.GraphM
     return torch.compile(program, backend=listening), backend.reports, graphs
 
 
-def rows_made(graph: torch.fx.GraphModule) -> int:
-    """The rows of the first product."""
+def rows_computed(graph: torch.fx.GraphModule) -> int:
+    """Return the number of rows of the first product."""
     names = {torch._C._nn.linear, torch.matmul, torch.ops.aten.linear.default}
     product = next(n for n in graph.graph.nodes if n.target in names or getattr(n.target, "__name__", "") == "matmul")
     val = product.meta["example_value"]
@@ -101,14 +101,14 @@ def check(program: Program, ours: Program) -> None:
 
 
 @pytest.mark.parametrize("program", READ, ids=lambda program: program.__name__)
-def test_only_the_rows_that_are_read_are_made(program: Program) -> None:
+def test_only_the_rows_that_are_read_are_computed(program: Program) -> None:
     ours, _, graphs = fused(program)
     check(program, ours)
-    assert [rows_made(graph) for graph in graphs] == [READ[program]]
+    assert [rows_computed(graph) for graph in graphs] == [READ[program]]
 
 
 @pytest.mark.parametrize("program", [columns, read_twice, returned, written, added_rows], ids=lambda f: f.__name__)
-def test_what_is_read_otherwise_is_made_whole(program: Program) -> None:
+def test_products_with_other_readers_are_computed_whole(program: Program) -> None:
     ours, _, graphs = fused(program)
     check(program, ours)
-    assert [rows_made(graph) for graph in graphs] == [BATCH * LENGTH]
+    assert [rows_computed(graph) for graph in graphs] == [BATCH * LENGTH]
