@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fusion
 from fusion.joint import channels_last as formats
 from fusion.joint.channels_last import prefer_channels_last
-from tests.fusion.joint.test_formats import LAYOUTS, Residual, Views, outcome
+from tests.fusion.joint.test_channels_last import LAYOUTS, Residual, Views, outcome
 
 pytestmark = pytest.mark.gpu
 
