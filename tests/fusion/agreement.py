@@ -25,13 +25,13 @@ def agree(
     atol: float | None = None,
     **kwargs: object,
 ) -> fusion.Explanation:
-    """Run `f` and `fuse(f)` on equal inputs, `calls` times, and compare all that a caller can see.
+    """Run `f` and `fuse(f)` on equal inputs, `calls` times, and compare all effects that a caller can observe.
 
     Args:
-        backward: sum what is differentiable in the outputs and compare the gradients of the inputs as well.
+        backward: sum the differentiable outputs and compare the gradients of the inputs as well.
         strides: compare the strides of outputs.
         kernels: were kernels generated?  False for a function that computes nothing (it returns inputs, views of
-            them, or nothing), or nothing that is generated.
+            them, or nothing), or for which nothing is generated.
 
     Returns:
         The report of the fused function.

@@ -18,7 +18,7 @@ class Attention:
     """A program, the shapes of its q, k and v as (batch, heads, queries, width), (key heads, keys), and more inputs.
 
     Attributes:
-        more: makes what the program takes after q, k and v, on a device.
+        more: creates the inputs after q, k and v, on a device.
         differentiable: eager has a gradient that is not NaN.
     """
 

@@ -45,7 +45,7 @@ def steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("tanh_is_off")
-def test_an_error_shows_where_it_is_made() -> None:
+def test_an_error_is_attributed_to_its_kernel() -> None:
     report = fusion.accuracy(steps)(torch.randn(40, 32), torch.randn(32, 32))
     worst, *others = report.worst
     assert "tanh" in worst.kernel and worst.error == pytest.approx(1e-3, rel=0.01) and worst.rounding < 1e-6
@@ -56,7 +56,7 @@ def test_an_error_shows_where_it_is_made() -> None:
 
 
 def test_kernels_that_are_right_are_as_exact_as_their_dtypes() -> None:
-    """Forward and backward, rounded to 16 bits; the gradients of the caller stay what they are."""
+    """Forward and backward, rounded to 16 bits; the caller's gradients are unchanged."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.LayerNorm(96)).to(HALF)
     report = fusion.accuracy(model)(torch.randn(32, 64, dtype=HALF))
     assert any("backward" in launch.kernel for launch in report.launches)
@@ -71,7 +71,7 @@ def test_integers_and_numbers_that_are_not_finite() -> None:
     assert [launch.error for launch in report.launches] == [0.0, 0.0]
 
 
-def test_what_a_kernel_does_not_write_is_not_counted() -> None:
+def test_elements_that_a_kernel_does_not_write_are_not_counted() -> None:
     """Half of a tensor is written; the rest of it is huge, and would hide any error."""
     x, out = torch.randn(5), torch.full((10,), 1e30)
     store = Store("out", I0, op("exp", Load("x", (I0,), F32)))
@@ -94,12 +94,12 @@ def test_symbolic_sizes_and_products_in_chunks() -> None:
     assert report.launches and all(launch.error < 1e-5 for launch in report.launches)
 
 
-def test_what_cannot_be_run_is_refused() -> None:
+def test_programs_that_cannot_run_are_refused() -> None:
     with pytest.raises(TypeError, match=r"accuracy takes an nn.Module or a function"):
         fusion.accuracy(torch.nn.Linear)
     with pytest.raises(TypeError, match="accuracy takes mode, dynamic, fullgraph and options"):
         fusion.accuracy(torch.relu, target="c")
 
 
-def test_without_kernels_that_is_said() -> None:
+def test_a_program_without_kernels_is_reported() -> None:
     assert str(fusion.accuracy(lambda x: x)(torch.ones(2))) == "no kernel was launched"

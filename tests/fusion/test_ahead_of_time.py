@@ -14,7 +14,7 @@ from fusion.lowering.kernel import Kernel
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.architectures import ARCHITECTURES, build
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 
 def kernels_of(name: str) -> dict[Kernel, None]:

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-6
 GRADIENT_TOLERANCE = {"swin": 2e-6}
-"""Where TOLERANCE is not met: the gradient of Swin's patch bias is 1.6e-6 off (eager 0.2e-6).  It sums over all patches
-what layer norm's backward gives, and our formula rounds each row's mean once for all its channels."""
+"""Tolerances other than TOLERANCE: the gradient of Swin's patch bias is 1.6e-6 off (eager 0.2e-6).  It sums the results
+of layer norm's backward over all patches, and our formula rounds each row's mean once for all its channels.
+"""
 LIBRARY = ("mm", "bmm", "addmm", "baddbmm", "convolution", "scaled_dot_product", "embedding_dense_backward")
 """Extern calls that are neither pointwise nor reductions: products, convolutions, attention, scatters."""
 SCATTERS = ("index_put", "scatter", "max_pool", "sort", "randint")

@@ -45,7 +45,7 @@ def check(f: Program, target: str | None) -> None:
 
 
 def check_large(target: str | None) -> None:
-    """Numbers beyond 32 bits in what was compiled for smaller ones."""
+    """Pass numbers beyond 32 bits to a function compiled for smaller ones."""
 
     def program(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
         return x + n, torch.where(x > n, x, n), x.clamp(max=n)

@@ -29,7 +29,7 @@ STRICT = {"numerics": "strict", "strict": True}
 
 
 def polynomial(x: Tensor, y: Tensor) -> Tensor:
-    """Products and sums whose roundings all show in halves."""
+    """Products and sums whose roundings all show in 16-bit floats."""
     z = x * y + x
     z = (z - y * 3.0) * z + 0.1
     return z / (y * y + 1.0) - x * 0.7
@@ -215,7 +215,7 @@ def rectified(x: Tensor, w: Tensor) -> Tensor:
 
 
 def precisions(terms: int = 512, function: Callable[..., Tensor] = rectified) -> set[str]:
-    """What the sources generated for a product with what follows it ask for, of sums of so many terms."""
+    """Return the precisions that the sources of a product with an epilogue request, for sums of that many terms."""
     result = export_kernels(function, torch.empty(512, terms), torch.empty(terms, 512), arch="sm_80")
     return {part.split('"')[1] for kernel in result.kernels for part in kernel.source.split("input_precision=")[1:]}
 
@@ -249,7 +249,7 @@ def test_a_change_of_precision_compiles_again() -> None:
         assert len(report(fused).graphs) == count
 
 
-def test_builders_of_other_numerics_are_others() -> None:
+def test_other_numerics_have_their_own_builder() -> None:
     plain, rounded = builder_for("cpu", "triton"), builder_for("cpu", "triton", Numerics(tf32=True))
     assert plain is not rounded
     assert rounded is builder_for("cpu", "triton", Numerics(tf32=True))
@@ -271,26 +271,26 @@ def test_variances_far_from_zero(operation: Callable[..., object], dim: int) -> 
 def test_columns_and_their_gradients_are_as_near_as_eager(
     operation: Callable[..., Tensor], shape: tuple[int, int]
 ) -> None:
-    """The gradient of a variance is made of differences from the mean, of which the error shows."""
+    """The gradient of a variance consists of differences from the mean, which show the mean's error."""
     draw = torch.Generator().manual_seed(0)
     x, weight = torch.randn(shape, generator=draw) + 100, torch.randn(shape[1], generator=draw)
 
-    def made(f: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
+    def gradient_or_mean(f: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
         given = x.to(dtype).requires_grad_()
         out = f(given, 0)
         (gradient,) = torch.autograd.grad(out, given, weight.to(dtype))
         return out.detach() if operation is torch.mean else gradient
 
-    exact = made(operation, torch.float64)
+    exact = gradient_or_mean(operation, torch.float64)
     ours, eager = (
-        (made(f, torch.float32).double() - exact).abs().max()
+        (gradient_or_mean(f, torch.float32).double() - exact).abs().max()
         for f in (fuse(lambda x, dim: operation(x, dim)), operation)
     )
     assert ours <= 2 * eager
 
 
 def test_variances_of_long_rows_far_from_zero() -> None:
-    """In parts: what is summed of each part are differences from the mean of all."""
+    """Each part sums differences from the mean of all numbers."""
     x = torch.randn(300_007, generator=torch.Generator().manual_seed(0)) + 1e5
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -312,7 +312,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def trained(norm: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> list[Tensor]:
-    """What a norm gives, and the gradient of x where that of the result is `weight`."""
+    """Return the result of a norm, and the gradient of x for the result's gradient `weight`."""
     leaf = x.clone().requires_grad_()
     result = norm(leaf)
     return [result.detach(), *torch.autograd.grad(result, leaf, weight)]
@@ -335,7 +335,7 @@ def test_norms_and_their_gradients_far_from_zero(name: str) -> None:
 @pytest.mark.parametrize("columns", [97, 4000])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_of_equal_numbers_are_zero(name: str, columns: int, dtype: torch.dtype) -> None:
-    """The root of epsilon divides what a mean of equal numbers is off by: by 300 of their last places, in a float32."""
+    """The norm divides the error of a mean by the root of epsilon: in float32 this is a factor of 300."""
     norm = NORMS[name]
     numbers = torch.tensor([[65504.0], [1e4 / 3], [-0.1], [12.34567], [-98.7], [1e-3]]).to(dtype)
     x = numbers.expand(6, columns)[None].repeat(2, 1, 1)
@@ -349,7 +349,7 @@ def test_norms_of_equal_numbers_are_zero(name: str, columns: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_means_beside_variances_of_rows_with_infinities_are_nan(dim: int) -> None:
+def test_means_computed_with_variances_of_rows_with_infinities_are_nan(dim: int) -> None:
     """As eager's, which subtracts the infinity with the next number; a single one is its own mean."""
     x = torch.tensor([[1.0, float("inf"), 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
     for given in (x, x[:, 1:2]):
@@ -361,7 +361,7 @@ def test_means_beside_variances_of_rows_with_infinities_are_nan(dim: int) -> Non
 
 @pytest.mark.parametrize(("shape", "dim"), [((3, 31), 1), ((40, 31), 0)], ids=["rows", "columns"])
 def test_flags_of_extremes_are_of_the_numbers_that_were_compared(shape: tuple[int, int], dim: int) -> None:
-    """Rows of any length: the lanes of a loop and its rest differ in last bits, and loops in what is their rest."""
+    """Rows of any length: lanes of a loop and its remainder differ in last bits, and so may two loops over a row."""
 
     def spread(x: torch.Tensor) -> torch.Tensor:
         activated = F.gelu(x, approximate="tanh")
@@ -400,8 +400,8 @@ def scaled_twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("rows", [4096, 16], ids=["a row per program", "rows in parts"])
-def test_a_gpu_computes_once_what_is_compared_with_its_maximum(rows: int) -> None:
-    """Its compiler fuses that product with the sum that nobody else needs, which may be another one elsewhere."""
+def test_a_gpu_computes_a_value_once_that_is_compared_with_its_maximum(rows: int) -> None:
+    """The compiler fuses the product that has no other reader with the sum, which may be another one elsewhere."""
     pytest.importorskip("triton")
     x = torch.empty(rows, 163840000 // rows, device="meta")
     result = export_kernels(scaled_twice, x, target="triton", arch="sm_90")

@@ -102,7 +102,7 @@ def test_a_wrong_gradient_is_a_mismatch(monkeypatch):
     assert "gradient 0" in judge(pair_of("exp"), "cpu", count=1).reason
 
 
-def test_gradients_in_float64_are_those_of_the_same_numbers():
+def test_float64_gradients_use_the_same_numbers():
     pair = pair_of("neg", "float16")
     sample = samples(pair, "cpu", 1, True)[0]
     expected = calls.run(call := calls.Call(pair.op, sample), call.tensors, True)
@@ -110,7 +110,7 @@ def test_gradients_in_float64_are_those_of_the_same_numbers():
     assert actual is not None and torch.equal(actual.grads[0], expected.grads[0].double())
 
 
-def test_halves_may_be_off_by_what_pytorch_allows_the_operation(monkeypatch):
+def test_16_bit_floats_have_pytorchs_tolerance_of_the_operation(monkeypatch):
     def off_by_two_units(call, backward, target):
         result = calls.run(call, call.tensors, backward)
         result.outputs[0] = result.outputs[0] * (1 - 2**-9)
@@ -125,7 +125,7 @@ def test_halves_may_be_off_by_what_pytorch_allows_the_operation(monkeypatch):
 
 
 def test_eager_may_be_near_float64_by_chance(monkeypatch):
-    """Of two distances that are equal the difference is exact; those of other inputs are rounded each."""
+    """The difference of two equal distances is exact; for other inputs each distance is rounded."""
     anchor, other = torch.zeros(5, 10, dtype=torch.float16), torch.full((5, 10), 20.3, dtype=torch.float16)
     sample = SampleInput(anchor, args=(other, other.clone()))
 
@@ -161,8 +161,8 @@ def test_other_strides_are_a_mismatch(monkeypatch):
     assert "strides" in judge(pair_of("softmax"), "cpu", count=3).reason
 
 
-def test_strides_of_eager_are_right_where_the_capture_has_others(monkeypatch):
-    """What drops nothing is its input in eager; PyTorch's trace has a copy of it."""
+def test_strides_of_eager_are_right_if_the_trace_has_others(monkeypatch):
+    """A dropout that drops nothing returns its input in eager; PyTorch's trace has a copy of it."""
     sample = SampleInput(torch.randn(5, 10)[:, ::2], kwargs={"p": 0.0, "training": True})
     monkeypatch.setattr(verdict, "samples", lambda *of: [sample])
     result = judge(pair_of("nn.functional.dropout"), "cpu")
@@ -207,7 +207,7 @@ def test_a_gradient_goes_to_the_element_that_was_named():
 
 
 def test_of_equally_frequent_elements_each_is_right():
-    """Eager names the smallest on a CPU, and another one on a GPU."""
+    """Eager returns the smallest on a CPU, and another one on a GPU."""
     source = torch.tensor([[5, 2, 5, 2, 9]])
     call = calls.Call(pair_of("mode", "int64").op, SampleInput(source, args=(1,)))
     theirs = calls.run(call, call.tensors, False)
@@ -223,7 +223,7 @@ def test_random_operations_are_compared_by_form():
     assert result.status == "pass" and result.random and result.native
 
 
-def test_what_two_seeds_seldom_tell_apart_is_random():
+def test_results_that_two_seeds_seldom_change_are_random():
     def one_in_a_million(x: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.rand(()) < 1e-6, x, -x)
 

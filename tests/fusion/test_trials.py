@@ -28,7 +28,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """What the clock will say, call by call; it is run on what it times."""
+    """Return times from a table instead of the clock, call by call; the timed function runs."""
     said: list[list[float]] = []
 
     def medians(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
@@ -68,7 +68,7 @@ def test_the_faster_way_is_taken(times: list[float], measured: list[list[float]]
     assert f"→ {'one kernel' if generated else 'the library'}: predicted" in str(explanation)
 
 
-def test_what_was_measured_is_kept(measured: list[list[float]]) -> None:
+def test_measurements_are_cached(measured: list[list[float]]) -> None:
     measured.append([2.0, 1.0])
     first = explained(linear, *inputs())
     again = explained(linear, *inputs())  # the clock has nothing left to say

@@ -28,7 +28,7 @@ from tests.codegen.kernels.rows import (
     partial_sums,
     scattered,
     softmax,
-    sums_of_halves,
+    sums_of_half_the_channels,
     total,
     total_of_rows,
 )
@@ -346,7 +346,7 @@ def test_empty_grid_and_empty_fold() -> None:
 
 @pytest.mark.parametrize(("channels", "size"), [(0, 0), (0, 5), (4, 0)])
 def test_fold_over_two_axes_of_which_one_is_empty(channels: int, size: int) -> None:
-    kernel = sums_of_halves(3, channels, size)
+    kernel = sums_of_half_the_channels(3, channels, size)
     out = torch.full((3, 2), 7.0)
     run(kernel, [torch.empty(3, channels, size), out])
     assert torch.equal(out, torch.zeros(3, 2))

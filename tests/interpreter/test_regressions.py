@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fusion.test_found import FOUND
+from tests.fusion.test_regressions import REGRESSIONS
 from tests.random_programs.judge import judge
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", REGRESSIONS)
 def test_regressions(name: str) -> None:
-    verdict = judge(FOUND[name], target="triton")
-    assert verdict.status == "pass", f"{verdict.reason}\n{FOUND[name]}"
+    verdict = judge(REGRESSIONS[name], target="triton")
+    assert verdict.status == "pass", f"{verdict.reason}\n{REGRESSIONS[name]}"
     assert verdict.kernels, "eager was compared with eager"

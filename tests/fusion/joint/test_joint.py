@@ -26,7 +26,7 @@ from fusion.passes import PassLog, run_stage
 from fusion.stages import JOINT
 from fusion.subjects import Deriving, Joint
 from tests.fusion import attentions
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 aten = torch.ops.aten
 Function = Callable[..., object]

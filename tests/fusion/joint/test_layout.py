@@ -16,7 +16,7 @@ from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.attentions import causal
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 
 def transposed_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

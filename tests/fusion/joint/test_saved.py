@@ -16,7 +16,7 @@ from fusion.lowering.expr import Cast, postorder
 from fusion.lowering.lower import lower
 from fusion.lowering.program import Map
 from tests.fusion.attentions import by_hand, normalised_last
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 HALVES = (torch.bfloat16, torch.float16)
 OPTIONS = {"target": "reference", "strict": True}

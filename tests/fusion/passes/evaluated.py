@@ -1,4 +1,4 @@
-"""The values of what passes change, in float64: fx graphs, joint graphs and their halves, Programs, launches."""
+"""Evaluates the subjects of passes in float64: fx graphs, joint graphs and their halves, Programs, launches."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fusion.schedule.kernels import KernelCall
 from fusion.subjects import Halves, Joint, Planned
 
 Values: TypeAlias = "list[object]"
-"""Results, and for a graph that may change its inputs, what these are afterwards."""
+"""Results, and for a graph that may change its inputs, the inputs afterwards."""
 
 SEED = 7
 TOLERANCE = 1e-8
-"""Of the largest finite number of a result: passes change the order of additions, and take out what cancels."""
+"""Relative to the largest finite number of a result: passes reorder additions, and remove terms that cancel."""
 
 
 def wide(value: object) -> object:
@@ -47,9 +47,9 @@ CASTS = ("float", "half", "bfloat16")
 
 
 class _Wide(fx.Interpreter):
-    """Runs a graph in float64: dtypes that are passed are replaced, and results in shorter floats are widened.
+    """Run a graph in float64: dtype arguments are replaced, and results in shorter floats are widened.
 
-    A call that has no meaning in float64 (a view as integers) is made in the dtypes as traced.
+    A call that has no meaning in float64 (a view as integers) runs in the traced dtypes.
     """
 
     def run_node(self, n: fx.Node) -> Any:
@@ -102,13 +102,13 @@ def _run(graph: fx.GraphModule, given: Sequence[object]) -> list[object]:
 
 
 def of_joint(joint: Joint, known: Mapping[str, object]) -> Values:
-    """The results of a joint graph without those that are there for the partition alone."""
+    """Return the results of a joint graph except those that only the partition needs."""
     results = _run(joint.graph, [_known(node, known) for node in _inputs(joint.graph)])
     return [*results[: joint.results], *results[joint.returned or joint.results :]]
 
 
-def of_halves(halves: Halves, known: Mapping[str, object]) -> Values:
-    """The program's own results of forward, and those of backward on what forward saves: tensors, then sizes."""
+def of_parted(halves: Halves, known: Mapping[str, object]) -> Values:
+    """Return the program's results of forward, and those of backward for the saved values: tensors, then sizes."""
     forward = _run(halves.forward, [_known(node, known) for node in _inputs(halves.forward)])
     holders = [node for node in _inputs(halves.backward) if "tangents" not in node.name]
     saved = forward[len(forward) - len(holders) :]
@@ -124,7 +124,7 @@ def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def _known(node: fx.Node, known: Mapping[str, object]) -> object:
-    """What an input was called with; random numbers for a gradient that backward did not need."""
+    """Return the recorded value of an input; random numbers for a gradient that backward did not need."""
     if node.name in known:
         return wide(known[node.name])
     value = node.meta["val"]
@@ -137,7 +137,7 @@ def _known(node: fx.Node, known: Mapping[str, object]) -> object:
 
 
 def of_program(program: Program, args: Sequence[object]) -> Values:
-    """The results of a Program, and its inputs afterwards, of which only those without shorter floats may change."""
+    """Return the results of a Program, and its inputs afterwards; only inputs without shorter floats may change."""
     torch.manual_seed(SEED)
     given = [_as(arg, None) for arg in args]
     results = run_program(program, given, exact=False)  # type: ignore[arg-type]  # tensors and sizes
@@ -177,7 +177,7 @@ def _in_place(value: object) -> object:
 
 
 def _unrounded(given: Sequence[object]) -> Iterator[Tensor]:
-    """The tensors that are evaluated in place: those of shorter floats are copied to float64."""
+    """Return the tensors to evaluate in place: those of shorter floats are copied to float64."""
     for value in given:
         if isinstance(value, Tensor) and (value.dtype is torch.float64 or not value.is_floating_point()):
             yield value

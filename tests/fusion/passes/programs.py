@@ -19,7 +19,7 @@ from tests.fusion import attentions
 
 @dataclass(frozen=True)
 class Case:
-    """A function and what makes its inputs, from a generator.
+    """A function, and a function that draws its inputs from a generator.
 
     Attributes:
         backward: go backward from the sum of the results to the floats among the inputs.

@@ -1,4 +1,4 @@
-"""Every pass of every stage shows in a docstring, by an example that `test_doctests.py` runs, what it does."""
+"""Every pass of every stage has an example in its docstring, which `test_doctests.py` runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ OWN = {node.name: node for node in TREE.body if isinstance(node, ast.FunctionDef
 """The functions of the page of stages, which adapt passes to their subjects."""
 
 OF_CONTEXT: dict[str, Callable[..., object]] = {"choose_attention": Chooser}
-"""Passes that a context has: its attribute → what computes it."""
+"""Passes that a context provides: its attribute → the function that creates them."""
 
 
 def entries() -> Iterator[tuple[str, ast.Call]]:
-    """Each pass of each stage, with the expression that makes it."""
+    """Return each pass of each stage, with the expression that creates it."""
     for node in TREE.body:
         if (
             isinstance(node, ast.AnnAssign)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fusion
 from fusion.autograd import aot_backend
 from fusion.runtime import Boxed
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 
 def test_fake_inputs():

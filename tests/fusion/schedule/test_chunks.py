@@ -21,7 +21,7 @@ from fusion.lowering.program import Buffer, Program
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.chunks import InChunks
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 BATCH, LENGTH, WIDTH, WORDS = 4, 70, 260, 1003

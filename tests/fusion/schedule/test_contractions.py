@@ -33,7 +33,7 @@ from fusion.schedule.library.copies import merge_copies
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.scheduling import plan
 from fusion.subjects import Scheduling
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 BF16 = torch.bfloat16

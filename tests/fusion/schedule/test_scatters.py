@@ -17,7 +17,7 @@ from fusion.lowering.kernel import Kernel, Store, statements
 from fusion.lowering.program import Extern
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
 
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}

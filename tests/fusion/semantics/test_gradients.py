@@ -14,7 +14,7 @@ from tests.fusion.agreement import STRICT
 Program = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
 
-def apart(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+def independent(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     return x.sin() * 2, (y * y).sum(), z.exp()
 
 
@@ -23,7 +23,7 @@ def one_in_two(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
 
 
 def views_of_one(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
-    """Autograd sees what the views were taken of."""
+    """Autograd sees the base of the views."""
     result = x * z
     return result.view(2, 3), y * 3, result.t()
 
@@ -39,18 +39,18 @@ def given_back(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     return x, y * z, y.t()
 
 
-def detached_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+def with_detached(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     """The same numbers as a result, once with a gradient and once without."""
     result = x * 1
     return result.t(), result.detach(), y * z
 
 
-def positions_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
-    """A result without gradient stands between others."""
+def with_positions(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    """A result without gradient precedes others."""
     return (x * 2).argmax(), y.tanh(), z.square() + x.detach()
 
 
-PROGRAMS = [apart, one_in_two, views_of_one, changed, given_back, detached_beside, positions_beside]
+PROGRAMS = [independent, one_in_two, views_of_one, changed, given_back, with_detached, with_positions]
 
 
 def given() -> list[Tensor]:

@@ -84,7 +84,7 @@ def sentences(step: int) -> torch.Tensor:
 
 
 def pictures(step: int) -> torch.Tensor:
-    """Noise with a stripe where the class of the picture says."""
+    """Noise with a stripe at a position that depends on the class of the image."""
     images = torch.randn(15, 3, 12, 12, generator=torch.Generator().manual_seed(step))
     for k in range(15):
         images[k, :, 2 * (k % 5)] += 2

@@ -1,4 +1,4 @@
-"""Nothing runs eagerly without being said: in the report, by a warning, and under `strict` by an exception."""
+"""Every fallback to eager is visible: in the report, as a warning, and under `strict` as an exception."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broken(*args: object, **kwargs: object) -> None:
 
 
 def filled(x: Tensor, value: Tensor) -> Tensor:
-    """The gradient of the value needs to know which indices are named once: a size that only data tells."""
+    """The gradient of the value needs the number of distinct indices: a data-dependent size."""
     return torch.index_fill(x * 3, 0, torch.tensor([0, 3, 3]), value)
 
 
@@ -61,7 +61,7 @@ def test_a_gradient_of_unknown_size_is_reported():
 @REFUSED
 def test_a_gradient_of_unknown_size_is_raised_under_strict():
     fused = fusion.fuse(filled, options={"strict": True})
-    with pytest.raises(Exception, match=r"_unique[\s\S]*test_loud\.py:\d+"):
+    with pytest.raises(Exception, match=r"_unique[\s\S]*test_fallbacks\.py:\d+"):
         fused(X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True)).sum().backward()
 
 
@@ -74,7 +74,7 @@ def test_exceptions_of_dynamo_inside_of_the_backend(kind: type[Exception], monke
 
     monkeypatch.setattr(fusion.stages, "share_seeds", refuse)
     x = X.clone().requires_grad_()
-    with pytest.raises(Exception, match=r"no such thing[\s\S]*test_loud\.py:\d+"):
+    with pytest.raises(Exception, match=r"no such thing[\s\S]*test_fallbacks\.py:\d+"):
         fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
     fused = fusion.fuse(lambda x: x.exp() + 1)
     with warnings.catch_warnings():
@@ -83,19 +83,19 @@ def test_exceptions_of_dynamo_inside_of_the_backend(kind: type[Exception], monke
     assert kind.__name__ in fusion.report(fused).graphs[-1].failure  # those before: of the same code
 
 
-def test_a_refusal_names_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch):
+def test_a_refusal_has_lines_and_a_hint(monkeypatch: pytest.MonkeyPatch):
     def refuse(*args: object) -> None:
         raise Unsupported("no such thing", hint="take another")
 
     monkeypatch.setattr(fusion.stages, "share_seeds", refuse)
     x = X.clone().requires_grad_()
-    with pytest.raises(Exception, match=r"no such thing\n  at: .*test_loud\.py:\d+\)\n  hint: take another"):
+    with pytest.raises(Exception, match=r"no such thing\n  at: .*test_fallbacks\.py:\d+\)\n  hint: take another"):
         fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
     fused = fusion.fuse(lambda x: x.exp() + 1)
     with pytest.warns(fusion.FusionWarning, match="hint: take another"):
         fused(x)
     graph = fusion.report(fused).graphs[-1]
-    assert graph.externs and all(call.origin.line.startswith("test_loud.py:") for call in graph.externs)
+    assert graph.externs and all(call.origin.line.startswith("test_fallbacks.py:") for call in graph.externs)
 
 
 def test_inputs_that_overlap_otherwise():
@@ -113,7 +113,7 @@ def test_inputs_that_overlap_otherwise():
     lax(memory[:5], memory[3:])
     assert [("overlap" in graph.failure) for graph in fusion.report(lax).graphs] == [False, True]
     before = memory.clone()
-    with pytest.raises(fusion.FusionError, match=r"overlap[\s\S]*test_loud\.py:\d+"):
+    with pytest.raises(fusion.FusionError, match=r"overlap[\s\S]*test_fallbacks\.py:\d+"):
         strict(memory[:5], memory[3:])
     assert torch.equal(memory, before)
 
@@ -122,7 +122,7 @@ def test_inputs_that_overlap_otherwise():
 
 
 class Late(ReferenceTarget):
-    """A target that can build everything but what works on rows of 7, which it notices when it is launched."""
+    """A target that builds every kernel, and refuses at the launch those on rows of 7."""
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         evaluate = super().build(kernel, source)
@@ -148,7 +148,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> str:
     return "late"
 
 
-def test_what_makes_launches_slow_is_reported(monkeypatch: pytest.MonkeyPatch):
+def test_the_cause_of_slow_launches_is_reported(monkeypatch: pytest.MonkeyPatch):
     class Lacking(ReferenceTarget):
         def lacking(self) -> str:
             return "no compiler"
@@ -256,11 +256,11 @@ class Part(torch.nn.Module):
 @pytest.mark.parametrize(
     ("f", "kernels", "text"),
     [
-        (between, 2, r"^  graph break: between \(test_loud\.py:\d+\): .*graph_break"),
-        (at_first, 1, r"^graph break: at_first \(test_loud\.py:\d+\): .*graph_break"),
-        (in_a_loop, 0, r"^left to eager: in_a_loop \(test_loud\.py:\d+\): .*graph_break"),
-        (on_data, 2, r"^  graph break: on_data \(test_loud\.py:\d+\): generic_jump"),
-        (Model().eval(), 2, r"^  graph break: forward \(test_loud\.py:\d+\): .*graph_break"),
+        (between, 2, r"^  graph break: between \(test_fallbacks\.py:\d+\): .*graph_break"),
+        (at_first, 1, r"^graph break: at_first \(test_fallbacks\.py:\d+\): .*graph_break"),
+        (in_a_loop, 0, r"^left to eager: in_a_loop \(test_fallbacks\.py:\d+\): .*graph_break"),
+        (on_data, 2, r"^  graph break: on_data \(test_fallbacks\.py:\d+\): generic_jump"),
+        (Model().eval(), 2, r"^  graph break: forward \(test_fallbacks\.py:\d+\): .*graph_break"),
     ],
     ids=["between", "at first", "in a loop", "on data", "in a part"],
 )
@@ -273,7 +273,7 @@ def test_breaks_are_reported(f: Callable[[Tensor], Tensor], kernels: int, text: 
         assert re.search(text, str(result), re.MULTILINE), result
 
 
-def test_what_dynamo_refuses_of_pytorchs_own_modules_is_reported():
+def test_pytorch_modules_that_dynamo_refuses_are_reported():
     fused = fusion.fuse(torch.nn.GRU(5, 3))
     other = fusion.fuse(torch.nn.Linear(5, 3))
     for net in (fused, other):
@@ -313,7 +313,9 @@ def test_the_limit_of_a_decorated_module_is_reported_where_that_is_written():
         torch.testing.assert_close(fused(X, by), X * len(by))
     (result,) = fusion.report(fused).graph_breaks
     line = inspect.unwrap(Decorated.forward).__code__.co_firstlineno
-    assert result.whole and result.origin.name.endswith("Decorated") and result.origin.line == f"test_loud.py:{line}"
+    assert (
+        result.whole and result.origin.name.endswith("Decorated") and result.origin.line == f"test_fallbacks.py:{line}"
+    )
 
 
 def passed_on(f: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""Failures with a backward that random programs have found, minimised."""
+"""Regressions with a backward: minimised failures of random programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures without a backward that random programs have found, minimised."""
+"""Regressions without a backward: minimised failures of random programs."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def fresh() -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: torch.softmax(x, -1) * 1.5 + number
 
 
-def assert_eager_and_said(reason: str, hint: str, **options: object) -> None:
+def assert_eager_with_warning(reason: str, hint: str, **options: object) -> None:
     program = fresh()
     fused = fusion.fuse(program, options=options)
     with pytest.warns(fusion.FusionWarning, match=rf"(?s)running eagerly: \w+: {reason}.*hint: .*{hint}"):
@@ -46,10 +46,10 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     with monkeypatch.context() as nowhere:
         nowhere.setenv("PATH", str(tmp_path))
-        assert_eager_and_said(r"no C compiler found \(tried cc, gcc, clang\)", "install gcc")
+        assert_eager_with_warning(r"no C compiler found \(tried cc, gcc, clang\)", "install gcc")
     with monkeypatch.context() as misspelt:
         misspelt.setenv("CC", "gccc")
-        assert_eager_and_said(r"no C compiler found \(tried gccc\)", r"\$CC")
+        assert_eager_with_warning(r"no C compiler found \(tried gccc\)", r"\$CC")
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def no_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_no_triton(no_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusion.codegen.targets._builders", {})
-    assert_eager_and_said("the triton target cannot be used", "install the package triton", target="triton")
+    assert_eager_with_warning("the triton target cannot be used", "install the package triton", target="triton")
 
 
 def test_no_target_for_a_device() -> None:
@@ -78,10 +78,10 @@ def test_no_target_for_a_device() -> None:
         builder_for("meta")
 
 
-def test_no_place_for_what_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_directory_for_built_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "file" / "below"))
-    assert_eager_and_said("the cache directory .* cannot be used", "FUSION_CACHE_DIR")
+    assert_eager_with_warning("the cache directory .* cannot be used", "FUSION_CACHE_DIR")
 
 
 def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,16 +113,16 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(cache.tempfile, "mkstemp", full)
-    assert_eager_and_said("cannot write .*No space left", "FUSION_CACHE_DIR")
+    assert_eager_with_warning("cannot write .*No space left", "FUSION_CACHE_DIR")
 
 
-def test_no_execution_where_objects_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_execution_in_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: str) -> None:
         raise OSError(f"{path}: failed to map segment from shared object")
 
     monkeypatch.setattr(build, "bind_openmp", lambda: None)
     monkeypatch.setattr(build.ctypes, "CDLL", refused)
-    assert_eager_and_said("kernel .* cannot be loaded", "where files may be executed")
+    assert_eager_with_warning("kernel .* cannot be loaded", "where files may be executed")
 
 
 def test_no_place_for_dumps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -133,4 +133,4 @@ def test_no_place_for_dumps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"dump must be a directory, and .* is a file"):
         fusion.fuse(torch.relu, options={"dump": tmp_path / "file"})
     monkeypatch.setattr(trace.Path, "write_bytes", refused)
-    assert_eager_and_said("the dump .* cannot be written: No space left", "FUSION_DUMP", dump=tmp_path)
+    assert_eager_with_warning("the dump .* cannot be written: No space left", "FUSION_DUMP", dump=tmp_path)
