@@ -32,7 +32,7 @@ from tests.random_programs.builder import LARGEST
 from tests.random_programs.grammar import generate
 from tests.random_programs.judge import Verdict, is_lost, judge
 from tests.random_programs.program import Program
-from tests.random_programs.smaller import smallest
+from tests.random_programs.shrinking import smallest
 
 FAILED = ("mismatch", "error", "late")
 
@@ -232,7 +232,7 @@ def shown(entry: Entry, options: argparse.Namespace) -> str:
 
 
 def forgiven(entry: Entry, options: argparse.Namespace) -> list[str]:
-    """Return what is not counted as the compiler's failure in a program."""
+    """Return the results of a program that do not count as the compiler's failures."""
     verdict, name = entry.verdict, f"{options.seed}/{entry.number}"
     skipped = [f"not captured {name}: {verdict.reason}"] if verdict.status == "skipped" else []
     return skipped + [f"excused {name}: {excused}" for excused in verdict.excused]

@@ -1,11 +1,11 @@
-"""Attention written out, with a mask of one's own: one walk over the keys, forward and backward.
+"""Attention written out, with a mask of one's own: one loop over the keys, forward and backward.
 
     python examples/attention.py
 
-Nothing in Fusion knows attention.  The scores are a product over a short axis, so they are made where they are read;
-the row maximum and the sum of exponentials become running values by the online rule.  No tensor of queries × keys
-reaches memory, and blocks that the mask rules out are skipped.  Where so few queries leave a device idle, the walk is
-cut into parts, and a second kernel merges them.
+Nothing in Fusion knows attention.  The scores are a product over a short axis, so they are computed where they are
+read; the row maximum and the sum of exponentials become running values by the online rule.  No tensor of queries × keys
+reaches memory, and blocks that the mask excludes are skipped.  Where so few queries leave a device idle, the loop is
+split into parts, and a second kernel merges them.
 """
 
 import math

@@ -2,8 +2,8 @@
 
     python examples/custom_activation.py
 
-Nothing in the compiler knows this function.  It is a handful of pointwise operations, so it becomes part of whatever
-kernel stands next to it, and costs no trip to memory of its own.
+Nothing in the compiler knows this function.  It is a handful of pointwise operations, so it becomes part of a
+neighbouring kernel, and costs no memory traffic of its own.
 """
 
 import copy
@@ -20,7 +20,7 @@ def bent(x):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network with `bent` between, each behind a LayerNorm and added to what came in."""
+    """Attention and a two-layer network with `bent` between, each after a LayerNorm and with a residual connection."""
 
     def __init__(self, width=128, heads=4):
         super().__init__()

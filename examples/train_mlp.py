@@ -2,8 +2,8 @@
 
     python examples/train_mlp.py
 
-The task is to tell two interleaved spirals apart.  AOTAutograd makes one graph for the way forward and one for the way
-back and decides what is kept between them; both go through the same compiler.
+The task is to separate two interleaved spirals.  AOTAutograd derives one graph for forward and one for backward, and
+decides which values are saved between them; both go through the same compiler.
 """
 
 import copy

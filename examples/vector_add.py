@@ -2,8 +2,8 @@
 
     python examples/vector_add.py
 
-Whatever block a kernel works in, the last one is ragged: 7 elements in blocks of 4, 98,432 in blocks of 1,024.  Nobody
-writes a mask; it follows from the bounds of the axis.
+For any block size, the last block is ragged: 7 elements in blocks of 4, 98,432 in blocks of 1,024.  The program has no
+mask; it follows from the bounds of the axis.
 """
 
 import torch

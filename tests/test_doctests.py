@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"lowering": "fusion.lowering", "codegen": "fusion.codegen", "fusion": "fusion"}
-"""Folder → the name that what lies in it is imported below."""
+"""Folder → the name below which its modules are imported."""
 
 
 def modules() -> list[str]:
-    """Dotted names of all modules, read from the file system: importing a package must not hide one that breaks."""
+    """Return dotted names of all modules, read from the file system: importing a package must not hide a broken one."""
     results = []
     for folder, package in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):  # does not follow the links in `fusion/`

@@ -55,7 +55,7 @@ def test_files_that_sources_name_exist(package: str) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """What links may name in a document: its headings in lower case, without punctuation, with hyphens for spaces."""
+    """Return the anchors of a document: its headings in lower case, without punctuation, with hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -84,7 +84,7 @@ def test_the_table_of_the_environment_is_complete() -> None:
     assert read <= set(re.findall(r"`(FUSION_\w+)", text))
 
 
-def test_the_counts_of_operations_are_those_of_today() -> None:
+def test_the_counts_of_operations_are_up_to_date() -> None:
     assert rules.__all__, "importing the rules registers them"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (counts,) = re.findall(r"About (\d+) ATen operations \((\d+) overloads\)", text)

@@ -54,8 +54,8 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_examples_say_what_they_promise(tmp_path):
-    """One process runs them one after the other: to start it takes longer than what most of them do."""
+def test_examples_print_the_promised_lines(tmp_path):
+    """One process runs them one after the other: starting it takes longer than most of them."""
     paths = {name: str(EXAMPLES / name) for name in SAYS if name not in APART}
     shown = json.loads(run("-c", ONE_BY_ONE, *paths.values(), cwd=tmp_path))
     for name, path in paths.items():

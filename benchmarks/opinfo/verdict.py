@@ -148,7 +148,7 @@ def _as_frequent(call: Call, source: Tensor, dim: int, values: Tensor, eager_val
 
 
 def _chosen(result: Run, expected: Run, source: Tensor, dim: int, ours: Tensor) -> list[Tensor | None]:
-    """Return eager's gradients if those found go to the elements of `source` along `dim` at the positions found."""
+    """Return eager's gradients if the actual ones go to elements of `source` along `dim` at the actual positions."""
     at, along = ours, cotangent(result.outputs[0])
     if ours.ndim < source.ndim:
         at, along = at.unsqueeze(dim), along.unsqueeze(dim)

@@ -41,8 +41,8 @@ class Block:
 
     Attributes:
         line: the number of its first line of text in the page.
-        run: what the comment above it says; empty without one.
-        before: what runs before it.
+        run: the text of the comment above it; empty without one.
+        before: the lines that run before it.
     """
 
     page: str
@@ -86,7 +86,7 @@ def blocks_of(page: str, text: str) -> list[Block]:
 
 
 def needed_by(text: str) -> list[str]:
-    """List the packages that a page needs beside those of the extra `dev`."""
+    """List the packages that a page needs in addition to those of the extra `dev`."""
     match = re.search(r"^<!-- page: needs ([\w, ]+) -->$", text, re.MULTILINE)
     return [] if match is None else [name.strip() for name in match[1].split(",")]
 

@@ -109,7 +109,7 @@ def _run_model(model: Model, backend: Backend) -> None:
 
 
 def _without_data(model: Model) -> nn.Module:
-    """The module with fake parameters and buffers; what it computes of numbers while it is made, it computes."""
+    """Return the module with fake parameters and buffers; numbers that its constructor computes are real."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(model.dtype)
     try:

@@ -26,7 +26,7 @@ RELEASES = TEXTS / "releases.json"
 
 @pytest.mark.parametrize("folder", TARGETS)
 @pytest.mark.parametrize("name", [*PROGRAMS, *MODELS])
-def test_decisions_are_those_on_record(
+def test_decisions_agree_with_the_record(
     name: str, folder: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     refresh = request.config.getoption("--refresh-goldens")

@@ -17,18 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.random_programs.crash_guards import Survived
 from tests.random_programs.inputs import FLOATS, INTEGERS, Input
 from tests.random_programs.program import Program
-from tests.random_programs.survived import Survived
 
 LARGEST = 1 << 14
-"""Elements of a tensor, where nothing else is said."""
+"""Elements of a tensor, unless stated otherwise."""
 
 WHOLE = (*range(-9, 10), 40, -40)
 """Integers that are passed."""
 
 LOUDEST = 1e3
-"""Of any finite number in a float result: beyond, halves overflow and differences of large numbers say little."""
+"""Of any finite number in a float result: beyond, 16-bit floats overflow and differences of large numbers say little.
+"""
 
 Choice = TypeVar("Choice")
 Kind = Callable[[Tensor], bool]
@@ -55,8 +56,11 @@ def is_any(tensor: Tensor) -> bool:
 
 
 class Builder:
-    """Grows a program.  `values` are what its names hold, in the order in which they were made; `integers`, what is
-    passed beside tensors."""
+    """Grows a program.
+
+    `values` are the values of its names, in the order of their definition; `integers`, its arguments other than
+    tensors.
+    """
 
     def __init__(
         self, rng: random.Random, sizes: dict[str, int], seed: int, *, grads: bool, odd: bool, largest: int = LARGEST
@@ -67,7 +71,7 @@ class Builder:
         self.inputs: list[Input] = []
         self.statements: list[str] = []
         self.values: dict[str, Tensor] = {}
-        self.made = 0
+        self.count = 0
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 
@@ -88,7 +92,7 @@ class Builder:
         return self.rng.choices(names, weights)[0]
 
     def matching(self, subject: str, kind: Kind, *, exactly: bool = False) -> str:
-        """A tensor of a shape that goes with that of `subject`: one that there is, or a new input."""
+        """Return a tensor of a shape that is compatible with that of `subject`: an existing one, or a new input."""
         shape = self.values[subject].shape
 
         def fits(value: Tensor) -> bool:
@@ -100,7 +104,7 @@ class Builder:
         return name or self.input(shape if exactly else self._narrowed(shape), kind)
 
     def shaped(self, shape: Sequence[int], dtype: torch.dtype) -> str:
-        """A tensor of this shape and dtype: one that there is, or a new input."""
+        """Return a tensor of this shape and dtype: an existing one, or a new input."""
 
         def fits(value: Tensor) -> bool:
             return value.dtype is dtype and tuple(value.shape) == tuple(shape)
@@ -122,7 +126,7 @@ class Builder:
     # Growing ----------------------------------------------------------------------------------------------------------
 
     def input(self, shape: Sequence[int | str], kind: Kind = is_any, layout: str = "") -> str:
-        """A new argument; sizes that have a name are given by it."""
+        """Add an argument; its named sizes are sizes of the call."""
         names = {size: name for name, size in self.sizes.items() if size > 1}
         while math.prod(self.sizes.get(dim, 0) if isinstance(dim, str) else dim for dim in shape) > self.largest:
             shape = shape[1:]
@@ -143,7 +147,7 @@ class Builder:
 
     def add(self, expression: str) -> bool:
         """`name = expression` for a new name; whether it was taken."""
-        return self.attempt(f"t{self.made} = {expression}", [f"t{self.made}"])
+        return self.attempt(f"t{self.count} = {expression}", [f"t{self.count}"])
 
     def attempt(self, statement: str, targets: Sequence[str]) -> bool:
         """Run a statement that gives names to `targets`; whether it was taken."""
@@ -162,11 +166,11 @@ class Builder:
             return False
         self.values.update(results)  # type: ignore[arg-type]  # tensors, as was just seen
         self.statements.append(statement)
-        self.made += len(targets)
+        self.count += len(targets)
         return True
 
     def again(self) -> None:
-        """Hold what the statements so far give: one that was left out may have written something."""
+        """Run the statements so far again: a rejected one may have written to a tensor."""
         arguments = [self._argument(position) for position in range(len(self.inputs))]
         space: dict[str, object] = {"torch": torch, "F": F, **self.integers}
         space.update(zip((entry.name for entry in self.inputs), arguments, strict=True))
@@ -187,7 +191,7 @@ class Builder:
     # What came of it --------------------------------------------------------------------------------------------------
 
     def results(self) -> list[str]:
-        """The names that nothing reads, and a few others."""
+        """Return the names that nothing reads, and a few others."""
         read = {name for statement in self.statements for name in names_read(statement)}
         outcomes = [name for name in self.values if name.startswith("t")]
         actual = [name for name in outcomes if name not in read]

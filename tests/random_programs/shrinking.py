@@ -70,7 +70,7 @@ def _pruned(program: Program, lines: list[str], results: list[str]) -> Program:
 
 
 def _given(program: Program, lines: list[str], results: list[str]) -> Iterator[Program]:
-    """With the result of a statement given as an input."""
+    """Yield programs in which the result of a statement is an input."""
     if len(program.calls) > 1:
         return
     names = {size: name for name, size in program.calls[0].items() if size > 1}
