@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="every N-th program, from the K-th on")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--smallest", action="store_true", help="make each program that fails as small as it gets")
-    parser.add_argument("--names", action="store_true", help="name what fails, is excused or not captured, and why")
+    parser.add_argument(
+        "--names", action="store_true", help="name failures, excused and uncaptured programs, with reasons"
+    )
     parser.add_argument("--only", type=int, metavar="NUMBER", help="show this program, and judge it")
     parser.add_argument("--worker", action="store_true", help="print verdicts as lines of json")
     return parser

@@ -54,7 +54,7 @@ def main():
         ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(gradients(fused, q, k, v), wanted, strict=True)
     )
     assert worst < 1e-4, worst
-    print(f"gradients agree with float64 to {worst:.0e}; backward makes the tiles again from two numbers per row")
+    print(f"gradients agree with float64 to {worst:.0e}; backward recomputes the tiles from two numbers per row")
 
 
 if __name__ == "__main__":

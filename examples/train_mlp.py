@@ -62,7 +62,9 @@ def main():
     torch.testing.assert_close(torch.tensor(losses[:20]), torch.tensor(expected[:20]), rtol=1e-4, atol=1e-5)
     assert losses[-1] < 0.1 * losses[0], (losses[0], losses[-1])
     accuracy = (fused(points).argmax(dim=1) == labels).float().mean()
-    print(f"final loss {losses[-1]:.4f} (eager {expected[-1]:.4f}), {accuracy:.1%} of the points are told apart")
+    print(
+        f"final loss {losses[-1]:.4f} (eager {expected[-1]:.4f}), {accuracy:.1%} of the points are classified correctly"
+    )
 
 
 if __name__ == "__main__":

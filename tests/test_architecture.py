@@ -23,14 +23,14 @@ MAX_LINES = 450
 DATA_SUFFIXES = (".c", ".h", ".html", ".txt")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper"}
 
-# folder → what alone of our own its modules may reach, each name with everything below it
+# folder → the only own names that its modules may reach, each name with everything below it
 ALLOWED = {
     "lowering": ("fusion.lowering",),
     "codegen": ("fusion.codegen", "fusion.lowering"),
     "fusion": ("fusion",),
 }
 
-# folder → what no module in it may reach, each name with everything below it
+# folder → the names that no module in it may reach, each name with everything below it
 FORBIDDEN = {
     "lowering": (
         *("networkx", "triton"),
@@ -77,7 +77,7 @@ def names_reached(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
     package of the module), `import_module("...")` with a literal, and attributes of imported names:
     after `import torch`, the expression `torch.fx.Node` reaches `torch.fx.Node`.
     """
-    bound: dict[str, str] = {}  # local name → what it stands for
+    bound: dict[str, str] = {}  # local name → the imported name
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

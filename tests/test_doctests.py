@@ -20,7 +20,7 @@ def modules() -> list[str]:
     for folder, package in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):  # does not follow the links in `fusion/`
             parts = (package, *path.relative_to(ROOT / folder).with_suffix("").parts)
-            if parts[-1] != "__main__":  # running it is what importing it does
+            if parts[-1] != "__main__":  # importing it runs it
                 results.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return results
 

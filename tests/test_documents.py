@@ -38,7 +38,7 @@ def test_files_that_are_named_exist(document: str) -> None:
     wanted = {name: name.rstrip("/") for name in named(document)}
     missing = [name for name, end in wanted.items() if not any(f"/{path}".endswith(f"/{end}") for path in paths)]
     missing = [name for name in missing if not (ROOT / name).exists()]
-    assert not missing, f"{document} names what is not there: {', '.join(sorted(missing))}"
+    assert not missing, f"{document} names missing files: {', '.join(sorted(missing))}"
 
 
 @pytest.mark.parametrize("package", ["lowering", "codegen", "fusion"])

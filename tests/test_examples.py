@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 MAX_LINES = 100
 
-# example → what its output must hold
+# example → lines that its output must hold
 SAYS = {
     "vector_add.py": "n = 98,432: equal to eager in every bit",
     "softmax.py": "fused: 1 kernel,",
     "matmul_relu.py": "the matrix units are used",
-    "attention.py": "backward makes the tiles again",
+    "attention.py": "backward recomputes the tiles",
     "custom_activation.py": "The activation lives in",
-    "train_mlp.py": "of the points are told apart",
+    "train_mlp.py": "of the points are classified correctly",
     "aot_ptx.py": "The PTX loads from memory",
     "step_through.py": "the kernel stopped",
 }

@@ -37,7 +37,7 @@ def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
         return wrong if "tanh" in kernel.name else launch
 
     monkeypatch.setattr(fusion.codegen.c, "build_kernel", built)
-    monkeypatch.setattr(targets, "_builders", {})  # what is built here is not for other tests
+    monkeypatch.setattr(targets, "_builders", {})  # builds of this test are not for others
 
 
 def steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def test_an_error_is_attributed_to_its_kernel() -> None:
     assert "tanh" in worst.kernel and worst.error == pytest.approx(1e-3, rel=0.01) and worst.rounding < 1e-6
     assert any("tanh (test_accuracy.py:" in origin for origin in worst.origins)
     assert others and all(launch.error < 1e-6 for launch in others)
-    assert report.launches[-1].kernel != worst.kernel  # what reads the wrong numbers is right
+    assert report.launches[-1].kernel != worst.kernel  # the reader of the wrong numbers is right
     assert str(report).startswith(f"kernel {worst.kernel}, out0: error 1.0e-03, by its dtypes ")
 
 

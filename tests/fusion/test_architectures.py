@@ -49,7 +49,9 @@ def test_architecture(name: str) -> None:
     got, got_gradients = training_step(fused, inputs)
 
     assert distance(got, exact) <= 2 * distance(result, exact) + TOLERANCE
-    for key in got_gradients.keys() - gradients.keys():  # of what the loss does not depend on: zero instead of none
+    for key in (
+        got_gradients.keys() - gradients.keys()
+    ):  # of parameters without a path to the loss: zero instead of None
         assert not got_gradients[key].any(), key
     for key, gradient in gradients.items():
         allowed = 2 * distance(gradient, exact_gradients[key]) + GRADIENT_TOLERANCE.get(name, TOLERANCE)

@@ -58,7 +58,7 @@ def test_bodies_and_their_gradients(program: Callable[..., object], dynamic: boo
     for sign in (1, -1):
         x = torch.rand(5, 5, dtype=torch.float64).mul(sign).requires_grad_()
         result = agree(program, x, w, backward=True, dynamic=dynamic)
-        if not dynamic:  # symbolic strides leave a body as it is; a report holds what was compiled of a program before
+        if not dynamic:  # symbolic strides leave a body as it is; a report includes earlier compilations
             assert "forward_body" in str(result)
             assert ("backward_body" in str(result)) == (program is not recurrent)
 

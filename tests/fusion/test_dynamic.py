@@ -229,7 +229,7 @@ def test_long_reductions_are_split_whatever_their_length() -> None:
 def test_sizes_of_zero_and_one_are_compiled_for_themselves(name: str, size: int) -> None:
     program, inputs = PROGRAMS[name]
     if name == "reduced" and size == 0:
-        program = lambda x: (x.sum(1), x * 2, x.mean(-1))  # noqa: E731  # others refuse what is empty
+        program = lambda x: (x.sum(1), x * 2, x.mean(-1))  # noqa: E731  # others refuse empty tensors
     ours, _ = fused(program, True)
     with torch.no_grad():
         for batch, length in ((2, 5), (size, 5), (2, size), (3, 7)):

@@ -29,7 +29,7 @@ def broken(*args: object, **kwargs: object) -> None:
     raise RuntimeError("a failure in a program with a break")
 
 
-# What AOTAutograd does not take ---------------------------------------------------------------------------------------
+# Refusals of AOTAutograd ----------------------------------------------------------------------------------------------
 
 
 def filled(x: Tensor, value: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def test_exceptions_of_dynamo_inside_of_the_backend(kind: type[Exception], monke
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fusion.FusionWarning)
         torch.testing.assert_close(fused(x), x.exp() + 1)
-    assert kind.__name__ in fusion.report(fused).graphs[-1].failure  # those before: of the same code
+    assert kind.__name__ in fusion.report(fused).graphs[-1].failure  # earlier ones are of the same code
 
 
 def test_a_refusal_has_lines_and_a_hint(monkeypatch: pytest.MonkeyPatch):
@@ -118,7 +118,7 @@ def test_inputs_that_overlap_otherwise():
     assert torch.equal(memory, before)
 
 
-# What a target does not launch ----------------------------------------------------------------------------------------
+# Refusals of a target ------------------------------------------------------------------------------------------------
 
 
 class Late(ReferenceTarget):
@@ -208,7 +208,7 @@ def test_a_launch_that_is_refused_is_raised_under_strict(late: str):
         fused(torch.ones(2, 7), torch.zeros(3))
 
 
-# What Dynamo does not take --------------------------------------------------------------------------------------------
+# Refusals of Dynamo ---------------------------------------------------------------------------------------------------
 
 
 def between(x: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ def broken(x: torch.Tensor) -> torch.Tensor:
 def test_with_fullgraph_a_graph_break_is_an_error(program: Callable[..., torch.Tensor]) -> None:
     x = torch.randn(5)
     expected = x * 2 + 1
-    torch.testing.assert_close(fusion.fuse(program)(x), expected)  # what this compiled is not for the next one
+    torch.testing.assert_close(fusion.fuse(program)(x), expected)  # the next test compiles anew
     whole = fusion.fuse(program, fullgraph=True)
     runs = [whole, fusion.explain(program, fullgraph=True), fusion.accuracy(program, fullgraph=True)]
     if isinstance(whole, torch.nn.Module):

@@ -18,7 +18,7 @@ PROGRAMS: dict[str, Program] = {
     "divided by one another": lambda x, n, m: x * (n // m) + n % m,
     "a position": lambda x, n, m: x[n % 4] * (m % 5),
     "rolled": lambda x, n, m: x.roll((n, m), (0, 1)),
-    "rolled by what is computed": lambda x, n, m: x.roll(-n, 0) + x.roll(n * m, 1),
+    "rolled by a computed number": lambda x, n, m: x.roll(-n, 0) + x.roll(n * m, 1),
     "rolled flat": lambda x, n, m: x.roll(3 * n - m) * 2,
     "padded": lambda x, n, m: torch.nn.functional.pad(x, (n % 3, m % 2)) + 1,
     "positions": lambda x, n, m: x[(torch.arange(4, device=x.device) + n) % 4] * m,

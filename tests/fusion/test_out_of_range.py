@@ -53,9 +53,9 @@ OPERATIONS: dict[str, tuple[Function, int, bool]] = {
     "padded": (lambda x, i: F.pad(x[i], (1, 2, 1, 1), value=3.0), 0, True),
     "moved and padded": (lambda x, i: F.pad((i * 2 + 3), (2, 1)).add(x[(i * 2 + 6) // 2 - 3].sum()), 0, True),
     "joined": (lambda x, i: torch.cat([x[:2], x[i], F.embedding(i.clamp(0, 4), x)]) * 2, 0, True),
-    "found by a maximum": (lambda x, i: x[x.argmax(1) * 0 + i[1]], 0, True),
+    "at the position of a maximum": (lambda x, i: x[x.argmax(1) * 0 + i[1]], 0, True),
     "of no dimension": (lambda x, i: x[0, 0].gather(0, i[1] // 5) * 2, 0, False),
-    "of what is the same everywhere": (lambda x, i: x[:, :1].expand(5, 7)[:, i] + torch.ones_like(x[0])[i], 1, True),
+    "of an expanded tensor": (lambda x, i: x[:, :1].expand(5, 7)[:, i] + torch.ones_like(x[0])[i], 1, True),
     "of a sum": (lambda x, i: x.sum(0, keepdim=True).index_select(0, i // 5) * 2, 0, False),
 }
 

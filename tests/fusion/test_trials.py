@@ -93,7 +93,7 @@ def test_other_sizes_are_measured_for_themselves(measured: list[list[float]]) ->
 
 def test_a_way_with_wrong_numbers_is_refused(measured: list[list[float]], monkeypatch: pytest.MonkeyPatch) -> None:
     measured.append([5.0])
-    splice = getattr(fusion.trials, "splice")  # noqa: B009  # what it imports
+    splice = getattr(fusion.trials, "splice")  # noqa: B009  # its import
 
     def wrong(schedule: object, built: dict[object, object]) -> object:
         module = splice(schedule, built)

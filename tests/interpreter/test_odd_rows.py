@@ -39,7 +39,7 @@ def inputs(rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def source_of(fused: Callable[..., object]) -> str:
-    return fusion.report(fused).kernels[-1].source  # of what was compiled last
+    return fusion.report(fused).kernels[-1].source  # of the last compilation
 
 
 def check(function: Function, fused: Function, given: list[torch.Tensor]) -> None:

@@ -42,7 +42,7 @@ def points(box: Box, length: int = 1) -> Iterator[Point]:
         yield {**dict(zip(box, position, strict=True)), **fixed}
 
 
-# An expression and its meaning side by side, so that what the constructors simplify is tested too.
+# An expression and its meaning side by side, so that simplifications in constructors are tested too.
 Built = tuple[sympy.Expr, "Meaning"]
 
 
@@ -61,8 +61,8 @@ class Meaning:
         return {"+": a + b, "*": a * b}[self.kind] if self.kind in "+*" else a // b if self.kind == "//" else a % b
 
 
-def leaf(what: int | sympy.Symbol) -> Built:
-    return sympy.sympify(what), Meaning("leaf", what)
+def leaf(value: int | sympy.Symbol) -> Built:
+    return sympy.sympify(value), Meaning("leaf", value)
 
 
 def combine(kind: str, a: Built, b: Built) -> Built:

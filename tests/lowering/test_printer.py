@@ -131,7 +131,7 @@ def test_text_is_linear_in_the_data() -> None:
 
 def example() -> Program:
     exp = op("exp", op("sub", Load("s", (I0, I1), F32), Load("top", (I0,), F32)))
-    made = program(
+    printed = program(
         [
             *(buffer("x", (LENGTH, 8), BF16), buffer("w", (8, 4), BF16, strides=(1, 8)), buffer("s", (LENGTH, 4))),
             *(
@@ -157,7 +157,7 @@ def example() -> Program:
         [LENGTH, "x", "w", None],
         *("at", LENGTH + 1, None),
     )
-    return replace(made, origins={"top": Origin("amax", "model.attention", "model.py:12")})
+    return replace(printed, origins={"top": Origin("amax", "model.attention", "model.py:12")})
 
 
 def test_a_program() -> None:
@@ -179,9 +179,9 @@ program on cpu
 
 
 def test_devices_and_constants() -> None:
-    made = program([buffer("x", (3,)), buffer("c", (3,)), buffer("far", ())], [], ["x", "far"], "x")
-    buffers = {**made.buffers, "far": replace(made.buffers["far"], device=torch.device("meta"))}
-    text = format_program(replace(made, buffers=buffers, constants={"c": torch.zeros(3)}))
+    printed = program([buffer("x", (3,)), buffer("c", (3,)), buffer("far", ())], [], ["x", "far"], "x")
+    buffers = {**printed.buffers, "far": replace(printed.buffers["far"], device=torch.device("meta"))}
+    text = format_program(replace(printed, buffers=buffers, constants={"c": torch.zeros(3)}))
     assert text.splitlines() == [
         *("program on cpu", "  input x: f32[3]", "  input far: f32[] on meta", "  constant c: f32[3]", "  return x"),
     ]
@@ -226,7 +226,7 @@ def test_a_kernel_with_a_product() -> None:
     dot = Fold(
         "acc", "dot", (Load("a", (8 * I0 + R0,), BF16), Load("b", (5 * R0 + I1,), BF16)), (R0,), F32, (I0,), (I1,)
     )
-    made = kernel(
+    printed = kernel(
         [
             param("a", (LENGTH, 8), BF16),
             replace(param("b", (8, 5), BF16), aligned=False),
@@ -239,7 +239,7 @@ def test_a_kernel_with_a_product() -> None:
         sizes=(LENGTH,),
     )
     assert (
-        format_kernel(made)
+        format_kernel(printed)
         == """\
 kernel k(a: bf16[s0, 8], b: bf16[8, 5] unaligned, out: f32[5] written, size s0)
   grid  i0: s0

@@ -63,7 +63,7 @@ def _numbers(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bo
     for form in allowed.forms:
         if form.shape == ours.shape:
             misplaced &= _kind(a) != _kind(form.double())
-    lost = ~b.isfinite() & truth.isfinite()  # to eager, by what it rounds to an infinity: its error has no bound there
+    lost = ~b.isfinite() & truth.isfinite()  # eager rounds it to an infinity: its error has no bound there
     off = (error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady & ~lost
     vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool((steady & ~lost).all())
     return misplaced | off, vague

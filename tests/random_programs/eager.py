@@ -109,7 +109,7 @@ class Eager:
         gradient = shift if shift in OTHER else 0.0
         torch.set_default_dtype(torch.float64)
         try:
-            # autograd may miss what was overwritten where a cast is none any more
+            # autograd may miss an overwrite if a cast is none any more
             for copies in (False, True) if rounded is None else (True,):
                 function = self.call.program.function(wide=True, copies=copies, rounded=bool(rounded))
                 with suppress(RuntimeError), mode or nullcontext():

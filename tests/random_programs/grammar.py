@@ -1,4 +1,4 @@
-"""Random programs: which kind of statement comes next, and those whose operands have to be made to fit.
+"""Random programs: the choice of the next statement, and statements whose operands have to be adapted.
 
 `generate(rng, seed)` always gives a program that eager can run.
 """

@@ -82,12 +82,12 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
         if failure is None:
             return verdict
         verdict.reason = f"call {len(result)}: {cause(failure)}"
-        refused = strict and isinstance(failure, Unsupported)  # what fails to be compiled is raised by Dynamo
+        refused = strict and isinstance(failure, Unsupported)  # Dynamo raises the failures of compilation
         if not refused and is_captured_rightly(calls[len(result)]):
             return replace(verdict, status="error")
         if not strict:
             return replace(verdict, status="skipped")
-        eager = judge(program, device, target, strict=False)  # what such a call is left to
+        eager = judge(program, device, target, strict=False)  # the fallback of such a call
         return eager if eager.status != "pass" else replace(eager, status="skipped", reason=verdict.reason)
 
 

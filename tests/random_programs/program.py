@@ -102,4 +102,4 @@ def compiled(body: str, names: Sequence[str]) -> Function:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space: dict[str, object] = {"torch": torch, "F": F}
     exec(compile(text, file, "exec"), space)
-    return space["program"]  # type: ignore[return-value]  # what the text defines
+    return space["program"]  # type: ignore[return-value]  # the text defines it

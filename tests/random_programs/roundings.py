@@ -34,7 +34,7 @@ class Roundings(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if _is_wide(leaf)]
-        before = [tensor.detach().abs().flatten() for tensor in given]  # copies: what is given may be written
+        before = [tensor.detach().abs().flatten() for tensor in given]  # copies: the operands may be written
         results = function(*args, **(kwargs or {}))
         if before and not getattr(function, "is_view", False):
             known = torch.cat(before).nan_to_num()

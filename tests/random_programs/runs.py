@@ -103,7 +103,7 @@ def unlike(actual: Run, expected: Run) -> list[str]:
 
 def _unlike(name: str, ours: Tensor | None, theirs: Tensor | None) -> str:
     if ours is None or theirs is None:
-        zero = ours is not None and not ours.any()  # what eager has no gradient for
+        zero = ours is not None and not ours.any()  # where eager has no gradient
         return "" if ours is theirs or zero else f"{name} is {'missing' if ours is None else 'too many'}"
     if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
         return f"{name} is {ours.dtype}{list(ours.shape)}, eager's {theirs.dtype}{list(theirs.shape)}"

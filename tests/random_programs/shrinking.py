@@ -44,7 +44,7 @@ def smaller(program: Program) -> Iterator[Program]:
             yield _pruned(program, lines, [result])
         for result in results:
             yield _pruned(program, lines, [other for other in results if other != result])
-    for position in reversed(range(len(lines))):  # give out what a statement reads rather than what it makes
+    for position in reversed(range(len(lines))):  # return the operands of a statement instead of its result
         for name in dict.fromkeys(names_read(lines[position])):
             if name not in ("torch", "F") and len(name) < 4:
                 built = _targets(lines[position])

@@ -72,7 +72,7 @@ def test_vector_add(n):
     )
     assert torch.equal(out, x + y)
     assert ("parallel" in source) == (n > 50_000)
-    assert ("out[i0] = x[i0] + y[i0];" in source) == (n > 0)  # of nothing, no loop is made
+    assert ("out[i0] = x[i0] + y[i0];" in source) == (n > 0)  # without elements there is no loop
 
 
 def exponentials(x: torch.Tensor) -> tuple[Kernel, torch.Tensor]:

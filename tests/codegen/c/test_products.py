@@ -17,7 +17,7 @@ from tests.codegen.kernels import products as shapes
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.making import kernel, load, param, tensors
 
-# Products with what stands around them --------------------------------------------------------------------------------
+# Products with prologues and epilogues --------------------------------------------------------------------------------
 
 
 def log_sum_exp(rows: int, words: int, features: int, dtype: torch.dtype) -> Kernel:

@@ -37,7 +37,7 @@ def scanned(name: str, x: torch.Tensor, dim: int, role: Role) -> torch.Tensor:
     sizes = (rows, columns) if dim == 1 else (columns, rows)
     body = body if role is WHOLE else (Loop((r0,), body),)
     source = run({"x": x}, {"out": out}, [axis(i0, sizes[0]), axis(r0, sizes[1], role)], *body)
-    assert ("omp simd" in source) == (dim == 0)  # lanes run across what is scanned, never along it
+    assert ("omp simd" in source) == (dim == 0)  # lanes run across the scanned axis, never along it
     return out
 
 

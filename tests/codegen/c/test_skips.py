@@ -47,5 +47,5 @@ def test_other_documents_are_not_read() -> None:
     value[:, 192:384] = float("nan")
     run(kernel, tensors)
     seen = out.isfinite().all(-1)[0]
-    # Blocks of rows are 192 or less, by the number of threads: what stands at the ends is of one document.
+    # Blocks of rows are 192 or less, by the number of threads: the ends belong to one document.
     assert seen[:96].all() and seen[568:].all() and not seen[192:384].any()

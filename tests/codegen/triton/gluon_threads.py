@@ -157,7 +157,7 @@ class _Matrix:
 
 def _fetch(matrix: _Matrix, corner: Sequence[int], barrier: Place, slot: Shared) -> None:
     assert slot.shape == matrix.block
-    slot.data.zero_()  # what lies past the end arrives as zeros
+    slot.data.zero_()  # elements past the end arrive as zeros
     inside = matrix.at(corner)
     slot.data[tuple(map(slice, inside.shape))] = inside
     barrier().take(expected=-slot.data.numel() * slot.data.element_size())

@@ -41,7 +41,7 @@ FIELDS: dict[str, Expr] = {
     "of a signed byte": op("and", op("shr", SIGNED, 4), 15),
     "of a widened byte": op("shr", op("and", Cast(BYTE, I32), 0x70), 4),
     "of a widened signed byte": op("and", op("shr", Cast(SIGNED, I32), 4), 15),
-    "the sign and what follows": op("shr", SIGNED, 4),
+    "the sign and the bits after it": op("shr", SIGNED, 4),
     "low with a sign": op("shr", op("shl", SIGNED, 4), 4),
     "two bits with a sign, moved": op("add", Cast(op("shr", op("shl", SIGNED, 2), 6), I32), 5),
     "low by shifts": op("shr", op("shl", BYTE, 4), 4),

@@ -36,7 +36,7 @@ TAKEN = {
     "prefix": online_attention(2, 1024, 1024, 64, causal=True, prefix=100),
     "grouped": online_attention(4, 1024, 1024, 128, dtype=BF16, causal=True, group=2),
     "odd rows": online_attention(2, 1000, 1024, 128, dtype=BF16),
-    "odd walk": online_attention(2, 1024, 1001, 128, dtype=BF16, causal=True),
+    "odd length": online_attention(2, 1024, 1001, 128, dtype=BF16, causal=True),
     "wide": online_attention(2, 1024, 1024, 256, dtype=BF16),
     "wide, odd, causal": online_attention(2, 1000, 1001, 160, dtype=BF16, causal=True),
     "odd width": online_attention(2, 1024, 1024, 96, dtype=BF16),

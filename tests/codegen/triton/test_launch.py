@@ -41,13 +41,13 @@ def test_a_launch_takes_the_binary_that_its_pointers_allow() -> None:
     for addresses in ((16, 32, 0), (16, 36, 64), (160, 32, 48), (4, 8, 2)):
         launch(*map(At, addresses))
     assert ready.launched == [(True, 7, 16, 32, 0), (False, 9, 16, 36, 64), (True, 7, 160, 32, 48), (False, 9, 4, 8, 2)]
-    assert ready.made == [(True,), (False,)]  # each once, when first needed
+    assert ready.built == [(True,), (False,)]  # each once, when first needed
 
     ready = Recorded()
     launch = launcher(ready, add(sympy.Symbol("s0", integer=True, positive=True)))
     for address, size in ((16, 32), (16, 33), (20, 32), (32, 64), (32, 1024)):
         launch(At(address), At(32), At(48), size)
-    assert ready.made == [(True, True), (True, False), (False, True), (True, True), (True, True, "wide")]
+    assert ready.built == [(True, True), (True, False), (False, True), (True, True), (True, True, "wide")]
     assert [call[0] for call in ready.launched] == [True, True, False, True, True]
 
 

@@ -30,7 +30,7 @@ from tests.fusion.schedule.test_contractions import Function, launches, schedule
 
 
 @compiles
-@pytest.mark.parametrize("kernel", [total(1 << 20, 2048), column_totals(512, 40, 64)], ids=lambda made: made.name)
+@pytest.mark.parametrize("kernel", [total(1 << 20, 2048), column_totals(512, 40, 64)], ids=lambda kernel: kernel.name)
 def test_the_last_program_goes_on(kernel: Kernel) -> None:
     artefacts = stages(kernel)
     assert artefacts["ttir"].count("tt.func public") == 1

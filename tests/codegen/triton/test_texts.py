@@ -121,14 +121,14 @@ def test_indices_of_sizes_that_are_not_known_are_within_a_limit() -> None:
     text = TARGET.emit(add(n))
     assert "return 1024 + s0 < 2**31" in text and "assert fits(*args[3:])" in text
     params = [param("x", I8, n), param("out", I8, n, written=True)]
-    rolled = load_expr("x", Mod(i + n - 3, n), I8)  # (a % n + n) % n is made of more than n
+    rolled = load_expr("x", Mod(i + n - 3, n), I8)  # the dividend of (a % n + n) % n exceeds n
     assert " + 3 * s0 < 2**31" in TARGET.emit(kernel("roll", params, {i: (n, Role.GRID)}, Store("out", i, rolled)))
     parts = FloorDiv(n + 87, 88)  # 88 of these are no more than all
     params = [param("x", I8, n + 87), param("out", I8, n + 87, written=True)]
     at = i * parts + j
     axes = {i: (88, Role.GRID), j: (parts, Role.GRID)}
     assert "88 * s0" not in TARGET.emit(kernel("cut", params, axes, Store("out", at, load_expr("x", at, I8))))
-    m = sympy.Symbol("m", integer=True)  # what the caller passes may be negative
+    m = sympy.Symbol("m", integer=True)  # the argument may be negative
     moved = load_expr("x", Mod(i + m, n), I8)
     params = [param("x", I8, n), param("out", I8, n, written=True)]
     moving = replace(kernel("move", params, {i: (n, Role.GRID)}, Store("out", i, moved)), sizes=(m, n))
@@ -167,7 +167,7 @@ def test_rows_that_are_read_again_are_kept_in_the_cache() -> None:
     assert re.findall('eviction_policy="(.*?)"', text) == ["evict_last", "evict_last", "evict_first"]
     assert "eviction_policy" not in body(fold("sum", 64, 65536, Role.LOOP))
     large = body(softmax(4096, 65536, Role.LOOP))
-    assert re.findall('eviction_policy="(.*?)"', large)[2:] == ["evict_first", "evict_first"]  # what is stored, too
+    assert re.findall('eviction_policy="(.*?)"', large)[2:] == ["evict_first", "evict_first"]  # stores, too
 
 
 def test_many_long_rows_that_are_read_twice_have_a_multiprocessor_each() -> None:

@@ -81,7 +81,7 @@ WEIGHTS: dict[str, Weigh] = {
     "from the sum's logarithm": lambda s: torch.exp(s - ((m := top(s)) + torch.exp(s - m).sum(-1, keepdim=True).log())),
     "of logarithms": lambda s: torch.exp(logarithms(s)),
     "logarithms": logarithms,
-    "beside another logit": with_a_zero_logit,
+    "with another logit": with_a_zero_logit,
 }
 
 

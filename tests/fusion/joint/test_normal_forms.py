@@ -33,7 +33,7 @@ ZERO: dict[str, Function] = {
     "a row before its sum": lambda a, b, p, r: sums(p * r) - sums(p) * r,
     "a constant row": lambda a, b, p, r: sums(r.expand(12, 20)) - 20 * r,
     "a mean": lambda a, b, p, r: p.mean(-1, keepdim=True) - sums(p) / 20,
-    "what divides": lambda a, b, p, r: p / r * r - p,
+    "a divisor": lambda a, b, p, r: p / r * r - p,
     "a sum that divides": lambda a, b, p, r: (p * r + p) / (r + 1) - p,
     "a power": lambda a, b, p, r: p**3 - p * p * p,
     "a square that divides": lambda a, b, p, r: p / (r * r) - p / r / r,

@@ -227,7 +227,7 @@ class Region:
         """Evaluate the joint graph and its halves on the recorded arguments."""
         for passage in self.joint:
             self.watch.compare([passage], self._evaluated)
-        if self.joint:  # the partition, and the repair of what it saves
+        if self.joint:  # the partition, and the repair of its saved values
             ends = [("", self.joint[0].subjects[-1][1]), ("all passes", self.joint[-1].subjects[-1][1])]
             self.watch.compare([Passage("parted", ends)], self._evaluated)
 

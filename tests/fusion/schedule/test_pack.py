@@ -111,7 +111,7 @@ def test_large_kernels_keep_their_launches() -> None:
     assert len(launches(leaves, (1 << 14, 1 << 14), (1 << 14, 1 << 13), target=GPU)) == 2
 
 
-# What must come before what -------------------------------------------------------------------------------------------
+# The order of launches -----------------------------------------------------------------------------------------------
 
 
 def test_a_path_keeps_kernels_apart() -> None:

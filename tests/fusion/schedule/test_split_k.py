@@ -108,7 +108,7 @@ def test_parts_are_one_more_axis_and_the_epilogue_follows_their_sum(
     (total,) = folds(second.kernel).values()
     assert isinstance(dot, Fold) and dot.op == "dot" and isinstance(total, Fold) and total.op == "sum"
     assert len(first.kernel.with_role(Role.GRID)) == (4 if name == "batched" else 3)
-    assert first.kernel.params[-1].dtype is torch.float32  # what is added up is not rounded before
+    assert first.kernel.params[-1].dtype is torch.float32  # partial sums are not rounded
     assert second.kernel.params[-1].dtype is torch.float16
 
 
@@ -123,7 +123,7 @@ def test_parts_are_summed_in_the_launch_that_computes_them(name: str, halved: No
         assert last is not None and not folds(last) and len(first.kernel.awaited) == 1
         assert set(last.axes) | set(first.kernel.awaited) == set(first.kernel.with_role(Role.GRID))
         dtypes = [param.dtype for param in first.kernel.params if param.written]
-        assert dtypes == [torch.float32, torch.float16]  # what is added up is not rounded before
+        assert dtypes == [torch.float32, torch.float16]  # partial sums are not rounded
 
 
 def test_the_library_and_one_kernel_stay_candidates() -> None:

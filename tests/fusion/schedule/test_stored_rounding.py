@@ -106,7 +106,7 @@ def test_stored_nodes_and_their_copied_operands_are_rounded() -> None:
     program = lowered(f, *given(torch.bfloat16))
     dependences = Dependences(program)
     rounded = {dependences.outs[k] for k in dependences.rounded(range(len(program.nodes)))}
-    assert {"add", "mul_1", "cat"} <= rounded  # parts of what is stored
+    assert {"add", "mul_1", "cat"} <= rounded  # parts of stored tensors
     assert not {"exp", "tanh", "exp_1", "tanh_1", "tanh_2"} & rounded
     assert dependences.rounded_anyway == dependences.rounded(dependences.generated)
 

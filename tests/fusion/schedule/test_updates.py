@@ -217,7 +217,7 @@ def test_autograd_notices_the_overwrite(target: str) -> None:
 PUT = {
     "once": lambda x, at: x.index_put_((at,), torch.tensor(2.0)),
     "twice": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).index_add_(0, at + 1, x[:2] * 3),
-    "beside a result": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).sum() + x[0],
+    "with a result": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).sum() + x[0],
 }
 
 

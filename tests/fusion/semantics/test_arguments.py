@@ -191,7 +191,7 @@ def test_errors_that_the_function_catches() -> None:
 )
 def test_errors_of_shapes_and_arguments_have_eagers_type(f: object) -> None:
     x = torch.randn(3, 4)
-    with pytest.raises(Exception) as expected:  # noqa: PT011  # which one is what eager says
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # of the kind that eager raises
         f(x)
     with pytest.raises(Exception) as dynamos:  # noqa: PT011  # some releases put their own type around eager's
         torch.compile(f, backend="eager")(x)

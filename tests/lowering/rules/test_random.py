@@ -255,7 +255,7 @@ def test_choices_by_weight(dtype: torch.dtype):
         for row, numbers in zip(weights.double(), places, strict=True):
             shares = torch.bincount(numbers, minlength=4) / SIZE
             assert (shares - row / row.sum()).abs().max() < 0.02  # five deviations
-            assert (shares == 0).equal(row == 0)  # never what has no weight
+            assert (shares == 0).equal(row == 0)  # never an element without weight
 
 
 def test_choices_without_replacement():

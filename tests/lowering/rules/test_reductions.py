@@ -327,4 +327,4 @@ def test_the_library_form_of_a_product_consists_of_calls():
     ):
         program = lowered(function, torch.randn(6, 4), torch.randn(6, 4))
         (product,) = (node for node in program.nodes if isinstance(node, Contract))
-        assert program.library[product.out]  # of what it is made, the verifier has seen
+        assert program.library[product.out]  # the verifier has checked its operands
