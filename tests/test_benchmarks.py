@@ -125,7 +125,7 @@ def test_every_case_has_a_name_of_its_own(suite):
 
 @pytest.mark.parametrize("group", ["product", "attention", "masked", "loss", "quantised", "norm"])
 def test_contractions_are_programs_that_fusion_compiles(group):
-    """Every program of the group, with sizes that a CPU does at once, is right."""
+    """Every program of the group is right, at sizes that a CPU computes quickly."""
     from benchmarks.contractions import CASES
 
     programs = {case.program: case for case in CASES if case.name.startswith(group + ":")}

@@ -94,7 +94,7 @@ def assert_as_eager(got: object, eager: object, exact: object) -> None:
 
 
 def differentiate(results: object) -> None:
-    """Backward from the sum of everything differentiable, each element with a weight of its own."""
+    """Run backward from the sum of all differentiable results, each element with a weight of its own."""
     total = torch.zeros((), dtype=torch.float64)
     for leaf in pytree.tree_leaves(results):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -115,7 +115,7 @@ def gradients(tree: object) -> list[torch.Tensor | None]:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that matter: none where there is nothing, or one element, to step over."""
+    """Return the strides of dimensions with more than one element, of tensors that have elements."""
     if tensor.numel() == 0:
         return ()
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

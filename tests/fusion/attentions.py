@@ -1,4 +1,4 @@
-"""Attention as people write it: programs with nothing in common but their axes.
+"""Attention as people write it: programs that share only their axes.
 
 Every program takes (q, k, v, …) and is one kernel: no tensor of queries × keys reaches memory.
 """
@@ -102,7 +102,7 @@ def sliding_window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
 
 
 def least_number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """A window, and first rows that see nothing: masked with the least number, which times log₂e is infinite."""
+    """A window, with fully masked first rows: masked with the least number, which times log₂e is infinite."""
     s = scores(q, k)
     i, j = positions(s)
     return torch.softmax(s.masked_fill((j > i) | (i - j >= 40) | (i < 7), torch.finfo(s.dtype).min), -1) @ v

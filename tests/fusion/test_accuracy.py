@@ -24,7 +24,7 @@ HALF = torch.bfloat16
 
 @pytest.fixture
 def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels with a `tanh` give results that are a thousandth too large."""
+    """Results of kernels with a `tanh` are a thousandth too large."""
     build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
 
     def built(kernel: Kernel, source: str) -> Callable[..., object]:

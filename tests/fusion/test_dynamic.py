@@ -249,7 +249,7 @@ def test_width_of_a_head_is_guarded() -> None:
 
 
 def test_the_width_of_the_operand_of_scores_is_guarded() -> None:
-    """A kernel holds it whole: of a width that is not known a GPU's was larger than any tile."""
+    """A kernel holds it whole: with an unknown width, no tile of a GPU would be large enough."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
@@ -402,7 +402,7 @@ def test_real_numbers_that_are_computed_of_sizes(name: str) -> None:
 
 
 def test_numbers_that_are_computed_of_sizes_and_are_no_size() -> None:
-    """The first position that a sliding window sees, added to positions."""
+    """The first visible position of a sliding window, added to positions."""
     backend = Backend(Options(strict=True))
 
     def f(x: torch.Tensor) -> Tensors:

@@ -27,7 +27,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fresh() -> Callable[[torch.Tensor], torch.Tensor]:
-    """A program of which no kernel was built in this process."""
+    """Return a program without kernels built in this process."""
     number = fresh.number = getattr(fresh, "number", 0) + 1
     return lambda x: torch.softmax(x, -1) * 1.5 + number
 
@@ -54,7 +54,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def no_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton cannot be imported, and PyTorch, which remembers whether it can, has to look again."""
+    """Make importing Triton fail, and PyTorch check again whether it can be imported."""
     known = (_triton.has_triton_package, _triton.has_triton)
     with monkeypatch.context() as without:
         for name in list(sys.modules):

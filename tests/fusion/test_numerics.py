@@ -204,7 +204,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 @pytest.fixture
 def restored_precision() -> Iterator[None]:
-    """PyTorch's setting as it was."""
+    """Restore PyTorch's setting."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -377,7 +377,7 @@ def test_flags_of_extremes_are_of_the_numbers_that_were_compared(shape: tuple[in
 
 
 def test_equal_numbers_of_a_row_stay_equal() -> None:
-    """Behind a function too, in lanes and in the rest of a loop: which is the first maximum, and how many there are."""
+    """After a function, too, in lanes and in the remainder of a loop: for the position of a maximum and for ties."""
 
     def extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         y = torch.tanh(x)
@@ -393,7 +393,7 @@ def test_equal_numbers_of_a_row_stay_equal() -> None:
 
 
 def scaled_twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A sum of two products, one of which is a result too, with where its rows have their maximum."""
+    """A sum of two products, one of which is also a result, and the positions of its row maxima."""
     product = x * 2.5
     y = product + (x - 1) * 1.3
     return product, y == y.amax(-1, keepdim=True)

@@ -368,7 +368,7 @@ def test_sizes_that_only_data_tell_may_be_none() -> None:
 
 
 def test_a_position_is_looked_at_where_its_row_counts_as_nothing() -> None:
-    """Lanes are left out where a sum gains nothing, but not with a position that eager looks at."""
+    """Lanes that contribute nothing to a sum are skipped, except where eager checks their position."""
 
     def first_four(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.arange(8)[:, None] < 4, table.gather(0, rows), 0.0).sum(0)

@@ -1,4 +1,4 @@
-"""Divisors of zero, numbers that a dtype cannot hold, rows without an extreme: refused as eager refuses them."""
+"""Divisors of zero, numbers that a dtype cannot hold, rows without an extreme: refused as in eager."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def operands(
 
 
 def some(dtype: torch.dtype = torch.bool) -> torch.Tensor:
-    """A mask of [517, 517] that leaves two rows with nothing."""
+    """A mask of [517, 517] that masks two rows entirely."""
     kept = torch.rand(517, 517, generator=torch.Generator().manual_seed(1)) > 0.3
     kept[3], kept[516] = False, False
     return kept if dtype is torch.bool else torch.zeros(517, 517).masked_fill(~kept, float("-inf")).to(dtype)
@@ -141,7 +141,7 @@ def test_values(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["grouped", "float", "window"])
 def test_gradients_of_the_parts(name: str) -> None:
-    """As they are compiled where they are chosen for training; rows with nothing to attend to take none."""
+    """As compiled for training; fully masked rows are left out."""
     program, inputs = CASES[name]
 
     def step(function: Program, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -245,7 +245,7 @@ def test_the_library_keeps_the_calls_it_is_faster_at(program: Program, training:
 
 
 def test_choices_are_cached_for_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To price a call is to schedule its forward and backward, which takes as long as half a model of few layers."""
+    """Pricing a call schedules its forward and backward, which takes as long as half a model of few layers."""
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
 
     def choices(program: Program, *, kept: bool = True) -> tuple[list[Choice], int]:

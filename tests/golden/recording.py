@@ -137,7 +137,7 @@ def _backward(results: object, inputs: Sequence[Tensor]) -> None:
 
 
 class _Recorder:
-    """Stands where graphs are compiled: each is scheduled and generated, noted, and runs as it is."""
+    """Replaces the compiler of graphs: schedules and generates each, records it, and runs its operations."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -191,7 +191,7 @@ def test_inputs_that_are_changed_are_not_recorded() -> None:
 
 
 def test_tensors_that_stay_where_they_are() -> None:
-    """A cache that the caller has marked is updated in place, at a position that a tensor holds."""
+    """A cache that the caller has marked is updated in place, at a position from a tensor."""
     cache = torch.zeros(1, 2, 16, 8, device="cuda")
     torch._dynamo.mark_static_address(cache)
 

@@ -1,4 +1,4 @@
-"""Checks a function against its lowering: same values, shapes, dtypes and strides, and no call left that has a rule."""
+"""Checks a function against its lowering: same values, shapes, dtypes and strides, and no call that has a rule."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check(
     tolerance: float | None = None,
     contractions: Collection[str] | None = None,
 ) -> Program:
-    """Lower, verify, run, and compare with eager; `leaves` names the calls that have to be left to the library."""
+    """Lower, verify, run, and compare with eager; `leaves` names the expected library calls."""
     program = lowered(function, *inputs, mode=mode, contractions=contractions)
     assert sorted(calls(program)) == sorted(leaves)
     expected = tree_leaves(function(*inputs))

@@ -47,7 +47,7 @@ def test_composites_without_a_rule_are_decomposed():
 
 
 def test_composites_of_eager_decompose_by_themselves():
-    """They are not in the table: to list all that there are takes longer than to trace a small program."""
+    """They are not in the table, because listing all of them takes longer than tracing a small program."""
     apart = (aten.linear.default, aten.einsum.default, aten.instance_norm.default)
     assert not decompositions().keys() & set(apart)
 
@@ -145,7 +145,7 @@ def test_batch_norms_have_the_layout_of_eager(order: tuple[int, ...], tracing: s
 
 
 def volume(x: torch.Tensor) -> torch.Tensor:
-    """Three of a picture one behind the other, with channels last where it has them."""
+    """Three images stacked as a volume, with channels last where the image has them."""
     form = torch.channels_last_3d if x.stride(1) == 1 else torch.contiguous_format
     return torch.stack([x] * 3, -1).contiguous(memory_format=form)
 

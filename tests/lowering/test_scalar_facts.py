@@ -18,7 +18,7 @@ DEGREES = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
 def drawn(count: int, seed: int) -> list[torch.Tensor]:
-    """Numbers of both signs and many magnitudes, where operations have something to say of them."""
+    """Numbers of both signs and many magnitudes within the domains of the operations."""
     generator = torch.Generator().manual_seed(seed)
     normal = [torch.randn(2, COUNT, generator=generator, dtype=F64) for _ in range(count)]
     return [sign * (3 * size).exp() for sign, size in normal]

@@ -220,7 +220,7 @@ def test_names_in_the_header_are_distinct() -> None:
 
 
 def test_an_overwritten_element_is_read_before_at_the_same_index() -> None:
-    """A mean that is computed again behind the norm of its row, and a row about its first element."""
+    """A mean that is recomputed after the norm of its row, and a row relative to its first element."""
     params = [param("x", (3, 4), written=True), param("out", (3,), written=True)]
     axes = {I0: (3, Role.GRID), R0: (4, Role.WHOLE)}
     over = Store("x", 4 * I0 + R0, op("exp", Load("x", (4 * I0 + R0,), F32)))

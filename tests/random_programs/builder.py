@@ -84,7 +84,7 @@ class Builder:
         return self.rng.random() < share
 
     def operand(self, kind: Kind = is_any) -> str | None:
-        """The name of a tensor of a kind, later ones more often; None where there is none."""
+        """Return the name of a tensor of a kind, later ones more often; None if there is none."""
         names = [name for name, value in self.values.items() if kind(value)]
         if not names:
             return None
@@ -146,11 +146,11 @@ class Builder:
         return Program(tuple(self.inputs), "", (self.sizes,), seed=self.seed).tensors(0)[position]
 
     def add(self, expression: str) -> bool:
-        """`name = expression` for a new name; whether it was taken."""
+        """Add `name = expression` for a new name; return whether it was accepted."""
         return self.attempt(f"t{self.count} = {expression}", [f"t{self.count}"])
 
     def attempt(self, statement: str, targets: Sequence[str]) -> bool:
-        """Run a statement that gives names to `targets`; whether it was taken."""
+        """Run a statement that assigns to `targets`; return whether it was accepted."""
         space: dict[str, object] = {"torch": torch, "F": F, **self.integers, **self.values}
         before = {name: numbers(value) for name, value in self.values.items()}
         try:
@@ -179,7 +179,7 @@ class Builder:
         self.values = {name: space[name] for name in self.values}  # type: ignore[misc]  # tensors, as before
 
     def bearable(self, value: Tensor) -> bool:
-        """Is a result small enough to be computed with, and does it hold numbers that say something?"""
+        """Is a result small enough to compute with, and are its numbers informative?"""
         if value.numel() > self.largest or not value.is_floating_point() or not value.numel():
             return value.numel() <= self.largest
         finite = value.detach().isfinite()
@@ -211,7 +211,7 @@ def names_read(statement: str) -> list[str]:
 
 
 def numbers(value: Tensor) -> Tensor:
-    """A copy in which equal means the same bits, near enough."""
+    """Return a copy in which nearly equal numbers have the same bits."""
     copy = value.detach().clone()
     return copy.nan_to_num(nan=math.pi) if copy.is_floating_point() else copy
 

@@ -35,7 +35,7 @@ def captured(call: Call, backend: str = "aot_eager") -> Run | None:
 
 
 class Captured:
-    """One call as it is captured: run when it is first asked for."""
+    """The capture of one call, which runs at its first use."""
 
     def __init__(self, call: Call) -> None:
         self.call = call

@@ -37,7 +37,7 @@ def compared(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bo
 
 
 def _integers(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
-    """Whole numbers: equal wherever eager in any precision has the same."""
+    """Compare integers: equal wherever eager has the same in every precision."""
     steady = torch.ones_like(theirs, dtype=torch.bool)
     for truth in allowed.truths:
         if truth.shape == theirs.shape:

@@ -37,7 +37,7 @@ ROUNDED = 16
 
 
 class RefusedError(Exception):
-    """Eager does not run a call: there is nothing to compare with."""
+    """Eager refuses a call: there is nothing to compare with."""
 
 
 class Eager:
@@ -122,7 +122,7 @@ class Eager:
 
     @property
     def _has_shared(self) -> bool:
-        """Are there inputs of which several elements have one place in memory?"""
+        """Do several elements of an input share memory?"""
         return any(entry.layout in SHARED for entry in self.call.program.inputs)
 
     @cached_property
@@ -167,7 +167,7 @@ class Eager:
 
     @cached_property
     def _forms(self) -> list[Run | None]:
-        """Runs in which an infinity or NaN comes about in other ways."""
+        """Return runs in which an infinity or NaN arises in other ways."""
         return [
             captured(self.call, DECOMPOSED),
             self._in_float64(mode=Backwards()),

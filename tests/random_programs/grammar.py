@@ -37,7 +37,7 @@ def table(entries: Sequence[str]) -> Production:
 
 
 def mutate(builder: Builder) -> bool:
-    """A statement that writes to a tensor, but to none of which two elements share memory."""
+    """Add a statement that writes to a tensor without elements that share memory."""
     statement = filled(builder, builder.one(templates.MUTATIONS))
     if statement is None:
         return False
@@ -232,7 +232,7 @@ PRODUCTIONS: tuple[tuple[Production, int], ...] = (
 
 
 def generate(rng: random.Random, seed: int, largest: int = LARGEST) -> Program:
-    """A program that eager can run in all of its calls; no tensor in the first holds more than `largest` elements."""
+    """Return a program that eager can run in all of its calls; tensors of the first have at most `largest` elements."""
     long = rng.random() < 0.15
     sizes = drawn(rng, long)
     grads = rng.random() < 0.4
@@ -290,7 +290,7 @@ def without_gradients(program: Program) -> Program:
 
 
 def runs(program: Program) -> bool:
-    """Does eager run every call, and its backward where it is asked for?"""
+    """Does eager run every call, and its backward if requested?"""
     try:
         with Survived():
             for number in range(len(program.calls)):

@@ -22,7 +22,7 @@ gap between them; with a storage offset; one row that is expanded to all; rows t
 """
 
 SHARED = ("expanded", "overlapping")
-"""Layouts in which several elements have one place."""
+"""Layouts in which several elements share memory."""
 
 VALUES = ("normal", "positive", "grid", "special", "wide")
 """Kinds of numbers: about ±2; 0.5 to 2; multiples of a quarter, with many ties and zeros; the same with −0, NaN and

@@ -105,7 +105,7 @@ def _called(fused: Function, calls: Sequence[Call]) -> tuple[list[Run], Exceptio
 
 
 def _counted(fused: Function) -> Verdict:
-    """A verdict on a program in which nothing is wrong, yet."""
+    """Return the initial verdict on a program, without any mismatch."""
     verdict = Verdict(breaks=bool(counters["graph_break"]))
     for entry in report(fused).graphs:
         verdict.operations += entry.operations
@@ -166,7 +166,7 @@ def _wrong(name: str, ours: Tensor, eager: Eager) -> tuple[Tensor, bool, Allowed
 
 
 def is_captured_rightly(call: Call) -> bool:
-    """Does PyTorch's own capture, without the compiler, run, and give tensors as eager gives them?"""
+    """Does PyTorch's own capture, without the compiler, run, and agree with eager?"""
     captured = Captured(call).run
     with suppress(RefusedError):
         return captured is not None and not unlike(captured, Eager(call).run)

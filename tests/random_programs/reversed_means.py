@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 class Backwards(TorchDispatchMode):
-    """Rows are turned round before their mean and variance are taken."""
+    """Reverse rows before their mean and variance are computed."""
 
     def __torch_dispatch__(
         self,

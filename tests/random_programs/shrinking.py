@@ -13,7 +13,7 @@ from tests.random_programs.program import Program
 
 
 def smallest(program: Program, fails: Callable[[Program], bool], tries: int = 200) -> Program:
-    """The last program of a descent on which `fails` still holds."""
+    """Return the last program of a descent on which `fails` still holds."""
     result = True
     while result and tries > 0:
         result = False

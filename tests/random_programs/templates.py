@@ -335,7 +335,7 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 
 def filled(builder: Builder, template: str) -> str | None:
-    """The template with its holes filled; None where there is nothing for one of them."""
+    """Return the template with its holes filled; None if no operand fits one of them."""
     result: dict[str, str] = {}
     subject = ""
     holes = sorted(dict.fromkeys(_HOLE.findall(template)), key=lambda hole: hole.rstrip(string.digits) not in KINDS)

@@ -19,7 +19,7 @@ from tests.random_programs.runs import Call
 
 
 def test_an_exact_sum_of_eager_is_taken_for_luck() -> None:
-    """The gradient is a float32 sum of three incoming ones, which eager's order gives without an error."""
+    """The gradient is a float32 sum of three incoming ones, which is exact in eager's order."""
     program = Program(
         inputs=(Input("x0", (), torch.float64, grad=True), Input("x1", (), torch.float32)),
         source="""

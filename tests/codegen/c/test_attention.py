@@ -53,7 +53,7 @@ def test_attention_of_few_queries_or_keys(queries, keys):
 
 @pytest.mark.parametrize(("keys", "most"), [(1024, 6e-7), (8192, 8e-7)])
 def test_a_mean_over_many_keys_is_as_exact_as_sums_of_parts(keys, most):
-    """One sum after the other, a number is added to ever larger ones, and each time rounded in the same direction."""
+    """In a single running sum each number is added to ever larger ones, and rounded in the same direction each time."""
     example = online_attention(1, 6, keys, 64, dtype=F32)
     query, key, value, out = tensors(example)
     same = value.select(-2, 0).clone().unsqueeze(-2)

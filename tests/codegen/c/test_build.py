@@ -171,7 +171,7 @@ def test_one_openmp_run_time_in_the_process():
 
 @pytest.mark.skipif("erfcf" not in vector_functions(), reason="libmvec has no erfc here")
 def test_calls_in_choices_take_all_lanes():
-    """A call has no form for some of the lanes: a compiler that moves it into a branch gives up all of them."""
+    """A call has no form for some of the lanes: a compiler that moves it into a branch vectorises none."""
     fused = fusion.fuse(torch.special.ndtri, options={"target": "c", "strict": True})
     fused(torch.rand(1000))
     ((result,),) = (graph.kernels for graph in fusion.report(fused).graphs)

@@ -23,7 +23,7 @@ def reported_optimizations(source: str, what: str) -> str:
 
 
 def loops_in_lanes(source: str) -> int:
-    """How many loops of `source` the compiler puts into lanes."""
+    """Return the number of loops of `source` that the compiler vectorises."""
     return len(set(re.findall(r":(\d+):\d+: optimized: loop vectorized", reported_optimizations(source, "vec"))))
 
 

@@ -45,7 +45,7 @@ from tests.codegen.kernels.rows import scattered
 @pytest.mark.parametrize("dtype", [F32, F64, *INTEGERS])
 @pytest.mark.parametrize("name", ["store", "sum", "prod", "max", "min"])
 def test_colliding_sources_are_processed_in_order(name, dtype):
-    """As the evaluator, which takes them one after the other too."""
+    """The evaluator processes them one after the other, too."""
     kernel = scattered(name, 60, 5, 300, dtype, LOOP)
     given = tensors(kernel)
     if dtype.is_floating_point:
@@ -102,7 +102,7 @@ def test_exponentials_of_nan_and_out_of_range_numbers():
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag of an underflow is read by its number")
 def test_exponentials_of_masked_elements_do_not_underflow():
-    """Each underflow, of whichever intermediate result, takes a processor as long as some hundred exponentials."""
+    """Each underflow, of any intermediate result, costs as much time as some hundred exponentials."""
     x = torch.tensor([-torch.inf, torch.finfo(torch.float32).min, -200.0, -90.0, 0.0, 20.0, 80.0] * 9)
     result, out = exponentials(x)
     launch, library, underflow = TARGET.build(result, TARGET.emit(result)), ctypes.CDLL("libm.so.6"), 0x10

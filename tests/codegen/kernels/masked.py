@@ -21,7 +21,7 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Mask:
-    """Which key a query sees: a condition over the symbols of both, and the params that it reads."""
+    """The keys that a query attends to: a condition over the symbols of both, and the params that it reads."""
 
     sees: Callable[[sympy.Expr, sympy.Expr, Sizes], Expr]
     params: Callable[[Sizes], Sequence[Param]]
@@ -81,7 +81,7 @@ WALKS: Mapping[str, tuple[Callable[..., Kernel], sympy.Symbol, sympy.Symbol]] = 
 
 
 def masked(one_loop: str, mask: str | Mask, sizes: Sizes, width: int = 16) -> Kernel:
-    """An attention kernel with a mask in memory, whose params come first."""
+    """An attention kernel with a mask in memory, whose params precede the others."""
     mask = MASKS[mask] if isinstance(mask, str) else mask
     result, query, key = WALKS[one_loop]
     kernel = result(*sizes, width, causal=True)

@@ -245,7 +245,7 @@ def online_logsumexp(rows: int, columns: int) -> Kernel:
 
 
 def online_softmax(rows: int, columns: int, apart: int = 0, dtype: torch.dtype = F32) -> Kernel:
-    """exp(x) / Σ exp(x) of rows in two loops; rows are so far `apart`, or follow each other"""
+    """exp(x) / Σ exp(x) of rows in two loops; rows have the stride `apart`, or are contiguous"""
     apart = apart or columns
     offset = apart * i + r
     x: Expr = load("x", offset, dtype)

@@ -181,7 +181,7 @@ def test_loops_of_any_number_of_blocks(keys: int) -> None:
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("loop", WALKS)
 def test_any_number_of_groups(loop: str, count: int) -> None:
-    """Blocks of 192 rows reach past the end of 448, and of 256 columns that see one block fewer than they do."""
+    """Blocks of 192 rows reach past the end of 448, and past 256 columns, where they have one block fewer."""
     kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[loop])
     config = next(each for each in TARGET.configs(kernel) if getattr(each, "groups", 0) == count)
     assert_same(kernel, TARGET.emit(kernel, config))

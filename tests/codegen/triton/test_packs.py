@@ -106,7 +106,7 @@ def launched(function: Function, *shapes: tuple[int, ...]) -> Kernel:
 @compiles
 @pytest.mark.parametrize("columns", [(1024, 1024, 1024), (2048, 512, 512)], ids=str)
 def test_products_of_the_same_rows_are_one_loop(columns: tuple[int, int, int]) -> None:
-    """Nothing is loaded twice for it, nor awaited between them; their results are staged in one place in turn."""
+    """It needs no second load and no barrier between them; their results are staged in one buffer in turn."""
     result = launched(linears, (8192, 1024), *((count, 1024) for count in columns))
     assert result.beside
     text = TARGET.emit(result)

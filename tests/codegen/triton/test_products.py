@@ -201,13 +201,13 @@ def test_small_matrices_and_misaligned_rows_are_one_product(example: Kernel) -> 
 
 
 def test_rows_that_are_one_matrix_already_stay_one() -> None:
-    """A linear layer, of which a block may contain rows of several sequences."""
+    """A block of a linear layer may contain rows of several sequences."""
     plain = matmul(8192, 768, 768, BF16)
     assert {dim.name for dim in block(plain).dims} == {"m", "k", "n"}
 
 
 def test_small_blocks_of_a_long_sum_wait_for_the_cache() -> None:
-    """H200: 170 µs of 24 × 4 blocks, where the library takes 50 through rows of 8 bytes."""
+    """H200: 170 µs in 24 × 4 blocks, where the library takes 50 through rows of 8 bytes."""
     long = matmul(384, 196, 49152, BF16, turned=(True, True))
     assert TARGET.efficiency(long) < 0.15
     assert TARGET.efficiency(matmul(4096, 4096, 1024, F32)) > 1.2  # of three products each, by which blocks are bound

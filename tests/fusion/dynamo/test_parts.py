@@ -200,7 +200,7 @@ def under_autocast(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 def of_several(x: Tensor, v: Tensor) -> tuple[object, ...]:
-    """Parts give one another lists, numbers and the same tensor twice."""
+    """Parts pass lists, numbers and the same tensor twice to each other."""
     a, b = x.cos().split(4, 1)
     y = x.sin()
     y[x > 0] = v

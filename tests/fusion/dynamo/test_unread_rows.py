@@ -61,7 +61,7 @@ def added_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 READ = {last: BATCH, last_kept: BATCH, capped: 12, of_a_matrix: 1, biased: 2 * LENGTH}
-"""Program → the rows that are left."""
+"""Program → the number of rows that are still computed."""
 
 
 def fused(program: Program) -> tuple[Program, list[Report], list[torch.fx.GraphModule]]:

@@ -1,4 +1,4 @@
-"""The key of a region covers all that decides its compilation, and nothing that differs between two starts."""
+"""The key of a region covers all inputs of its compilation, and nothing that differs between two starts."""
 
 from __future__ import annotations
 

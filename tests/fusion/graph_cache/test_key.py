@@ -1,4 +1,4 @@
-"""The key of a graph covers all that decides its compilation."""
+"""The key of a graph covers all inputs of its compilation."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_gradients_of_a_second_start_equal_the_first_ones(monkeypatch):
 
 
 def test_gradients_that_are_computed_ahead_have_the_same_names_at_each_start():
-    """Nodes were taken from a set, whose order is that of their addresses: backward was scheduled anew."""
+    """Nodes from a set would be in the order of their addresses, and backward would be scheduled anew."""
     given = [torch.randn(64, 16), torch.randn(96, 16), torch.randint(96, (64,))]
 
     def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:

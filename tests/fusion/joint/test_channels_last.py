@@ -57,7 +57,7 @@ class Views(nn.Module):
 
 
 def outcome(run: Callable[..., object], module: nn.Module, x: Tensor) -> list[Tensor]:
-    """Results, and the gradients of all that there is."""
+    """Return the results, and the gradients of all inputs that have one."""
     results = run(x)
     kept = [results] if isinstance(results, Tensor) else list(results)  # type: ignore[call-overload]
     loss = torch.stack([result.square().sum() for result in kept]).sum()

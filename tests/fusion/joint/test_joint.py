@@ -1,4 +1,4 @@
-"""The joint graph: sums taken from smaller tensors, in form and in numbers, and the sums that are left alone."""
+"""The joint graph: sums that are computed from smaller tensors, in form and in numbers, and sums that stay."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ ROW = torch.rand(ROWS, 1, dtype=torch.float64) + 1
 
 
 def summed(function: Function, *given: torch.Tensor) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """A traced function, as it is and reassociated."""
+    """Return a traced function, before and after reassociation."""
     before, after = (make_fx(function, tracing_mode="fake")(*given) for _ in range(2))
     reassociate(after)
     return before, after

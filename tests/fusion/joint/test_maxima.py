@@ -189,7 +189,7 @@ def test_conversions_only_round(name: str, dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_rows_that_are_not_finite_are_as_in_eager(name: str, number: float) -> None:
-    """Also rows of nothing but -∞, which "filled" has."""
+    """This includes rows of -∞ alone, which "filled" has."""
     attend, inputs = CANCELS[name], heads(torch.float32)
     inputs[0][0, 1, 4, 2] = number  # one query
     inputs[1][2, 0, 5, 1] = number  # one key, which all queries see

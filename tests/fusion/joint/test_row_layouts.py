@@ -45,7 +45,7 @@ class Heard(nn.Module):
 
 
 def outcome(run: Callable[..., tuple[Tensor, ...]], module: nn.Module, x: Tensor) -> list[Tensor]:
-    """Results, and the gradients of all that there is."""
+    """Return the results, and the gradients of all inputs that have one."""
     results = run(x)
     loss = torch.stack([result.square().sum() for result in results]).sum()
     return [*results, *torch.autograd.grad(loss, [x, *module.parameters()])]

@@ -30,7 +30,7 @@ class Taking(torch.autograd.Function):
 def test_references_are_counted_with_and_without_a_frame_hook(
     states: tuple[bool, bool],
 ) -> None:
-    """While Dynamo looks at frames, calls hold their arguments once more."""
+    """Dynamo's frame hook adds a reference to the arguments of calls."""
     for looked_at in states:
         result = Taking.apply(torch.ones(3, requires_grad=True)).sum()
         before = set_eval_frame(False) if looked_at else None

@@ -26,7 +26,7 @@ TOLERANCE = 1e-8
 
 
 def wide(value: object) -> object:
-    """A copy of a tensor in the same layout, in float64 if it holds floats; anything else as it is."""
+    """Return a copy of a tensor in the same layout, in float64 if it holds floats; other values unchanged."""
     return _as(value, torch.float64) if isinstance(value, Tensor) and value.is_floating_point() else _as(value, None)
 
 
@@ -211,7 +211,7 @@ def drawn_inputs(program: Program, hints: Mapping[sympy.Symbol, int]) -> list[ob
 
 
 def differences(before: Values, after: Values) -> Iterator[str]:
-    """Yield how values differ, beyond the order of additions."""
+    """Yield the differences of values beyond those of reordered additions."""
     if len(before) != len(after):
         yield f"{len(after)} results, before {len(before)}"
         return

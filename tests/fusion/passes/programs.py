@@ -1,6 +1,6 @@
 """Programs that the passes change: reductions, products, masks, views, scatters, chunks, writes in place.
 
-Each is there for some passes, and small: its numbers are computed twice for every pass that changes anything.
+Each covers some passes, and is small: its numbers are computed twice for every pass that changes it.
 """
 
 from __future__ import annotations

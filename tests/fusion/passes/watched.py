@@ -113,13 +113,13 @@ class Watch:
         return passes.run_stage(replace(stage, passes=tuple(map(watched, stage.passes))), subject, context, log)
 
     def take(self, *stages: str) -> list[Passage]:
-        """Take out the passages of these stages that wait for numbers."""
+        """Remove and return the subjects of these stages that wait for numbers."""
         taken = [passage for passage in self._open if passage.stage in stages]
         self._open = [passage for passage in self._open if passage.stage not in stages]
         return taken
 
     def compare(self, passages: Sequence[Passage], evaluate: Callable[[Subject], Values]) -> None:
-        """Evaluate passages, unless nothing changed in them."""
+        """Evaluate subjects, unless no pass changed them."""
         for passage in passages:
             if len(passage.subjects) > 1:
                 with torch.random.fork_rng(), torch.no_grad():
@@ -128,7 +128,7 @@ class Watch:
 
 
 def _text(stage: Stage[Subject, Any], subject: Subject) -> list[tuple[str, str]]:
-    """The subject as it is dumped, with the marks of inputs, which no dump shows."""
+    """Return the dumped text of the subject, with the marks of inputs, which dumps omit."""
     texts = list(stage.text(subject))
     if isinstance(subject, Halves):
         marked = [node.name for node in subject.backward.graph.find_nodes(op="placeholder") if node.meta.get("spare")]
@@ -147,7 +147,7 @@ def _differ(before: Subject, after: Subject) -> bool:
 
 
 def _kept(subject: Subject) -> Subject:
-    """The subject as it is now: graphs are changed in place, all else is not."""
+    """Return the subject in its current state: graphs are changed in place, and copied."""
     match subject:
         case fx.GraphModule():
             return _copied(subject)
@@ -194,7 +194,7 @@ class Region:
     def compile_graph(
         self, graph: fx.GraphModule, options: Options, label: str = "graph", *others: object
     ) -> tuple[Boxed, Report]:
-        """Take the place of `compile.compile_graph`: schedule, and run the graph's own operations."""
+        """Replace `compile.compile_graph`: schedule, and run the graph's own operations."""
         device = main_device(graph)
         target = builder_for(device.type, options.target, current(strict=options.exact)).target
         trace = Trace(None, label)

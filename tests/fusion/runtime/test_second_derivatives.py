@@ -1,4 +1,4 @@
-"""Gradients of gradients, and derivatives taken forwards, around a fused function: as without it, or an error."""
+"""Second derivatives and forward-mode derivatives around a fused function: as in eager, or an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def given() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def penalty(f: Function) -> tuple[torch.Tensor, ...]:
-    """The weight's gradient of a loss that holds a gradient."""
+    """The weight's gradient of a loss that contains a gradient."""
     x, w = given()
     x.requires_grad_()
     out = f(x, w)
@@ -170,7 +170,7 @@ def test_autocast_is_that_of_the_call() -> None:
 
 
 def test_views_that_cannot_be_recreated_are_an_error() -> None:
-    """PyTorch takes the gradient of a gradient for zero, where it is one of the inputs."""
+    """PyTorch would return zero for the gradient of a gradient with respect to its input."""
     x = torch.randn(3, 4).requires_grad_()
     out = fusion.fuse(lambda x: (lambda y: (y, y.t()))(x.sin()), options=STRICT)(x)[0]
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)

@@ -1,4 +1,4 @@
-"""Views in the module that runs: one call each, where they are needed, and still views where anybody can tell."""
+"""Views in the generated module: one call each, where needed, and views wherever the program can observe it."""
 
 from __future__ import annotations
 

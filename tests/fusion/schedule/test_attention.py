@@ -113,7 +113,7 @@ def test_dropout_is_drawn_in_the_loop() -> None:
 
 
 def test_returned_weights_are_stored() -> None:
-    """Who wants the probabilities gets them, and the same result."""
+    """The stored probabilities are right, and the result is the same."""
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights = torch.softmax(q @ k.mT / 8, -1)

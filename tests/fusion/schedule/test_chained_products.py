@@ -38,7 +38,7 @@ def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tens
 
 
 def by_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, each: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Scores to each of which a number is added that only its key has: of a batch, the product of a vector."""
+    """Scores to which a number of each key is added: per batch, a product with a vector."""
     return (q @ k.transpose(-1, -2) + (each @ table.T)[:, None]).softmax(-1) @ v
 
 

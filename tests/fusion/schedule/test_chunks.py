@@ -26,7 +26,7 @@ from tests.fusion.capabilities import of_everything
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 BATCH, LENGTH, WIDTH, WORDS = 4, 70, 260, 1003
 WORKSPACE = 1 << 17
-"""Bytes: a fraction of the logits here, and not a divisor of anything."""
+"""Bytes: a fraction of the logits, and no divisor of any size."""
 
 
 def cross_entropy(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

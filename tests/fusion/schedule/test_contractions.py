@@ -260,7 +260,7 @@ def test_equal_copies_with_a_write_between_them_stay() -> None:
 def test_products_shorter_than_a_library_call_are_generated(
     dtype: torch.dtype, rows: int, length: int, columns: int, generated: bool
 ) -> None:
-    """As they were measured on an H200: the least that cuBLAS takes is more than the least that a kernel does."""
+    """Measured on an H200: cuBLAS's shortest time is more than a kernel's."""
     with FakeTensorMode():
         given = torch.empty(rows, length, dtype=dtype), torch.empty(length, columns, dtype=dtype)
         graph = make_fx(torch.matmul)(*given)

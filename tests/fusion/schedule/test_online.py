@@ -153,7 +153,7 @@ def test_the_form_is_the_one_a_person_would_write(body: Callable[[Body], Folds])
 
 
 def test_entropy_shares_the_sum_and_keeps_its_shift() -> None:
-    """x - m is small where x and m are not, so m stays; Σ exp(x - m) is there already."""
+    """x - m is small where x and m are not, so m stays; Σ exp(x - m) exists already."""
     _, _, result = streamed(entropy(Body(F32)))
     (fold,) = result.folds
     assert format_expr(fold.args[0]).splitlines()[-1] == "exp(%1) * %1"

@@ -136,7 +136,7 @@ def test_a_row_whose_first_element_is_read_by_all_of_it_is_not_written_over() ->
 
 
 def test_on_a_gpu_the_mean_that_is_stored_is_that_of_the_row() -> None:
-    """It is stored behind the norm, and was computed again from the first element, of the norm by then."""
+    """It is stored after the norm; a recomputation would read the first element of the normalised row."""
     pytest.importorskip("triton")
     given = (torch.empty(sizes, device="meta") for sizes in ((256, 300), (300, 192), (256, 192)))
     result = fusion.export_kernels(norm_as_the_last_reader, *given, target="triton", arch="sm_90")

@@ -70,7 +70,7 @@ LINEARS: Mapping[str, Linear] = {
 
 
 def inputs(linear: Linear, m: int, n: int, k: int, group: int = 128, dtype: torch.dtype = BF16) -> list[torch.Tensor]:
-    """x [m, k], weights of [n, k] as they are stored, scales."""
+    """x [m, k], stored weights of [n, k], scales."""
     x = torch.randn(m, k).to(dtype)
     grouped, stored_in_four = linear in (in_groups, packed_in_groups), linear in (packed, packed_in_groups)
     w = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
@@ -329,7 +329,7 @@ def test_only_products_that_nothing_else_needs_have_one_accumulator() -> None:
 
 @pytest.mark.parametrize(("linear", "group", "together"), [(in_groups, 64, 2), (in_groups, 128, 1)])
 def test_steps_shorter_than_a_line_of_memory_are_taken_together(linear: Linear, group: int, together: int) -> None:
-    """64 bytes of each row at a time are half a line of it, of which the other half is wanted in the next step."""
+    """64 bytes of each row are half a cache line, of which the next step reads the other half."""
     target, kernel = TritonTarget("sm_90"), only_kernel(linear, *inputs(linear, 16, 16384, 4096, group))
     config = target.configs(kernel)[0]
     assert config.unrolled == together

@@ -142,7 +142,7 @@ def test_one_scan_is_written_to_many_places(name: str) -> None:
 
 
 def test_operands_of_a_scan_are_named_in_folds_of_the_same_loop() -> None:
-    """C names an extreme value's operand more than once; the scan had written it into its own."""
+    """C reads the operand of an extreme twice; it must not be named inside the scan alone."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         both = torch.cat([torch.nn.functional.hardswish(x), y])

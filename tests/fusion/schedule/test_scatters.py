@@ -107,7 +107,7 @@ def test_gradients(name, dtype):
 
 
 def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton") -> list[KernelCall | Extern]:
-    """The steps of a training step, views left out."""
+    """Return the steps of a training step, without views."""
     backend = TARGETS[target]("sm_90") if target == "triton" else TARGETS[target]()
     results: list[KernelCall | Extern] = []
 
@@ -271,7 +271,7 @@ def test_a_cache_is_updated_in_place(function):
 
 
 def test_sums_one_after_the_other_go_to_one_tensor():
-    """No copy and no rounding in between: zeros, all that is added, the result in bfloat16."""
+    """There is no copy and no rounding in between: zeros, all sums, the result in bfloat16."""
 
     def mixed(x, rows, others, new):
         out = torch.zeros_like(x)
@@ -301,7 +301,7 @@ def test_a_sum_that_is_wanted_by_itself_stays():
 
 
 def test_sums_that_are_added_up_are_one():
-    """The four neighbours of a pixel, for each of which eager has a tensor and a kernel."""
+    """The four neighbours of a pixel: eager has a tensor and a kernel for each."""
     x = torch.randn(2, 3, 40, 50, requires_grad=True)
     _, *backward = scheduled(lambda x: torch.nn.functional.interpolate(x, size=(80, 90), mode="bilinear"), x)
     assert [len(updates(step.kernel)) for step in backward if isinstance(step, KernelCall)] == [0, 4]

@@ -166,7 +166,7 @@ def test_a_product_that_is_finished_and_stored_is_not_stored_before_that_too() -
 
 
 def test_copies_that_are_results_follow_the_last_reader_of_their_source() -> None:
-    """Not at the end, where they stand, until when all of it would have to live."""
+    """If they ran at the end, where the graph has them, all their sources would stay alive until then."""
 
     def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
         results = []

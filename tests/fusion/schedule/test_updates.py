@@ -20,7 +20,7 @@ def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def momentum(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Each update reads both tensors as they were."""
+    """Each update reads both tensors before the change."""
     x.mul_(0.9).add_(y)
     y.sub_(x * 0.1)
 

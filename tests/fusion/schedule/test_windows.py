@@ -104,7 +104,7 @@ def test_a_sum_of_one_number_is_no_fold() -> None:
 def test_gradients_of_maxima_are_added_where_they_belong_on_a_cpu(
     pool: Callable[[Tensor], Tensor], channels_last: bool
 ) -> None:
-    """Elements ask the windows around them where channels, along which lanes run, are last."""
+    """With channels last, along which lanes run, each element reads the windows around it."""
     x = torch.randn(2, 16, 13, 17).to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     given = x.requires_grad_()
     fused = fusion.fuse(pool, options={"strict": True})

@@ -90,7 +90,7 @@ def test_threads_that_compile_several_functions_at_once() -> None:
 
 
 def test_a_thread_calls_a_fused_function_while_another_traces() -> None:
-    """A custom operation is asked for the form of its result during tracing: there the other thread calls."""
+    """During tracing, the fake function of a custom operation runs: the other thread calls there."""
     other = fusion.fuse(lambda x: x.exp() + 1, options=STRICT)
     x = torch.randn(4)
     expected = other(x)
@@ -290,7 +290,7 @@ def test_gradients_of_branches() -> None:
 
 
 def test_gradients_of_repeated_regions_of_any_size() -> None:
-    """Forward's calls of the region give sizes, too, which backward needs."""
+    """Forward's calls of the region also return sizes, which backward needs."""
     weight = torch.randn(5, 5, requires_grad=True)
     region = nested_compile_region(lambda x: torch.tanh(x @ weight))
     fused = torch.compile(lambda x: region(region(x.sin())) + 1, backend="fusion", dynamic=True, options=STRICT)
@@ -364,7 +364,7 @@ def test_complex_numbers_and_quantised_tensors_run() -> None:
 
 
 def test_distributed_tensors_are_compiled_in_their_parts() -> None:
-    """One process that takes itself for the first of two; nothing is sent."""
+    """One process that acts as the first of two; nothing is sent."""
     distributed = pytest.importorskip("torch.distributed")
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh

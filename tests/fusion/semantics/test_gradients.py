@@ -138,7 +138,7 @@ def test_weights_of_a_head_that_is_not_trained_do_not_decay() -> None:
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_of_results_whose_elements_share_memory(size: int, step: int) -> None:
-    """Each element of the gradient counts, however few numbers the memory of the result holds."""
+    """Each element of the gradient counts, even if the result's memory holds fewer numbers."""
 
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
         return (x * x).unfold(1, size, step), x.sin().t()

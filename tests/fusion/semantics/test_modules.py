@@ -359,7 +359,7 @@ def test_a_bound_method_is_fused_for_its_object() -> None:
 
 
 class Translator(nn.Module):
-    """PyTorch's own transformer, with a mask of which it does not say whether it is causal."""
+    """PyTorch's own transformer, with a mask that is not declared causal."""
 
     def __init__(self) -> None:
         super().__init__()

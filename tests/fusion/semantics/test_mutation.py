@@ -180,7 +180,7 @@ def refilled(total: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("f", [counted, emptied, refilled])
 def test_a_tensor_of_one_number_changes(f: Function, dtype: torch.dtype, dynamic: bool) -> None:
-    """PyTorch takes such a number in float64 for a float of the program, and traces again without it."""
+    """PyTorch treats such a float64 number as a float of the program, and traces again without it."""
     fused = fusion.fuse(f, dynamic=dynamic, options=STRICT)
     mine, yours = torch.tensor(2.0, dtype=dtype), torch.tensor(2.0, dtype=dtype)
     for scale in (3.0, 5.0, 7.0):

@@ -1,5 +1,6 @@
-"""Tensors that are negated where they are read: the imaginary part of a conjugate is a view whose memory holds other
-numbers, and kernels read memory."""
+"""Tensors with the negative bit: the imaginary part of a conjugate is a view of memory with the opposite sign, which
+kernels would read.
+"""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def nothing(x: torch.Tensor) -> object:
 
 
 def read_by_a_call(x: torch.Tensor) -> object:
-    """The call wants the dimensions that a fold leaves out."""
+    """The call reads the dimensions that a fold removes."""
     y = x.amax(None, keepdim=True)
     return torch.polar(y, y), y, y[:, None]
 

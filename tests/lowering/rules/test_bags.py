@@ -54,7 +54,7 @@ def test_weighted_bags():
 
 
 def gradient(grad, i, o, mode, by=None, padding=-1):
-    """By eager's own auxiliary results, of which the bags alone matter."""
+    """Compute the gradient from eager's own auxiliary results, of which only the bags matter."""
     bags = torch.searchsorted(o, torch.arange(8), right=True) - 1
     counted = torch.zeros(4, dtype=torch.long).index_add(0, bags, (i != padding).long())
     largest = torch.zeros(4, 5, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Sums scattered to places that ascend against eager: where runs are known, nothing is scattered or compared."""
+"""Sums scattered to ascending positions against eager: where runs are known, nothing is scattered or compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def summed(program: Program) -> list[int]:
 
 
 def nearest(x: torch.Tensor, size: int, shift: float, count: int) -> torch.Tensor:
-    """The index of resampling by the nearest neighbour, as PyTorch takes it apart."""
+    """The index of nearest-neighbour resampling, as PyTorch decomposes it."""
     return ((torch.arange(count, dtype=torch.float32) + shift) * (size / count)).to(torch.int64)
 
 

@@ -94,7 +94,7 @@ def test_only_used_results_are_scanned() -> None:
 
 @pytest.mark.parametrize("name", ["cumsum", "logcumsumexp"])
 def test_gradients(name: str) -> None:
-    """Backward is scans again, of flipped tensors."""
+    """Backward consists of scans of flipped tensors."""
 
     def backward(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()

@@ -70,7 +70,7 @@ def test_other_types(dtype):
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_products_without_atomic_updates_in_memory(dim):
-    """As on a GPU: each segment looks at all elements, of which there are few."""
+    """As on a GPU: each segment reads all elements, of which there are few."""
     x, lengths = numbers(dim), LENGTHS[dim]
 
     def product(x, n):
