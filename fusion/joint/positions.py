@@ -29,7 +29,7 @@ GRADIENTS = {
 
 
 def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:
-    """Let forward save bounded positions in narrow integers; return these.
+    """Have forward save bounded positions as narrow integers; return the converted nodes.
 
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty
