@@ -115,8 +115,8 @@ class Judge:
 
     def ratio(self, program: Call, batch: Batch) -> float:
         """Return the error of a program relative to eager's: of the result, or of all gradients if that is more."""
-        exact = self._made(self.call, self.wide, batch)
-        eager, ours = (self._made(each, self.model, batch) for each in (self.call, program))
+        exact = self._result_and_gradients(self.call, self.wide, batch)
+        eager, ours = (self._result_and_gradients(each, self.model, batch) for each in (self.call, program))
         triples = zip(ours, eager, exact, strict=True)
         return _largest([distance(result, right) / (distance(near, right) + 1e-6) for result, near, right in triples])
 
