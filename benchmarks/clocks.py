@@ -80,7 +80,7 @@ def _finish(device: str) -> None:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Return the most memory that one run allocates on the GPU, beyond what was allocated before."""
+    """Return the most memory that one run allocates on the GPU, in addition to earlier allocations."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -97,9 +97,9 @@ def sliding_window(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def within_documents(q: Tensor, k: Tensor, v: Tensor, document: Tensor) -> Tensor:
     """Compute attention in which each position sees the earlier ones in its document."""
     position = torch.arange(q.shape[-2], device=q.device)
-    seen = (document[:, None] == document) & (position[:, None] >= position)
+    visible = (document[:, None] == document) & (position[:, None] >= position)
     scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
-    return torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ v
+    return torch.softmax(scores.masked_fill(~visible, float("-inf")), -1) @ v
 
 
 def _flexible(score: Callable[..., Tensor] | None, mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -108,11 +108,11 @@ def _flexible(score: Callable[..., Tensor] | None, mask: Callable[..., Tensor]) 
     blocks: list[object] = []
 
     def program(q: Tensor, k: Tensor, v: Tensor, *document: Tensor) -> Tensor:
-        def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return mask(i, j, *document)
 
         if not blocks:
-            blocks.append(create_block_mask(seen, None, None, q.shape[-2], k.shape[-2], device=q.device))
+            blocks.append(create_block_mask(visible, None, None, q.shape[-2], k.shape[-2], device=q.device))
         result: Tensor = compiled(q, k, v, score_mod=score, block_mask=blocks[0])
         return result
 

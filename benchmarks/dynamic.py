@@ -1,6 +1,6 @@
 """Benchmarks dynamic sizes and process starts: GPT-2 of a few layers, in three groups.
 
-    sizes   the time of a call with code for any size, beside code for its own size; traced at the first size
+    sizes   the time of a call with code for any size, against code for its own size; traced at the first size
     loop    the number of compilations in calls of fifty sizes, each result checked
     start   seconds until the first training step is done, in a process with empty caches and in the next one
 
@@ -115,12 +115,12 @@ class Judge:
 
     def ratio(self, program: Call, batch: Batch) -> float:
         """Return the error of a program relative to eager's: of the result, or of all gradients if that is more."""
-        exact = self._made(self.call, self.wide, batch)
-        eager, ours = (self._made(each, self.model, batch) for each in (self.call, program))
+        exact = self._result_and_gradients(self.call, self.wide, batch)
+        eager, ours = (self._result_and_gradients(each, self.model, batch) for each in (self.call, program))
         triples = zip(ours, eager, exact, strict=True)
         return _largest([distance(result, right) / (distance(near, right) + 1e-6) for result, near, right in triples])
 
-    def _made(self, program: Call, model: nn.Module, batch: Batch) -> list[Tensor]:
+    def _result_and_gradients(self, program: Call, model: nn.Module, batch: Batch) -> list[Tensor]:
         result = self.run(program, model, batch).clone()
         gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
         model.zero_grad()

@@ -56,7 +56,7 @@ class Result:
 
 
 def measure(case: Case, device: str, *, rounds: int) -> Result:
-    """Check and time one case under all its systems and beside its rivals.
+    """Check and time one case under all its systems and against its rivals.
 
     Raises:
         Refused: a wrong result, or no generated kernel.

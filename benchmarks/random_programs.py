@@ -32,7 +32,7 @@ from tests.random_programs.builder import LARGEST
 from tests.random_programs.grammar import generate
 from tests.random_programs.judge import Verdict, is_lost, judge
 from tests.random_programs.program import Program
-from tests.random_programs.smaller import smallest
+from tests.random_programs.shrinking import smallest
 
 FAILED = ("mismatch", "error", "late")
 
@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="every N-th program, from the K-th on")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--smallest", action="store_true", help="make each program that fails as small as it gets")
-    parser.add_argument("--names", action="store_true", help="name what fails, is excused or not captured, and why")
+    parser.add_argument(
+        "--names", action="store_true", help="name failures, excused and uncaptured programs, with reasons"
+    )
     parser.add_argument("--only", type=int, metavar="NUMBER", help="show this program, and judge it")
     parser.add_argument("--worker", action="store_true", help="print verdicts as lines of json")
     return parser
@@ -232,7 +234,7 @@ def shown(entry: Entry, options: argparse.Namespace) -> str:
 
 
 def forgiven(entry: Entry, options: argparse.Namespace) -> list[str]:
-    """Return what is not counted as the compiler's failure in a program."""
+    """Return the results of a program that do not count as the compiler's failures."""
     verdict, name = entry.verdict, f"{options.seed}/{entry.number}"
     skipped = [f"not captured {name}: {verdict.reason}"] if verdict.status == "skipped" else []
     return skipped + [f"excused {name}: {excused}" for excused in verdict.excused]

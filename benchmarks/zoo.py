@@ -123,8 +123,8 @@ class Denoiser(nn.Module):
         first = self.down[0](self.enter(x), time)
         second = self.down[1](F.avg_pool2d(first, 2), time)
         x = self.down[2](F.avg_pool2d(second, 2), time)
-        for block, beside in zip(self.up, (second, first), strict=True):
-            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), beside], 1), time)
+        for block, skipped in zip(self.up, (second, first), strict=True):
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), skipped], 1), time)
         result: Tensor = self.leave(x)
         return result
 

@@ -26,7 +26,7 @@ def main():
     assert len(export.steps) == 1, export.steps
     (kernel,) = export.kernels
 
-    print(f"\n--- the block program: what is computed, on which axes ---\n{kernel.text}")
+    print(f"\n--- the block program: expressions over named axes ---\n{kernel.text}")
     print(f"\n--- the Triton source ---\n{kernel.source}")
     for suffix, content in kernel.artefacts.items():
         size = f"{len(content):,} bytes" if isinstance(content, bytes) else f"{len(content.splitlines()):,} lines"

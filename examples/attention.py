@@ -1,11 +1,11 @@
-"""Attention written out, with a mask of one's own: one walk over the keys, forward and backward.
+"""Attention written out, with a mask of one's own: one loop over the keys, forward and backward.
 
     python examples/attention.py
 
-Nothing in Fusion knows attention.  The scores are a product over a short axis, so they are made where they are read;
-the row maximum and the sum of exponentials become running values by the online rule.  No tensor of queries × keys
-reaches memory, and blocks that the mask rules out are skipped.  Where so few queries leave a device idle, the walk is
-cut into parts, and a second kernel merges them.
+Nothing in Fusion knows attention.  The scores are a product over a short axis, so they are computed where they are
+read; the row maximum and the sum of exponentials become running values by the online rule.  No tensor of queries × keys
+reaches memory, and blocks that the mask excludes are skipped.  Where so few queries leave a device idle, the loop is
+split into parts, and a second kernel merges them.
 """
 
 import math
@@ -36,11 +36,13 @@ def main():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, k, v = (torch.randn(1, 4, 1000, 64, device=device) for _ in range(3))
 
-    found = fusion.explain(attention)(q, k, v)
-    print(found)
+    explanation = fusion.explain(attention)(q, k, v)
+    print(explanation)
     scores = 4 * 1000 * 1000 * q.element_size()
-    assert not found.externs and found.traffic_after.total < scores, "no tensor of queries × keys goes through memory"
-    print(f"\n{found.kernels[0].source}")
+    assert not explanation.externs and explanation.traffic_after.total < scores, (
+        "no tensor of queries × keys goes through memory"
+    )
+    print(f"\n{explanation.kernels[0].source}")
 
     fused, exact = fusion.fuse(attention), attention(q.double(), k.double(), v.double())
     errors = [(f(q, k, v).double() - exact).abs().max().item() for f in (attention, fused)]
@@ -52,7 +54,7 @@ def main():
         ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(gradients(fused, q, k, v), wanted, strict=True)
     )
     assert worst < 1e-4, worst
-    print(f"gradients agree with float64 to {worst:.0e}; backward makes the tiles again from two numbers per row")
+    print(f"gradients agree with float64 to {worst:.0e}; backward recomputes the tiles from two numbers per row")
 
 
 if __name__ == "__main__":

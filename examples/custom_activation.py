@@ -2,8 +2,8 @@
 
     python examples/custom_activation.py
 
-Nothing in the compiler knows this function.  It is a handful of pointwise operations, so it becomes part of whatever
-kernel stands next to it, and costs no trip to memory of its own.
+Nothing in the compiler knows this function.  It is a handful of pointwise operations, so it becomes part of a
+neighbouring kernel, and costs no memory traffic of its own.
 """
 
 import copy
@@ -20,7 +20,7 @@ def bent(x):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network with `bent` between, each behind a LayerNorm and added to what came in."""
+    """Attention and a two-layer network with `bent` between, each after a LayerNorm and with a residual connection."""
 
     def __init__(self, width=128, heads=4):
         super().__init__()
@@ -50,10 +50,13 @@ def main():
     assert errors[1] <= 2 * errors[0] + 1e-6, errors
     print(f"error against float64: {errors[1]:.1e}, eager's is {errors[0]:.1e}\n")
 
-    found = fusion.explain(block)(x)
-    homes = [kernel for kernel in found.kernels if any(origin.name.startswith("sin") for origin in kernel.origins)]
+    explanation = fusion.explain(block)(x)
+    homes = [
+        kernel for kernel in explanation.kernels if any(origin.name.startswith("sin") for origin in kernel.origins)
+    ]
     assert len(homes) == 1, "the activation is not in one kernel"
-    print(f"{len(found.kernels)} kernels, {len(found.externs)} library calls. The activation lives in {homes[0].name}:")
+    kernels, calls = len(explanation.kernels), len(explanation.externs)
+    print(f"{kernels} kernels, {calls} library calls. The activation lives in {homes[0].name}:")
     for origin in homes[0].origins:
         print(f"  {origin}")
 

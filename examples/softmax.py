@@ -29,15 +29,15 @@ def main():
     torch.testing.assert_close(result, torch.softmax(x, dim=1))
     print(f"softmax of {M} × {N}: agrees with torch.softmax")
 
-    found = fusion.explain(naive_softmax)(x)
-    before, after = found.traffic_before, found.traffic_after
-    assert len(found.kernels) == 1, found
-    assert not found.externs, found
+    explanation = fusion.explain(naive_softmax)(x)
+    before, after = explanation.traffic_before, explanation.traffic_after
+    assert len(explanation.kernels) == 1, explanation
+    assert not explanation.externs, explanation
     assert (before.read, before.written) == (4 * (5 * M * N + 2 * M), 4 * (3 * M * N + 2 * M)), before
     assert (after.read, after.written) == (4 * M * N, 4 * M * N), after
     print(f"eager: 5 kernels, reads {before.read:,} bytes, writes {before.written:,}")
     print(f"fused: 1 kernel,  reads {after.read:,} bytes, writes {after.written:,}")
-    print(f"{before.total / after.total:.1f} times less traffic\n\n{found.kernels[0].source}")
+    print(f"{before.total / after.total:.1f} times less traffic\n\n{explanation.kernels[0].source}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python examples/train_mlp.py
 
-The task is to tell two interleaved spirals apart.  AOTAutograd makes one graph for the way forward and one for the way
-back and decides what is kept between them; both go through the same compiler.
+The task is to separate two interleaved spirals.  AOTAutograd derives one graph for forward and one for backward, and
+decides which values are saved between them; both go through the same compiler.
 """
 
 import copy
@@ -62,7 +62,9 @@ def main():
     torch.testing.assert_close(torch.tensor(losses[:20]), torch.tensor(expected[:20]), rtol=1e-4, atol=1e-5)
     assert losses[-1] < 0.1 * losses[0], (losses[0], losses[-1])
     accuracy = (fused(points).argmax(dim=1) == labels).float().mean()
-    print(f"final loss {losses[-1]:.4f} (eager {expected[-1]:.4f}), {accuracy:.1%} of the points are told apart")
+    print(
+        f"final loss {losses[-1]:.4f} (eager {expected[-1]:.4f}), {accuracy:.1%} of the points are classified correctly"
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python examples/vector_add.py
 
-Whatever block a kernel works in, the last one is ragged: 7 elements in blocks of 4, 98,432 in blocks of 1,024.  Nobody
-writes a mask; it follows from the bounds of the axis.
+For any block size, the last block is ragged: 7 elements in blocks of 4, 98,432 in blocks of 1,024.  The program has no
+mask; it follows from the bounds of the axis.
 """
 
 import torch
@@ -24,10 +24,10 @@ def main():
         torch.testing.assert_close(fused(x, y), add(x, y), rtol=0, atol=0)
         print(f"n = {n:6,}: equal to eager in every bit")
 
-    found = fusion.explain(add)(torch.rand(98_432), torch.rand(98_432))
-    assert len(found.kernels) == 1, found
-    assert not found.externs, found
-    kernel = found.kernels[0]
+    explanation = fusion.explain(add)(torch.rand(98_432), torch.rand(98_432))
+    assert len(explanation.kernels) == 1, explanation
+    assert not explanation.externs, explanation
+    kernel = explanation.kernels[0]
     assert (kernel.bytes_read, kernel.bytes_written) == (2 * 4 * 98_432, 4 * 98_432)
     print(f"one kernel, {kernel.bytes_read:,} bytes read, {kernel.bytes_written:,} written:\n\n{kernel.source}")
 

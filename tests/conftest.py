@@ -21,12 +21,13 @@ import torch
 from tests.slow_tests import SlowTests
 
 DAYS_KEPT = 14
-"""After so many days an object of the C compiler is removed from pytest's cache."""
+"""Days after which an object of the C compiler is removed from pytest's cache."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--refresh-goldens` writes anew what is decided for the programs of `tests/golden/`, `--refresh-documents` what
-    the code blocks of the documentation print, `--refresh-slow-tests` which tests are slow (`tests/slow_tests.py`).
+    """Add `--refresh-goldens`, which rewrites the recorded decisions in `tests/golden/`, `--refresh-documents`, which
+    rewrites the outputs of the documentation's code blocks, and `--refresh-slow-tests`, which rewrites the list of slow
+    tests (`tests/slow_tests.py`).
     """
     parser.addoption("--refresh-goldens", action="store_true", help="write the texts of tests/golden/ anew")
     parser.addoption("--refresh-documents", action="store_true", help="write the outputs in README.md and docs/ anew")
@@ -53,10 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def keep_objects(kept: Path, cache: Path) -> None:
-    """Link the C target's folder of `cache` to one that the next session finds again.
+    """Link the C target's folder of `cache` to one that the next session reuses.
 
-    Emitting C and loading the object stay in each session.  The compiler is left out where it was called before with
-    the same text, flags and version on the same CPU: the name of an object is their hash.
+    Emitting C and loading the object stay in each session.  The compiler is skipped if it was called before with the
+    same text, flags and version on the same CPU: the name of an object is their hash.
     """
     for path in kept.iterdir():
         if path.stat().st_mtime < time.time() - DAYS_KEPT * 86400:
@@ -65,8 +66,9 @@ def keep_objects(kept: Path, cache: Path) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what is imported by now out of garbage collection: looking through all of PyTorch again takes a third of a
-    second each time.  Collect rarely: with Python's thresholds, 5% of the time of a sample of tests went into it.
+    """Exclude all imported objects from garbage collection, since a pass over all of PyTorch takes a third of a second.
+
+    Collect rarely: with Python's thresholds, 5% of the time of a sample of tests went into it.
     """
     gc.collect()
     gc.freeze()
@@ -85,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test() -> Iterator[None]:
-    """Seed torch, and forget what was warned of, before the test; forget what Dynamo compiled after it.
+    """Seed torch and reset its warnings before the test; reset Dynamo after it.
 
-    Dynamo times the guards of every compilation, with empty caches, for its log alone: that takes 20 ms each time.
+    Dynamo times the guards of every compilation, with empty caches, only for its log: that takes 20 ms each time.
     """
     torch.manual_seed(0)
     if "torch._dynamo.guards" in sys.modules:

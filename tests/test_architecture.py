@@ -17,20 +17,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"fusion": "fusion", "codegen": "fusion.codegen", "lowering": "fusion.lowering"}
-"""Folder → the name that what lies in it is imported below."""
+"""Folder → the name below which its modules are imported."""
 
 MAX_LINES = 450
 DATA_SUFFIXES = (".c", ".h", ".html", ".txt")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper"}
 
-# folder → what alone of our own its modules may reach, each name with everything below it
+# folder → the only own names that its modules may reach, each name with everything below it
 ALLOWED = {
     "lowering": ("fusion.lowering",),
     "codegen": ("fusion.codegen", "fusion.lowering"),
     "fusion": ("fusion",),
 }
 
-# folder → what no module in it may reach, each name with everything below it
+# folder → the names that no module in it may reach, each name with everything below it
 FORBIDDEN = {
     "lowering": (
         *("networkx", "triton"),
@@ -53,13 +53,13 @@ ONLY_IN = {
 
 
 def modules_of(folder: str) -> list[Path]:
-    """All Python files below `folder`, where they lie and not through links.
+    """Return all Python files below `folder`, not following links.
 
     An empty answer is a failure, so that no check passes on nothing.
     """
-    found = sorted(path for path in (ROOT / folder).rglob("*.py") if path == path.resolve())
-    assert found, f"no Python files in {ROOT / folder}: the checks here would say nothing"
-    return found
+    result = sorted(path for path in (ROOT / folder).rglob("*.py") if path == path.resolve())
+    assert result, f"no Python files in {ROOT / folder}: the checks here would say nothing"
+    return result
 
 
 def all_package_modules() -> list[Path]:
@@ -71,13 +71,13 @@ def shown(path: Path) -> str:
 
 
 def names_reached(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name) for all that a module reaches through imports.
+    """Yield (line, dotted name) of each import of a module.
 
     Counts imports at any depth (in functions, under TYPE_CHECKING), relative ones (`package` is the dotted
-    package the module lies in), `import_module("...")` with a literal, and attributes of what was imported:
+    package of the module), `import_module("...")` with a literal, and attributes of imported names:
     after `import torch`, the expression `torch.fx.Node` reaches `torch.fx.Node`.
     """
-    bound: dict[str, str] = {}  # local name → what it stands for
+    bound: dict[str, str] = {}  # local name → the imported name
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -132,7 +132,7 @@ def needed_by(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def circles(needs: Mapping[str, set[str]]) -> list[str]:
-    """The first circle among those who need each other, in words; empty if there is none."""
+    """Return the first circle of modules that need each other, in words; empty if there is none."""
     try:
         TopologicalSorter(needs).prepare()
     except CycleError as error:
@@ -211,9 +211,9 @@ def test_no_module_needs_itself():
 
 
 def test_no_folder_needs_itself():
-    """In each folder, files and folders import one way, with all that lies in them and wherever the import stands.
+    """In each folder, files and folders import one way, with all modules in them and wherever the import is.
 
-    What a folder's `__init__` needs, the folder needs.
+    A folder needs the modules that its `__init__` needs.
     """
     folders: dict[str, dict[str, set[str]]] = {}
     for name, path in all_names().items():
@@ -241,7 +241,7 @@ def test_libraries_stay_where_they_belong():
     )
 
 
-def test_names_say_what_a_file_decides():
+def test_files_are_not_named_for_kinds():
     complain(
         [
             f"{shown(path)}: name the decision the file makes"
@@ -261,8 +261,8 @@ def test_every_module_has_a_docstring():
     )
 
 
-def test_what_is_public_has_a_docstring():
-    """Functions, classes and their methods, but for those that another class of the file describes."""
+def test_public_names_have_docstrings():
+    """Functions, classes and their methods, except methods that another class of the file describes."""
     wordless: list[str] = []
     for path in all_package_modules():
         body = ast.parse(path.read_text(encoding="utf-8")).body
@@ -281,7 +281,7 @@ def test_what_is_public_has_a_docstring():
 
 
 def test_private_names_stay_in_their_file():
-    """What is named with an underscore is read in its own module alone."""
+    """A name with an underscore is read in its own module alone."""
     complain(
         [
             f"{shown(path)}:{line}: {name} is private"

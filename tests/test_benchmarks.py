@@ -1,4 +1,4 @@
-"""The benchmarks' own rules: what may be reported, and that the synthetic graphs are as described."""
+"""The benchmarks' own rules: which results may be reported, and that the synthetic graphs are as described."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def _inductor(graph, inputs):
 
 @pytest.fixture
 def without_inductor(monkeypatch):
-    """Inductor's C++ takes ten seconds to build, and to capture a model for it takes Dynamo as long as for Fusion.
-    Nothing here is about either: what it would compile stays as it is.
-    """
+    """Replace inductor by eager: its C++ takes ten seconds to build, and capturing a model as long as for Fusion."""
     compiled = torch.compile
 
     def stand_in(program, *, backend, mode=None, **settings):
@@ -50,7 +48,7 @@ def test_a_case_is_checked_timed_and_shown():
 
 
 @pytest.mark.usefixtures("without_inductor")
-def test_rivals_run_beside_and_gradients_are_checked():
+def test_rivals_are_timed_and_gradients_are_checked():
     case = Case("softmax", programs.softmax, SMALL, (("one call", lambda x: x.softmax(-1)),), gradients=True)
     result = harness.measure(case, "cpu", rounds=2)
     assert list(result.seconds) == ["eager", "inductor", "fusion", "one call"]
@@ -127,7 +125,7 @@ def test_every_case_has_a_name_of_its_own(suite):
 
 @pytest.mark.parametrize("group", ["product", "attention", "masked", "loss", "quantised", "norm"])
 def test_contractions_are_programs_that_fusion_compiles(group):
-    """Every program of the group, with sizes that a CPU does at once, is right."""
+    """Every program of the group is right, at sizes that a CPU computes quickly."""
     from benchmarks.contractions import CASES
 
     programs = {case.program: case for case in CASES if case.name.startswith(group + ":")}
@@ -163,7 +161,7 @@ def test_a_forward_pass_is_checked_and_timed(autocast):
     assert len(row.removeprefix(case.name).split()) == 1 + len(inference.SYSTEMS) + 1
 
 
-def test_what_is_refused_is_said_and_the_others_go_on(capsys):
+def test_a_refused_case_is_printed_and_others_continue(capsys):
     def refused():
         yield "the first row"
         raise Refused("it is wrong")
@@ -186,7 +184,7 @@ TINY = replace(dynamic.NARROW, width=16, heads=2, layers=1, words=32, timed=((3,
 
 @pytest.mark.usefixtures("without_inductor")
 @pytest.mark.parametrize("kind", ["forward", pytest.param("step", marks=pytest.mark.slow)])
-def test_code_for_any_size_is_timed_beside_code_for_one(kind):
+def test_code_for_any_size_is_timed_against_code_for_one(kind):
     rows = list(dynamic.sizes(kind, TINY, "cpu", rounds=2))
     assert [row.split()[:2] for row in rows] == [[kind, "3x12"], [kind, "2x9"]]
     assert all(len(row.split()) == 2 + 1 + 3 * len(dynamic.SYSTEMS) for row in rows)
@@ -209,7 +207,7 @@ def test_one_result_that_is_no_number_fails_a_loop():
     assert not judge.ratio(lambda model, batch: models.logits(model, batch) + 1, batch) <= dynamic.ALLOWED
 
 
-def test_wrong_gradients_of_a_step_are_seen():
+def test_wrong_gradients_of_a_step_are_detected():
     judge, batch = dynamic.Judge("step", TINY.model()), TINY.batch("cpu", 2, 5)
     assert judge.ratio(models.own_loss, batch) <= 1
     wrong = judge.ratio(lambda model, batch: _Doubled.apply(models.own_loss(model, batch)), batch)
@@ -223,7 +221,7 @@ def test_sizes_of_a_loop_differ_and_none_is_one():
     assert 1 < max(rows for rows, _ in pairs) < min(length for _, length in pairs)
 
 
-def test_later_processes_start_with_what_the_first_left(monkeypatch):
+def test_later_processes_start_with_the_cache_of_the_first(monkeypatch):
     started = []
 
     def run(command, *, env, **settings):
@@ -238,7 +236,7 @@ def test_later_processes_start_with_what_the_first_left(monkeypatch):
 
 
 @pytest.mark.usefixtures("without_inductor")
-def test_what_starts_is_prepared_first_and_compiled_on_the_clock(monkeypatch, capsys):
+def test_a_start_is_prepared_first_and_its_compilation_is_timed(monkeypatch, capsys):
     monkeypatch.setattr(dynamic, "SCALE", TINY)
     monkeypatch.setattr(dynamic, "DEVICE", "cpu")
     cold.main("dynamic", "start", "fusion")
@@ -246,7 +244,7 @@ def test_what_starts_is_prepared_first_and_compiled_on_the_clock(monkeypatch, ca
 
 
 def _small(draw):
-    """What is large, a sixty-fourth."""
+    """Divide large sizes by sixty-four."""
     shape = tuple(size if size < 512 else size // 64 for size in draw.shape)
     return replace(draw, shape=shape, high=draw.high if draw.high < 512 else draw.high // 64)
 

@@ -11,24 +11,26 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"lowering": "fusion.lowering", "codegen": "fusion.codegen", "fusion": "fusion"}
-"""Folder → the name that what lies in it is imported below."""
+"""Folder → the name below which its modules are imported."""
 
 
 def modules() -> list[str]:
-    """Dotted names of all modules, read from the file system: importing a package must not hide one that breaks."""
-    found = []
+    """Return dotted names of all modules, read from the file system: importing a package must not hide a broken one."""
+    results = []
     for folder, package in PACKAGES.items():
         for path in sorted((ROOT / folder).rglob("*.py")):  # does not follow the links in `fusion/`
             parts = (package, *path.relative_to(ROOT / folder).with_suffix("").parts)
-            if parts[-1] != "__main__":  # running it is what importing it does
-                found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-    return found
+            if parts[-1] != "__main__":  # importing it runs it
+                results.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return results
 
 
 def test_there_are_modules_to_look_at() -> None:
-    found = modules()
-    assert {"fusion.lowering.expr", "fusion.lowering.rules.view", "fusion.codegen.target", "fusion.compile"} <= {*found}
-    assert len(found) == len({*found})
+    result = modules()
+    assert {"fusion.lowering.expr", "fusion.lowering.rules.view", "fusion.codegen.target", "fusion.compile"} <= {
+        *result
+    }
+    assert len(result) == len({*result})
 
 
 @pytest.mark.parametrize("name", modules())

@@ -28,8 +28,8 @@ ELSEWHERE = {"tour.py", "00_graph.py", "01_inline_regions.py", "90_module.py"}
 def named(document: str) -> set[str]:
     """The files and folders that a document names in backticks or links to."""
     text = (ROOT / document).read_text(encoding="utf-8")
-    found = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|md)|(?:\w+/)+)`", text))
-    return found - ELSEWHERE
+    result = set(re.findall(r"`((?:\w+/)*\w+\.(?:py|md)|(?:\w+/)+)`", text))
+    return result - ELSEWHERE
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -38,7 +38,7 @@ def test_files_that_are_named_exist(document: str) -> None:
     wanted = {name: name.rstrip("/") for name in named(document)}
     missing = [name for name, end in wanted.items() if not any(f"/{path}".endswith(f"/{end}") for path in paths)]
     missing = [name for name in missing if not (ROOT / name).exists()]
-    assert not missing, f"{document} names what is not there: {', '.join(sorted(missing))}"
+    assert not missing, f"{document} names missing files: {', '.join(sorted(missing))}"
 
 
 @pytest.mark.parametrize("package", ["lowering", "codegen", "fusion"])
@@ -55,7 +55,7 @@ def test_files_that_sources_name_exist(package: str) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """What links may name in a document: its headings in lower case, without punctuation, with hyphens for spaces."""
+    """Return the anchors of a document: its headings in lower case, without punctuation, with hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -84,12 +84,12 @@ def test_the_table_of_the_environment_is_complete() -> None:
     assert read <= set(re.findall(r"`(FUSION_\w+)", text))
 
 
-def test_the_counts_of_operations_are_those_of_today() -> None:
+def test_the_counts_of_operations_are_up_to_date() -> None:
     assert rules.__all__, "importing the rules registers them"
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (counts,) = re.findall(r"About (\d+) ATen operations \((\d+) overloads\)", text)
-    found = len({overload.overloadpacket for overload in RULES}), len(RULES)
-    for said, here in zip(map(int, counts), found, strict=True):
+    result = len({overload.overloadpacket for overload in RULES}), len(RULES)
+    for said, here in zip(map(int, counts), result, strict=True):
         assert abs(said - here) <= 0.03 * here, f"README says {said}, there are {here}"
     ((operators, native),) = re.findall(r"`python -m benchmarks opinfo`, (\d+) operators.*?; (\d+)% run without", text)
     table = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")

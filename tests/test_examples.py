@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 MAX_LINES = 100
 
-# example → what its output must hold
+# example → lines that its output must hold
 SAYS = {
     "vector_add.py": "n = 98,432: equal to eager in every bit",
     "softmax.py": "fused: 1 kernel,",
     "matmul_relu.py": "the matrix units are used",
-    "attention.py": "backward makes the tiles again",
+    "attention.py": "backward recomputes the tiles",
     "custom_activation.py": "The activation lives in",
-    "train_mlp.py": "of the points are told apart",
+    "train_mlp.py": "of the points are classified correctly",
     "aot_ptx.py": "The PTX loads from memory",
     "step_through.py": "the kernel stopped",
 }
@@ -54,8 +54,8 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_examples_say_what_they_promise(tmp_path):
-    """One process runs them one after the other: to start it takes longer than what most of them do."""
+def test_examples_print_the_promised_lines(tmp_path):
+    """One process runs them one after the other: starting it takes longer than most of them."""
     paths = {name: str(EXAMPLES / name) for name in SAYS if name not in APART}
     shown = json.loads(run("-c", ONE_BY_ONE, *paths.values(), cwd=tmp_path))
     for name, path in paths.items():
@@ -76,8 +76,8 @@ def test_gpt2(tmp_path):
 
 
 def test_every_example_is_listed_short_and_explained():
-    found = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")}
-    assert set(found) == {*SAYS, "gpt2.py"}
-    for name, text in found.items():
+    results = {path.name: path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")}
+    assert set(results) == {*SAYS, "gpt2.py"}
+    for name, text in results.items():
         assert len(text.splitlines()) < MAX_LINES, name
         assert text.startswith('"""'), f"{name} says nothing about itself"

@@ -58,8 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=int, default=120, metavar="SECONDS", help="for each pair")
     parser.add_argument("--budget", type=int, default=0, metavar="SECONDS", help="begin no pair after that long")
     parser.add_argument("--out", type=Path, metavar="FILE", help="json lines, appended to")
-    parser.add_argument("--summary", action="store_true", help="run nothing: the table of what --out holds")
-    parser.add_argument("--externs", action="store_true", help="list what is left to the library, most frequent first")
+    parser.add_argument("--summary", action="store_true", help="run nothing: print the table of the --out file")
+    parser.add_argument("--externs", action="store_true", help="list the library calls, most frequent first")
     parser.add_argument("--one-thread", action="store_true", help="leave the other cores alone")
     return parser
 

@@ -125,7 +125,7 @@ def _by_eagers_choice(result: Run, expected: Run, call: Call) -> Run:
     for dim in range(source.ndim):
         named = [_named_by(source, dim, positions) for positions in (ours, theirs)]
         right = all(
-            at is not None and torch.equal(at, made) for at, made in zip(named, (values, eager_values), strict=True)
+            at is not None and torch.equal(at, built) for at, built in zip(named, (values, eager_values), strict=True)
         )
         if right and (torch.equal(values, eager_values) or _as_frequent(call, source, dim, values, eager_values)):
             rows = (ours if ours.ndim == source.ndim else ours.unsqueeze(dim)).sort(dim).values
@@ -148,7 +148,7 @@ def _as_frequent(call: Call, source: Tensor, dim: int, values: Tensor, eager_val
 
 
 def _chosen(result: Run, expected: Run, source: Tensor, dim: int, ours: Tensor) -> list[Tensor | None]:
-    """Return eager's gradients if those found go to the elements of `source` along `dim` at the positions found."""
+    """Return eager's gradients if the actual ones go to elements of `source` along `dim` at the actual positions."""
     at, along = ours, cotangent(result.outputs[0])
     if ours.ndim < source.ndim:
         at, along = at.unsqueeze(dim), along.unsqueeze(dim)

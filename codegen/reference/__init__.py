@@ -61,10 +61,10 @@ class ReferenceTarget:
         )
 
     def prepare(self) -> None:
-        """Do nothing: there is nothing to prepare."""
+        """Do nothing: the evaluator needs no preparation."""
 
     def lacking(self) -> str:
-        """Return nothing: nothing is lacking."""
+        """Return an empty reason: the evaluator always runs."""
         return ""
 
     def emit(self, kernel: Kernel) -> str:
@@ -72,7 +72,7 @@ class ReferenceTarget:
         return format_kernel(kernel)
 
     def refuses(self, kernel: Kernel) -> str:
-        """Return nothing: all kernels are accepted."""
+        """Return an empty reason: all kernels are accepted."""
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
@@ -80,7 +80,7 @@ class ReferenceTarget:
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
-        """Return the library's efficiency, so that schedules show what can be fused."""
+        """Return 1, the library's own speed, so that no fusion is refused for it."""
         return 1.0
 
     def waits(self, kernel: Kernel) -> bool:

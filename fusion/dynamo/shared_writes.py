@@ -157,7 +157,7 @@ class Place:
 
 
 def _number(size: object) -> int | None:
-    """Return a size as it was when the graph was traced."""
+    """Return the number that a size had when the graph was traced; None if it is unknown."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint
         return hint if isinstance(hint, int) else None

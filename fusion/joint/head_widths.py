@@ -70,7 +70,7 @@ def _same_size_users(product: fx.Node) -> list[fx.Node]:
 
 
 def _columns(scores: list[fx.Node]) -> Iterator[int | torch.SymInt]:
-    """Yield the columns of products with `scores`, if they are few."""
+    """Yield the number of columns of each product that has `scores` as its left operand, if it is small."""
     for score in scores:
         for user in score.users:
             if is_product(user) and operands(user)[0] is score:

@@ -33,7 +33,7 @@ scatters to them, and fractional windows begin at random numbers.
 
 
 def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:
-    """Let forward save bounded positions in narrow integers; return these.
+    """Have forward save bounded positions as narrow integers; return the converted nodes.
 
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty

@@ -55,7 +55,7 @@ ATTENTION: Mapping[object, Callable[..., object]] = {
 
 
 def with_effects(token: object, operation: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """Do what PyTorch's `with_effects` does, without its dispatcher that is written in Python."""
+    """Call `operation` as PyTorch's `with_effects` does, bypassing its dispatcher, which is written in Python."""
     result = operation(*args, **kwargs)
     return (token, *result) if isinstance(result, tuple) else (token, result)
 

@@ -53,9 +53,10 @@ def is_one(x: Value, dim: int, index: Value) -> bool:
 
 
 def sources_of_each(x: Value, dim: int, index: Value, src: Value | None) -> tuple[Value, Value]:
-    """Return (whether a source names an element of x, the source), over the axes of x and then of the sources.
+    """Return a flag, whether a source is written to an element of x, and the source; both over the axes of x and of the
+    sources.
 
-    One source per row has no axis.  Without `src`, the second is the first again.
+    A single source per row has no axis.  Without `src`, the flag is returned twice.
     """
     if 0 in index.shape:
         never = Value(x.shape, torch.bool, x.device, literal(False, torch.bool))

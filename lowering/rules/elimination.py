@@ -79,7 +79,7 @@ class Factors:
         return [[term if j >= i else zero for j, term in enumerate(row)] for i, row in enumerate(rows)]
 
     def sign(self, dtype: torch.dtype) -> Term:
-        """-1 if an odd number of rows was exchanged, else 1."""
+        """Return the sign of the row permutation: -1 if the number of exchanges is odd, else 1."""
         total = Term(literal(1, dtype))
         for k, pivot in enumerate(self.pivots):
             total = where(ne(pivot, k + 1), -total, total)
@@ -225,7 +225,7 @@ def _empty(like: Value) -> Value:
 
 
 def _triangles(ctx: Builder, a: Value) -> tuple[Value, Value]:
-    """(L, U) of the factors in one matrix."""
+    """Split factors that are stored in one matrix into (L, U); L has ones on its diagonal."""
     *lead, rows, columns = a.shape
     inner = _inner(a)
     left, top = (a.view(shape, axes_of(shape)) for shape in ((*lead, rows, inner), (*lead, inner, columns)))

@@ -60,7 +60,7 @@ def _recurrence(family: Family, x: Term, n: Term) -> Term:
 
 
 def _by_angle(family: Family, x: Term, n: Term) -> Term:
-    """Orders above `LOW`, by their angle."""
+    """Evaluate a polynomial of an order above `LOW` as a cosine or sine of a multiple of θ = acos x."""
     inside = absolute(x) < 1
     theta = call("acos", maximum(minimum(x, 1), -1))
     wave: ScalarName = "cos" if family.even else "sin"

@@ -63,5 +63,5 @@ def rows(index: Value, dim: int, shape: Shape) -> list[Index]:
 
 
 def sources_at(src: Value, index: Value) -> Value:
-    """Return the part of the sources for which `index` has positions."""
+    """Return `src` restricted to the shape of `index`, since sources without an index are ignored."""
     return src if src.shape == index.shape else src.view(index.shape, axes_of(index.shape))

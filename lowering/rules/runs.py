@@ -155,7 +155,7 @@ def _resolved(ctx: Builder, index: Expr, own: dict[sympy.Symbol, sympy.Expr]) ->
 
 
 def _is_exact(expr: Expr) -> bool:
-    """Return whether every device computes the same number; quotients may differ, and sums of products (FMA)."""
+    """Return whether every device computes `expr` to the same bits; not so for quotients and sums of products (FMA)."""
     for part in postorder(expr):
         if isinstance(part, Op) and any(arg.dtype.is_floating_point for arg in part.args):
             sums = part.name in ("add", "sub") and not any(

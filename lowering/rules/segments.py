@@ -62,7 +62,7 @@ class Segments:
         return Term(guarded(value.view(like.shape, self.place(like)).expr, self.inside.expr))
 
     def spread(self, value: Value) -> Value:
-        """Broadcast a value for each segment along `dim` to the dimensions behind it."""
+        """Broadcast a value per segment, with the dimensions up to `dim`, over the dimensions after it."""
         return value.view(self.shape, [axis_symbol(k) for k in range(self.dim + 1)])
 
     def fold(self, ctx: Builder, op: JoinName, source: Value, start: float) -> Value:

@@ -22,7 +22,7 @@ def test_settings_last_until_the_last_one_is_done() -> None:
     assert (sys.getswitchinterval(), gc.get_threshold()) == before
 
 
-def test_turns_are_as_short_as_anybody_asks() -> None:
+def test_the_shortest_requested_switch_interval_holds() -> None:
     before = sys.getswitchinterval()
     with for_compiling():
         first, second = for_compiling(SECONDS / 10), for_compiling(SECONDS * 10)
@@ -32,7 +32,7 @@ def test_turns_are_as_short_as_anybody_asks() -> None:
     assert sys.getswitchinterval() == before
 
 
-def test_who_never_looks_for_garbage_does_not_begin_to() -> None:
+def test_disabled_garbage_collection_stays_disabled() -> None:
     before = gc.get_threshold()
     gc.set_threshold(0)
     try:

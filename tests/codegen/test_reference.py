@@ -24,14 +24,14 @@ from tests.lowering.building import F32, I0, LENGTH, R0, kernel, param
 
 def row_means(name: str = "k") -> Kernel:
     total = Fold("sum0", "sum", (Load("x", (8 * I0 + R0,), F32),), (R0,), F32)
-    made = kernel(
+    example = kernel(
         [param("x", (LENGTH, 8)), param("out", (LENGTH,), written=True)],
         {I0: (LENGTH, Role.GRID), R0: (8, Role.WHOLE)},
         total,
         Store("out", I0, op("truediv", total.ref, Const(8.0, F32))),
         sizes=(LENGTH,),
     )
-    return replace(made, name=name)
+    return replace(example, name=name)
 
 
 def test_it_keeps_the_protocol_and_can_do_everything() -> None:
@@ -42,8 +42,8 @@ def test_it_keeps_the_protocol_and_can_do_everything() -> None:
 
 
 def test_it_runs_a_kernel_in_place() -> None:
-    target, made = ReferenceTarget(), row_means()
-    launch = target.build(made, target.emit(made))
+    target, example = ReferenceTarget(), row_means()
+    launch = target.build(example, target.emit(example))
     for rows in (3, 1, 0):
         x, out = torch.randn(rows, 8), torch.full((rows,), float("nan"))
         assert launch(x, out, rows) is None
@@ -58,21 +58,21 @@ def test_equal_kernels_have_equal_sources() -> None:
 
 
 def test_an_edited_source_is_refused() -> None:
-    target, made = ReferenceTarget(), row_means()
+    target, example = ReferenceTarget(), row_means()
     with pytest.raises(BuildError, match="not their text"):
-        target.build(made, target.emit(made).replace("8.0", "9.0"))
+        target.build(example, target.emit(example).replace("8.0", "9.0"))
 
 
 def test_a_malformed_kernel_is_refused() -> None:
-    made = replace(row_means(), body=row_means().body[::-1])
+    example = replace(row_means(), body=row_means().body[::-1])
     with pytest.raises(VerifyError, match="sum0 is named before its fold"):
-        ReferenceTarget().build(made, ReferenceTarget().emit(made))
+        ReferenceTarget().build(example, ReferenceTarget().emit(example))
 
 
 def test_an_access_outside_is_refused_when_it_happens() -> None:
-    made = row_means()
-    made = replace(made, body=(made.body[0], replace(made.body[1], offset=2 * I0)))  # type: ignore[arg-type]
-    launch = ReferenceTarget().build(made, ReferenceTarget().emit(made))
+    example = row_means()
+    example = replace(example, body=(example.body[0], replace(example.body[1], offset=2 * I0)))  # type: ignore[arg-type]
+    launch = ReferenceTarget().build(example, ReferenceTarget().emit(example))
     launch(torch.randn(1, 8), torch.empty(1), 1)
     with pytest.raises(VerifyError, match="outside"):
         launch(torch.randn(3, 8), torch.empty(3), 3)
@@ -84,7 +84,7 @@ def test_the_builder_builds_equal_kernels_once() -> None:
     assert built[0] is not built[1]
 
 
-def test_the_builder_remembers_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_builder_keeps_the_most_recent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion.codegen.build, "MOST", 2)
     builder = Builder(ReferenceTarget())
     one, two = builder.build([row_means("one"), row_means("two")])
@@ -95,10 +95,10 @@ def test_the_builder_remembers_what_was_asked_for_last(monkeypatch: pytest.Monke
 
 
 def test_the_builder_goes_on_while_kernels_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources are there at once; what fails is said to whoever waits, and tried again at the next request."""
+    """Sources are available at once; a failed build is raised to its waiters, and retried at the next request."""
     target, going, build = ReferenceTarget(), threading.Event(), ReferenceTarget.build
 
-    def refuse(made: Kernel, source: str) -> Launcher:
+    def refuse(example: Kernel, source: str) -> Launcher:
         assert going.wait(60)
         raise BuildError("no compiler")
 
@@ -120,7 +120,7 @@ def test_the_builder_writes_nothing_for_an_empty_grid(monkeypatch: pytest.Monkey
         Store("out", I0, op("neg", Load("x", (I0,), F32))),
     )
     target = ReferenceTarget()
-    monkeypatch.setattr(target, "emit", lambda made: pytest.fail("it has nothing to do"))
+    monkeypatch.setattr(target, "emit", lambda result: pytest.fail("it has nothing to do"))
     (built,) = Builder(target).build([empty])
     built.launch(torch.empty(5, 0), torch.empty(5, 0))
     assert "nothing" in built.source

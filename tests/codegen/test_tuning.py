@@ -70,7 +70,7 @@ WAYS: dict[str, Run] = {
 
 
 class Several(ReferenceTarget):
-    """A target with one right way that is slow, one that is fast, and all kinds of wrong ones."""
+    """A target with a correct but slow configuration, a fast one, and all kinds of wrong ones."""
 
     name = "several"
 
@@ -104,7 +104,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 KERNEL = softmax(12, 40, Role.WHOLE)
 
 
-def test_the_fastest_right_one_wins_and_the_others_are_named() -> None:
+def test_the_fastest_correct_configuration_wins_and_wrong_ones_are_named() -> None:
     ((built, tuning),) = Tuner(Builder(Several()), CPU).build([KERNEL])
     trials = {trial.name: trial for trial in tuning.trials}
     assert tuning.trials[tuning.chosen].name == "right"
@@ -119,7 +119,7 @@ def test_the_fastest_right_one_wins_and_the_others_are_named() -> None:
     assert "→ right: predicted" in str(tuning) and "off: refused" in str(tuning)
 
 
-def test_what_won_is_kept_for_the_next_process() -> None:
+def test_the_winner_is_kept_for_the_next_process() -> None:
     ((_, first),) = Tuner(Builder(Several()), CPU).build([KERNEL])
     again = Several()
     ((built, second),) = Tuner(Builder(again), CPU).build([KERNEL])
@@ -139,7 +139,7 @@ def test_other_configurations_or_a_broken_record_are_measured_anew(tmp_path: Pat
     assert sorted(broken.built) == ["right", "slow"]
 
 
-def test_without_a_right_one_the_default_stays_and_the_report_says_so() -> None:
+def test_without_a_correct_configuration_the_default_is_kept_and_reported() -> None:
     target = Several(("off", "failing"))
     ((built, tuning),) = Tuner(Builder(target), CPU).build([KERNEL])
     assert "no configuration" in tuning.reason and built.source == target.emit(KERNEL)
@@ -190,10 +190,10 @@ def test_integers_count_one_by_one() -> None:
 def test_every_triton_alternative_compiles_ahead_of_time(kernel: Kernel) -> None:
     pytest.importorskip("triton")
     target = TARGETS["triton"]("sm_90")
-    found = target.alternatives(kernel)
-    assert len(found) >= 3 and len({way.name for way in found}) == len(found)
-    assert found[0].source == target.emit(kernel)
-    for way in found[:6]:
+    result = target.alternatives(kernel)
+    assert len(result) >= 3 and len({way.name for way in result}) == len(result)
+    assert result[0].source == target.emit(kernel)
+    for way in result[:6]:
         assert dict(target.stages(kernel, way.source))["cubin"]
 
 

@@ -41,8 +41,8 @@ class Block:
 
     Attributes:
         line: the number of its first line of text in the page.
-        run: what the comment above it says; empty without one.
-        before: what runs before it.
+        run: the text of the comment above it; empty without one.
+        before: the lines that run before it.
     """
 
     page: str
@@ -74,21 +74,21 @@ def blocks_of(page: str, text: str) -> list[Block]:
     return [
         Block(
             page,
-            text.count("\n", 0, found.start("text")) + 1,
-            found["language"],
-            found["title"] or "",
-            found["text"],
-            found["run"] or "",
-            (found["before"] or "").strip("\n"),
+            text.count("\n", 0, result.start("text")) + 1,
+            result["language"],
+            result["title"] or "",
+            result["text"],
+            result["run"] or "",
+            (result["before"] or "").strip("\n"),
         )
-        for found in _FENCE.finditer(text)
+        for result in _FENCE.finditer(text)
     ]
 
 
 def needed_by(text: str) -> list[str]:
-    """List the packages that a page needs beside those of the extra `dev`."""
-    found = re.search(r"^<!-- page: needs ([\w, ]+) -->$", text, re.MULTILINE)
-    return [] if found is None else [name.strip() for name in found[1].split(",")]
+    """List the packages that a page needs in addition to those of the extra `dev`."""
+    match = re.search(r"^<!-- page: needs ([\w, ]+) -->$", text, re.MULTILINE)
+    return [] if match is None else [name.strip() for name in match[1].split(",")]
 
 
 def agrees(shown: str, printed: str) -> bool:
@@ -105,11 +105,11 @@ def agrees(shown: str, printed: str) -> bool:
 def written_back(text: str, printed: dict[int, str]) -> str:
     """Replace the texts of blocks, given by their first lines, in a page; blocks with `…` stay as they are."""
 
-    def replaced(found: re.Match[str]) -> str:
-        line = text.count("\n", 0, found.start("text")) + 1
-        if line not in printed or LEFT_OUT in found["text"]:
-            return found[0]
-        begin, end = found.start("text") - found.start(), found.end("text") - found.start()
-        return found[0][:begin] + printed[line].strip("\n") + "\n" + found[0][end:]
+    def replaced(result: re.Match[str]) -> str:
+        line = text.count("\n", 0, result.start("text")) + 1
+        if line not in printed or LEFT_OUT in result["text"]:
+            return result[0]
+        begin, end = result.start("text") - result.start(), result.end("text") - result.start()
+        return result[0][:begin] + printed[line].strip("\n") + "\n" + result[0][end:]
 
     return _FENCE.sub(replaced, text)

@@ -58,7 +58,7 @@ def words_of(command: str) -> tuple[dict[str, str], list[str]]:
 
 
 def complaint(command: str, files: set[str]) -> str:
-    """Say which file, flag, target or variable of a command does not exist; empty if all do.
+    """Describe the file, flag, target or variable of a command that does not exist; empty if all exist.
 
     `files` are those that the page itself defines.
     """
@@ -124,7 +124,7 @@ def variables() -> set[str]:
 
 
 def runs(command: str, files: set[str]) -> bool:
-    """Is a command one of ours, or one that runs a file of the page?"""
+    """Is a command one of Fusion's, or one that runs a file of the page?"""
     words = words_of(command)[1]
     if words[:2] == ["fusion", "demo"]:  # takes as long as all the rest, and has a test of its own
         return False

@@ -100,7 +100,7 @@ def shell_commands(blocks: list[Block]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.usefixtures("registries")
-def test_blocks_run_and_print_what_is_shown(
+def test_blocks_run_and_print_the_shown_output(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -165,7 +165,7 @@ def test_blocks_are_understood(page: str) -> None:
             assert block.is_output, f"{block.place}: neither code nor output"
 
 
-def test_messages_are_those_that_are_raised() -> None:
+def test_listed_messages_are_raised_somewhere() -> None:
     """Each message in the table of the troubleshooting page is in a source, with `…` for names and numbers."""
     table = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8").partition("## Messages")[2]
     messages = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
@@ -183,7 +183,7 @@ def texts_of(folder: Path) -> Iterator[str]:
         yield re.sub(r"\{[^{}\n]*\}", "…", joined)
 
 
-def test_what_is_shown_is_compared() -> None:
+def test_shown_outputs_are_compared() -> None:
     assert agrees("a\n…\nd", "a\nb\nc\nd\n") and agrees("a", "a\n") and agrees("…\nb", "b")
     assert not agrees("a\nd", "a\nb\nd") and not agrees("a", "a\nb") and not agrees("a.", "ab")
     page = '```python\nprint(1)\n```\n\n```text title="Output"\n2\n```\n'

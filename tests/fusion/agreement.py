@@ -25,13 +25,13 @@ def agree(
     atol: float | None = None,
     **kwargs: object,
 ) -> fusion.Explanation:
-    """Run `f` and `fuse(f)` on equal inputs, `calls` times, and compare all that a caller can see.
+    """Run `f` and `fuse(f)` on equal inputs, `calls` times, and compare all effects that a caller can observe.
 
     Args:
-        backward: sum what is differentiable in the outputs and compare the gradients of the inputs as well.
+        backward: sum the differentiable outputs and compare the gradients of the inputs as well.
         strides: compare the strides of outputs.
         kernels: were kernels generated?  False for a function that computes nothing (it returns inputs, views of
-            them, or nothing), or nothing that is generated.
+            them, or nothing), or for which nothing is generated.
 
     Returns:
         The report of the fused function.
@@ -94,7 +94,7 @@ def assert_as_eager(got: object, eager: object, exact: object) -> None:
 
 
 def differentiate(results: object) -> None:
-    """Backward from the sum of everything differentiable, each element with a weight of its own."""
+    """Run backward from the sum of all differentiable results, each element with a weight of its own."""
     total = torch.zeros((), dtype=torch.float64)
     for leaf in pytree.tree_leaves(results):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
@@ -105,17 +105,17 @@ def differentiate(results: object) -> None:
 
 def gradients(tree: object) -> list[torch.Tensor | None]:
     """The gradients of all tensors in a tree, and of the parameters of its modules."""
-    found: list[torch.Tensor | None] = []
+    results: list[torch.Tensor | None] = []
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
-            found.append(leaf.grad if leaf.is_leaf else None)
+            results.append(leaf.grad if leaf.is_leaf else None)
         elif isinstance(leaf, torch.nn.Module):
-            found += [parameter.grad for parameter in leaf.parameters()]
-    return found
+            results += [parameter.grad for parameter in leaf.parameters()]
+    return results
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides that matter: none where there is nothing, or one element, to step over."""
+    """Return the strides of dimensions with more than one element, of tensors that have elements."""
     if tensor.numel() == 0:
         return ()
     return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -129,9 +129,9 @@ def _identities(leaves: list[object]) -> list[int]:
 def _sharing(leaves: list[object]) -> list[tuple[int, int]]:
     """For each tensor: the first one with the same memory, and how far into it it begins relative to that one."""
     first: dict[int, tuple[int, int]] = {}
-    found = []
+    results = []
     for k, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.device.type != "meta":
             owner, start = first.setdefault(leaf.untyped_storage().data_ptr(), (k, leaf.data_ptr()))
-            found.append((owner, leaf.data_ptr() - start))
-    return found
+            results.append((owner, leaf.data_ptr() - start))
+    return results

@@ -139,7 +139,7 @@ SLOW = frozenset(
     | set(VISION_MODELS)
     | {"electra", "falcon", "gpt_neo", "mistral", "modernbert", "olmo2", "phi", "poolformer", "stablelm", "xlnet"}
 )
-"""Those that take longest, or show little that others do not."""
+"""Architectures that take longest, or cover little that others do not."""
 
 
 def in_double(model: torch.nn.Module, inputs: dict[str, object]) -> tuple[torch.nn.Module, dict[str, object]]:

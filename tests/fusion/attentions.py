@@ -1,4 +1,4 @@
-"""Attention as people write it: programs with nothing in common but their axes.
+"""Attention as people write it: programs that share only their axes.
 
 Every program takes (q, k, v, …) and is one kernel: no tensor of queries × keys reaches memory.
 """
@@ -18,7 +18,7 @@ class Attention:
     """A program, the shapes of its q, k and v as (batch, heads, queries, width), (key heads, keys), and more inputs.
 
     Attributes:
-        more: makes what the program takes after q, k and v, on a device.
+        more: creates the inputs after q, k and v, on a device.
         differentiable: eager has a gradient that is not NaN.
     """
 
@@ -37,8 +37,8 @@ class Attention:
         key_heads, keys = self.keys
         generator = torch.Generator().manual_seed(0)
         shapes = ((batch, heads, queries, width), (batch, key_heads, keys, width), (batch, key_heads, keys, width))
-        made = [torch.randn(shape, generator=generator).mul(size).to(device, dtype) for shape in shapes]
-        return (*made, *self.more(torch.device(device)))
+        results = [torch.randn(shape, generator=generator).mul(size).to(device, dtype) for shape in shapes]
+        return (*results, *self.more(torch.device(device)))
 
 
 def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def sliding_window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
 
 
 def least_number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """A window, and first rows that see nothing: masked with the least number, which times log₂e is infinite."""
+    """A window, with fully masked first rows: masked with the least number, which times log₂e is infinite."""
     s = scores(q, k)
     i, j = positions(s)
     return torch.softmax(s.masked_fill((j > i) | (i - j >= 40) | (i < 7), torch.finfo(s.dtype).min), -1) @ v

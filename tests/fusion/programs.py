@@ -111,4 +111,4 @@ CASES = (
         lambda: (_r(37, 211), torch.randint(0, 211, (37,))),
     ),
 )
-"""Every program is native: nothing in it is left to an extern."""
+"""Every program is native: no node is an extern."""

@@ -24,7 +24,7 @@ HALF = torch.bfloat16
 
 @pytest.fixture
 def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels with a `tanh` give results that are a thousandth too large."""
+    """Results of kernels with a `tanh` are a thousandth too large."""
     build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
 
     def built(kernel: Kernel, source: str) -> Callable[..., object]:
@@ -37,7 +37,7 @@ def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
         return wrong if "tanh" in kernel.name else launch
 
     monkeypatch.setattr(fusion.codegen.c, "build_kernel", built)
-    monkeypatch.setattr(targets, "_builders", {})  # what is built here is not for other tests
+    monkeypatch.setattr(targets, "_builders", {})  # builds of this test are not for others
 
 
 def steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -45,44 +45,44 @@ def steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("tanh_is_off")
-def test_an_error_shows_where_it_is_made() -> None:
-    found = fusion.accuracy(steps)(torch.randn(40, 32), torch.randn(32, 32))
-    worst, *others = found.worst
+def test_an_error_is_attributed_to_its_kernel() -> None:
+    report = fusion.accuracy(steps)(torch.randn(40, 32), torch.randn(32, 32))
+    worst, *others = report.worst
     assert "tanh" in worst.kernel and worst.error == pytest.approx(1e-3, rel=0.01) and worst.rounding < 1e-6
     assert any("tanh (test_accuracy.py:" in origin for origin in worst.origins)
     assert others and all(launch.error < 1e-6 for launch in others)
-    assert found.launches[-1].kernel != worst.kernel  # what reads the wrong numbers is right
-    assert str(found).startswith(f"kernel {worst.kernel}, out0: error 1.0e-03, by its dtypes ")
+    assert report.launches[-1].kernel != worst.kernel  # the reader of the wrong numbers is right
+    assert str(report).startswith(f"kernel {worst.kernel}, out0: error 1.0e-03, by its dtypes ")
 
 
 def test_kernels_that_are_right_are_as_exact_as_their_dtypes() -> None:
-    """Forward and backward, rounded to 16 bits; the gradients of the caller stay what they are."""
+    """Forward and backward, rounded to 16 bits; the caller's gradients are unchanged."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.LayerNorm(96)).to(HALF)
-    found = fusion.accuracy(model)(torch.randn(32, 64, dtype=HALF))
-    assert any("backward" in launch.kernel for launch in found.launches)
-    assert all(launch.error <= 1.1 * launch.rounding + 1e-6 for launch in found.launches)
-    assert max(launch.error for launch in found.launches) > 1e-4
+    report = fusion.accuracy(model)(torch.randn(32, 64, dtype=HALF))
+    assert any("backward" in launch.kernel for launch in report.launches)
+    assert all(launch.error <= 1.1 * launch.rounding + 1e-6 for launch in report.launches)
+    assert max(launch.error for launch in report.launches) > 1e-4
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_integers_and_numbers_that_are_not_finite() -> None:
     x = torch.tensor([[1.0, math.inf], [math.nan, 2.0], [3.0, -math.inf]])
-    found = fusion.accuracy(lambda x: (x * 2, (x * 2).argmax(-1)))(x)
-    assert [launch.error for launch in found.launches] == [0.0, 0.0]
+    report = fusion.accuracy(lambda x: (x * 2, (x * 2).argmax(-1)))(x)
+    assert [launch.error for launch in report.launches] == [0.0, 0.0]
 
 
-def test_what_a_kernel_does_not_write_is_not_counted() -> None:
+def test_elements_that_a_kernel_does_not_write_are_not_counted() -> None:
     """Half of a tensor is written; the rest of it is huge, and would hide any error."""
     x, out = torch.randn(5), torch.full((10,), 1e30)
     store = Store("out", I0, op("exp", Load("x", (I0,), F32)))
-    made = kernel([param("x", (5,)), param("out", (10,), written=True)], {I0: (5, Role.GRID)}, store)
-    found: list[LaunchError] = []
+    example = kernel([param("x", (5,)), param("out", (10,), written=True)], {I0: (5, Role.GRID)}, store)
+    results: list[LaunchError] = []
 
     def launch(x: torch.Tensor, out: torch.Tensor) -> None:
         out[:5] = 1.001 * x.exp()
 
-    watching(found.append)(KernelCall(made, ("x", "out"), ("out",), (), 20, 40, 5), launch)(x, out)
-    assert len(found) == 1 and found[0].error == pytest.approx(1e-3, rel=0.01) and found[0].rounding < 1e-6
+    watching(results.append)(KernelCall(example, ("x", "out"), ("out",), (), 20, 40, 5), launch)(x, out)
+    assert len(results) == 1 and results[0].error == pytest.approx(1e-3, rel=0.01) and results[0].rounding < 1e-6
 
 
 def test_symbolic_sizes_and_products_in_chunks() -> None:
@@ -90,16 +90,16 @@ def test_symbolic_sizes_and_products_in_chunks() -> None:
         return torch.nn.functional.cross_entropy(x @ w, t)
 
     given = torch.randn(48, 16, requires_grad=True), torch.randn(16, 500), torch.randint(500, (48,))
-    found = fusion.accuracy(loss, dynamic=True, options={"workspace": 1 << 14})(*given)
-    assert found.launches and all(launch.error < 1e-5 for launch in found.launches)
+    report = fusion.accuracy(loss, dynamic=True, options={"workspace": 1 << 14})(*given)
+    assert report.launches and all(launch.error < 1e-5 for launch in report.launches)
 
 
-def test_what_cannot_be_run_is_refused() -> None:
+def test_programs_that_cannot_run_are_refused() -> None:
     with pytest.raises(TypeError, match=r"accuracy takes an nn.Module or a function"):
         fusion.accuracy(torch.nn.Linear)
     with pytest.raises(TypeError, match="accuracy takes mode, dynamic, fullgraph and options"):
         fusion.accuracy(torch.relu, target="c")
 
 
-def test_without_kernels_that_is_said() -> None:
+def test_a_program_without_kernels_is_reported() -> None:
     assert str(fusion.accuracy(lambda x: x)(torch.ones(2))) == "no kernel was launched"

@@ -14,17 +14,17 @@ from fusion.lowering.kernel import Kernel
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.architectures import ARCHITECTURES, build
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 
 def kernels_of(name: str) -> dict[Kernel, None]:
     """Every distinct kernel that a training step would launch on sm_90."""
     target = TARGETS["triton"]("sm_90")
-    found: dict[Kernel, None] = {}
+    result: dict[Kernel, None] = {}
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
         _, schedule = schedule_graph(graph, target, Trace(None, label))
-        found.update(dict.fromkeys(step.kernel for step in schedule.steps if isinstance(step, KernelCall)))
+        result.update(dict.fromkeys(step.kernel for step in schedule.steps if isinstance(step, KernelCall)))
 
         def run(args: list[object]) -> tuple[object, ...]:
             inputs = tuple(args)
@@ -35,7 +35,7 @@ def kernels_of(name: str) -> dict[Kernel, None]:
 
     model, inputs = build(name)
     torch.compile(model, backend=aot_backend(compile_one, of_everything))(**inputs)[0].sum().backward()
-    return found
+    return result
 
 
 QUICK = ("bert", "convnext", "gpt2", "vit")
@@ -46,8 +46,8 @@ NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) f
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_compile_to_machine_code(name: str) -> None:
     target = TARGETS["triton"]("sm_90")
-    found = kernels_of(name)
-    assert len(found) >= 8
-    for kernel in found:
+    result = kernels_of(name)
+    assert len(result) >= 8
+    for kernel in result:
         stages = dict(target.stages(kernel, target.emit(kernel)))
         assert ".target sm_90" in stages["ptx"] and stages["cubin"][:4] == b"\x7fELF"

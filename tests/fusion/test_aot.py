@@ -45,7 +45,7 @@ def test_keyword_arguments_and_nested_inputs():
     assert len(export.kernels) == 1
 
 
-def test_what_is_taken_apart_in_place_is_one_kernel():
+def test_decomposed_operations_in_place_are_one_kernel():
     """PyTorch adds the epsilon of this norm in place; that was a call between two kernels."""
     export = export_kernels(nn.RMSNorm(256).bfloat16(), torch.empty(64, 256, dtype=torch.bfloat16), target="c")
     assert len(export.steps) == len(export.kernels) == 1
@@ -64,7 +64,7 @@ def test_equal_kernels_are_exported_once():
 
 
 def test_equal_parts_of_sums_are_exported_once():
-    """Nodes that the compiler adds are named after those that they are part of, which have numbers in a graph."""
+    """Nodes that the compiler adds are named after their source nodes, whose names have numbers in a graph."""
 
     def kernels_of(layers: int) -> list[str]:
         def program(x):

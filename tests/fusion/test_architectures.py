@@ -14,8 +14,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-6
 GRADIENT_TOLERANCE = {"swin": 2e-6}
-"""Where TOLERANCE is not met: the gradient of Swin's patch bias is 1.6e-6 off (eager 0.2e-6).  It sums over all patches
-what layer norm's backward gives, and our formula rounds each row's mean once for all its channels."""
+"""Tolerances other than TOLERANCE: the gradient of Swin's patch bias is 1.6e-6 off (eager 0.2e-6).  It sums the results
+of layer norm's backward over all patches, and our formula rounds each row's mean once for all its channels.
+"""
 LIBRARY = ("mm", "bmm", "addmm", "baddbmm", "convolution", "scaled_dot_product", "embedding_dense_backward")
 """Extern calls that are neither pointwise nor reductions: products, convolutions, attention, scatters."""
 SCATTERS = ("index_put", "scatter", "max_pool", "sort", "randint")
@@ -48,7 +49,9 @@ def test_architecture(name: str) -> None:
     got, got_gradients = training_step(fused, inputs)
 
     assert distance(got, exact) <= 2 * distance(result, exact) + TOLERANCE
-    for key in got_gradients.keys() - gradients.keys():  # of what the loss does not depend on: zero instead of none
+    for key in (
+        got_gradients.keys() - gradients.keys()
+    ):  # of parameters without a path to the loss: zero instead of None
         assert not got_gradients[key].any(), key
     for key, gradient in gradients.items():
         allowed = 2 * distance(gradient, exact_gradients[key]) + GRADIENT_TOLERANCE.get(name, TOLERANCE)

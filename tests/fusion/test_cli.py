@@ -106,7 +106,7 @@ def test_kernels_generates_for_a_target_without_its_device(program, capsys):
     assert "@triton.jit" in capsys.readouterr().out
 
 
-def test_kernels_says_so_where_there_is_none(program, capsys):
+def test_kernels_reports_that_there_is_none(program, capsys):
     assert main(["kernels", f"{program}:untouched", "--shape", "4"]) == 1
     assert "no kernel was generated" in capsys.readouterr().err
 
@@ -187,7 +187,7 @@ def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count(" 0 kept, 0 B") == len(FOLDERS)
 
 
-def test_every_folder_of_the_cache_is_among_those_shown():
+def test_every_folder_of_the_cache_is_shown():
     root = Path(fusion.__file__).parents[1]
     texts = [path.read_text() for name in ("fusion", "codegen") for path in (root / name).rglob("*.py")]
     named = {name for text in texts for name in re.findall(r'cache_dir\(\) / "(\w+)"', text)}

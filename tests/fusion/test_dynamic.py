@@ -129,11 +129,11 @@ PROGRAMS: dict[str, tuple[Program, Callable[[int, int], Tensors]]] = {
 
 
 def outcome(program: Program, given: Tensors, dtype: torch.dtype, *, train: bool) -> list[torch.Tensor]:
-    """The results of a program and, in training, the gradients of what it is given."""
+    """Return the results of a program and, in training, the gradients of its inputs."""
     given = tuple(x.to(dtype) if x.is_floating_point() else x for x in given)
     leaves = [x.detach().requires_grad_(train and x.is_floating_point()) for x in given]
-    made = program(*leaves)
-    results = list(made) if isinstance(made, tuple) else [made]
+    example = program(*leaves)
+    results = list(example) if isinstance(example, tuple) else [example]
     if train:
         torch.autograd.backward([x.sum() for x in results if x.requires_grad])
     return [x.detach() for x in results] + [x.grad for x in leaves if x.grad is not None]
@@ -163,9 +163,9 @@ def forwards(reports: Sequence[Report]) -> int:
 
 
 LEFT = {"embedded", "pictures"}
-"""Programs with a call that is taken apart for known sizes only: a scatter of few sources, a pooling."""
+"""Programs with a call that is decomposed for known sizes only: a scatter of few sources, a pooling."""
 EVEN_ROWS = torch.__version__ < "2.13"
-"""Does PyTorch guard whether the rows that a pooling halves are even in number?"""
+"""Does PyTorch guard whether a pooling that halves the rows has an even number of them?"""
 PRODUCTS = {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
 """Generated where they are known to be small."""
 
@@ -175,7 +175,7 @@ PRODUCTS = {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "pictures"])
 def test_lengths_that_change_compile_twice(name: str) -> None:
-    """The first length is compiled for itself, the second one for all others."""
+    """The first length is compiled statically, the second one for all others."""
     program, inputs = PROGRAMS[name]
     ours, reports = fused(program, None)
     for length in LENGTHS:
@@ -211,7 +211,7 @@ def test_training_compiles_once_for_all_sizes(name: str) -> None:
 
 
 def test_long_reductions_are_split_whatever_their_length() -> None:
-    """Into as many parts as were good for the first call; of a shorter one, some parts are empty."""
+    """The number of parts is chosen for the first call; of a shorter reduction, some parts are empty."""
 
     def program(x: torch.Tensor) -> Tensors:
         flat = x.reshape(-1, x.shape[-1])
@@ -229,7 +229,7 @@ def test_long_reductions_are_split_whatever_their_length() -> None:
 def test_sizes_of_zero_and_one_are_compiled_for_themselves(name: str, size: int) -> None:
     program, inputs = PROGRAMS[name]
     if name == "reduced" and size == 0:
-        program = lambda x: (x.sum(1), x * 2, x.mean(-1))  # noqa: E731  # others refuse what is empty
+        program = lambda x: (x.sum(1), x * 2, x.mean(-1))  # noqa: E731  # others refuse empty tensors
     ours, _ = fused(program, True)
     with torch.no_grad():
         for batch, length in ((2, 5), (size, 5), (2, size), (3, 7)):
@@ -248,8 +248,8 @@ def test_width_of_a_head_is_guarded() -> None:
     assert forwards(reports) == 2  # one for each width
 
 
-def test_width_of_what_scores_are_multiplied_with_is_guarded() -> None:
-    """A kernel holds it whole: of a width that is not known a GPU's was larger than any tile."""
+def test_the_width_of_the_operand_of_scores_is_guarded() -> None:
+    """A kernel holds it whole: with an unknown width, no tile of a GPU would be large enough."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
@@ -273,7 +273,7 @@ def test_strides_that_change_are_followed() -> None:
 
 
 def test_one_graph_for_marked_sizes_of_two_inputs() -> None:
-    """What is marked has symbols of its own; that rows and labels are as many is known by a guard alone."""
+    """Marked sizes have symbols of their own; only a guard knows that rows and labels are equally many."""
     program, inputs = PROGRAMS["loss"]
     ours, reports = fused(program, None)
     for batch, length in ((3, 17), (2, 9), (5, 21)):
@@ -288,7 +288,7 @@ def test_one_graph_for_marked_sizes_of_two_inputs() -> None:
 
 @pytest.mark.parametrize("lengths", [(64, 128, 40), (300, 512, 40)])
 def test_attention_of_any_width(lengths: Sequence[int]) -> None:
-    """Columns are held whole by a program that walks a chain of products: none whose number is symbolic."""
+    """A chained product holds all its columns in a program, so that their number is not symbolic."""
 
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
@@ -312,7 +312,7 @@ class Scaled(torch.nn.Module):
 
 
 def test_floats_that_belong_to_a_program_are_numbers() -> None:
-    """They are traced once, and read by no kernel; one that changes is an input from then on, as arguments are."""
+    """They are traced as constants, and no kernel reads them; one that changes becomes an input, as arguments are."""
     torch._dynamo.reset()
     backend, model = Backend(Options(strict=True)), Scaled()
     traced: list[torch.fx.GraphModule] = []
@@ -336,7 +336,7 @@ def test_floats_that_belong_to_a_program_are_numbers() -> None:
 
 
 def test_floats_that_belong_to_a_program_are_guarded_as_they_are() -> None:
-    """The guard of a symbol makes a tensor of the float at each call; one that has changed is noticed all the same."""
+    """The guard of a symbol would create a tensor from the float at each call; a change is noticed without one."""
     torch._dynamo.reset()
     model = Scaled()
     ours = torch.compile(model, backend=Backend(Options(strict=True)), dynamic=True)
@@ -402,7 +402,7 @@ def test_real_numbers_that_are_computed_of_sizes(name: str) -> None:
 
 
 def test_numbers_that_are_computed_of_sizes_and_are_no_size() -> None:
-    """The first position that a sliding window sees, added to positions."""
+    """The first visible position of a sliding window, added to positions."""
     backend = Backend(Options(strict=True))
 
     def f(x: torch.Tensor) -> Tensors:

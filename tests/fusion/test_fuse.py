@@ -162,7 +162,7 @@ def test_wrong_settings_name_the_right_ones() -> None:
 
 
 @pytest.mark.parametrize("program", [torch.relu, torch.nn.ReLU()])
-def test_a_report_of_what_torch_compile_returned_says_what_to_do(program: Callable[..., object]) -> None:
+def test_a_report_of_a_torch_compile_result_has_a_hint(program: Callable[..., object]) -> None:
     with pytest.raises(TypeError, match=r"torch\.compile returns keeps none: give the program to fusion\.fuse"):
         fusion.report(torch.compile(program, backend="fusion"))
 
@@ -181,10 +181,10 @@ def broken(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("program", [broken, Breaking()], ids=["function", "module"])
-def test_a_graph_that_is_wanted_whole_may_not_break(program: Callable[..., torch.Tensor]) -> None:
+def test_with_fullgraph_a_graph_break_is_an_error(program: Callable[..., torch.Tensor]) -> None:
     x = torch.randn(5)
     expected = x * 2 + 1
-    torch.testing.assert_close(fusion.fuse(program)(x), expected)  # what this compiled is not for the next one
+    torch.testing.assert_close(fusion.fuse(program)(x), expected)  # the next test compiles anew
     whole = fusion.fuse(program, fullgraph=True)
     runs = [whole, fusion.explain(program, fullgraph=True), fusion.accuracy(program, fullgraph=True)]
     if isinstance(whole, torch.nn.Module):
@@ -203,9 +203,9 @@ def test_unknown_operations_are_called_and_named() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.pinv(x.exp()) * 2
 
-    found = fusion.explain(f)(torch.eye(5) + 0.1)
-    assert any("linalg_pinv" in extern.name for extern in found.externs)
-    assert len(found.kernels) == 2
+    explanation = fusion.explain(f)(torch.eye(5) + 0.1)
+    assert any("linalg_pinv" in extern.name for extern in explanation.externs)
+    assert len(explanation.kernels) == 2
     torch.testing.assert_close(fusion.fuse(f)(torch.eye(5)), f(torch.eye(5)))
 
 
@@ -295,7 +295,7 @@ def test_reports_of_the_oldest_graphs_are_given_up(monkeypatch: pytest.MonkeyPat
 
 
 def test_kernels_name_the_lines_of_the_program() -> None:
-    """Not those of PyTorch's modules, nor of what passes calls on under a default device."""
+    """Lines of PyTorch's modules are not named, nor those of wrappers under a default device."""
     norm = torch.nn.LayerNorm(8)
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -308,14 +308,14 @@ def test_kernels_name_the_lines_of_the_program() -> None:
 
 
 def test_kernels_of_pytorchs_modules_name_these_and_no_line() -> None:
-    """No program calls them, but what passes calls on to them."""
+    """No line of a program calls them, only wrappers do."""
     model = fusion.fuse(torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.GELU()))
     model(torch.randn(4, 8))
     (kernel,) = fusion.report(model).kernels
     assert {(origin.module, origin.line) for origin in kernel.origins} == {("0", ""), ("1", "")}
 
 
-def test_dump_tells_the_path(tmp_path: object) -> None:
+def test_the_dump_shows_every_stage_of_the_path(tmp_path: object) -> None:
     fusion.fuse(lambda x: torch.softmax(x, -1), options={"dump": str(tmp_path)})(torch.randn(4, 9))
     captured, folder = sorted(tmp_path.iterdir())
     assert captured.name.endswith("_captured") and (captured / "00_graph.py").exists()
@@ -330,7 +330,7 @@ def test_dump_tells_the_path(tmp_path: object) -> None:
     assert "amax_sub_exp_sum_div" in (folder / "90_module.py").read_text()
 
 
-def test_many_instances_share_what_is_compiled() -> None:
+def test_many_instances_share_a_compilation() -> None:
     """Dynamo compiles the same code for at most eight different backends and then runs eagerly, silently."""
 
     class Small(torch.nn.Module):
@@ -385,7 +385,7 @@ def test_decorated_modules_have_a_code_each() -> None:
 
 
 def test_several_threads_at_once() -> None:
-    """Once compiled; PyTorch itself refuses to trace in one thread while another calls what is still being compiled."""
+    """After compilation: PyTorch itself refuses to trace in one thread while another calls the same function."""
     from concurrent.futures import ThreadPoolExecutor
 
     f = fusion.fuse(lambda x: torch.softmax(x, -1) + 1)

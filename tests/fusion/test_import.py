@@ -1,4 +1,4 @@
-"""What `import fusion` loads, each in a separate process."""
+"""The modules that `import fusion` loads, each in a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(program: str) -> str:
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 
 
-def test_importing_the_package_loads_nothing_of_the_compiler_and_every_name_what_it_needs() -> None:
+def test_the_package_loads_the_compiler_at_the_first_use_of_a_name() -> None:
     program = """
 import sys, torch
 before = set(sys.modules)
@@ -54,7 +54,7 @@ def test_a_name_that_is_not_there_is_refused() -> None:
         _ = fusion.fused  # type: ignore[attr-defined]
 
 
-def test_the_backend_is_found_without_an_import_of_the_package() -> None:
+def test_the_backend_is_registered_without_an_import_of_the_package() -> None:
     program = """
 import sys, torch
 assert "fusion" in torch._dynamo.list_backends(), "not installed"

@@ -18,7 +18,7 @@ PROGRAMS: dict[str, Program] = {
     "divided by one another": lambda x, n, m: x * (n // m) + n % m,
     "a position": lambda x, n, m: x[n % 4] * (m % 5),
     "rolled": lambda x, n, m: x.roll((n, m), (0, 1)),
-    "rolled by what is computed": lambda x, n, m: x.roll(-n, 0) + x.roll(n * m, 1),
+    "rolled by a computed number": lambda x, n, m: x.roll(-n, 0) + x.roll(n * m, 1),
     "rolled flat": lambda x, n, m: x.roll(3 * n - m) * 2,
     "padded": lambda x, n, m: torch.nn.functional.pad(x, (n % 3, m % 2)) + 1,
     "positions": lambda x, n, m: x[(torch.arange(4, device=x.device) + n) % 4] * m,
@@ -45,7 +45,7 @@ def check(f: Program, target: str | None) -> None:
 
 
 def check_large(target: str | None) -> None:
-    """Numbers beyond 32 bits in what was compiled for smaller ones."""
+    """Pass numbers beyond 32 bits to a function compiled for smaller ones."""
 
     def program(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
         return x + n, torch.where(x > n, x, n), x.clamp(max=n)

@@ -29,7 +29,7 @@ STRICT = {"numerics": "strict", "strict": True}
 
 
 def polynomial(x: Tensor, y: Tensor) -> Tensor:
-    """Products and sums whose roundings all show in halves."""
+    """Products and sums whose roundings all show in 16-bit floats."""
     z = x * y + x
     z = (z - y * 3.0) * z + 0.1
     return z / (y * y + 1.0) - x * 0.7
@@ -99,8 +99,8 @@ def test_by_default_intermediates_are_not_rounded(dtype: torch.dtype) -> None:
 )
 def test_an_intermediate_is_one_number_by_whatever_way_it_is_converted(dtype: torch.dtype, other: torch.dtype) -> None:
     def twice(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        made = polynomial(x, y)
-        return made.to(other), made.float().to(other)
+        result = polynomial(x, y)
+        return result.to(other), result.float().to(other)
 
     at_once, by_float = fuse(twice)(*operands(dtype))
     assert torch.equal(at_once, by_float)
@@ -150,9 +150,9 @@ def test_products_and_attention_are_the_library_s() -> None:
         return torch.relu(y @ x.transpose(-1, -2)) + 1.0
 
     x = torch.randn(2, 4, 256, 64)
-    found = explain(layer, options={**STRICT, "target": "reference"})(x)
+    explanation = explain(layer, options={**STRICT, "target": "reference"})(x)
     assert {"aten.bmm.default", "aten._scaled_dot_product_flash_attention_for_cpu.default"} == {
-        extern.name for extern in found.externs if extern.reason
+        extern.name for extern in explanation.externs if extern.reason
     }
     assert torch.equal(fuse(layer, options=STRICT)(x), layer(x))
 
@@ -165,7 +165,7 @@ def test_no_fold_follows_another_one() -> None:
         numerics: explain(lambda x: torch.softmax(x, -1), options={"numerics": numerics, "target": "reference"})(long)
         for numerics in ("default", "strict")
     }
-    carrying = {name: any("carrying" in kernel.source for kernel in found.kernels) for name, found in texts.items()}
+    carrying = {name: any("carrying" in kernel.source for kernel in result.kernels) for name, result in texts.items()}
     assert carrying == {"default": True, "strict": False}
 
 
@@ -176,12 +176,12 @@ def test_generated_triton_fuses_no_product_with_a_sum_and_takes_no_quick_form() 
     product = make_op("add", make_op("mul", x, y), y)
     quick = making.narrowed(make_op("exp", x), making.BF16)
     for value, loose, strict in ((product, "fma.rn.f32", "mul.rn.f32"), (quick, "tl.exp(", "libdevice.exp(")):
-        made = _pointwise(value)
+        result = _pointwise(value)
         texts = []
         for numerics in (Numerics(), Numerics(strict=True)):
             target = TARGETS["triton"]("sm_90", numerics)
-            source = target.emit(made)
-            texts.append(source + str(dict(target.stages(made, source))["ptx"]))
+            source = target.emit(result)
+            texts.append(source + str(dict(target.stages(result, source))["ptx"]))
         assert loose in texts[0]
         assert loose not in texts[1]
         assert strict in texts[1]
@@ -204,7 +204,7 @@ def test_an_unknown_kind_is_refused() -> None:
 
 @pytest.fixture
 def restored_precision() -> Iterator[None]:
-    """PyTorch's setting as it was."""
+    """Restore PyTorch's setting."""
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -215,9 +215,9 @@ def rectified(x: Tensor, w: Tensor) -> Tensor:
 
 
 def precisions(terms: int = 512, function: Callable[..., Tensor] = rectified) -> set[str]:
-    """What the sources generated for a product with what follows it ask for, of sums of so many terms."""
-    found = export_kernels(function, torch.empty(512, terms), torch.empty(terms, 512), arch="sm_80")
-    return {part.split('"')[1] for kernel in found.kernels for part in kernel.source.split("input_precision=")[1:]}
+    """Return the precisions that the sources of a product with an epilogue request, for sums of that many terms."""
+    result = export_kernels(function, torch.empty(512, terms), torch.empty(terms, 512), arch="sm_80")
+    return {part.split('"')[1] for kernel in result.kernels for part in kernel.source.split("input_precision=")[1:]}
 
 
 @pytest.mark.usefixtures("restored_precision")
@@ -249,7 +249,7 @@ def test_a_change_of_precision_compiles_again() -> None:
         assert len(report(fused).graphs) == count
 
 
-def test_builders_of_other_numerics_are_others() -> None:
+def test_other_numerics_have_their_own_builder() -> None:
     plain, rounded = builder_for("cpu", "triton"), builder_for("cpu", "triton", Numerics(tf32=True))
     assert plain is not rounded
     assert rounded is builder_for("cpu", "triton", Numerics(tf32=True))
@@ -271,26 +271,26 @@ def test_variances_far_from_zero(operation: Callable[..., object], dim: int) -> 
 def test_columns_and_their_gradients_are_as_near_as_eager(
     operation: Callable[..., Tensor], shape: tuple[int, int]
 ) -> None:
-    """The gradient of a variance is made of differences from the mean, of which the error shows."""
+    """The gradient of a variance consists of differences from the mean, which show the mean's error."""
     draw = torch.Generator().manual_seed(0)
     x, weight = torch.randn(shape, generator=draw) + 100, torch.randn(shape[1], generator=draw)
 
-    def made(f: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
+    def gradient_or_mean(f: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
         given = x.to(dtype).requires_grad_()
         out = f(given, 0)
         (gradient,) = torch.autograd.grad(out, given, weight.to(dtype))
         return out.detach() if operation is torch.mean else gradient
 
-    exact = made(operation, torch.float64)
+    exact = gradient_or_mean(operation, torch.float64)
     ours, eager = (
-        (made(f, torch.float32).double() - exact).abs().max()
+        (gradient_or_mean(f, torch.float32).double() - exact).abs().max()
         for f in (fuse(lambda x, dim: operation(x, dim)), operation)
     )
     assert ours <= 2 * eager
 
 
 def test_variances_of_long_rows_far_from_zero() -> None:
-    """In parts: what is summed of each part are differences from the mean of all."""
+    """Each part sums differences from the mean of all numbers."""
     x = torch.randn(300_007, generator=torch.Generator().manual_seed(0)) + 1e5
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -312,7 +312,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def trained(norm: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> list[Tensor]:
-    """What a norm gives, and the gradient of x where that of the result is `weight`."""
+    """Return the result of a norm, and the gradient of x for the result's gradient `weight`."""
     leaf = x.clone().requires_grad_()
     result = norm(leaf)
     return [result.detach(), *torch.autograd.grad(result, leaf, weight)]
@@ -327,7 +327,7 @@ def test_norms_and_their_gradients_far_from_zero(name: str) -> None:
         x, weight = torch.randn(3, 6, columns, generator=draw) + 1e4, torch.randn(3, 6, columns, generator=draw)
         exact = trained(norm, x.double(), weight.double())
         for ours, eagers, truth in zip(trained(fused, x, weight), trained(norm, x, weight), exact, strict=True):
-            error, own = ((found - truth).abs().max().item() for found in (ours, eagers))
+            error, own = ((result - truth).abs().max().item() for result in (ours, eagers))
             assert error <= 2 * own + 1e-6, f"{error:.2e}, eager's {own:.2e}"
 
 
@@ -335,7 +335,7 @@ def test_norms_and_their_gradients_far_from_zero(name: str) -> None:
 @pytest.mark.parametrize("columns", [97, 4000])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_of_equal_numbers_are_zero(name: str, columns: int, dtype: torch.dtype) -> None:
-    """The root of epsilon divides what a mean of equal numbers is off by: by 300 of their last places, in a float32."""
+    """The norm divides the error of a mean by the root of epsilon: in float32 this is a factor of 300."""
     norm = NORMS[name]
     numbers = torch.tensor([[65504.0], [1e4 / 3], [-0.1], [12.34567], [-98.7], [1e-3]]).to(dtype)
     x = numbers.expand(6, columns)[None].repeat(2, 1, 1)
@@ -349,7 +349,7 @@ def test_norms_of_equal_numbers_are_zero(name: str, columns: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_means_beside_variances_of_rows_with_infinities_are_nan(dim: int) -> None:
+def test_means_computed_with_variances_of_rows_with_infinities_are_nan(dim: int) -> None:
     """As eager's, which subtracts the infinity with the next number; a single one is its own mean."""
     x = torch.tensor([[1.0, float("inf"), 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
     for given in (x, x[:, 1:2]):
@@ -361,7 +361,7 @@ def test_means_beside_variances_of_rows_with_infinities_are_nan(dim: int) -> Non
 
 @pytest.mark.parametrize(("shape", "dim"), [((3, 31), 1), ((40, 31), 0)], ids=["rows", "columns"])
 def test_flags_of_extremes_are_of_the_numbers_that_were_compared(shape: tuple[int, int], dim: int) -> None:
-    """Rows of any length: the lanes of a loop and its rest differ in last bits, and loops in what is their rest."""
+    """Rows of any length: lanes of a loop and its remainder differ in last bits, and so may two loops over a row."""
 
     def spread(x: torch.Tensor) -> torch.Tensor:
         activated = F.gelu(x, approximate="tanh")
@@ -371,13 +371,13 @@ def test_flags_of_extremes_are_of_the_numbers_that_were_compared(shape: tuple[in
     for seed in range(12):
         torch.manual_seed(seed)
         x = torch.randn(shape, requires_grad=True)
-        (found,) = torch.autograd.grad(fused(x).sum(), x)
+        (actual,) = torch.autograd.grad(fused(x).sum(), x)
         (expected,) = torch.autograd.grad(spread(x).sum(), x)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
 
 
 def test_equal_numbers_of_a_row_stay_equal() -> None:
-    """Behind a function too, in lanes and in the rest of a loop: which is the first maximum, and how many there are."""
+    """After a function, too, in lanes and in the remainder of a loop: for the position of a maximum and for ties."""
 
     def extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         y = torch.tanh(x)
@@ -393,19 +393,19 @@ def test_equal_numbers_of_a_row_stay_equal() -> None:
 
 
 def scaled_twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A sum of two products, one of which is a result too, with where its rows have their maximum."""
+    """A sum of two products, one of which is also a result, and the positions of its row maxima."""
     product = x * 2.5
     y = product + (x - 1) * 1.3
     return product, y == y.amax(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("rows", [4096, 16], ids=["a row per program", "rows in parts"])
-def test_a_gpu_computes_once_what_is_compared_with_its_maximum(rows: int) -> None:
-    """Its compiler fuses that product with the sum that nobody else needs, which may be another one elsewhere."""
+def test_a_gpu_computes_a_value_once_that_is_compared_with_its_maximum(rows: int) -> None:
+    """The compiler fuses the product that has no other reader with the sum, which may be another one elsewhere."""
     pytest.importorskip("triton")
     x = torch.empty(rows, 163840000 // rows, device="meta")
-    made = export_kernels(scaled_twice, x, target="triton", arch="sm_90")
-    (compares,) = [kernel for kernel in made.kernels if " == max0" in kernel.source or " == in1" in kernel.source]
+    result = export_kernels(scaled_twice, x, target="triton", arch="sm_90")
+    (compares,) = [kernel for kernel in result.kernels if " == max0" in kernel.source or " == in1" in kernel.source]
     if rows == 4096:  # in two loops of one kernel
         assert "fma.rn.f32" not in compares.artefacts["ptx"] and compares.source.count(" * 2.5") > 1
     else:

@@ -56,65 +56,65 @@ def every(step: int, dtypes: tuple[str, ...]) -> list[object]:
 
 @pytest.mark.parametrize("pair", every(WIDE, ("float32", "bfloat16")))
 def test_by_the_evaluator(pair: Pair):
-    found = judge(pair, "cpu", count=1, target="reference")
-    assert found.status in ("pass", "skipped"), found.reason
+    result = judge(pair, "cpu", count=1, target="reference")
+    assert result.status in ("pass", "skipped"), result.reason
 
 
 @pytest.mark.parametrize("pair", every(NARROW, ("float32",)))
 def test_compiled(pair: Pair):
-    found = judge(pair, "cpu", count=1)
-    assert found.status in ("pass", "skipped"), found.reason
+    result = judge(pair, "cpu", count=1)
+    assert result.status in ("pass", "skipped"), result.reason
 
 
 # The judge itself -----------------------------------------------------------------------------------------------------
 
 
 def pair_of(name: str, dtype: str = "float32") -> Pair:
-    (found,) = pairs([dtype], "cpu", f"{name}$")
-    return found
+    (result,) = pairs([dtype], "cpu", f"{name}$")
+    return result
 
 
 def test_native_operations_leave_nothing_to_the_library():
-    found = judge(pair_of("sigmoid"), "cpu", count=1, target="reference")
-    assert found.native and found.samples > 1 and not found.random
-    found = judge(pair_of("sort"), "cpu", count=1, target="reference")
-    assert found.status == "pass" and not found.native and "aten.sort" in "".join(found.externs)
+    result = judge(pair_of("sigmoid"), "cpu", count=1, target="reference")
+    assert result.native and result.samples > 1 and not result.random
+    result = judge(pair_of("sort"), "cpu", count=1, target="reference")
+    assert result.status == "pass" and not result.native and "aten.sort" in "".join(result.externs)
 
 
 def test_a_wrong_number_is_a_mismatch(monkeypatch):
     def slightly_off(call, backward, target):
-        found = calls.run(call, call.tensors, backward)
-        found.outputs[0] = found.outputs[0] * (1 + 1e-4)
-        return found
+        result = calls.run(call, call.tensors, backward)
+        result.outputs[0] = result.outputs[0] * (1 + 1e-4)
+        return result
 
     monkeypatch.setattr(verdict, "compiled", slightly_off)
-    found = judge(pair_of("exp"), "cpu", count=1)
-    assert found.status == "mismatch" and "result 0" in found.reason
+    result = judge(pair_of("exp"), "cpu", count=1)
+    assert result.status == "mismatch" and "result 0" in result.reason
 
 
 def test_a_wrong_gradient_is_a_mismatch(monkeypatch):
     def no_gradient(call, backward, target):
-        found = calls.run(call, call.tensors, backward)
-        found.grads = [None if grad is None else torch.zeros_like(grad) for grad in found.grads]
-        return found
+        result = calls.run(call, call.tensors, backward)
+        result.grads = [None if grad is None else torch.zeros_like(grad) for grad in result.grads]
+        return result
 
     monkeypatch.setattr(verdict, "compiled", no_gradient)
     assert "gradient 0" in judge(pair_of("exp"), "cpu", count=1).reason
 
 
-def test_gradients_in_float64_are_those_of_the_same_numbers():
+def test_float64_gradients_use_the_same_numbers():
     pair = pair_of("neg", "float16")
     sample = samples(pair, "cpu", 1, True)[0]
     expected = calls.run(call := calls.Call(pair.op, sample), call.tensors, True)
-    found = exact(pair, sample, True, expected)
-    assert found is not None and torch.equal(found.grads[0], expected.grads[0].double())
+    actual = exact(pair, sample, True, expected)
+    assert actual is not None and torch.equal(actual.grads[0], expected.grads[0].double())
 
 
-def test_halves_may_be_off_by_what_pytorch_allows_the_operation(monkeypatch):
+def test_16_bit_floats_have_pytorchs_tolerance_of_the_operation(monkeypatch):
     def off_by_two_units(call, backward, target):
-        found = calls.run(call, call.tensors, backward)
-        found.outputs[0] = found.outputs[0] * (1 - 2**-9)
-        return found
+        result = calls.run(call, call.tensors, backward)
+        result.outputs[0] = result.outputs[0] * (1 - 2**-9)
+        return result
 
     monkeypatch.setattr(verdict, "compiled", off_by_two_units)
     verdicts = [
@@ -125,15 +125,15 @@ def test_halves_may_be_off_by_what_pytorch_allows_the_operation(monkeypatch):
 
 
 def test_eager_may_be_near_float64_by_chance(monkeypatch):
-    """Of two distances that are equal the difference is exact; those of other inputs are rounded each."""
+    """The difference of two equal distances is exact; for other inputs each distance is rounded."""
     anchor, other = torch.zeros(5, 10, dtype=torch.float16), torch.full((5, 10), 20.3, dtype=torch.float16)
     sample = SampleInput(anchor, args=(other, other.clone()))
 
     def status(share):
         def off(call, backward, target):
-            found = calls.run(call, call.tensors, backward)
-            found.outputs[0] = found.outputs[0] * (1 - share)
-            return found
+            result = calls.run(call, call.tensors, backward)
+            result.outputs[0] = result.outputs[0] * (1 - share)
+            return result
 
         monkeypatch.setattr(verdict, "compiled", off)
         return judge(pair_of("nn.functional.triplet_margin_loss", "float16"), "cpu", backward=False).status
@@ -147,35 +147,35 @@ def test_a_failure_is_an_error_and_its_cause_is_named(monkeypatch):
         raise ValueError("no such thing")
 
     monkeypatch.setattr(verdict, "compiled", broken)
-    found = judge(pair_of("exp"), "cpu", count=1)
-    assert found.status == "error" and "ValueError: no such thing" in found.reason
+    result = judge(pair_of("exp"), "cpu", count=1)
+    assert result.status == "error" and "ValueError: no such thing" in result.reason
 
 
 def test_other_strides_are_a_mismatch(monkeypatch):
     def turned(call, backward, target):
-        found = calls.run(call, call.tensors, backward)
-        found.outputs = [out.mT.contiguous().mT if out.ndim > 1 else out for out in found.outputs]
-        return found
+        result = calls.run(call, call.tensors, backward)
+        result.outputs = [out.mT.contiguous().mT if out.ndim > 1 else out for out in result.outputs]
+        return result
 
     monkeypatch.setattr(verdict, "compiled", turned)
     assert "strides" in judge(pair_of("softmax"), "cpu", count=3).reason
 
 
-def test_strides_of_eager_are_right_where_the_capture_has_others(monkeypatch):
-    """What drops nothing is its input in eager; PyTorch's trace has a copy of it."""
+def test_strides_of_eager_are_right_if_the_trace_has_others(monkeypatch):
+    """A dropout that drops nothing returns its input in eager; PyTorch's trace has a copy of it."""
     sample = SampleInput(torch.randn(5, 10)[:, ::2], kwargs={"p": 0.0, "training": True})
     monkeypatch.setattr(verdict, "samples", lambda *of: [sample])
-    found = judge(pair_of("nn.functional.dropout"), "cpu")
-    assert found.status == "pass" and found.samples == 1
+    result = judge(pair_of("nn.functional.dropout"), "cpu")
+    assert result.status == "pass" and result.samples == 1
 
 
 def test_of_equal_elements_either_may_be_named(monkeypatch):
     def the_other(change):
         def otherwise(call, backward, target):
-            found = calls.run(call, call.tensors, backward)
-            values, positions = found.outputs
-            found.outputs = [values, change(positions, call.tensors[0], values)]
-            return found
+            result = calls.run(call, call.tensors, backward)
+            values, positions = result.outputs
+            result.outputs = [values, change(positions, call.tensors[0], values)]
+            return result
 
         monkeypatch.setattr(verdict, "compiled", otherwise)
         return judge(pair_of("topk", "int64"), "cpu", count=1).status
@@ -207,7 +207,7 @@ def test_a_gradient_goes_to_the_element_that_was_named():
 
 
 def test_of_equally_frequent_elements_each_is_right():
-    """Eager names the smallest on a CPU, and another one on a GPU."""
+    """Eager returns the smallest on a CPU, and another one on a GPU."""
     source = torch.tensor([[5, 2, 5, 2, 9]])
     call = calls.Call(pair_of("mode", "int64").op, SampleInput(source, args=(1,)))
     theirs = calls.run(call, call.tensors, False)
@@ -219,11 +219,11 @@ def test_of_equally_frequent_elements_each_is_right():
 
 
 def test_random_operations_are_compared_by_form():
-    found = judge(pair_of("randn_like"), "cpu", count=1, target="reference")
-    assert found.status == "pass" and found.random and found.native
+    result = judge(pair_of("randn_like"), "cpu", count=1, target="reference")
+    assert result.status == "pass" and result.random and result.native
 
 
-def test_what_two_seeds_seldom_tell_apart_is_random():
+def test_results_that_two_seeds_seldom_change_are_random():
     def one_in_a_million(x: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.rand(()) < 1e-6, x, -x)
 

@@ -9,7 +9,7 @@ import pytest
 from fusion.options import Options
 
 
-def test_a_call_says_what_is_to_be() -> None:
+def test_options_of_a_call_are_read() -> None:
     options = {"dump": "dumps", "workspace": 5, "strict": True, "target": None, "numerics": "strict"}
     read = Options.read("reduce-overhead", options)
     assert read == Options(
@@ -31,7 +31,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_named(case: str) -> None:
+def test_errors_name_the_wrong_option(case: str) -> None:
     mode, options, kind, message = WRONG[case]
     with pytest.raises(kind, match=message):
         Options.read(mode, options)
@@ -53,7 +53,7 @@ def test_a_switch_of_the_environment_is_on_or_off(
 
 
 @pytest.mark.parametrize("variable", ["FUSION_STRICT", "FUSION_GRAPH_CACHE"])
-def test_a_switch_that_says_neither_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "maybe")
     with pytest.raises(ValueError, match=f"unknown {variable}='maybe'; known: 1, true, yes, on, 0, false, no, off"):
         Options.read()

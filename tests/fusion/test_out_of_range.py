@@ -53,22 +53,22 @@ OPERATIONS: dict[str, tuple[Function, int, bool]] = {
     "padded": (lambda x, i: F.pad(x[i], (1, 2, 1, 1), value=3.0), 0, True),
     "moved and padded": (lambda x, i: F.pad((i * 2 + 3), (2, 1)).add(x[(i * 2 + 6) // 2 - 3].sum()), 0, True),
     "joined": (lambda x, i: torch.cat([x[:2], x[i], F.embedding(i.clamp(0, 4), x)]) * 2, 0, True),
-    "found by a maximum": (lambda x, i: x[x.argmax(1) * 0 + i[1]], 0, True),
+    "at the position of a maximum": (lambda x, i: x[x.argmax(1) * 0 + i[1]], 0, True),
     "of no dimension": (lambda x, i: x[0, 0].gather(0, i[1] // 5) * 2, 0, False),
-    "of what is the same everywhere": (lambda x, i: x[:, :1].expand(5, 7)[:, i] + torch.ones_like(x[0])[i], 1, True),
+    "of an expanded tensor": (lambda x, i: x[:, :1].expand(5, 7)[:, i] + torch.ones_like(x[0])[i], 1, True),
     "of a sum": (lambda x, i: x.sum(0, keepdim=True).index_select(0, i // 5) * 2, 0, False),
 }
 
 
 def refused(function: Function, *args: torch.Tensor) -> Exception:
-    """The error that a call raises; both kinds are what eager raises, operation by operation."""
+    """Return the error that a call raises, of either kind that eager raises, depending on the operation."""
     with pytest.raises((IndexError, RuntimeError)) as caught:
         function(*args)
     return caught.value
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_eager_refuses_is_refused(name: str) -> None:
+def test_indices_that_eager_refuses_are_refused(name: str) -> None:
     function, dim, wraps = OPERATIONS[name]
     fused, first, last = fusion.fuse(function), -X.shape[dim] if wraps else 0, X.shape[dim] - 1
     for places in ([0, last, 1], [2, first, 1]):
@@ -79,7 +79,7 @@ def test_what_eager_refuses_is_refused(name: str) -> None:
     torch.testing.assert_close(fused(X, torch.tensor([0, 1, 2])), function(X, torch.tensor([0, 1, 2])))
 
 
-def test_the_error_says_what_eager_says_and_where() -> None:
+def test_the_error_has_eagers_message_and_the_line() -> None:
     fused = fusion.fuse(lambda x, i: x.exp()[:, i])
     for place in (7, -8, 123456789):
         error = refused(fused, X, torch.tensor([place]))
@@ -187,7 +187,7 @@ def test_ignored_targets_are_no_positions() -> None:
 
 
 class Words(torch.nn.Module):
-    """A table, a norm, and a loss of what is looked up."""
+    """A table, a norm, and a loss of the rows that are looked up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ def test_training_goes_on_after_an_error(through: str) -> None:
         torch.testing.assert_close(parameter.grad, other.grad)
 
 
-def test_gradients_of_what_was_gathered() -> None:
+def test_gradients_of_gathers() -> None:
     def function(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         return (x[i].sin() * x.gather(1, i.abs()[:, None].expand(-1, 7)[:, :3].clamp(max=6)).sum(1, keepdim=True)).sum()
 
@@ -328,7 +328,7 @@ def test_the_evaluator_and_the_reference_target_look_too() -> None:
 
 
 def test_lanes_look_without_branches() -> None:
-    """A check in a loop of lanes is a maximum that they keep; in others it is a branch, once for each position."""
+    """In a loop of lanes, a check is a running maximum per lane; elsewhere a branch, once for each position."""
     export = fusion.export_kernels(
         lambda x, i: x[i] * 2, torch.empty(100), torch.zeros(1 << 20, dtype=torch.int64), target="c"
     )
@@ -345,7 +345,7 @@ def test_lanes_look_without_branches() -> None:
     assert "wrong = 1;" in before and "wrong" not in rows.partition("}")[0]
 
 
-def test_what_is_known_to_be_inside_is_not_looked_at() -> None:
+def test_indices_known_to_be_inside_are_not_checked() -> None:
     program = lowered(lambda x: x[torch.arange(5)] + x.index_select(1, torch.arange(7)), X)
     text = str(program.nodes)
     assert "checked" not in text
@@ -368,7 +368,7 @@ def test_sizes_that_only_data_tell_may_be_none() -> None:
 
 
 def test_a_position_is_looked_at_where_its_row_counts_as_nothing() -> None:
-    """Lanes are left out where a sum gains nothing, but not with a position that eager looks at."""
+    """Lanes that contribute nothing to a sum are skipped, except where eager checks their position."""
 
     def first_four(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return torch.where(torch.arange(8)[:, None] < 4, table.gather(0, rows), 0.0).sum(0)
@@ -382,8 +382,8 @@ def test_a_position_is_looked_at_where_its_row_counts_as_nothing() -> None:
             call(table, rows)
 
 
-def test_what_all_lanes_share_is_read_under_its_mask():
-    """Positions of fewer rows than the result has: there are none in the rows that gain nothing."""
+def test_loads_shared_by_all_lanes_are_masked():
+    """There are fewer rows of positions than rows of the result; the other rows read none."""
 
     def added(x: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         return x.scatter_add(1, places, rows)
@@ -394,8 +394,8 @@ def test_what_all_lanes_share_is_read_under_its_mask():
     assert torch.equal(fused(x, behind[:5], rows), added(x, behind[:5], rows))
 
 
-def test_what_all_lanes_share_is_asked_under_its_mask():
-    """Positions that are chosen only where the sum takes them in: those of other rows may be any."""
+def test_checks_shared_by_all_lanes_are_masked():
+    """Positions of rows that the sum excludes are not checked, and may have any value."""
 
     def summed(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         counts = torch.arange(30) >= 1

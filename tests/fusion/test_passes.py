@@ -58,14 +58,14 @@ def test_dumps_are_numbered_by_place_and_written_where_something_changed() -> No
     assert [each.changed for each in log.times if each.name != "check"] == [True, False, True]
 
 
-def test_what_a_pass_leaves_is_checked() -> None:
+def test_the_subject_is_checked_after_each_pass() -> None:
     spoil: Pass[list[int], int] = Pass("spoil", lambda subject, context: [-1])
     with pytest.raises(ValueError, match="negative"):
         run_stage(stage(spoil, DOUBLE), [1], 5, log := PassLog())
     assert not any(each.name == "double" for each in log.times)
 
 
-def test_what_passes_in_place_leave_is_checked_at_the_end_and_after_each_that_is_dumped() -> None:
+def test_passes_in_place_are_checked_at_the_end_and_where_dumped() -> None:
     spoil = in_place("spoil", lambda subject, context: subject.append(-1))
     mend = in_place("mend", lambda subject, context: subject.remove(-1))
     assert run_stage(stage(spoil, mend), [1], 5, PassLog()) == [1]
@@ -90,7 +90,7 @@ def test_times_are_exclusive_and_add_up() -> None:
     assert own.seconds + inner.seconds <= whole
 
 
-def test_names_of_passes_tell_them_apart() -> None:
+def test_names_of_passes_are_distinct() -> None:
     for each in STAGES:
         names = [one.name for one in each.passes]
         assert len({*names}) == len(names) > 1, each.name

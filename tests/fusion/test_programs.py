@@ -21,8 +21,8 @@ def test_program(case: Case, target: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_kernels(case: Case) -> None:
-    found = fusion.explain(case.function, options={"target": "reference", "strict": True})(*case.inputs())
-    assert not found.externs, str(found)
-    assert found.kernels
+    explanation = fusion.explain(case.function, options={"target": "reference", "strict": True})(*case.inputs())
+    assert not explanation.externs, str(explanation)
+    assert explanation.kernels
     if case.kernels is not None:
-        assert len(found.kernels) == case.kernels, str(found)
+        assert len(explanation.kernels) == case.kernels, str(explanation)

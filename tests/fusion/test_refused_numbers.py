@@ -1,4 +1,4 @@
-"""Divisors of zero, numbers that a dtype cannot hold, rows without an extreme: refused as eager refuses them."""
+"""Divisors of zero, numbers that a dtype cannot hold, rows without an extreme: refused as in eager."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_floats_and_numbers_are_divided_as_they_are() -> None:
     assert "ZeroDivisionError" in str(refused(fusion.fuse(lambda a: a // 0 + 1), torch.arange(3)))
 
 
-def test_what_has_no_extreme_or_no_difference_is_refused() -> None:
+def test_extremes_of_nothing_and_differences_of_bools_are_refused() -> None:
     for f, x in (
         (lambda x: x.min(1).values + 1, torch.ones(3, 0)),
         (lambda x: x.argmin(1) + 1, torch.ones(3, 0)),

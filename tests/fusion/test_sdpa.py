@@ -29,7 +29,7 @@ from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager, error
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 Program = Callable[..., torch.Tensor]
 STRICT = {"target": "c", "strict": True}
@@ -80,7 +80,7 @@ def operands(
 
 
 def some(dtype: torch.dtype = torch.bool) -> torch.Tensor:
-    """A mask of [517, 517] that leaves two rows with nothing."""
+    """A mask of [517, 517] that masks two rows entirely."""
     kept = torch.rand(517, 517, generator=torch.Generator().manual_seed(1)) > 0.3
     kept[3], kept[516] = False, False
     return kept if dtype is torch.bool else torch.zeros(517, 517).masked_fill(~kept, float("-inf")).to(dtype)
@@ -141,7 +141,7 @@ def test_values(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["grouped", "float", "window"])
 def test_gradients_of_the_parts(name: str) -> None:
-    """As they are compiled where they are chosen for training; rows with nothing to attend to take none."""
+    """As compiled for training; fully masked rows are left out."""
     program, inputs = CASES[name]
 
     def step(function: Program, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -186,13 +186,13 @@ def test_sizes_that_vary() -> None:
 
 
 @pytest.mark.usefixtures("slow_library")
-def test_dropout_in_inference_is_drawn_in_the_walk() -> None:
+def test_dropout_in_inference_is_drawn_in_the_loop() -> None:
     def dropping(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
 
     inputs = operands()
-    found = fusion.explain(dropping, options=STRICT)(*inputs)
-    assert not any(kernel.bytes_written >= 2 * 517 * 517 for kernel in found.kernels), str(found)
+    explanation = fusion.explain(dropping, options=STRICT)(*inputs)
+    assert not any(kernel.bytes_written >= 2 * 517 * 517 for kernel in explanation.kernels), str(explanation)
     fused = fusion.fuse(dropping, options=STRICT)
     results = []
     for seed in (1, 1, 2):
@@ -207,7 +207,7 @@ def test_dropout_in_inference_is_drawn_in_the_walk() -> None:
 
 
 class Chosen:
-    """A Dynamo backend that chooses for a GPU, and runs what is left of the graph eagerly."""
+    """A Dynamo backend that chooses for a GPU, and runs the rest of the graph eagerly."""
 
     def __init__(self) -> None:
         self.choices: list[Choice] = []
@@ -236,7 +236,7 @@ def large(dtype: torch.dtype = torch.bfloat16, width: int = 64, *, training: boo
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("program", [plain, causal])
-def test_the_library_keeps_what_it_is_best_at(program: Program, training: bool, chosen: Chosen) -> None:
+def test_the_library_keeps_the_calls_it_is_faster_at(program: Program, training: bool, chosen: Chosen) -> None:
     torch.compile(program, backend=chosen)(*large(training=training))
     choice = chosen.only
     assert not choice.generated and choice.kernel == "flash" and not choice.reason
@@ -244,12 +244,12 @@ def test_the_library_keeps_what_it_is_best_at(program: Program, training: bool, 
     assert 0 < choice.library_us <= choice.generated_us
 
 
-def test_what_was_chosen_is_found_by_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To price a call is to schedule its forward and backward, which takes as long as half a model of few layers."""
+def test_choices_are_cached_for_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pricing a call schedules its forward and backward, which takes as long as half a model of few layers."""
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
 
     def choices(program: Program, *, kept: bool = True) -> tuple[list[Choice], int]:
-        """What a process would choose, and how often it prices what would be generated."""
+        """Return the choices of a process, and how often it prices generated kernels."""
         torch._dynamo.reset()
         priced: list[Call] = []
         monkeypatch.setattr(choose_module, "generated_time", lambda call, target: priced.append(call) or 1.0)
@@ -273,8 +273,8 @@ def test_masks_that_are_computed_are_generated(program: Program, training: bool,
     assert chosen.only.generated and chosen.only.kernel == "efficient", str(chosen.only)
 
 
-def test_a_triangle_skips_what_is_causal_skips(chosen: Chosen) -> None:
-    """The mask is seen as made of indices: its blocks are not computed, where those of a tensor are."""
+def test_a_triangular_mask_skips_the_blocks_that_causal_skips(chosen: Chosen) -> None:
+    """The mask is recognised as a mask of indices, whose hidden blocks are not computed; those of a tensor are."""
     for program in (triangle, window):
         torch.compile(program, backend=chosen)(*large())
     torch.compile(masked, backend=chosen)(*large(), torch.ones(1024, 1024, dtype=torch.bool))
@@ -301,7 +301,7 @@ def test_calls_alike_are_priced_once(chosen: Chosen, monkeypatch: pytest.MonkeyP
     assert len(chosen.choices) == 3 and all(choice.generated for choice in chosen.choices) and len(priced) == 1
 
 
-def test_what_would_write_its_scores_is_the_library_s(chosen: Chosen) -> None:
+def test_attention_that_would_store_its_scores_is_left_to_the_library(chosen: Chosen) -> None:
     """Few scores are not worth a loop over tiles; stored, they are not worth leaving the library's kernel."""
     torch.compile(masked, backend=chosen)(*(x.bfloat16() for x in operands(1, 64, 64)), some()[:64, :64])
     assert not chosen.only.generated and chosen.only.reason
@@ -319,7 +319,7 @@ def test_refusals_are_named(chosen: Chosen) -> None:
 
 
 @pytest.mark.parametrize("program", [window, alibi])
-def test_what_is_chosen_runs_forward_and_backward(program: Program, chosen: Chosen) -> None:
+def test_chosen_attention_runs_forward_and_backward(program: Program, chosen: Chosen) -> None:
     results = []
     for function in (torch.compile(program, backend=chosen), program):
         leaves = [x.detach().requires_grad_() for x in large(torch.bfloat16)]
@@ -332,7 +332,7 @@ def test_what_is_chosen_runs_forward_and_backward(program: Program, chosen: Chos
 
 
 def test_a_checkpointed_region_keeps_the_library(chosen: Chosen) -> None:
-    """Its backward makes forward again, rows and all, and is not what was priced; without a backward there is none."""
+    """Its backward recomputes all of forward, which the price does not include; without gradients there is none."""
 
     def region(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return checkpoint(window, q, k, v, use_reentrant=False)
@@ -362,13 +362,13 @@ def test_ahead_of_time() -> None:
 
 
 def test_both_kernels_of_backward_skip() -> None:
-    """Forward, and the gradients of the queries and of keys and values, walk only what is not masked out."""
+    """Forward, and the gradients of the queries and of keys and values, loop only over visible blocks."""
     target = TARGETS["triton"]("sm_90")
-    found: list[Kernel] = []
+    results: list[Kernel] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
         _, schedule = schedule_graph(graph, target, Trace(None, label))
-        found.extend(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
+        results.extend(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
         return lambda args: ()
 
     graph = fx.Graph()
@@ -376,11 +376,11 @@ def test_both_kernels_of_backward_skip() -> None:
     module = fx.GraphModule({}, graph)
     with config.patch(force_non_lazy_backward_lowering=True):
         aot_backend(compile_one, of_everything)(module, large(training=True))
-    loops = [stmt for kernel in found for stmt in kernel.body if isinstance(stmt, Loop)]
+    loops = [stmt for kernel in results for stmt in kernel.body if isinstance(stmt, Loop)]
     assert len(loops) == 3 and all(loop.where is not None for loop in loops)
 
 
-def test_the_report_says_what_was_chosen() -> None:
+def test_the_report_has_the_choice() -> None:
     torch._dynamo.reset()
     backend = Backend(Options.read(options=STRICT))
     inputs = operands(2, 517, 517)

@@ -28,7 +28,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[list[float]]:
-    """What the clock will say, call by call; it is run on what it times."""
+    """Return times from a table instead of the clock, call by call; the timed function runs."""
     said: list[list[float]] = []
 
     def medians(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
@@ -48,27 +48,27 @@ def explained(function: Callable[..., torch.Tensor], *given: torch.Tensor, **set
     return fusion.explain(function, mode="max-autotune", options=OPTIONS, **settings)(*given)
 
 
-def weighed(found: Explanation) -> Tuning:
-    (tuning,) = [tuning for tuning in found.graphs[0].tunings if tuning.trials]
+def weighed(result: Explanation) -> Tuning:
+    (tuning,) = [tuning for tuning in result.graphs[0].tunings if tuning.trials]
     return tuning
 
 
 @pytest.mark.parametrize("times", [[1.0, 2.0], [2.0, 1.0]], ids=["one kernel", "library"])
 def test_the_faster_way_is_taken(times: list[float], measured: list[list[float]]) -> None:
     measured.append(times)
-    found = explained(linear, *inputs())
-    tuning = weighed(found)
+    explanation = explained(linear, *inputs())
+    tuning = weighed(explanation)
     assert [(trial.name, trial.measured) for trial in tuning.trials] == [
         ("one kernel", times[0]),
         ("the library", times[1]),
     ]
     generated = times[0] < times[1]
     assert tuning.chosen == (0 if generated else 1)
-    assert [extern.name for extern in found.externs] == ([] if generated else ["aten.mm.default"])
-    assert f"→ {'one kernel' if generated else 'the library'}: predicted" in str(found)
+    assert [extern.name for extern in explanation.externs] == ([] if generated else ["aten.mm.default"])
+    assert f"→ {'one kernel' if generated else 'the library'}: predicted" in str(explanation)
 
 
-def test_what_was_measured_is_kept(measured: list[list[float]]) -> None:
+def test_measurements_are_cached(measured: list[list[float]]) -> None:
     measured.append([2.0, 1.0])
     first = explained(linear, *inputs())
     again = explained(linear, *inputs())  # the clock has nothing left to say
@@ -81,8 +81,8 @@ def test_equal_layers_are_measured_once(measured: list[list[float]]) -> None:
     def layers(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return linear(linear(linear(x, w, b), w, b), w, b)
 
-    found = explained(layers, torch.randn(7, 20), torch.randn(20, 20), torch.randn(20))
-    assert len(found.externs) == 3 and not measured
+    explanation = explained(layers, torch.randn(7, 20), torch.randn(20, 20), torch.randn(20))
+    assert len(explanation.externs) == 3 and not measured
 
 
 def test_other_sizes_are_measured_for_themselves(measured: list[list[float]]) -> None:
@@ -93,7 +93,7 @@ def test_other_sizes_are_measured_for_themselves(measured: list[list[float]]) ->
 
 def test_a_way_with_wrong_numbers_is_refused(measured: list[list[float]], monkeypatch: pytest.MonkeyPatch) -> None:
     measured.append([5.0])
-    splice = getattr(fusion.trials, "splice")  # noqa: B009  # what it imports
+    splice = getattr(fusion.trials, "splice")  # noqa: B009  # its import
 
     def wrong(schedule: object, built: dict[object, object]) -> object:
         module = splice(schedule, built)
@@ -114,9 +114,9 @@ def test_results_are_right_in_either_way() -> None:
 
 
 def test_unknown_sizes_are_predicted() -> None:
-    found = explained(linear, *inputs(), dynamic=True)
-    assert "sizes are not known" in weighed(found).reason
-    assert all(trial.measured is None for trial in weighed(found).trials)
+    explanation = explained(linear, *inputs(), dynamic=True)
+    assert "sizes are not known" in weighed(explanation).reason
+    assert all(trial.measured is None for trial in weighed(explanation).trials)
 
 
 def test_a_gather_reads_inside_its_table(measured: list[list[float]]) -> None:
@@ -125,12 +125,12 @@ def test_a_gather_reads_inside_its_table(measured: list[list[float]]) -> None:
     def embedded(table: torch.Tensor, ids: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.relu(F.embedding(ids, table) @ w)
 
-    found = explained(embedded, torch.randn(5, 24), torch.randint(0, 5, (9,)), torch.randn(24, 20))
-    assert not weighed(found).reason and weighed(found).trials[0].measured == 1.0
+    explanation = explained(embedded, torch.randn(5, 24), torch.randint(0, 5, (9,)), torch.randn(24, 20))
+    assert not weighed(explanation).reason and weighed(explanation).trials[0].measured == 1.0
 
 
 def test_without_tuning_the_ledger_has_both_predictions() -> None:
-    found = fusion.explain(linear, options=OPTIONS)(*inputs())
-    assert [trial.name for trial in weighed(found).trials] == ["one kernel", "the library"]
-    assert all(trial.predicted > 0 and trial.measured is None for trial in weighed(found).trials)
-    assert "one kernel: predicted" in str(found)
+    explanation = fusion.explain(linear, options=OPTIONS)(*inputs())
+    assert [trial.name for trial in weighed(explanation).trials] == ["one kernel", "the library"]
+    assert all(trial.predicted > 0 and trial.measured is None for trial in weighed(explanation).trials)
+    assert "one kernel: predicted" in str(explanation)

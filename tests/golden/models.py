@@ -25,7 +25,7 @@ class Model:
     Attributes:
         dtype: of its parameters.
         backward: go backward from its loss, or from its first result.
-        settings: attributes that are set on the module once it is made.
+        settings: attributes that are set on the module after its creation.
     """
 
     make: Make

@@ -109,7 +109,7 @@ def _run_model(model: Model, backend: Backend) -> None:
 
 
 def _without_data(model: Model) -> nn.Module:
-    """The module with fake parameters and buffers; what it computes of numbers while it is made, it computes."""
+    """Return the module with fake parameters and buffers; numbers that its constructor computes are real."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(model.dtype)
     try:
@@ -121,8 +121,8 @@ def _without_data(model: Model) -> nn.Module:
 
     def fake(tensor: Tensor) -> Tensor:
         if tensor not in fakes:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            fakes[tensor] = nn.Parameter(made) if isinstance(tensor, nn.Parameter) else made
+            result = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            fakes[tensor] = nn.Parameter(result) if isinstance(tensor, nn.Parameter) else result
         return fakes[tensor]
 
     for part in module.modules():
@@ -137,7 +137,7 @@ def _backward(results: object, inputs: Sequence[Tensor]) -> None:
 
 
 class _Recorder:
-    """Stands where graphs are compiled: each is scheduled and generated, noted, and runs as it is."""
+    """Replaces the compiler of graphs: schedules and generates each, records it, and runs its operations."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -26,7 +26,7 @@ RELEASES = TEXTS / "releases.json"
 
 @pytest.mark.parametrize("folder", TARGETS)
 @pytest.mark.parametrize("name", [*PROGRAMS, *MODELS])
-def test_decisions_are_those_on_record(
+def test_decisions_agree_with_the_record(
     name: str, folder: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     refresh = request.config.getoption("--refresh-goldens")
@@ -44,5 +44,5 @@ def test_decisions_are_those_on_record(
 
 
 def test_every_text_is_of_a_program() -> None:
-    found = {path.relative_to(TEXTS).as_posix() for path in TEXTS.rglob("*.txt")}
-    assert found == {f"{folder}/{name}.txt" for folder in TARGETS for name in [*PROGRAMS, *MODELS]}
+    results = {path.relative_to(TEXTS).as_posix() for path in TEXTS.rglob("*.txt")}
+    assert results == {f"{folder}/{name}.txt" for folder in TARGETS for name in [*PROGRAMS, *MODELS]}

@@ -14,6 +14,6 @@ pytestmark = pytest.mark.gpu
 def test_kernels_that_are_right_are_as_exact_as_their_dtypes(dtype: torch.dtype) -> None:
     """Forward and backward of a block with products, a norm and attention."""
     model = torch.nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True, device="cuda", dtype=dtype)
-    found = fusion.accuracy(model)(torch.randn(4, 96, 128, device="cuda", dtype=dtype))
-    assert any("backward" in launch.kernel for launch in found.launches)
-    assert all(launch.error <= 2 * launch.rounding + 1e-5 for launch in found.launches), str(found)
+    report = fusion.accuracy(model)(torch.randn(4, 96, 128, device="cuda", dtype=dtype))
+    assert any("backward" in launch.kernel for launch in report.launches)
+    assert all(launch.error <= 2 * launch.rounding + 1e-5 for launch in report.launches), str(report)

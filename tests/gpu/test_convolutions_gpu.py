@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fusion
 from fusion.joint import channels_last as formats
 from fusion.joint.channels_last import prefer_channels_last
-from tests.fusion.joint.test_formats import LAYOUTS, Residual, Views, outcome
+from tests.fusion.joint.test_channels_last import LAYOUTS, Residual, Views, outcome
 
 pytestmark = pytest.mark.gpu
 
@@ -36,7 +36,7 @@ class Separable(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "shape"), [(Residual, (8, 3, 65, 62)), (Views, (4, 4, 21, 30)), (Separable, (8, 3, 64, 60))]
 )
-def test_errors_and_strides_are_those_of_eager(
+def test_errors_and_strides_agree_with_eager(
     kind: type[nn.Module], shape: tuple[int, ...], half: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if half:
@@ -53,7 +53,7 @@ def test_errors_and_strides_are_those_of_eager(
         assert (mine - true).norm() <= allowed
 
 
-def test_those_of_halves_with_a_window_gain() -> None:
+def test_16_bit_convolutions_with_windows_gain() -> None:
     with FakeTensorMode():
         given = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((8, 64, 28, 28), (64, 64, 3, 3))]
         graph = make_fx(lambda x, weight: F.conv2d(x, weight).relu())(*given)

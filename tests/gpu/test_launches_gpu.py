@@ -67,7 +67,7 @@ def test_unaligned_tensors() -> None:
         torch.testing.assert_close(out, x.softmax(1))
 
 
-def test_the_last_program_sees_what_all_have_written() -> None:
+def test_the_last_program_sees_the_stores_of_all() -> None:
     """Thousands of programs, one launch after another, on several streams at once, and in graphs."""
     n = 1 << 16
     launch = build(total(n, 8192))
@@ -105,16 +105,16 @@ def test_the_last_program_sees_what_all_have_written() -> None:
     torch.testing.assert_close(given[3], given[2].max())
 
 
-def test_the_last_program_of_a_tile_sees_what_those_with_its_parts_have_written() -> None:
+def test_the_last_program_of_a_tile_sees_the_stores_of_all_its_parts() -> None:
     """The same bits each time, on several streams at once and in graphs: parts are added in their order."""
     kernel = matmul_in_parts(16, 512, 4096, 8)
     launch = build(kernel)
-    x, w, made, out = (tensor.cuda() for tensor in tensors(kernel))
+    x, w, result, out = (tensor.cuda() for tensor in tensors(kernel))
     want = (x.double() @ w.double().T).relu().half()
-    launch(x, w, made, out)
+    launch(x, w, result, out)
     torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-2)
     streams = [torch.cuda.Stream() for _ in range(4)]
-    parts, outs = torch.empty(4, *made.shape, device="cuda"), torch.empty(4, 50, *out.shape, device="cuda").half()
+    parts, outs = torch.empty(4, *result.shape, device="cuda"), torch.empty(4, 50, *out.shape, device="cuda").half()
     torch.cuda.synchronize()
     for step in range(50):
         for k, stream in enumerate(streams):
@@ -192,21 +192,21 @@ def test_a_graph_in_threads_that_have_done_nothing_on_the_device() -> None:
     x = torch.randn(64, 100, device="cuda", requires_grad=True)
     (expected,) = torch.autograd.grad(f(x).sum(), x)
     fused = fusion.fuse(f, options={"strict": True})
-    found: list[torch.Tensor | BaseException] = []
+    results: list[torch.Tensor | BaseException] = []
 
     def work() -> None:
         try:
             result = fused(x)
-            found.append(torch.autograd.grad(result, x, torch.ones_like(result))[0])
+            results.append(torch.autograd.grad(result, x, torch.ones_like(result))[0])
         except BaseException as failure:
-            found.append(failure)
+            results.append(failure)
 
     for _ in range(2):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
     work()
-    for got in found:
+    for got in results:
         assert isinstance(got, torch.Tensor), got
         torch.testing.assert_close(got, expected)
 

@@ -40,8 +40,8 @@ def as_near_as_eager(program: Callable[..., object], *inputs: Tensor, numerics: 
 
 def outcome(program: Callable[..., object], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Results of a program, and gradients of their sum, with a weight for each element."""
-    made = program(*inputs)
-    results = [made] if isinstance(made, Tensor) else list(made)
+    example = program(*inputs)
+    results = [example] if isinstance(example, Tensor) else list(example)
     weights = [torch.linspace(-1, 2, x.numel(), device=x.device, dtype=x.dtype).view(x.shape) for x in results]
     wanted = [x for x in inputs if x.requires_grad]
     return [*results, *torch.autograd.grad(results, wanted, weights)]

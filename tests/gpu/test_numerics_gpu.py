@@ -21,7 +21,7 @@ def test_chains_have_the_bits_of_eager(chain: Callable[..., torch.Tensor], dtype
     assert torch.equal(fuse(chain, options=STRICT)(x, y), chain(x, y))
 
 
-def test_numbers_are_compared_as_halves() -> None:
+def test_numbers_are_compared_as_16_bit_floats() -> None:
     x = torch.linspace(-2, 2, 4001, device="cuda").bfloat16()
     assert torch.equal(fuse(lambda x: x > 0.1)(x), x > 0.1)
 

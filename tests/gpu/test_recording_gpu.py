@@ -1,4 +1,4 @@
-"""CUDA graphs on a device: numbers of eager at every call, whatever has changed since the recording."""
+"""CUDA graphs on a device: eager's numbers at every call, after any change since the recording."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_random_numbers_differ_between_calls() -> None:
 
 
 def test_random_numbers_of_calls_that_record() -> None:
-    """Each size is captured at its second call, whose numbers were once those of the first."""
+    """Each size is captured at its second call, whose random numbers once repeated the first call's."""
     fused = recorded(lambda x: nn.functional.dropout(x, 0.5))
     for size in range(100, 116):
         x = torch.ones(size, device="cuda")
@@ -170,7 +170,7 @@ class Counter(nn.Module):
         return self.total * 2
 
 
-def test_buffers_are_changed_where_they_lie() -> None:
+def test_buffers_are_changed_in_place() -> None:
     plain = Counter()
     fused = recorded(plain)
     total = torch.zeros(3, 5, device="cuda")
@@ -191,7 +191,7 @@ def test_inputs_that_are_changed_are_not_recorded() -> None:
 
 
 def test_tensors_that_stay_where_they_are() -> None:
-    """A cache that the caller has marked is updated in place, at a position that a tensor holds."""
+    """A cache that the caller has marked is updated in place, at a position from a tensor."""
     cache = torch.zeros(1, 2, 16, 8, device="cuda")
     torch._dynamo.mark_static_address(cache)
 
@@ -204,9 +204,9 @@ def test_tensors_that_stay_where_they_are() -> None:
     known = torch.zeros_like(cache)
     for step in range(8):
         x = torch.randn(1, 2, 1, 8, device="cuda")
-        found = fused(x, torch.tensor([step], device="cuda"))
+        actual = fused(x, torch.tensor([step], device="cuda"))
         known[:, :, step] = x[:, :, 0]
         expected = (x @ known[:, :, : step + 1].transpose(-1, -2)).softmax(-1) @ known[:, :, : step + 1]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(cache, known)
     assert notes(fused) == ["recorded as a CUDA graph"]

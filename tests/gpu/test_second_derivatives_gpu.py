@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_dropped_elements_are_those_of_the_call(mode: str) -> None:
+def test_second_derivatives_drop_the_elements_of_the_call(mode: str) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x.sin(), 0.5) * torch.nn.functional.dropout(x, 0.3)
 

@@ -1,4 +1,4 @@
-"""Triton kernels on a device: each kind of kernel, of small and of large ragged sizes, gives the values it should."""
+"""Triton kernels on a device: each kind of kernel computes the right values, at small and at large ragged sizes."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def test_offsets_beyond_32_bits() -> None:
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
 @pytest.mark.parametrize("source", [torch.uint8, I8], ids=str)
 def test_bits_of_every_byte(source: torch.dtype, dtype: torch.dtype) -> None:
-    """With assembly of the device, of which the interpreter runs a model."""
+    """On a device this is assembly, which the interpreter only models."""
     kernel = converted(source, dtype, 70_001)
     given = every_byte(source, kernel)
     want = expected(kernel, given)
     got = [tensor.cuda() for tensor in given]
     build(kernel)(*got)
-    assert all(torch.equal(found.cpu(), exact) for found, exact in zip(got, want, strict=True))
+    assert all(torch.equal(actual.cpu(), exact) for actual, exact in zip(got, want, strict=True))

@@ -30,7 +30,7 @@ KERNELS: dict[str, Kernel] = {
     "in place": residual(4000, 2056, 520, BF16, over=True),
     "prologue": linear(1000, 700, 512, BF16),
     "rows": softmax(2000, 5000, Role.WHOLE),
-    "walked": softmax(60, 70_000, Role.LOOP),
+    "looped over": softmax(60, 70_000, Role.LOOP),
     "layernorm": layernorm(3000, 768, BF16),
     "columns": norm_backward(3000, 768),
     "gather": gather(3001, 770),
@@ -50,7 +50,7 @@ def test_every_configuration_is_right(name: str, tmp_path: Path, monkeypatch: py
     assert times[tuning.chosen] == min(times) and len(times) > 1
 
 
-def test_what_is_miscompiled_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_miscompiled_configuration_does_not_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton 3.6 loses numbers where a tile is multiplied and summed at once, in blocks of 128 and more."""
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
     kernel = rms_linear(300, 500, 700)

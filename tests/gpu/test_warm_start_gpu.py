@@ -55,7 +55,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("cudagraphs", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("function", "shapes"), PROGRAMS)
-def test_a_second_start_runs_what_the_first_has_made(function, shapes, dynamic, cudagraphs, monkeypatch):
+def test_a_second_start_runs_the_kernels_of_the_first(function, shapes, dynamic, cudagraphs, monkeypatch):
     given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
     unaligned = [torch.randn(x.numel() + 1, device="cuda", dtype=x.dtype)[1:].view(x.shape) for x in given]
     options = {"cudagraphs": cudagraphs}
@@ -71,7 +71,7 @@ def test_a_second_start_runs_what_the_first_has_made(function, shapes, dynamic, 
         torch.testing.assert_close(other, one, rtol=0, atol=0)
 
 
-def test_gradients_of_a_second_start_are_those_of_the_first(monkeypatch):
+def test_gradients_of_a_second_start_equal_the_first_ones(monkeypatch):
     model = nn.Sequential(nn.LayerNorm(96), nn.Linear(96, 200), nn.GELU(), nn.Linear(200, 7)).cuda()
     x = torch.randn(50, 96, device="cuda")
     gradients: list[list[Tensor]] = []

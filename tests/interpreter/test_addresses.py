@@ -1,4 +1,4 @@
-"""An access beyond a tensor is detected, even if there is memory; every test here relies on it."""
+"""An access beyond a tensor is detected, even into valid memory; every test here relies on it."""
 
 from __future__ import annotations
 

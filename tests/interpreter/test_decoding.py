@@ -7,7 +7,7 @@ import torch
 
 import fusion
 from tests.fusion.agreement import assert_as_eager
-from tests.fusion.schedule.test_parts import attend, check, decoding, kernels, repeated, with_symbolic_keys
+from tests.fusion.schedule.test_partial_reductions import attend, check, decoding, kernels, repeated, with_symbolic_keys
 
 
 @pytest.mark.parametrize(("keys", "dtype"), [(1024, torch.float32), (1111, torch.bfloat16)])
@@ -18,7 +18,7 @@ def test_one_query_for_each_head(keys: int, dtype: torch.dtype) -> None:
 
 
 def test_grouped_heads_with_ragged_lengths() -> None:
-    """One batch is mostly masked out, another one entirely."""
+    """One batch is mostly masked out, another entirely."""
     given = decoding(4, 2, 1111, torch.bfloat16, batch=3)
     mask = torch.arange(1111).view(1, 1, 1, 1111) < torch.tensor([1100, 70, 0]).view(3, 1, 1, 1)
     check(repeated, *given, mask, target="triton")

@@ -62,8 +62,8 @@ def test_the_last_program_of_a_tile_adds_up_its_parts(
     read, out = iter(given), torch.full((m, 72), float("nan"), dtype=BF16)
     passed = [next(read) if not param.written else out for param in kernel.params]
     (place,) = [k for k, param in enumerate(kernel.params) if param.written and param.dtype is torch.float32]
-    made = kernel.params[place]
-    parts = torch.empty_strided([int(size) for size in made.shape], [int(stride) for stride in made.strides])
+    result = kernel.params[place]
+    parts = torch.empty_strided([int(size) for size in result.shape], [int(stride) for stride in result.strides])
     passed[place] = parts.fill_(torch.nan)
     launch = TARGET.build(kernel, TARGET.emit(kernel))
     for _ in range(2):

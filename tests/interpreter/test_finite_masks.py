@@ -21,7 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on n
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("function", [least_number, least_number_added], ids=lambda function: function.__name__)
-def test_rows_that_begin_or_consist_of_masked_keys(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+def test_rows_that_begin_with_or_consist_of_masked_keys(
+    function: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, 1, 300, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
     fused = fusion.fuse(function, options={"target": "triton", "strict": True})

@@ -28,7 +28,7 @@ from tests.codegen.kernels.rows import (
     partial_sums,
     scattered,
     softmax,
-    sums_of_halves,
+    sums_of_half_the_channels,
     total,
     total_of_rows,
 )
@@ -106,7 +106,7 @@ def test_cast(source: torch.dtype, target: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("target", [torch.float16, torch.bfloat16], ids=str)
-def test_doubles_become_halves_by_way_of_float32(target: torch.dtype) -> None:
+def test_float64_is_converted_to_16_bits_through_float32(target: torch.dtype) -> None:
     x = torch.tensor([65519.999, 1 + 2**-11 + 2**-40, 1 + 2**-8 + 2**-40, 2**-25 * 1.00000001], dtype=torch.float64)
     out = torch.zeros(4, dtype=target)
     run(convert(torch.float64, target, 4), [x, out])
@@ -145,9 +145,9 @@ MANY_BLOCKS = Config((("m", 32), ("k", 16), ("n", 16), ("r", 16)))
 
 @pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
 @pytest.mark.parametrize("sizes", [(90, 90), (40, 90), (90, 40)], ids=str)
-@pytest.mark.parametrize("made", [online_attention, attention_dkv, attention_dq])
-def test_causal_walks_of_many_blocks(made: Callable[..., Kernel], sizes: tuple[int, int], split: bool) -> None:
-    kernel = made(2, *sizes, 16, causal=True)
+@pytest.mark.parametrize("result", [online_attention, attention_dkv, attention_dq])
+def test_causal_loops_of_many_blocks(result: Callable[..., Kernel], sizes: tuple[int, int], split: bool) -> None:
+    kernel = result(2, *sizes, 16, causal=True)
     given = tensors(kernel)
     want = expected(kernel, given)
     for config in (MANY_BLOCKS, DescribedConfig(MANY_BLOCKS.blocks)):
@@ -162,7 +162,7 @@ def test_causal_walks_of_many_blocks(made: Callable[..., Kernel], sizes: tuple[i
     [{"window": 20}, {"window": 1}, {"causal": True, "window": 50, "prefix": 35}, {"prefix": 70}],
     ids=lambda limits: " ".join(limits),
 )
-def test_walks_that_skip(limits: dict[str, int], split: bool) -> None:
+def test_loops_that_skip_blocks(limits: dict[str, int], split: bool) -> None:
     kernel = online_attention(1, 150, 150, 12, **limits)
     given = tensors(kernel)
     want = expected(kernel, given)
@@ -170,7 +170,7 @@ def test_walks_that_skip(limits: dict[str, int], split: bool) -> None:
     assert_same(kernel, given, want)
 
 
-def test_what_is_skipped_is_not_read() -> None:
+def test_skipped_blocks_are_not_read() -> None:
     kernel = online_attention(1, 128, 128, 16, causal=True, window=10)
     query, key, value, out = tensors(kernel)
     value[:, 32:64] = float("nan")
@@ -199,7 +199,7 @@ def test_running_folds_of_many_blocks() -> None:
 
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("columns", [700, 2048, 5000])
-def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool) -> None:
+def test_each_thread_keeps_its_own_running_values_of_a_row(columns: int, split: bool) -> None:
     kernel = online_logsumexp(6, columns)
     x, out = tensors(kernel)
     x[1, : columns // 2] = -torch.inf
@@ -212,7 +212,7 @@ def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool
 
 
 @pytest.mark.parametrize(
-    "made",
+    "result",
     [
         online_softmax,
         lambda rows, columns: online_softmax(rows, columns - 3, apart=columns),  # its end lies within a word
@@ -220,8 +220,8 @@ def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool
     ],
 )
 @pytest.mark.parametrize("columns", [700, 2048, 5000])
-def test_what_is_walked_again_is_walked_backwards(columns: int, made: Callable[[int, int], Kernel]) -> None:
-    kernel = made(3, columns)
+def test_a_second_loop_over_a_row_runs_backwards(columns: int, result: Callable[[int, int], Kernel]) -> None:
+    kernel = result(3, columns)
     given, config = tensors(kernel), Config((("r", 512),), num_warps=4, split=True)
     assert "r0 = " in TARGET.emit(kernel, config)
     want = expected(kernel, given)
@@ -241,7 +241,7 @@ def test_every_configuration_gives_the_same() -> None:
 
 
 def test_the_last_program_goes_on_and_leaves_the_counter_at_zero() -> None:
-    for kernel in (total(4096, 1024), column_totals(1024, 20, 256)):  # too long for one warp: walked
+    for kernel in (total(4096, 1024), column_totals(1024, 20, 256)):  # too long for one warp: looped over
         given = tensors(kernel)
         want = expected(kernel, given)
         source = TARGET.emit(kernel, Config((("r", 4), ("x", 1)), num_warps=1))
@@ -315,7 +315,7 @@ def test_unaligned_and_aliased_tensors() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
 @pytest.mark.parametrize("name", ["sum", "max", "min"])
-def test_sources_that_meet(name: str, dtype: torch.dtype) -> None:
+def test_colliding_sources(name: str, dtype: torch.dtype) -> None:
     for role in (Role.GRID, Role.LOOP):
         kernel = scattered(name, 300, 5, 7, dtype, role)
         given = tensors(kernel)
@@ -346,13 +346,13 @@ def test_empty_grid_and_empty_fold() -> None:
 
 @pytest.mark.parametrize(("channels", "size"), [(0, 0), (0, 5), (4, 0)])
 def test_fold_over_two_axes_of_which_one_is_empty(channels: int, size: int) -> None:
-    kernel = sums_of_halves(3, channels, size)
+    kernel = sums_of_half_the_channels(3, channels, size)
     out = torch.full((3, 2), 7.0)
     run(kernel, [torch.empty(3, channels, size), out])
     assert torch.equal(out, torch.zeros(3, 2))
 
 
-def test_an_edited_source_is_what_runs() -> None:
+def test_an_edited_source_runs_as_edited() -> None:
     kernel = add(100)
     source = TARGET.emit(kernel).replace("x + y", "x - y")
     x, y, out = tensors(kernel)

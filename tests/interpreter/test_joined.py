@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_products_of_the_same_rows_are_one_walk(name: str) -> None:
+def test_products_of_the_same_rows_are_one_loop(name: str) -> None:
     function, shapes = CASES[name]
     schedule = scheduled(function, *shapes)
     (call,) = launches(schedule)

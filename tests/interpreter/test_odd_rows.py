@@ -39,7 +39,7 @@ def inputs(rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def source_of(fused: Callable[..., object]) -> str:
-    return fusion.report(fused).kernels[-1].source  # of what was compiled last
+    return fusion.report(fused).kernels[-1].source  # of the last compilation
 
 
 def check(function: Function, fused: Function, given: list[torch.Tensor]) -> None:
@@ -53,7 +53,7 @@ def check(function: Function, fused: Function, given: list[torch.Tensor]) -> Non
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
 @pytest.mark.parametrize("columns", [64, 129, 250, 1000, 1501])
-def test_what_belongs_to_a_row_is_read_once(columns: int, dtype: torch.dtype) -> None:
+def test_numbers_of_a_row_are_read_once(columns: int, dtype: torch.dtype) -> None:
     fused = fusion.fuse(gradient, options=OPTIONS, dynamic=False)
     check(gradient, fused, inputs(5, columns, dtype))
     source = source_of(fused)
@@ -61,7 +61,7 @@ def test_what_belongs_to_a_row_is_read_once(columns: int, dtype: torch.dtype) ->
     assert f"% {columns}" not in source or columns == 129
 
 
-def test_rows_that_lie_apart_and_begin_anywhere() -> None:
+def test_rows_with_gaps_and_any_start() -> None:
     fused = fusion.fuse(gradient, options=OPTIONS, dynamic=False)
     x, *rest = inputs(7, 1501, torch.bfloat16)
     whole = torch.zeros(9 * 1603, dtype=torch.bfloat16)
@@ -83,7 +83,7 @@ def columns_of_batches(x: torch.Tensor, top: torch.Tensor, scale: torch.Tensor) 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(3, 140, 517), (2, 40, 250), (2, 300, 1001)], ids=str)
-def test_sums_of_columns_read_what_belongs_to_a_row_once(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_sums_of_columns_read_numbers_of_a_row_once(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     x, top, scale = (torch.randn(*s, generator=generator) for s in (shape, shape[:2], shape[:2]))
     fused = fusion.fuse(columns_of_batches, options=OPTIONS, dynamic=False)
@@ -106,7 +106,7 @@ WALKS = {
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_walks_from_aligned_addresses(name: str) -> None:
+def test_loops_from_aligned_addresses(name: str) -> None:
     kernel: Kernel = WALKS[name]
     config = Config((("r", 16384),), num_warps=4) if "one block" in name else None
     given = tensors(kernel)
@@ -127,7 +127,7 @@ def test_single_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 4])
-def test_the_last_word_of_a_row_is_read_whole_where_it_is_aligned(before: int) -> None:
+def test_the_last_word_of_an_aligned_row_is_read_at_once(before: int) -> None:
     """Memory after the word that a row ends in may not be allocated."""
     kernel = softmax(1, 3001, Role.LOOP)
     given = tensors(kernel)

@@ -21,10 +21,10 @@ from fusion.codegen.triton.launch.interpreted import _complete_interpreter
 )
 def test_neighbours_are_joined(shape: tuple[int, ...], axis: int | None, calls: int, keep_dims: bool) -> None:
     _complete_interpreter()
-    made = []
+    results = []
 
     def join(a: Any, i: Any, b: Any, j: Any) -> tuple[Any, Any]:
-        made.append(a.handle.data.shape)
+        results.append(a.handle.data.shape)
         first = a.handle.data <= b.handle.data
         return tuple(tile(np.where(first, one.handle.data, two.handle.data)) for one, two in ((a, b), (i, j)))
 
@@ -35,8 +35,8 @@ def test_neighbours_are_joined(shape: tuple[int, ...], axis: int | None, calls: 
     values = np.random.default_rng(0).permutation(np.prod(shape)).astype(np.float32).reshape(shape)
     places = np.arange(values.size, dtype=np.int32).reshape(shape)
     reduction = interpreter.ReduceOps(axis, SimpleNamespace(fn=join), keep_dims)
-    least, place = (found.handle.data for found in reduction.generic_reduce((tile(values), tile(places))))
-    assert len(made) == calls
+    least, place = (actual.handle.data for actual in reduction.generic_reduce((tile(values), tile(places))))
+    assert len(results) == calls
     expected = values.min(axis, keepdims=keep_dims)
     np.testing.assert_array_equal(least.reshape(expected.shape), expected)
     np.testing.assert_array_equal(values.reshape(-1)[place].reshape(expected.shape), expected)

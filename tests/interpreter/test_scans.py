@@ -24,23 +24,23 @@ def run(kernel: Kernel, tensors: list[torch.Tensor], config: Config) -> str:
 
 @pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("walk", WALKS)
-def test_masks_in_memory(walk: str, mask: str, split: bool) -> None:
+@pytest.mark.parametrize("loop", WALKS)
+def test_masks_in_memory(loop: str, mask: str, split: bool) -> None:
     for sizes in ((2, 96, 128), (2, 150, 90)):
-        kernel = masked(walk, mask, sizes)
+        kernel = masked(loop, mask, sizes)
         tensors = given(kernel, sizes)
         want = expected(kernel, tensors)
         source = run(kernel, tensors, replace(BLOCKS, split=split))
-        assert ("_lower" in source) == (walk != "dkv" or mask not in ("lengths", "flags")) and "_upper" in source
+        assert ("_lower" in source) == (loop != "dkv" or mask not in ("lengths", "flags")) and "_upper" in source
         assert_same(kernel, tensors, want)
 
 
 @pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
-@pytest.mark.parametrize("walk", WALKS)
-def test_a_mask_of_each_score(walk: str, split: bool) -> None:
+@pytest.mark.parametrize("loop", WALKS)
+def test_a_mask_of_each_score(loop: str, split: bool) -> None:
     """It is read in every block; only the last one, a loop of its own, masks the end of a row."""
     for sizes in ((1, 96, 128), (1, 50, 90)):
-        kernel = masked(walk, EACH, sizes)
+        kernel = masked(loop, EACH, sizes)
         tensors = given(kernel, sizes)
         want = expected(kernel, tensors)
         source = run(kernel, tensors, replace(BLOCKS, split=split))
@@ -51,9 +51,9 @@ def test_a_mask_of_each_score(walk: str, split: bool) -> None:
 @pytest.mark.parametrize("ids", DOCUMENTS)
 def test_documents_in_any_order(ids: str) -> None:
     sizes = (1, 150, 150)
-    for walk in WALKS:
+    for loop in WALKS:
         for mask in ("documents", "causal documents"):
-            kernel = masked(walk, mask, sizes)
+            kernel = masked(loop, mask, sizes)
             tensors = given(kernel, sizes, DOCUMENTS[ids](150))
             want = expected(kernel, tensors)
             run(kernel, tensors, replace(BLOCKS, split=True))

@@ -7,7 +7,16 @@ import torch
 
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
-from tests.fusion.schedule.test_contractions import SHARED, error, gated, listed, made, only_kernel, ordered, outputs
+from tests.fusion.schedule.test_contractions import (
+    SHARED,
+    error,
+    gated,
+    listed,
+    only_kernel,
+    ordered,
+    outputs,
+    random_tensors,
+)
 
 TARGET = TritonTarget("sm_90")
 
@@ -16,7 +25,7 @@ TARGET = TritonTarget("sm_90")
 @pytest.mark.parametrize("name", SHARED)
 def test_products_of_one_operand(name: str, dtype: torch.dtype) -> None:
     function, shapes = SHARED[name]
-    given = made(shapes, dtype)
+    given = random_tensors(shapes, dtype)
     kernel = only_kernel(function, given)
     outs = outputs(kernel)
     TARGET.build(kernel, TARGET.emit(kernel))(*ordered(kernel, given), *outs)

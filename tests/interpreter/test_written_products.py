@@ -14,7 +14,7 @@ READERS: list[Callable[[torch.Tensor], torch.Tensor]] = [lambda t: t.softmax(-1)
 
 @pytest.mark.parametrize("layout", ["rows with gaps", "transposed"])
 @pytest.mark.parametrize("read", READERS)
-def test_a_library_s_product_is_read_as_it_lies(read: Callable[[torch.Tensor], torch.Tensor], layout: str) -> None:
+def test_a_library_product_is_read_in_its_own_layout(read: Callable[[torch.Tensor], torch.Tensor], layout: str) -> None:
     def update(target: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         target.addmm_(x, y, beta=0)
         return read(target)

@@ -49,8 +49,8 @@ def param(
     written: bool = False,
     strides: Sequence[int] | None = None,
 ) -> Param:
-    made = buffer(name, shape, dtype, strides)
-    return Param(name, dtype, made.shape, made.strides, written)
+    result = buffer(name, shape, dtype, strides)
+    return Param(name, dtype, result.shape, result.strides, written)
 
 
 def kernel(

@@ -1,4 +1,4 @@
-"""Checks a function against its lowering: same values, shapes, dtypes and strides, and no call left that has a rule."""
+"""Checks a function against its lowering: same values, shapes, dtypes and strides, and no call that has a rule."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fusion.lowering.program import Extern, Program
 from fusion.lowering.verify import verify_program
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
-"""Relative and absolute, per dtype of the result: both sides compute halves in float32 and round once."""
+"""Relative and absolute, per dtype of the result: both sides compute 16-bit floats in float32 and round once."""
 
 
 def traced(
     function: Callable[..., object], inputs: Sequence[torch.Tensor], mode: str = "fake", *, whole: bool = False
 ) -> GraphModule:
-    """The graph of ATen calls that AOTAutograd would give for these inputs; with `whole`, nothing is taken apart."""
+    """Return the graph of ATen calls that AOTAutograd would give for these inputs; `whole`: nothing is decomposed."""
 
     def call(*args: torch.Tensor) -> object:
         return tree_leaves(function(*args))
@@ -48,7 +48,7 @@ def lowered(
 
 
 def single_call(target: OpOverload, args: Sequence[object], results: Sequence[torch.Tensor | None]) -> GraphModule:
-    """A graph of one call that gives `results`, for what PyTorch does not trace on a CPU."""
+    """Return a graph of one call with `results`, for operations that PyTorch does not trace on a CPU."""
     graph, mode = Graph(), FakeTensorMode()
     holders = [graph.placeholder(f"x{k}") if isinstance(arg, torch.Tensor) else arg for k, arg in enumerate(args)]
     for holder, arg in zip(holders, args, strict=True):
@@ -64,18 +64,18 @@ def single_call(target: OpOverload, args: Sequence[object], results: Sequence[to
 
 
 def calls(program: Program) -> dict[str, str]:
-    """What the program leaves to the library, views apart: name of the ATen operation → reason."""
+    """Return the program's library calls except views: name of the ATen operation → reason."""
     return {node.target.__name__: node.reason for node in program.nodes if isinstance(node, Extern) and node.reason}
 
 
 def layout(tensor: torch.Tensor) -> list[int]:
-    """The strides that matter: those of dimensions that are walked."""
+    """Return the strides of dimensions with more than one element; other strides do not matter."""
     return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
 
 
-def same(found: object, expected: object) -> None:
+def same(actual: object, expected: object) -> None:
     """Equal in every respect: dtype, shape, strides, values, sign of zero apart."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
 
 
 def check(
@@ -86,13 +86,13 @@ def check(
     tolerance: float | None = None,
     contractions: Collection[str] | None = None,
 ) -> Program:
-    """Lower, verify, run, and compare with eager; `leaves` names the calls that have to be left to the library."""
+    """Lower, verify, run, and compare with eager; `leaves` names the expected library calls."""
     program = lowered(function, *inputs, mode=mode, contractions=contractions)
     assert sorted(calls(program)) == sorted(leaves)
     expected = tree_leaves(function(*inputs))
-    found = run_program(program, inputs)
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+    actual = run_program(program, inputs)
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
         close = TOLERANCE.get(other.dtype, 0.0) if tolerance is None else tolerance
         torch.testing.assert_close(one, other, rtol=close, atol=close, equal_nan=True)
         assert layout(one) == layout(other)

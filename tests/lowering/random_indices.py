@@ -42,13 +42,13 @@ def points(box: Box, length: int = 1) -> Iterator[Point]:
         yield {**dict(zip(box, position, strict=True)), **fixed}
 
 
-# An expression and its meaning side by side, so that what the constructors simplify is tested too.
+# An expression and its meaning side by side, so that simplifications in constructors are tested too.
 Built = tuple[sympy.Expr, "Meaning"]
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an expression should mean: a tree that sympy has never seen."""
+    """The meaning of an expression: a tree that does not pass through sympy."""
 
     kind: str
     leaf: int | sympy.Symbol = 0
@@ -61,13 +61,13 @@ class Meaning:
         return {"+": a + b, "*": a * b}[self.kind] if self.kind in "+*" else a // b if self.kind == "//" else a % b
 
 
-def leaf(what: int | sympy.Symbol) -> Built:
-    return sympy.sympify(what), Meaning("leaf", what)
+def leaf(value: int | sympy.Symbol) -> Built:
+    return sympy.sympify(value), Meaning("leaf", value)
 
 
 def combine(kind: str, a: Built, b: Built) -> Built:
-    made = {"+": lambda x, y: x + y, "*": lambda x, y: x * y, "//": FloorDiv, "%": Mod}[kind](a[0], b[0])
-    return made, Meaning(kind, parts=(a[1], b[1]))
+    result = {"+": lambda x, y: x + y, "*": lambda x, y: x * y, "//": FloorDiv, "%": Mod}[kind](a[0], b[0])
+    return result, Meaning(kind, parts=(a[1], b[1]))
 
 
 divisors = st.sampled_from([leaf(n) for n in (1, 2, 3, 4, 6, 8, 12, 16)])
@@ -99,5 +99,5 @@ def boxes(symbolic: bool = False) -> st.SearchStrategy[Box]:
 
 
 def some_points(box: Box, length: int) -> list[Point]:
-    found = list(points(box, length))
-    return found[:: max(1, len(found) // 50)]
+    result = list(points(box, length))
+    return result[:: max(1, len(result) // 50)]

@@ -71,7 +71,7 @@ def test_the_layout_of_the_result(order: tuple[int, ...]) -> None:
     assert torch.equal(out, attention(*operands(False)))
 
 
-def test_autocast_converts_what_eager_converts() -> None:
+def test_autocast_converts_the_operands_that_eager_converts() -> None:
     inputs = [x.float() for x in operands(False)]
     mask = mask_of("float", torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

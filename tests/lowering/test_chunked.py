@@ -44,7 +44,7 @@ def with_node(changed: Program, node: Chunked[Program]) -> Program:
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["as stated", "float64"])
-def test_a_region_in_chunks_means_what_it_meant(exact: bool) -> None:
+def test_a_region_in_chunks_keeps_its_meaning(exact: bool) -> None:
     whole, changed, node = chunked()
     assert len(node.rows) == len(node.sums) == len(node.folds) == 1
     assert [points for _, points, _ in node.starts(70)] == [32, 32, 6]
@@ -64,7 +64,7 @@ def test_it_is_printed_in_one_line() -> None:
     assert "70 points of " in line and "cut along 0" in line and node.reason in line
 
 
-def test_copies_that_it_reads_are_merged_like_those_of_others() -> None:
+def test_copies_that_a_chunked_node_reads_are_merged() -> None:
     _, changed, node = chunked()
     shape = changed.buffers["arg0_1"].shape
     axes = tuple(Axis(axis_symbol(k), size) for k, size in enumerate(shape))
@@ -74,8 +74,8 @@ def test_copies_that_it_reads_are_merged_like_those_of_others() -> None:
     buffers = [replace(changed.buffers["arg0_1"], name=name) for name in ("one", "two")]
     nodes = [*copies, *(other if each is node else each for each in changed.nodes)]
     merged = merge_copies(changed.edited(nodes, buffers=buffers), {"one", "two"})
-    (found,) = (each for each in merged.nodes if isinstance(each, Chunked))
-    assert found.reads == tuple("one" if name == "two" else name for name in other.reads)
+    (result,) = (each for each in merged.nodes if isinstance(each, Chunked))
+    assert result.reads == tuple("one" if name == "two" else name for name in other.reads)
     verify_program(merged)
     torch.testing.assert_close(run_program(merged, [X, W]), run_program(changed, [X, W]))
 

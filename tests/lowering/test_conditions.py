@@ -46,27 +46,27 @@ conditions = st.recursive(smallest, larger, max_leaves=12)
 
 
 def values(*roots: Expr) -> torch.Tensor:
-    return torch.stack([found.expand(6) for found in evaluate(roots, AXES, SCOPE)])
+    return torch.stack([result.expand(6) for result in evaluate(roots, AXES, SCOPE)])
 
 
 @given(conditions)
 def test_plain_and_negated_conditions_mean_the_same(condition: Expr) -> None:
-    (found,) = plain([condition])
+    (actual,) = plain([condition])
     expected = values(condition)
-    assert torch.equal(values(found), expected)
+    assert torch.equal(values(actual), expected)
     assert torch.equal(values(negated(condition)), ~expected)
 
 
 @given(conditions)
-def test_what_is_plain_stays_as_it_is(condition: Expr) -> None:
-    (found,) = plain([condition])
-    assert plain([found]) == [found]
+def test_simplified_conditions_stay_unchanged(condition: Expr) -> None:
+    (result,) = plain([condition])
+    assert plain([result]) == [result]
 
 
 def test_a_choice_within_a_choice_is_plain_in_one_step() -> None:
     flag, false = Load("flags", (I0,), torch.bool), Const(False, torch.bool)
-    (found,) = plain([op("where", flag, op("where", flag, flag, flag), false)])
-    assert plain([found]) == [found]
+    (result,) = plain([op("where", flag, op("where", flag, flag, flag), false)])
+    assert plain([result]) == [result]
 
 
 @given(conditions, integers, integers)
@@ -76,21 +76,21 @@ def test_choices_are_the_same(condition: Expr, a: Expr, b: Expr) -> None:
 
 
 @given(conditions, conditions)
-def test_where_a_condition_holds_others_are_as_they_were(condition: Expr, other: Expr) -> None:
+def test_under_a_condition_other_conditions_keep_their_meaning(condition: Expr, other: Expr) -> None:
     (condition,) = plain([condition])
     assume(not isinstance(condition, Const))
     holds = values(condition)
-    (found,) = where_holds(condition, [op("where", condition, other, negated(other))])
-    assert torch.equal(values(found)[holds], values(other)[holds])
+    (result,) = where_holds(condition, [op("where", condition, other, negated(other))])
+    assert torch.equal(values(result)[holds], values(other)[holds])
 
 
-def test_what_is_known_is_not_computed() -> None:
+def test_known_conditions_are_not_computed() -> None:
     flag, late = Load("flags", (I0,), torch.bool), op("lt", IndexValue(I0), const(4, torch.int64))
     both = op("and", flag, late)
-    (found,) = where_holds(
+    (result,) = where_holds(
         both, [op("where", op("or", op("not", flag), negated(late)), const(0.0, torch.float32), x())]
     )
-    assert found is x()
+    assert result is x()
     assert list(conjuncts(both)) == [both, flag, late]
 
 

@@ -28,14 +28,14 @@ from fusion.lowering.registry import RULES
 aten = torch.ops.aten
 
 
-def test_nothing_with_a_rule_is_taken_apart():
+def test_operations_with_a_rule_are_not_decomposed():
     exceptions = {getattr(packet, name) for packet in FOR_TRAINING for name in packet.overloads()}
     exceptions |= {aten._softmax_backward_data.default, *OTHERWISE_ROUNDED, *MISTRACED, *KNOWN_AT_THE_CALL}  # our own
     exceptions |= {*AS_THE_SECOND}
     assert decompositions().keys() & RULES.keys() <= exceptions
 
 
-def test_composites_without_a_rule_are():
+def test_composites_without_a_rule_are_decomposed():
     for target in (
         aten.native_batch_norm_backward.default,
         aten._native_batch_norm_legit_functional.default,
@@ -46,8 +46,8 @@ def test_composites_without_a_rule_are():
         assert target in decompositions()
 
 
-def test_composites_of_eager_come_apart_by_themselves():
-    """They are not in the table: to list all that there are takes longer than to trace a small program."""
+def test_composites_of_eager_decompose_by_themselves():
+    """They are not in the table, because listing all of them takes longer than tracing a small program."""
     apart = (aten.linear.default, aten.einsum.default, aten.instance_norm.default)
     assert not decompositions().keys() & set(apart)
 
@@ -61,7 +61,7 @@ def test_composites_of_eager_come_apart_by_themselves():
         assert targets and not targets & set(apart)
 
 
-def test_library_calls_stay_whole():
+def test_library_calls_are_not_decomposed():
     for target in (
         aten._scaled_dot_product_flash_attention_for_cpu.default,
         aten.embedding_dense_backward.default,
@@ -86,7 +86,7 @@ INTO = {
 
 @pytest.mark.parametrize("name", INTO)
 @pytest.mark.parametrize("shape", [(1, 3), (4, 1), (4, 3)])
-def test_what_is_put_into_shared_memory_has_the_strides_of_eager(name: str, shape: tuple[int, ...]) -> None:
+def test_writes_into_expanded_tensors_have_the_strides_of_eager(name: str, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape).expand(4, 3)
     graph = make_fx(INTO[name], decomposition_table=decompositions(), tracing_mode="fake")(x)
     (result,) = graph.graph.output_node().all_input_nodes
@@ -112,8 +112,8 @@ LAID_OUT = (*AS_THE_SECOND, partial(aten.div.Tensor_mode, rounding_mode="floor")
 @pytest.mark.parametrize("tracing", ["fake", "symbolic"])
 @pytest.mark.parametrize("other", OPERANDS)
 @pytest.mark.parametrize("first", OPERANDS)
-def test_results_lie_as_the_first_operand_does(first: str, other: str, tracing: str) -> None:
-    """One trace holds all operations: most of its time goes into the symbols of the operands' sizes."""
+def test_results_have_the_layout_of_the_first_operand(first: str, other: str, tracing: str) -> None:
+    """One trace holds all operations, since most of its time goes into the symbols of the operands' sizes."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [target(x, y) for target in LAID_OUT]
@@ -130,7 +130,7 @@ def test_results_lie_as_the_first_operand_does(first: str, other: str, tracing: 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("tracing", ["fake", "symbolic"])
 @pytest.mark.parametrize("order", [*permutations(range(3)), (0, 3, 1, 2), (0, 2, 1, 3), (3, 2, 1, 0)], ids=str)
-def test_batch_norms_lie_as_in_eager(order: tuple[int, ...], tracing: str, training: bool) -> None:
+def test_batch_norms_have_the_layout_of_eager(order: tuple[int, ...], tracing: str, training: bool) -> None:
     x = torch.randn((3, 4, 5, 6)[: len(order)]).permute(order)
     means, variances = torch.rand(2, x.shape[1]).unbind()
 
@@ -145,7 +145,7 @@ def test_batch_norms_lie_as_in_eager(order: tuple[int, ...], tracing: str, train
 
 
 def volume(x: torch.Tensor) -> torch.Tensor:
-    """Three of a picture one behind the other, with channels last where it has them."""
+    """Three images stacked as a volume, with channels last where the image has them."""
     form = torch.channels_last_3d if x.stride(1) == 1 else torch.contiguous_format
     return torch.stack([x] * 3, -1).contiguous(memory_format=form)
 
@@ -167,7 +167,7 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2), (3, 2, 1, 0)], ids=str)
-def test_pictures_lie_as_in_eager(order: tuple[int, ...], name: str) -> None:
+def test_images_have_the_layout_of_eager(order: tuple[int, ...], name: str) -> None:
     x = torch.randn([(4, 6, 5, 3)[k] for k in order]).permute([order.index(k) for k in range(4)])
     graph = make_fx(PICTURES[name], decomposition_table=decompositions(), tracing_mode="fake")(x)
     (result,) = graph.graph.output_node().all_input_nodes
@@ -178,8 +178,8 @@ def test_pictures_lie_as_in_eager(order: tuple[int, ...], name: str) -> None:
 def test_shuffled_channels_are_never_the_operand(groups: int) -> None:
     x = torch.randn(3, 4, 5)
     graph = make_fx(lambda x: torch.channel_shuffle(x, groups), decomposition_table=decompositions())(x)
-    found, expected = graph(x), torch.channel_shuffle(x, groups)
-    assert torch.equal(found, expected) and found.data_ptr() != x.data_ptr() != expected.data_ptr()
+    traced, expected = graph(x), torch.channel_shuffle(x, groups)
+    assert torch.equal(traced, expected) and traced.data_ptr() != x.data_ptr() != expected.data_ptr()
 
 
 def test_nothing_shares_no_memory() -> None:
@@ -188,7 +188,7 @@ def test_nothing_shares_no_memory() -> None:
     assert graph(x).shape == x.shape
 
 
-def test_it_is_made_once():
+def test_the_table_is_built_once():
     assert decompositions() is decompositions() is not decompositions(exact=True)
 
 
@@ -278,7 +278,7 @@ def test_a_sum_of_products_is_one_product(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize(("device", "strides"), [("cpu", (96, 1, 12, 2)), ("meta", (96, 48, 6, 1))])
-def test_what_is_unpooled_keeps_the_channels_last_on_a_cpu(device: str, strides: tuple[int, ...]):
+def test_unpooling_keeps_channels_last_on_a_cpu(device: str, strides: tuple[int, ...]):
     x = torch.ones(1, 2, 4, 3, device=device).contiguous(memory_format=torch.channels_last)
     positions = torch.zeros(x.shape, dtype=torch.int64, device=device)
     assert max_unpool(x, positions, (8, 6)).stride() == strides

@@ -22,52 +22,52 @@ HALF = torch.full((5,), 0.5)
 def chain() -> Program:
     """z = exp(x · half) + 1, in two nodes; half is a constant."""
     scaled = op("mul", Load("x", (I0,), F32), Load("half", (I0,), F32))
-    made = program(
+    example = program(
         [buffer(name, (5,)) for name in ("x", "half", "y", "z")],
         [Map("y", AXES, op("exp", scaled)), Map("z", AXES, op("add", Load("y", (I0,), F32), Load("y", (I0,), F32)))],
         ["x"],
         "z",
     )
     origins = {"y": Origin("exp"), "z": Origin("add")}
-    return replace(made, constants={"half": HALF}, origins=origins, inlined={"y": ("mul",)})
+    return replace(example, constants={"half": HALF}, origins=origins, inlined={"y": ("mul",)})
 
 
-def run(made: Program) -> torch.Tensor:
-    verify_program(made)
-    (result,) = run_program(made, [torch.arange(5.0)])
+def run(example: Program) -> torch.Tensor:
+    verify_program(example)
+    (result,) = run_program(example, [torch.arange(5.0)])
     assert isinstance(result, torch.Tensor)
     return result
 
 
-def test_what_is_not_given_is_kept() -> None:
-    made = chain()
+def test_fields_that_are_not_passed_are_kept() -> None:
+    example = chain()
     copy = Map("w", AXES, Load("y", (I0,), F32))
     last = Map("z", AXES, op("add", Load("w", (I0,), F32), Load("y", (I0,), F32)))
-    changed = made.edited(
-        [made.nodes[0], copy, last],
-        buffers=[replace(made.buffers["y"], name="w")],
+    changed = example.edited(
+        [example.nodes[0], copy, last],
+        buffers=[replace(example.buffers["y"], name="w")],
         origins={"w": "y"},
-        inlined={"w": made.operations_of("y")},
+        inlined={"w": example.operations_of("y")},
     )
-    assert list(changed.buffers) == ["x", "half", "y", "z", "w"] and changed.constants is made.constants
-    assert changed.origins == {**made.origins, "w": made.origins["y"]}
+    assert list(changed.buffers) == ["x", "half", "y", "z", "w"] and changed.constants is example.constants
+    assert changed.origins == {**example.origins, "w": example.origins["y"]}
     assert changed.operations_of("w") == ("mul", "y", "w") and changed.operations_of("y") == ("mul", "y")
-    assert (changed.inputs, changed.outputs) == (made.inputs, made.outputs)
-    torch.testing.assert_close(run(changed), run(made))
+    assert (changed.inputs, changed.outputs) == (example.inputs, example.outputs)
+    torch.testing.assert_close(run(changed), run(example))
 
 
-def test_outputs_in_the_place_of_others() -> None:
-    made = chain()
-    changed = made.edited(outputs=[BufferRef("y")])
+def test_outputs_are_replaced() -> None:
+    example = chain()
+    changed = example.edited(outputs=[BufferRef("y")])
     torch.testing.assert_close(run(changed), torch.exp(torch.arange(5.0) / 2))
 
 
 def test_nothing_changed_is_the_same_object() -> None:
-    made = chain()
-    assert made.edited() is made
-    assert made.edited(list(made.nodes), buffers=made.buffers.values(), outputs=made.outputs) is made
-    assert made.edited(origins={"y": "y"}, inlined=made.inlined) is made
-    assert made.edited([replace(node) for node in made.nodes]) is not made  # nodes of their own are meant
+    example = chain()
+    assert example.edited() is example
+    assert example.edited(list(example.nodes), buffers=example.buffers.values(), outputs=example.outputs) is example
+    assert example.edited(origins={"y": "y"}, inlined=example.inlined) is example
+    assert example.edited([replace(node) for node in example.nodes]) is not example  # nodes of their own are meant
 
 
 def test_an_origin_that_is_not_known_is_a_defect() -> None:
@@ -76,30 +76,30 @@ def test_an_origin_that_is_not_known_is_a_defect() -> None:
 
 
 def product() -> Program:
-    """z = x · x of 3 by 3, with the library's call beside it."""
+    """z = x · x of 3 by 3, with its library call."""
     calls = (Extern(("z",), torch.ops.aten.mm.default, (BufferRef("x"), BufferRef("x"))),)
     lhs, rhs = Load("x", (I0, R0), F32), Load("x", (R0, I1), F32)
     node = Contract("z", (axis(I0, 3), axis(I1, 3)), (axis(R0, 3),), lhs, rhs, (I0,), (I1,), F32)
-    made = program([buffer("x", (3, 3)), buffer("z", (3, 3))], [node], ["x"], "z")
-    return made.edited(library={"z": calls})
+    example = program([buffer("x", (3, 3)), buffer("z", (3, 3))], [node], ["x"], "z")
+    return example.edited(library={"z": calls})
 
 
-def test_the_librarys_calls_stand_beside_equal_contracts() -> None:
-    made = product()
-    verify_program(made)
-    (node,) = made.nodes
+def test_equal_contracts_keep_their_library_calls() -> None:
+    result = product()
+    verify_program(result)
+    (node,) = result.nodes
     assert isinstance(node, Contract) and replace(node) == node and hash(replace(node)) == hash(node)
-    assert made.edited([replace(node)]).library == made.library
-    (called,) = made.library.values()
+    assert result.edited([replace(node)]).library == result.library
+    (called,) = result.library.values()
     x = torch.randn(3, 3)
-    for form in (made, made.edited(called)):
+    for form in (result, result.edited(called)):
         verify_program(form)
         torch.testing.assert_close(run_program(form, [x])[0], x @ x)
 
 
 def test_the_librarys_calls_go_with_their_contract() -> None:
-    made = product()
-    (called,) = made.library.values()
-    assert made.edited(called).library == {}
-    assert made.edited(library={"z": ()}).library == {}
-    assert made.edited(library={"x": called}).library == made.library
+    result = product()
+    (called,) = result.library.values()
+    assert result.edited(called).library == {}
+    assert result.edited(library={"z": ()}).library == {}
+    assert result.edited(library={"x": called}).library == result.library

@@ -22,8 +22,8 @@ from tests.lowering.lowered import same
 
 def values(expr: Expr, axes: dict[sympy.Symbol, int], **buffers: torch.Tensor) -> torch.Tensor:
     """`expr` over whole axes, expanded to all of them."""
-    found = evaluate([expr], {axis: range(n) for axis, n in axes.items()}, Scope(buffers, {}, {}))[0]
-    return found.expand(list(axes.values()))
+    result = evaluate([expr], {axis: range(n) for axis, n in axes.items()}, Scope(buffers, {}, {}))[0]
+    return result.expand(list(axes.values()))
 
 
 # Expressions ----------------------------------------------------------------------------------------------------------
@@ -41,14 +41,14 @@ def test_index_arithmetic_is_that_of_python(index: sympy.Expr) -> None:
             return args[0] // args[1] if isinstance(expr, FloorDiv) else args[0] % args[1]
         return sum(args) if expr.is_Add else math.prod(args) if expr.is_Mul else args[0] ** args[1]
 
-    found = values(IndexValue(index), {I0: 7, I1: 4})
-    assert found.tolist() == [[python(index, {I0: i, I1: j}) for j in range(4)] for i in range(7)]
+    result = values(IndexValue(index), {I0: 7, I1: 4})
+    assert result.tolist() == [[python(index, {I0: i, I1: j}) for j in range(4)] for i in range(7)]
 
 
-def test_sizes_in_an_index_only_need_to_be_whole_together() -> None:
+def test_only_the_sum_of_an_index_must_be_an_integer() -> None:
     scope = Scope({}, {LENGTH: 6}, {})
-    found = evaluate([IndexValue(LENGTH / 2 * I0 + LENGTH / 3)], {I0: range(3)}, scope)[0]
-    assert found.tolist() == [2, 5, 8]
+    result = evaluate([IndexValue(LENGTH / 2 * I0 + LENGTH / 3)], {I0: range(3)}, scope)[0]
+    assert result.tolist() == [2, 5, 8]
     with pytest.raises(VerifyError, match="no value"):
         evaluate([IndexValue(LENGTH * I0)], {I0: range(3)}, Scope({}, {}, {}))
 
@@ -104,7 +104,7 @@ def test_loads_read_any_dtype(dtype: torch.dtype) -> None:
     assert values(masked, {I0: 7}, x=x).to(torch.complex64).tolist() == [0, *x.to(torch.complex64).tolist()]
 
 
-def test_gathers_read_where_a_loaded_value_says() -> None:
+def test_gathers_read_at_a_loaded_index() -> None:
     table, where = torch.randn(10, 4), torch.randint(0, 10, (5,))
     same(values(Load("t", (Load("w", (I0,), I64), I1), F32), {I0: 5, I1: 4}, t=table, w=where), table[where])
 
@@ -113,8 +113,8 @@ def test_masked_loads_read_nothing_and_give_zero() -> None:
     x = torch.full((4,), float("nan"))
     inside = op("lt", IndexValue(I0), const(4, I64))
     same(values(Load("x", (I0 + 1000,), F32, op("not", inside)), {I0: 4}, x=x), torch.zeros(4))
-    found = values(Load("x", (I0,), F32, inside), {I0: 6}, x=x)
-    assert found.isnan().tolist() == [True] * 4 + [False] * 2
+    result = values(Load("x", (I0,), F32, inside), {I0: 6}, x=x)
+    assert result.isnan().tolist() == [True] * 4 + [False] * 2
     same(values(Load("x", (I0,), F32, Const(False, torch.bool)), {I0: 3}, x=torch.empty(0)), torch.zeros(3))
 
 
@@ -155,7 +155,7 @@ def test_names_ranks_and_dtypes_must_be_as_stated() -> None:
 )
 @pytest.mark.parametrize("name", sorted(SCALAR_OPS))
 def test_operations_keep_the_dtype_they_state(name: str, dtype: torch.dtype) -> None:
-    """Every operation, on every dtype on which it gives what its row in the table says."""
+    """Every operation, on every dtype, results in the dtype of its row in the table."""
     args = [torch.tensor([2, 3]).to(dtype)] * SCALAR_OPS[name].arity
     if name == "where":
         args[0] = torch.tensor([True, False])
@@ -173,7 +173,7 @@ def test_operations_keep_the_dtype_they_state(name: str, dtype: torch.dtype) -> 
             values(node, {I0: 2}, **buffers)
 
 
-def test_casts_are_those_of_torch() -> None:
+def test_casts_agree_with_torch() -> None:
     x = torch.tensor([-1.7, 0.0, -0.0, 0.3, 255.9, float("nan"), float("inf")])
     for dtype in (torch.bool, BF16, torch.float16, F64):
         same(values(Cast(Load("x", (I0,), F32), dtype), {I0: 7}, x=x), x.to(dtype))
@@ -237,7 +237,7 @@ def test_random_numbers_have_their_distributions() -> None:
 
 @pytest.mark.parametrize("dims", [[0], [1], [0, 2], [0, 1, 2], []], ids=str)
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "any", "all"])
-def test_folds_are_those_of_torch(name: str, dims: list[int]) -> None:
+def test_folds_agree_with_torch(name: str, dims: list[int]) -> None:
     x = torch.randn(2, 3, 4, dtype=F64)
     x = x > 0.3 if name in ("any", "all") else x
     expected = x
@@ -247,7 +247,7 @@ def test_folds_are_those_of_torch(name: str, dims: list[int]) -> None:
     torch.testing.assert_close(fold(name, [x], dims), [expected])
 
 
-def test_halves_and_small_integers_are_summed_wide() -> None:
+def test_16_bit_floats_and_small_integers_are_summed_wide() -> None:
     x = torch.full((4096,), 1.0, dtype=BF16)
     assert fold("sum", [x], [0])[0].item() == 4096  # a bfloat16 sum stops at 256
     assert fold("sum", [x], [0])[0].dtype is F32
@@ -263,7 +263,7 @@ def test_extremes_give_nan_if_there_is_one() -> None:
 
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
 @pytest.mark.parametrize("kind", ["ties", "nan", "infinite", "integers", "bools"])
-def test_positions_of_extremes_are_those_of_eager(name: str, kind: str) -> None:
+def test_positions_of_extremes_agree_with_eager(name: str, kind: str) -> None:
     x = torch.randint(0, 3, (50, 9)).float()
     if kind == "nan":
         x[torch.rand(50, 9) < 0.2] = float("nan")
@@ -280,15 +280,15 @@ def test_positions_of_extremes_are_those_of_eager(name: str, kind: str) -> None:
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, torch.int8], ids=str)
 def test_dot_is_a_product_of_matrices(dtype: torch.dtype) -> None:
     a, b = (torch.randint(-128, 128, s).to(dtype) for s in ((3, 5, 700), (3, 700, 4)))
-    found = fold("dot", [a[:, :, None, :], b.transpose(1, 2)[:, None, :, :]], [3])[0]
-    assert found.dtype is {F64: F64, torch.int8: torch.int32}.get(dtype, F32)
-    torch.testing.assert_close(found[..., 0].to(F64), a.to(F64) @ b.to(F64), rtol=1e-5, atol=1)
+    result = fold("dot", [a[:, :, None, :], b.transpose(1, 2)[:, None, :, :]], [3])[0]
+    assert result.dtype is {F64: F64, torch.int8: torch.int32}.get(dtype, F32)
+    torch.testing.assert_close(result[..., 0].to(F64), a.to(F64) @ b.to(F64), rtol=1e-5, atol=1)
 
 
 def test_products_of_integers_are_summed_exactly() -> None:
     a, b = torch.randint(100, 128, (2, 20_000), dtype=torch.int8)
-    found = fold("dot", [a, b], [0])[0].item()
-    assert found == (a.long() * b.long()).sum().item() > 1 << 27  # where float32 has no odd numbers
+    result = fold("dot", [a, b], [0])[0].item()
+    assert result == (a.long() * b.long()).sum().item() > 1 << 27  # where float32 has no odd numbers
 
 
 def test_boxes_cover_a_space_once() -> None:

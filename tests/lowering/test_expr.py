@@ -87,9 +87,9 @@ def test_nan_is_equal_to_itself() -> None:
     [(2.7, torch.int64, 2), (-1, torch.bool, True), (3, F32, 3.0), (float("inf"), F32, float("inf"))],
 )
 def test_const_takes_the_type_of_its_dtype(value: float, dtype: torch.dtype, expected: float) -> None:
-    found = const(value, dtype).value
-    assert found == expected
-    assert type(found) is type(expected)
+    actual = const(value, dtype).value
+    assert actual == expected
+    assert type(actual) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ def test_const_takes_the_type_of_its_dtype(value: float, dtype: torch.dtype, exp
     "target", [torch.float64, F32, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
 )
 @pytest.mark.parametrize("value", [0, 1, -1, 0.1, 100.7])
-def test_casts_of_constants_are_those_of_torch(value: float, source: torch.dtype, target: torch.dtype) -> None:
+def test_casts_of_constants_agree_with_torch(value: float, source: torch.dtype, target: torch.dtype) -> None:
     if source is torch.bool or not source.is_floating_point:
         value = int(value)
     if target is torch.uint8 and value < 0 and source.is_floating_point:
         return  # undefined in C
-    found = make_cast(const(value, source), target)
-    assert isinstance(found, Const)
-    assert torch.tensor(found.value, dtype=target) == torch.tensor(value, dtype=source).to(target)
+    result = make_cast(const(value, source), target)
+    assert isinstance(result, Const)
+    assert torch.tensor(result.value, dtype=target) == torch.tensor(value, dtype=source).to(target)
 
 
 def test_an_implicit_rounding_disappears_in_other_floats() -> None:
@@ -119,7 +119,7 @@ def test_an_implicit_rounding_disappears_in_other_floats() -> None:
     assert make_cast(wide, F32) is wide
 
 
-def test_an_implicit_rounding_of_what_is_chosen_disappears_too() -> None:
+def test_an_implicit_rounding_inside_a_selection_disappears_too() -> None:
     mask, wide = Op("lt", (x("y"), const(1, F32)), torch.bool), x()
     kept = Load("h", (I0,), torch.float16)
     chosen = Op("where", (mask, make_cast(wide, torch.float16, implicit=True), kept), torch.float16)
@@ -128,7 +128,7 @@ def test_an_implicit_rounding_of_what_is_chosen_disappears_too() -> None:
     assert make_cast(rounded, F32) is Cast(rounded, F32)
 
 
-def test_what_is_stored_keeps_the_roundings_that_it_chooses_among() -> None:
+def test_a_stored_selection_keeps_the_roundings_of_its_branches() -> None:
     wide, mask = x(), Load("m", (I0,), torch.bool)
     half = make_cast(wide, torch.bfloat16, implicit=True)
     assert as_stored(half) is Cast(wide, torch.bfloat16)
@@ -142,7 +142,7 @@ def test_what_is_stored_keeps_the_roundings_that_it_chooses_among() -> None:
     assert make_cast(outer, F32) is not Cast(outer, F32)
 
 
-def test_what_is_computed_below_a_rounding_is_not_rounded_for_a_store() -> None:
+def test_operands_below_a_rounding_are_not_rounded_for_a_store() -> None:
     half = make_cast(x(), torch.bfloat16, implicit=True)
     condition = Op("lt", (half, Const(0.0, torch.bfloat16)), torch.bool)  # is not stored
     chosen = make_op("where", condition, half, Const(0.0, torch.bfloat16))
@@ -162,7 +162,7 @@ def test_an_implicit_conversion_to_an_integer_truncates_and_stays() -> None:
     assert make_cast(truncated, F32) is Cast(truncated, F32)
 
 
-def test_walks_reach_ten_thousand_operations_deep() -> None:
+def test_traversals_reach_ten_thousand_operations_deep() -> None:
     root = chain(10_000)
     order = postorder(root)
     assert len(order) == 2 * 10_000 + 1

@@ -28,7 +28,7 @@ def constants(program: Program) -> set[float]:
 
 
 def given(program: Program) -> set[str]:
-    """What its generated nodes read that they have not made, where nothing is called."""
+    """Return the inputs that its generated nodes read, if it calls nothing."""
     assert not any(isinstance(node, Extern) for node in program.nodes)
     return {name for node in program.nodes for name in reads(node)} - {node.out for node in program.nodes}
 
@@ -53,7 +53,7 @@ def test_known_numbers_are_constants(f: Callable[..., torch.Tensor], expected: f
         assert not calls and expected in constants(program)
 
 
-def test_others_are_read_where_they_are() -> None:
+def test_host_scalars_that_are_not_constant_are_read_directly() -> None:
     def f(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
         return torch.where(x > s, x * s, s) + 1
 
@@ -69,7 +69,7 @@ def test_floats_of_numbers_are_computed_where_they_are_read() -> None:
     assert given(program) == {"x_1", "s_1", "t_1"}
 
 
-def test_what_is_returned_on_the_host_is_made_there() -> None:
+def test_results_on_the_host_are_computed_there() -> None:
     def f(x: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x * (s + 1), s + 1
 

@@ -69,10 +69,10 @@ def test_simplify_is_done_at_once(built: Built, box: Box) -> None:
 
 @given(expressions(), boxes())
 def test_bounds_hold(built: Built, box: Box) -> None:
-    found = bounds(built[0], box)
-    assert found is not None
+    result = bounds(built[0], box)
+    assert result is not None
     for point in some_points(box, 1):
-        assert found[0] <= built[1].at(point) <= found[1]
+        assert result[0] <= built[1].at(point) <= result[1]
 
 
 @given(st.permutations(AXES), boxes(), st.lists(st.sampled_from([1, 2, 5, -3]), min_size=4, max_size=4))
@@ -83,7 +83,7 @@ def test_bounds_are_reached_when_no_symbol_repeats(order: list[sympy.Symbol], bo
     assert bounds(expr, box) == (min(reached), max(reached))
 
 
-def test_what_simplify_finds() -> None:
+def test_results_of_simplify() -> None:
     b, s, h, _ = AXES
     sizes = {b: sympy.Integer(4), s: LENGTH, h: sympy.Integer(8)}
     linear = 8 * LENGTH * b + 8 * s + h  # a [4, s0, 8] tensor in row-major order
@@ -156,8 +156,8 @@ def test_a_gathered_axis_lifts_the_index_to_an_expression(built: Built, box: Box
     replaced = replace_axes(built[0], {AXES[0]: load, AXES[2]: AXES[2] + 1}, box)
     for point in some_points(box, 1)[:10]:
         outer = {**point, AXES[0]: gathered, AXES[2]: point[AXES[2]] + 1}
-        found = in_python(replaced, point, gathered) if isinstance(replaced, Expr) else value(replaced, point)
-        assert found == built[1].at(outer)
+        result = in_python(replaced, point, gathered) if isinstance(replaced, Expr) else value(replaced, point)
+        assert result == built[1].at(outer)
 
 
 def test_substitute_keeps_the_dtype_of_an_index_value() -> None:
@@ -210,15 +210,15 @@ def groups_of(draw: st.DrawFn, items: list[int]) -> list[list[int]]:
     return [items[a:b] for a, b in itertools.pairwise(cuts)]
 
 
-def check_inverse(found: Inverse, exprs: list[sympy.Expr], extents: list[int], box: Box) -> None:
+def check_inverse(result: Inverse, exprs: list[sympy.Expr], extents: list[int], box: Box) -> None:
     names = [sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(exprs))]
     for point in points(box):
         values = [value(expr, point) for expr in exprs]
         assert all(0 <= v < extent for v, extent in zip(values, extents, strict=True))
-        solution = {axis: value(expr, dict(zip(names, values, strict=True))) for axis, expr in found.axes.items()}
-        assert solution == {axis: point[axis] for axis in found.axes}
-    assert {*found.axes, *found.free} == set(box)
-    assert math.prod(int(box[axis]) for axis in found.axes) == math.prod(extents)
+        solution = {axis: value(expr, dict(zip(names, values, strict=True))) for axis, expr in result.axes.items()}
+        assert solution == {axis: point[axis] for axis in result.axes}
+    assert {*result.axes, *result.free} == set(box)
+    assert math.prod(int(box[axis]) for axis in result.axes) == math.prod(extents)
 
 
 def solve(exprs: list[sympy.Expr], extents: list[int], box: Box) -> Inverse | None:
@@ -229,9 +229,9 @@ def solve(exprs: list[sympy.Expr], extents: list[int], box: Box) -> Inverse | No
 @given(regroupings())
 def test_invert_solves_every_regrouping(case: tuple[list[sympy.Expr], list[int], Box]) -> None:
     exprs, extents, box = case
-    found = solve(exprs, extents, box)
-    assert found is not None
-    check_inverse(found, exprs, extents, box)
+    solution = solve(exprs, extents, box)
+    assert solution is not None
+    check_inverse(solution, exprs, extents, box)
 
 
 @given(st.lists(expressions(), min_size=1, max_size=3), boxes(), st.data())
@@ -239,9 +239,9 @@ def test_invert_never_claims_too_much(built: list[Built], box: Box, data: st.Dat
     exprs = [b[0] for b in built]
     found_bounds = [bounds(expr, box) for expr in exprs]
     extents = [data.draw(st.sampled_from([int(b[1]) + 1, 1, 2, 4, 8])) for b in found_bounds]
-    found = solve(exprs, extents, box)
-    if found is not None:
-        check_inverse(found, exprs, extents, box)
+    solution = solve(exprs, extents, box)
+    if solution is not None:
+        check_inverse(solution, exprs, extents, box)
 
 
 def test_invert_knows_lengths_it_cannot_see() -> None:
@@ -249,13 +249,13 @@ def test_invert_knows_lengths_it_cannot_see() -> None:
     sizes = {b: sympy.Integer(4), s: LENGTH, h: LENGTH + 1}
     v = sympy.Symbol("v", integer=True, nonnegative=True)
     linear = sympy.expand((LENGTH + 1) * (LENGTH * b + s)) + h
-    found = invert([linear], [v], [4 * LENGTH * (LENGTH + 1)], [b, s, h], sizes)
-    assert found is not None
-    assert set(found.axes) == {b, s, h}
+    solution = invert([linear], [v], [4 * LENGTH * (LENGTH + 1)], [b, s, h], sizes)
+    assert solution is not None
+    assert set(solution.axes) == {b, s, h}
     for length in (1, 3):
         for point in points(sizes, length):
             at = {v: value(linear, point), LENGTH: length}
-            assert {axis: value(expr, at) for axis, expr in found.axes.items()} == {a: point[a] for a in sizes}
+            assert {axis: value(expr, at) for axis, expr in solution.axes.items()} == {a: point[a] for a in sizes}
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_invert_knows_lengths_it_cannot_see() -> None:
         ([Mod(AXES[2], 2)], [2]),
     ],
 )
-def test_invert_refuses_what_is_no_bijection(exprs: list[sympy.Expr], extents: list[int]) -> None:
+def test_invert_refuses_maps_that_are_not_bijective(exprs: list[sympy.Expr], extents: list[int]) -> None:
     assert (
         solve(exprs, extents, {AXES[0]: sympy.Integer(2), AXES[1]: sympy.Integer(3), AXES[2]: sympy.Integer(4)}) is None
     )
@@ -280,10 +280,10 @@ def test_split_points_remove_every_division_of_the_axis(built: list[Built], box:
     axis = AXES[0]
     box = {**box, axis: sympy.Integer(size)}
     exprs = [simplify(b[0], box) for b in built]
-    found = split_points(exprs, axis, sympy.Integer(size))
-    chain = [1, *found, size]
+    result = split_points(exprs, axis, sympy.Integer(size))
+    chain = [1, *result, size]
     assert all(a < b and b % a == 0 for a, b in itertools.pairwise(chain))
-    if not found:
+    if not result:
         return
     digits = [over_symbol(k) for k in range(len(chain) - 1)]
     sizes = {**box, **{d: sympy.Integer(b // a) for d, (a, b) in zip(digits, itertools.pairwise(chain), strict=True)}}

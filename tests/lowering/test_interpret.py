@@ -55,16 +55,16 @@ def softmax_of_product(dtype: torch.dtype = F32) -> Program:
 def test_a_program_in_boxes_of_any_size(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "BOX_POINTS", points)
     x, w = torch.randn(6, 10), torch.randn(10, 4)
-    (found,) = run_program(softmax_of_product(), [x, w])
-    assert isinstance(found, torch.Tensor)
-    assert found.stride() == (1, 6)
-    torch.testing.assert_close(found, torch.softmax(x @ w, 1))
+    (result,) = run_program(softmax_of_product(), [x, w])
+    assert isinstance(result, torch.Tensor)
+    assert result.stride() == (1, 6)
+    torch.testing.assert_close(result, torch.softmax(x @ w, 1))
 
 
 def test_inexact_means_float64_throughout() -> None:
     x, w = torch.randn(6, 10, dtype=BF16), torch.randn(10, 4, dtype=BF16)
-    (found,) = run_program(softmax_of_product(BF16), [x, w], exact=False)
-    torch.testing.assert_close(found, torch.softmax(x.double() @ w.double(), 1), rtol=1e-13, atol=1e-15)
+    (result,) = run_program(softmax_of_product(BF16), [x, w], exact=False)
+    torch.testing.assert_close(result, torch.softmax(x.double() @ w.double(), 1), rtol=1e-13, atol=1e-15)
     (rounded,) = run_program(softmax_of_product(BF16), [x, w])
     assert isinstance(rounded, torch.Tensor)
     assert rounded.dtype is BF16
@@ -80,7 +80,7 @@ def test_reductions_over_two_axes(name: str, points: int, monkeypatch: pytest.Mo
     args = (arg, IndexValue(5 * R1 + R0)) if name.startswith("arg") else (arg,)
     dtype = I64 if name.startswith("arg") else F64
     node = Reduce("out", (axis(I0, 3),), (axis(R0, 5), axis(R1, 4)), name, args, dtype)
-    (found,) = run_program(
+    (actual,) = run_program(
         program([buffer("x", (4, 3, 5), F64), buffer("out", (3,), dtype)], [node], ["x"], "out"), [x]
     )
     flat = x.transpose(0, 1).reshape(3, 20)
@@ -88,7 +88,7 @@ def test_reductions_over_two_axes(name: str, points: int, monkeypatch: pytest.Mo
         "sum": flat.sum(1), "prod": flat.prod(1), "max": flat.amax(1), "min": flat.amin(1),
         "argmax": flat.argmax(1), "argmin": flat.argmin(1),
     }[name]  # fmt: skip
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
 
 
 def test_reductions_over_nothing_give_the_identity() -> None:
@@ -101,14 +101,14 @@ def test_reductions_over_nothing_give_the_identity() -> None:
     ]
     for name, dtype, expected in cases:
         node = Reduce("out", (axis(I0, 2),), (axis(R0, 0),), name, (Load("x", (I0, R0), dtype),), dtype)
-        (found,) = run_program(
+        (actual,) = run_program(
             program([buffer("x", (2, 0), dtype), buffer("out", (2,), dtype)], [node], ["x"], "out"),
             [torch.empty(2, 0, dtype=dtype)],
         )
-        same(found, torch.full((2,), expected, dtype=dtype))
+        same(actual, torch.full((2,), expected, dtype=dtype))
 
 
-def test_what_does_not_vary_along_a_reduced_axis_counts_each_time() -> None:
+def test_operands_constant_along_a_reduced_axis_count_each_time() -> None:
     total = Reduce("out", (axis(I0, 3),), (axis(R0, 5),), "sum", (Load("x", (I0,), F32),), F32)
     product = Contract(
         "dot",
@@ -122,8 +122,8 @@ def test_what_does_not_vary_along_a_reduced_axis_counts_each_time() -> None:
     )
     buffers = [buffer("x", (3,)), buffer("out", (3,)), buffer("dot", (3, 3))]
     x = torch.arange(3.0)
-    found = run_program(program(buffers, [total, product], ["x"], "out", "dot"), [x])
-    torch.testing.assert_close(found, [5 * x, 5 * x[:, None] * x])
+    actual = run_program(program(buffers, [total, product], ["x"], "out", "dot"), [x])
+    torch.testing.assert_close(actual, [5 * x, 5 * x[:, None] * x])
 
 
 def test_empty_results_and_scalars() -> None:
@@ -131,11 +131,11 @@ def test_empty_results_and_scalars() -> None:
         Map("none", (axis(I0, 0), axis(I1, 3)), Load("x", (I1 + 100,), F32)),
         Map("one", (), op("neg", Load("x", (sympy.Integer(2),), F32))),
     ]
-    found = run_program(
+    actual = run_program(
         program([buffer("x", (3,)), buffer("none", (0, 3)), buffer("one", ())], nodes, ["x"], "none", "one"),
         [torch.arange(3.0)],
     )
-    same(found, [torch.empty(0, 3), torch.tensor(-2.0)])
+    same(actual, [torch.empty(0, 3), torch.tensor(-2.0)])
 
 
 def test_symbolic_sizes_come_from_shapes_and_integers() -> None:
@@ -144,18 +144,18 @@ def test_symbolic_sizes_come_from_shapes_and_integers() -> None:
     node = Map(
         "out", (axis(I0, LENGTH * n),), op("mul", Load("x", (flat, Mod(I0, n)), F32), Cast(IndexValue(LENGTH + n), F32))
     )
-    made = program(
+    example = program(
         [buffer("x", (LENGTH, n)), buffer("out", (LENGTH * n,))], [node], [n, "x", None], "out", LENGTH * n, None
     )
     for shape in ((2, 3), (5, 1)):
         x = torch.randn(shape)
-        found = run_program(made, [shape[1], x, object()])  # type: ignore[list-item]
-        same(found, [x.flatten() * sum(shape), shape[0] * shape[1], None])
+        actual = run_program(example, [shape[1], x, object()])  # type: ignore[list-item]
+        same(actual, [x.flatten() * sum(shape), shape[0] * shape[1], None])
 
 
 def test_inputs_must_be_as_declared() -> None:
-    made = program([buffer("x", (3, LENGTH)), buffer("y", (LENGTH,))], [], ["x", "y"], "x")
-    run_program(made, [torch.randn(3, 2), torch.randn(2)])
+    example = program([buffer("x", (3, LENGTH)), buffer("y", (LENGTH,))], [], ["x", "y"], "x")
+    run_program(example, [torch.randn(3, 2), torch.randn(2)])
     for bad in (
         [torch.randn(4, 2), torch.randn(2)],
         [torch.randn(3, 2), torch.randn(3)],
@@ -163,7 +163,7 @@ def test_inputs_must_be_as_declared() -> None:
         [torch.randn(3), torch.randn(2)],
     ):
         with pytest.raises(VerifyError, match="input"):
-            run_program(made, bad)
+            run_program(example, bad)
 
 
 def test_externs_are_called_as_they_are() -> None:
@@ -180,9 +180,9 @@ def test_externs_are_called_as_they_are() -> None:
         buffer("view", (LENGTH + 5, 3)),
     ]
     x = torch.randn(3, 5)
-    found = run_program(program(buffers, nodes, [LENGTH, "x"], "places", "view"), [2, x])
+    actual = run_program(program(buffers, nodes, [LENGTH, "x"], "places", "view"), [2, x])
     values, places = x.topk(2, largest=False)
-    same(found, [places, torch.cat([values, x], 1).t()])
+    same(actual, [places, torch.cat([values, x], 1).t()])
     with pytest.raises(VerifyError, match="does not return a tensor of shape"):
         run_program(
             program(
@@ -202,18 +202,18 @@ def test_inexact_externs_run_in_float64_where_they_can() -> None:
         Extern(("bits",), aten.view.dtype, (BufferRef("x"), torch.int32)),  # has a meaning only in the stated dtype
     ]
     buffers = [buffer("x", (4,)), buffer("cast", (4,), BF16), buffer("bits", (4,), torch.int32)]
-    found = run_program(program(buffers, nodes, ["x"], "cast", "bits"), [x], exact=False)
-    same(found, [x.double(), x.view(torch.int32)])
+    actual = run_program(program(buffers, nodes, ["x"], "cast", "bits"), [x], exact=False)
+    same(actual, [x.double(), x.view(torch.int32)])
 
 
 def test_constants_are_read() -> None:
     table = torch.randn(3)
     node = Map("out", (axis(I0, 3),), Load("table", (I0,), F32))
-    made = Program(
+    example = Program(
         (),
         {b.name: b for b in (buffer("table", (3,)), buffer("out", (3,)))},
         (node,),
         (BufferRef("out"),),
         constants={"table": table},
     )
-    same(run_program(made, []), [table])
+    same(run_program(example, []), [table])

@@ -55,7 +55,7 @@ def test_in_float64_nothing_is_rounded(role: Role) -> None:
 
 
 @pytest.mark.parametrize("points", [1, 30, 1 << 22])
-def test_a_walk_with_running_values(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_with_running_values(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "BOX_POINTS", points)
     load = Load("x", (11 * I0 + R0,), F32)
     top = Fold("top", "max", (load,), (R0,), F32)
@@ -64,9 +64,9 @@ def test_a_walk_with_running_values(points: int, monkeypatch: pytest.MonkeyPatch
     total = replace(total, carry=op("mul", total.before, moved))
     store = Store("out", I0, op("add", top.ref, op("log", total.ref)))
     params = [param("x", (5, 11)), param("out", (5,), written=True)]
-    made = kernel(params, {I0: (5, Role.GRID), R0: (11, Role.LOOP)}, Loop((R0,), (top, total)), store)
+    example = kernel(params, {I0: (5, Role.GRID), R0: (11, Role.LOOP)}, Loop((R0,), (top, total)), store)
     x, out = torch.randn(5, 11) * 10, torch.empty(5)
-    run_kernel(made, [x, out])
+    run_kernel(example, [x, out])
     torch.testing.assert_close(out, torch.logsumexp(x, 1))
 
 
@@ -77,14 +77,14 @@ def test_a_kernel_takes_its_sizes() -> None:
 
 
 def test_a_kernel_writes_through_storage_offsets_and_strides() -> None:
-    made = kernel(
+    example = kernel(
         [param("x", (2, 3), strides=(1, 2)), param("out", (3, 2), written=True, strides=(5, 1))],
         {I0: (2, Role.GRID), I1: (3, Role.GRID)},
         Store("out", 5 * I1 + I0, op("neg", Load("x", (2 * I1 + I0,), F32))),
     )
     memory = torch.zeros(40)
     x, out = torch.randn(3, 2).t(), memory[7:].as_strided((3, 2), (5, 1), 7)
-    run_kernel(made, [x, out])
+    run_kernel(example, [x, out])
     same(out.contiguous(), -x.t().contiguous())
     assert memory.count_nonzero() == 6
 
@@ -96,14 +96,14 @@ def test_a_kernel_with_a_product_and_an_epilogue(points: int, monkeypatch: pytes
     dot = Fold(
         "acc", "dot", (Load("a", (k * I0 + R0,), BF16), Load("b", (n * R0 + I1,), BF16)), (R0,), F32, (I0,), (I1,)
     )
-    made = kernel(
+    example = kernel(
         [param("a", (m, k), BF16), param("b", (k, n), BF16), param("out", (m, n), BF16, written=True)],
         {I0: (m, Role.GRID), I1: (n, Role.GRID), R0: (k, Role.LOOP)},
         Loop((R0,), (dot,)),
         Store("out", n * I0 + I1, Cast(op("maximum", dot.ref, Const(0.0, F32)), BF16)),
     )
     a, b, out = torch.randn(m, k, dtype=BF16), torch.randn(k, n, dtype=BF16), torch.empty(m, n, dtype=BF16)
-    run_kernel(made, [a, b, out])
+    run_kernel(example, [a, b, out])
     torch.testing.assert_close(out, (a.float() @ b.float()).relu().to(BF16))
 
 
@@ -119,7 +119,7 @@ def test_a_tile_that_is_folded_again(points: int, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(out, (x.sum(2) + x[:, :, 0]).amax(1))
 
 
-def test_what_follows_in_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_following_kernel_of_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "BOX_POINTS", 4)
     params = [param("x", (6, 3)), param("rows", (6,), written=True), param("total", (), written=True)]
     row = Fold("row", "sum", (Load("x", (3 * I0 + R0,), F32),), (R0,), F32)
@@ -131,7 +131,7 @@ def test_what_follows_in_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.
     torch.testing.assert_close(out, x.sum())
 
 
-def test_what_stands_beside_in_a_launch_runs_too() -> None:
+def test_the_kernels_beside_another_in_a_launch_run_too() -> None:
     params = [param("x", (6,)), param("a", (6,), written=True), param("y", (2, LENGTH)), param("b", (2,), written=True)]
     total = Fold("total", "sum", (Load("y", (LENGTH * I0 + R0,), F32),), (R0,), F32)
     sums = kernel(params[2:], {I0: (2, Role.GRID), R0: (LENGTH, Role.WHOLE)}, total, Store("b", I0, total.ref))
@@ -143,7 +143,7 @@ def test_what_stands_beside_in_a_launch_runs_too() -> None:
     torch.testing.assert_close(b, y.sum(1))
 
 
-def test_what_follows_reads_what_the_one_before_it_does_not() -> None:
+def test_the_following_kernel_may_read_other_tensors() -> None:
     params = [param("x", (6,)), *(param(name, (), written=True) for name in ("total", "top"))]
     total = Fold("total", "sum", (Load("x", (R0,), F32),), (R0,), F32)
     sums = kernel(params[:2], {R0: (6, Role.WHOLE)}, total, Store("total", sympy.Integer(0), total.ref))
@@ -156,21 +156,21 @@ def test_what_follows_reads_what_the_one_before_it_does_not() -> None:
 
 
 def test_a_kernel_that_scatters() -> None:
-    made = kernel(
+    example = kernel(
         [param("where", (5,), I64), param("out", (5,), written=True)],
         {I0: (5, Role.GRID)},
         Store("out", Load("where", (I0,), I64), Cast(IndexValue(I0), F32)),
     )
     where, out = torch.randperm(5), torch.empty(5)
-    run_kernel(made, [where, out])
+    run_kernel(example, [where, out])
     same(out, torch.argsort(where).float())
     with pytest.raises(VerifyError, match=r"out.* reaches 5"):
-        run_kernel(made, [where + 1, out])
+        run_kernel(example, [where + 1, out])
 
 
 def test_a_kernel_over_an_empty_axis() -> None:
     for role in (Role.GRID, Role.WHOLE):
-        made = kernel(
+        example = kernel(
             [param("x", (0,)), param("out", (0,), written=True), param("total", (), written=True)],
             {I0: (0, Role.GRID)} if role is Role.GRID else {R0: (0, Role.WHOLE)},
             *(
@@ -184,19 +184,19 @@ def test_a_kernel_over_an_empty_axis() -> None:
             Store("out", I0 if role is Role.GRID else R0, Load("x", (I0 if role is Role.GRID else R0,), F32)),
         )
         total = torch.tensor(7.0)
-        run_kernel(made, [torch.empty(0), torch.empty(0), total])
+        run_kernel(example, [torch.empty(0), torch.empty(0), total])
         assert total == (7 if role is Role.GRID else 0)
 
 
 def test_kernels_that_reach_outside_are_refused() -> None:
     for load, store in ((I0 + 1, I0), (I0, I0 + 1), (I0 - 1, I0), (I0, 2 * I0)):
-        made = kernel(
+        example = kernel(
             [param("x", (4,)), param("out", (4,), written=True)],
             {I0: (4, Role.GRID)},
             Store("out", store, Load("x", (load,), F32)),
         )
         with pytest.raises(VerifyError, match="outside"):
-            run_kernel(made, [torch.randn(8)[:4], torch.empty(8)[:4]])
+            run_kernel(example, [torch.randn(8)[:4], torch.empty(8)[:4]])
 
 
 def test_a_stored_value_varies_no_more_than_its_offset_and_has_the_dtype_of_the_param() -> None:

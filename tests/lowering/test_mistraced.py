@@ -44,9 +44,9 @@ def test_norms_of_fake_tensors_have_the_shape_of_eager(dim: int | tuple[int, ...
     for keepdim in (False, True):
         with mode, traced_as_eager():
             fake = mode.from_tensor(x, symbolic_context=sizes and StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3))
-            found = torch.linalg.vector_norm(fake, 3, dim, keepdim, dtype=torch.float64)
+            actual = torch.linalg.vector_norm(fake, 3, dim, keepdim, dtype=torch.float64)
         expected = torch.linalg.vector_norm(x, 3, dim, keepdim, dtype=torch.float64)
-        assert tuple(map(int, found.shape)) == expected.shape and found.dtype is expected.dtype
+        assert tuple(map(int, actual.shape)) == expected.shape and actual.dtype is expected.dtype
 
 
 def test_a_norm_of_fake_tensors_refuses_the_dimensions_that_eager_refuses() -> None:
@@ -54,7 +54,7 @@ def test_a_norm_of_fake_tensors_refuses_the_dimensions_that_eager_refuses() -> N
         torch.linalg.vector_norm(mode.from_tensor(torch.randn(3, 1)), 2, -3)
 
 
-def test_sizes_read_off_a_norm_along_a_single_element_are_those_of_eager() -> None:
+def test_sizes_of_a_norm_along_a_single_element_agree_with_eager() -> None:
     def counted(x: torch.Tensor) -> torch.Tensor:
         norms = torch.linalg.norm(x, dim=-1)
         return norms * norms.shape[-1] + x.norm(dim=-1).ndim
@@ -65,7 +65,7 @@ def test_sizes_read_off_a_norm_along_a_single_element_are_those_of_eager() -> No
 
 @pytest.mark.parametrize("amounts", [(0, 0), (0, -1), (1, 0), (-1, 1), (-1, -1)])
 @pytest.mark.parametrize("layout", ["reversed", "channels_last", "sliced"])
-def test_edges_of_symbolic_widths_lie_as_in_eager(amounts: tuple[int, int], layout: str) -> None:
+def test_padding_of_symbolic_widths_has_the_layout_of_eager(amounts: tuple[int, int], layout: str) -> None:
     def edged(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
         y = F.pad(x, (n, m, m, 0), value=1.5)
         return y * 2 + y.stride(-1)
@@ -74,11 +74,11 @@ def test_edges_of_symbolic_widths_lie_as_in_eager(amounts: tuple[int, int], layo
     x = {"reversed": x.permute(3, 2, 1, 0), "sliced": x[..., ::2]}.get(layout, x.to(memory_format=torch.channels_last))
     fused = fusion.fuse(edged, dynamic=True)
     for n, m in (amounts, (3, 2)):
-        found, expected = fused(x, n, m), edged(x, n, m)
-        assert found.stride() == expected.stride() and torch.equal(found, expected)
+        actual, expected = fused(x, n, m), edged(x, n, m)
+        assert actual.stride() == expected.stride() and torch.equal(actual, expected)
 
 
-def test_the_gradient_of_edges_of_symbolic_widths_lies_as_in_eager() -> None:
+def test_gradients_of_padding_of_symbolic_widths_have_the_layout_of_eager() -> None:
     def cropped(x: torch.Tensor, n: int) -> torch.Tensor:
         (grad,) = torch.autograd.grad(F.pad(x, (n, 0)).t() * 2, x, torch.ones(x.shape[1] + n, x.shape[0]))
         return grad
@@ -90,7 +90,7 @@ def test_the_gradient_of_edges_of_symbolic_widths_lies_as_in_eager() -> None:
 
 def test_only_the_thread_that_is_within_traces_otherwise() -> None:
     def shares() -> bool:
-        """Is what dropout gives of the memory that it is given?"""
+        """Does the result of dropout share memory with its operand?"""
         x = torch.ones(3)
         with enable_python_dispatcher():
             return F.dropout(x, 0.0).data_ptr() == x.data_ptr()

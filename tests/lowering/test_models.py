@@ -65,14 +65,14 @@ def test_training_step(make: Callable[[], tuple[torch.nn.Module, dict[str, torch
         programs.append(program)
 
         def run(*args: torch.Tensor) -> list[torch.Tensor | int | None]:
-            found = run_program(program, args)
+            actual = run_program(program, args)
             with torch.no_grad():
                 expected = torch.fx.Interpreter(graph).run(*args)
-            for one, other in zip(found, expected, strict=True):
+            for one, other in zip(actual, expected, strict=True):
                 if isinstance(other, torch.Tensor):
                     scale = float(other.abs().max()) if other.numel() and other.is_floating_point() else 0.0
                     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * scale + 1e-6, equal_nan=True)
-            return found
+            return actual
 
         return make_boxed_func(run)
 

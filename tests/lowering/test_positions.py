@@ -38,11 +38,11 @@ integers = st.recursive(st.one_of(places, numbers, st.just(Load("x", (I0,), torc
 
 
 def values(*roots: Expr) -> torch.Tensor:
-    return torch.stack([found.expand(5, 3) for found in evaluate(roots, POINTS, SCOPE)])
+    return torch.stack([result.expand(5, 3) for result in evaluate(roots, POINTS, SCOPE)])
 
 
 @given(integers, integers, compared)
-def test_settled_numbers_and_comparisons_mean_the_same(first: Expr, second: Expr, name: str) -> None:
+def test_simplified_numbers_and_comparisons_keep_their_meaning(first: Expr, second: Expr, name: str) -> None:
     roots = [first, op("where", op(name, first, second), first, second)]
     assert torch.equal(values(*simplify_all(roots, SIZES)), values(*roots))
     compared = op(name, first, second)
@@ -50,14 +50,14 @@ def test_settled_numbers_and_comparisons_mean_the_same(first: Expr, second: Expr
 
 
 def decided(condition: Expr, sizes: dict[sympy.Symbol, sympy.Expr] = SIZES) -> bool | None:
-    (found,) = simplify_all([condition], sizes)
-    return bool(found.value) if isinstance(found, Const) else None
+    (result,) = simplify_all([condition], sizes)
+    return bool(result.value) if isinstance(result, Const) else None
 
 
 def test_bounds_decide_each_comparison() -> None:
     i, four, five = IndexValue(I0), const(4, torch.int64), const(5, torch.int64)
-    found = {name: (decided(op(name, i, four)), decided(op(name, i, five))) for name in ("lt", "le", "gt", "ge")}
-    assert found == {"lt": (None, True), "le": (True, True), "gt": (False, False), "ge": (None, False)}
+    results = {name: (decided(op(name, i, four)), decided(op(name, i, five))) for name in ("lt", "le", "gt", "ge")}
+    assert results == {"lt": (None, True), "le": (True, True), "gt": (False, False), "ge": (None, False)}
     assert decided(op("eq", i, five)) is False and decided(op("ne", i, five)) is True
     assert decided(op("eq", i, four)) is None and decided(op("ne", i, four)) is None
 
@@ -91,7 +91,7 @@ def test_checks_of_positions_that_are_inside_go() -> None:
     assert load == Load("x", (I0,), torch.int64)
 
 
-def test_what_is_free_loads_and_checks_nothing() -> None:
+def test_free_expressions_have_no_loads_and_no_checks() -> None:
     i = IndexValue(I0)
     assert is_free(i) and is_free(op("le", i, IndexValue(I1))) and is_free(const(True, torch.bool))
     assert not is_free(Load("x", (I0,), torch.int64))
@@ -104,7 +104,7 @@ def test_what_is_free_loads_and_checks_nothing() -> None:
 
 
 def mask_of_one_document(x: torch.Tensor) -> torch.Tensor:
-    """Where positions go on by one a document goes on, and only what is not later counts, as models say it."""
+    """Mask later tokens, and tokens of other documents: a document continues while positions count up by one."""
     places = (torch.arange(x.shape[1]) + 0).expand(x.shape[0], -1)
     steps = torch.diff(places, prepend=places[:, :1] - 1, dim=-1)
     documents = (steps != 1).cumsum(-1)
@@ -114,7 +114,7 @@ def mask_of_one_document(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill(~(same & (columns <= rows)), -1.0)
 
 
-def test_a_mask_that_positions_decide_is_made_of_indices() -> None:
+def test_a_mask_computed_from_positions_is_a_mask_of_indices() -> None:
     x = torch.rand(2, 6, 6)
     check(mask_of_one_document, x)
     (node,) = lowered(mask_of_one_document, x).nodes

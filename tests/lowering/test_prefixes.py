@@ -30,11 +30,11 @@ def scanned(node: Scan, dtype: torch.dtype = F32) -> Program:
 
 
 def test_a_program_with_a_scan() -> None:
-    made = scanned(SCAN)
-    verify_program(made)
-    assert "out: f32[4, 6] = running sum(i0:4, i1:6 along i1) x[i0, i1]" in format_program(made)
+    example = scanned(SCAN)
+    verify_program(example)
+    assert "out: f32[4, 6] = running sum(i0:4, i1:6 along i1) x[i0, i1]" in format_program(example)
     x, h = torch.randn(4, 6), torch.zeros(4, 6, dtype=BF16)
-    assert torch.equal(run_program(made, [x, h])[0], x.cumsum(1))  # type: ignore[arg-type]
+    assert torch.equal(run_program(example, [x, h])[0], x.cumsum(1))  # type: ignore[arg-type]
     assert torch.equal(run_program(scanned(replace(SCAN, along=I0)), [x, h])[0], x.cumsum(0))  # type: ignore[arg-type]
 
 
@@ -81,10 +81,10 @@ def test_a_kernel_with_a_scan() -> None:
     assert isinstance(first, Loop) and isinstance(second, Loop)
     assert first.body == (P, TOTAL) and second.body[0] == replace(P, name="p_1")
     x = torch.rand(4, 6)
-    for made in (whole, walks):
-        verify_kernel(made)
+    for result in (whole, walks):
+        verify_kernel(result)
         out = torch.empty(4, 6)
-        run_kernel(made, [x, out])
+        run_kernel(result, [x, out])
         torch.testing.assert_close(out, x.cumsum(1) / x.cumsum(1).sum(1, keepdim=True))
 
 
@@ -100,7 +100,7 @@ def test_scans_of_scans_come_in_their_order() -> None:
     assert again.body[1] == Prefix("outer_1", "max", (renamed[0],), R0, F32)
 
 
-def test_each_loop_names_its_own_scan_in_what_an_update_asks() -> None:
+def test_the_condition_of_an_update_names_the_scan_of_its_own_loop() -> None:
     update = Store("out", 6 * I0 + R0, P.ref, "sum", (I0, R0), op("lt", P.ref, Load("x", (I0,), F32)))
     _, second = placed([Loop((R0,), (TOTAL,)), Loop((R0,), (update,))], [P])
     assert isinstance(second, Loop)

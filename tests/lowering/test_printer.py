@@ -107,7 +107,7 @@ def test_different_expressions_have_different_text() -> None:
     assert len({format_expr(tree) for tree in trees}) == len(trees)
 
 
-def test_what_is_shared_is_named_once() -> None:
+def test_shared_expressions_are_named_once() -> None:
     centred = op("sub", X, op("mul", Y, Const(0.5, F32)))
     assert format_expr(op("mul", centred, centred)) == "%1 = x[i0] - y[] * 0.5\n%1 * %1"
     assert format_expr(op("mul", X, X)) == "x[i0] * x[i0]"
@@ -131,7 +131,7 @@ def test_text_is_linear_in_the_data() -> None:
 
 def example() -> Program:
     exp = op("exp", op("sub", Load("s", (I0, I1), F32), Load("top", (I0,), F32)))
-    made = program(
+    printed = program(
         [
             *(buffer("x", (LENGTH, 8), BF16), buffer("w", (8, 4), BF16, strides=(1, 8)), buffer("s", (LENGTH, 4))),
             *(
@@ -157,7 +157,7 @@ def example() -> Program:
         [LENGTH, "x", "w", None],
         *("at", LENGTH + 1, None),
     )
-    return replace(made, origins={"top": Origin("amax", "model.attention", "model.py:12")})
+    return replace(printed, origins={"top": Origin("amax", "model.attention", "model.py:12")})
 
 
 def test_a_program() -> None:
@@ -179,9 +179,9 @@ program on cpu
 
 
 def test_devices_and_constants() -> None:
-    made = program([buffer("x", (3,)), buffer("c", (3,)), buffer("far", ())], [], ["x", "far"], "x")
-    buffers = {**made.buffers, "far": replace(made.buffers["far"], device=torch.device("meta"))}
-    text = format_program(replace(made, buffers=buffers, constants={"c": torch.zeros(3)}))
+    printed = program([buffer("x", (3,)), buffer("c", (3,)), buffer("far", ())], [], ["x", "far"], "x")
+    buffers = {**printed.buffers, "far": replace(printed.buffers["far"], device=torch.device("meta"))}
+    text = format_program(replace(printed, buffers=buffers, constants={"c": torch.zeros(3)}))
     assert text.splitlines() == [
         *("program on cpu", "  input x: f32[3]", "  input far: f32[] on meta", "  constant c: f32[3]", "  return x"),
     ]
@@ -226,7 +226,7 @@ def test_a_kernel_with_a_product() -> None:
     dot = Fold(
         "acc", "dot", (Load("a", (8 * I0 + R0,), BF16), Load("b", (5 * R0 + I1,), BF16)), (R0,), F32, (I0,), (I1,)
     )
-    made = kernel(
+    printed = kernel(
         [
             param("a", (LENGTH, 8), BF16),
             replace(param("b", (8, 5), BF16), aligned=False),
@@ -239,7 +239,7 @@ def test_a_kernel_with_a_product() -> None:
         sizes=(LENGTH,),
     )
     assert (
-        format_kernel(made)
+        format_kernel(printed)
         == """\
 kernel k(a: bf16[s0, 8], b: bf16[8, 5] unaligned, out: f32[5] written, size s0)
   grid  i0: s0
@@ -252,7 +252,7 @@ kernel k(a: bf16[s0, 8], b: bf16[8, 5] unaligned, out: f32[5] written, size s0)
     )
 
 
-def test_what_follows_in_a_launch() -> None:
+def test_a_kernel_that_follows_in_a_launch() -> None:
     total = Fold("sum0", "sum", (Load("out", (R0,), F32),), (R0,), F32)
     store = Store("out", sympy.Integer(0), total.ref)
     last = kernel(softmax().params[1:], {R0: (8, Role.WHOLE)}, total, store)
@@ -267,7 +267,7 @@ then k(out)
     )
 
 
-def test_what_stands_beside_in_a_launch() -> None:
+def test_kernels_beside_another_in_a_launch() -> None:
     store = Store("out", 5 * I0, Load("x", (I0,), F32))
     other = replace(kernel(softmax().params, {I0: (8, Role.GRID)}, store), name="other")
     assert (
@@ -297,4 +297,4 @@ def test_equal_kernels_have_equal_text_and_different_ones_do_not() -> None:
         replace(first, then=replace(first, params=first.params[1:])),
         replace(first, beside=(replace(first, params=first.params[1:]),)),
     ]
-    assert len({format_kernel(made) for made in different}) == len(different)
+    assert len({format_kernel(result) for result in different}) == len(different)

@@ -1,4 +1,4 @@
-"""The facts of the scalar operations, compared with numbers: the table claims exactly what holds."""
+"""The facts of the scalar operations, compared with numbers: the table claims exactly the facts that hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEGREES = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 
 def drawn(count: int, seed: int) -> list[torch.Tensor]:
-    """Numbers of both signs and many magnitudes, where operations have something to say of them."""
+    """Numbers of both signs and many magnitudes within the domains of the operations."""
     generator = torch.Generator().manual_seed(seed)
     normal = [torch.randn(2, COUNT, generator=generator, dtype=F64) for _ in range(count)]
     return [sign * (3 * size).exp() for sign, size in normal]
@@ -59,7 +59,7 @@ def test_an_operation_is_linear_in_just_the_groups_that_its_row_names(name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_result_for_an_operand_that_is_nan_is_as_its_row_says(name: str) -> None:
+def test_the_result_for_a_nan_operand_agrees_with_the_table(name: str) -> None:
     row, args = SCALAR_OPS[name], everywhere(name)
     nan = torch.stack([arg.isnan() for arg in args if arg.dtype is F64]).any(0)
     results = row.meaning(*args)[nan]

@@ -45,19 +45,19 @@ MEANING = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin"}
 
 @pytest.mark.parametrize("op", MEANING)
 @pytest.mark.parametrize("exact", [True, False])
-def test_sources_are_folded_into_what_is_there(op, exact):
-    made = scattering(replace(SCATTER, op=op))
-    verify_program(made)
-    (found,) = run_program(made, [X, ROWS], exact=exact)
+def test_sources_are_combined_with_the_initial_values(op, exact):
+    example = scattering(replace(SCATTER, op=op))
+    verify_program(example)
+    (result,) = run_program(example, [X, ROWS], exact=exact)
     want = torch.ones(4, 3).scatter_reduce(0, ROWS[:, None].expand(-1, 3), X, MEANING[op])
-    torch.testing.assert_close(found, want if exact else want.double())
+    torch.testing.assert_close(result, want if exact else want.double())
 
 
-def test_what_does_not_count_is_not_written():
-    made = scattering(replace(SCATTER, op="store", where=BELOW))
-    verify_program(made)
-    (found,) = run_program(made, [X, torch.tensor([1, 7, 0, 3, -0, 5]) * torch.tensor([1, 1, 1, 1, 9, 1])])
-    assert found[1].equal(X[0]) and found[3].eq(1).all() and found[2].eq(1).all()
+def test_points_outside_the_condition_are_not_written():
+    example = scattering(replace(SCATTER, op="store", where=BELOW))
+    verify_program(example)
+    (result,) = run_program(example, [X, torch.tensor([1, 7, 0, 3, -0, 5]) * torch.tensor([1, 1, 1, 1, 9, 1])])
+    assert result[1].equal(X[0]) and result[3].eq(1).all() and result[2].eq(1).all()
 
 
 def test_places_outside_are_refused():
@@ -65,16 +65,16 @@ def test_places_outside_are_refused():
         run_program(scattering(), [X, torch.tensor([0, 1, 2, 3, 4, 0])])
 
 
-def test_an_input_that_it_begins_with_is_the_callers():
-    made = program(
+def test_an_initial_value_that_is_an_input_is_written_in_place():
+    example = program(
         [buffer("x", (6, 3)), buffer("at", (6,), I64), buffer("start", (4, 3)), buffer("out", (4, 3))],
         [SCATTER],
         ["x", "at", "start"],
         "out",
     )
-    verify_program(made)
+    verify_program(example)
     start = torch.zeros(4, 3)
-    run_program(made, [X, ROWS, start])
+    run_program(example, [X, ROWS, start])
     torch.testing.assert_close(start, torch.zeros(4, 3).index_add(0, ROWS, X))
 
 
@@ -96,15 +96,15 @@ def test_broken_scatters_are_refused(node, rule):
         verify_program(scattering(node))
 
 
-def test_what_is_overwritten_is_needed_nowhere_else():
-    made = scattering()
+def test_an_overwritten_buffer_has_no_other_reader():
+    example = scattering()
     reader = Map("again", (axis(I0, 4), axis(I1, 3)), Load("start", (I0, I1), F32))
-    buffers = {**made.buffers, "again": buffer("again", (4, 3))}
+    buffers = {**example.buffers, "again": buffer("again", (4, 3))}
     with pytest.raises(VerifyError, match="start is needed elsewhere, but is overwritten"):
-        verify_program(replace(made, buffers=buffers, nodes=(*made.nodes, reader)))
+        verify_program(replace(example, buffers=buffers, nodes=(*example.nodes, reader)))
 
 
-def test_axes_along_which_points_may_meet():
+def test_axes_along_which_points_may_collide():
     assert [str(each.symbol) for each in SCATTER.colliding] == ["i0"]
     shifted = replace(SCATTER, index=(AT, IndexValue(I1 + 1)))
     assert [str(each.symbol) for each in shifted.colliding] == ["i0"]
@@ -125,7 +125,7 @@ def updating(store: Store = UPDATE) -> Kernel:
     return kernel(params, {I0: (3, Role.GRID), R0: (6, Role.WHOLE)}, store)
 
 
-def test_a_kernel_updates_what_it_is_given():
+def test_a_kernel_updates_its_argument():
     verify_kernel(updating())
     out = torch.ones(4, 3)
     run_kernel(updating(), [X, ROWS, out])

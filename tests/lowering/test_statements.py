@@ -31,7 +31,7 @@ TOTAL = Fold("total", "sum", (Load("x", (7 * I0 + R0,), F32),), (R0,), F32)
 
 
 def rows() -> Kernel:
-    """Rows over their sums, both walked."""
+    """Rows over their sums, both looped over."""
     share = Store("out", 7 * I0 + R0, op("truediv", Load("x", (7 * I0 + R0,), F32), TOTAL.ref))
     return kernel(
         [param("x", (4, 7)), param("out", (4, 7), written=True)],
@@ -41,10 +41,10 @@ def rows() -> Kernel:
     )
 
 
-def run(made: Kernel) -> torch.Tensor:
-    verify_kernel(made)
+def run(example: Kernel) -> torch.Tensor:
+    verify_kernel(example)
     x, out = torch.arange(1.0, 29.0).view(4, 7), torch.empty(4, 7)
-    run_kernel(made, [x, out])
+    run_kernel(example, [x, out])
     return out
 
 
@@ -64,15 +64,15 @@ def test_loops_that_hold_no_change_are_kept() -> None:
 
 
 def test_renamed_parameters_mean_the_same() -> None:
-    made = rows()
+    result = rows()
     names = {"x": "a", "out": "b"}
-    params = tuple(replace(each, name=names[each.name]) for each in made.params)
-    torch.testing.assert_close(run(replace(made, params=params, body=rename(made.body, names))), run(made))
+    params = tuple(replace(each, name=names[each.name]) for each in result.params)
+    torch.testing.assert_close(run(replace(result, params=params, body=rename(result.body, names))), run(result))
 
 
 def test_several_statements_for_one_mean_the_same() -> None:
-    """A sum as the sum of its halves."""
-    made = rows()
+    """A sum as two sums of half the elements."""
+    result = rows()
     half = op("mul", TOTAL.args[0], Const(0.5, F32))
     halves = tuple(replace(TOTAL, name=f"half{k}", args=(half,)) for k in range(2))
 
@@ -82,9 +82,9 @@ def test_several_statements_for_one_mean_the_same() -> None:
         whole = op("add", halves[0].ref, halves[1].ref)
         return with_values(stmt, rewrite(values_of(stmt), {TOTAL.ref: whole}.get))
 
-    parts = replace(made, body=map_statements(made.body, split))
+    parts = replace(result, body=map_statements(result.body, split))
     assert [fold.name for fold in statements(parts.body, Fold)] == ["half0", "half1"]
-    torch.testing.assert_close(run(parts), run(made))
+    torch.testing.assert_close(run(parts), run(result))
 
 
 @pytest.mark.parametrize("kind", [Fold, Loop, Store])

@@ -45,7 +45,7 @@ def one_map(expr: Expr, dtype: torch.dtype | None = None, rows: int = 4) -> Prog
 
 def two_step(**changes: object) -> Program:
     """A Program with one node of each kind; `changes` replaces fields of it."""
-    made = program(
+    example = program(
         [
             *(buffer("x", (4, 6)), buffer("w", (6, 3)), buffer("y", (4, 6)), buffer("z", (4, 3))),
             *(buffer("total", (4,)), buffer("t", (3, 4), strides=(1, 3))),
@@ -62,27 +62,27 @@ def two_step(**changes: object) -> Program:
         ["x", "w"],
         *("total", "t"),
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(example, **changes)  # type: ignore[arg-type]
 
 
 def with_node(position: int, change: Callable[[Node], Node]) -> Program:
-    made = two_step()
-    nodes = list(made.nodes)
+    kernel = two_step()
+    nodes = list(kernel.nodes)
     nodes[position] = change(nodes[position])
-    return replace(made, nodes=tuple(nodes))
+    return replace(kernel, nodes=tuple(nodes))
 
 
 def changed(position: int, **fields: object) -> Program:
     return with_node(position, lambda node: replace(node, **fields))  # type: ignore[arg-type]
 
 
-def beside(**calls: Node) -> Program:
+def with_library(**calls: Node) -> Program:
     return replace(two_step(), library={out: (call,) for out, call in calls.items()})
 
 
-def refused(made: Program, rule: str) -> VerifyError:
+def refused(example: Program, rule: str) -> VerifyError:
     with pytest.raises(VerifyError, match=re.escape(rule)) as caught:
-        verify_program(made)
+        verify_program(example)
     return caught.value
 
 
@@ -151,7 +151,7 @@ def test_nothing_is_out_of_bounds_where_there_are_no_points() -> None:
     verify_program(one_map(x(I0 + 100, I1), rows=0))
 
 
-def test_what_may_be_in_bounds_is_not_refused() -> None:
+def test_indices_that_may_be_in_bounds_are_accepted() -> None:
     for index in (I0 + I0 - 3 * FloorDiv(I0, 2), Mod(7 * I0, 6) - 2, Mod(I0, 8) + I0 - I0):
         verify_program(one_map(x(sympy.Integer(0), index)))
 
@@ -159,11 +159,11 @@ def test_what_may_be_in_bounds_is_not_refused() -> None:
 @given(expressions(), boxes())
 def test_only_real_accesses_outside_are_refused(built: Built, box: Box) -> None:
     """Whenever the verifier speaks, some point is outside; and where bounds are sharp it misses none."""
-    found = bounds(built[0], box)
-    assert found is not None
-    for length in {1, 4, max(1, int(found[1])), max(1, int(found[1]) + 1)}:
+    result = bounds(built[0], box)
+    assert result is not None
+    for length in {1, 4, max(1, int(result[1])), max(1, int(result[1]) + 1)}:
         shape = [int(size) for size in box.values()]
-        made = program(
+        example = program(
             [buffer("x", (length,)), buffer("out", shape)],
             [Map("out", tuple(Axis(a, n) for a, n in box.items()), Load("x", (built[0],), F32))],
             ["x"],
@@ -171,7 +171,7 @@ def test_only_real_accesses_outside_are_refused(built: Built, box: Box) -> None:
         )
         inside = all(0 <= built[1].at(point) < length for point in points(box))
         try:
-            verify_program(made)
+            verify_program(example)
         except VerifyError:
             assert not inside
         else:
@@ -185,7 +185,7 @@ def test_a_whole_program_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "rule"),
+    ("example", "rule"),
     [
         (changed(0, axes=(axis(I0, 4),)), "it has 1 axes, its buffer 2 dimensions"),
         (changed(0, axes=(axis(I0, 4), axis(I1, 5))), "its axes have sizes [4, 5], its buffer has shape [4, 6]"),
@@ -200,9 +200,12 @@ def test_a_whole_program_passes() -> None:
         (changed(1, rows=(I1,), columns=(I0,)), "i1 is a row axis of a product, but its right side varies along it"),
         (changed(1, rows=(), columns=(I0,)), "i0 is a column axis of a product, but its left side varies along it"),
         (changed(1, rows=(R0,)), "r0 is no parallel axis, it cannot be a row or column of a product"),
-        (beside(z=Extern(("t",), aten.t.default, (BufferRef("y"),))), "its library form gives other"),
-        (beside(z=Extern(("z",), aten.t.default, (BufferRef("t"),))), "its library form reads t too early"),
-        (beside(total=Extern(("total",), aten.t.default, (BufferRef("z"),))), "stands beside no product: total"),
+        (with_library(z=Extern(("t",), aten.t.default, (BufferRef("y"),))), "its library form gives other"),
+        (with_library(z=Extern(("z",), aten.t.default, (BufferRef("t"),))), "its library form reads t too early"),
+        (
+            with_library(total=Extern(("total",), aten.t.default, (BufferRef("z"),))),
+            "stands with_library no product: total",
+        ),
         (changed(2, op="mean"), "no reduction 'mean'"),
         (changed(2, op="dot"), "a dot is a Contract, not a Reduce"),
         (changed(2, op="any"), "any takes bools, not torch.float32"),
@@ -219,50 +222,55 @@ def test_a_whole_program_passes() -> None:
         (two_step(buffers={**two_step().buffers, "x": buffer("other", (4, 6))}), "buffer other is filed under x"),
     ],
 )
-def test_broken_programs_are_refused(made: Program, rule: str) -> None:
-    refused(made, rule)
+def test_broken_programs_are_refused(example: Program, rule: str) -> None:
+    refused(example, rule)
 
 
-def laid_out(made: Program, name: str, strides: tuple[int, ...]) -> Program:
+def laid_out(example: Program, name: str, strides: tuple[int, ...]) -> Program:
     """The program with one buffer in another layout, as a pass may choose where kernels alone touch it."""
-    whole = made.buffers[name]
-    return replace(made, buffers={**made.buffers, name: replace(whole, strides=tuple(map(sympy.Integer, strides)))})
+    whole = example.buffers[name]
+    return replace(
+        example, buffers={**example.buffers, name: replace(whole, strides=tuple(map(sympy.Integer, strides)))}
+    )
 
 
 CHANGED: list[tuple[Callable[[Program], Program], str]] = [
-    (lambda made: replace(made, nodes=made.nodes[::-1]), "z is read before it is written"),
-    (lambda made: replace(made, nodes=made.nodes[1:]), "y is read before it is written"),
-    (lambda made: replace(made, nodes=(*made.nodes, made.nodes[0])), "y is written twice"),
-    (lambda made: replace(made, buffers={**made.buffers, "x": buffer("x", (4, 6), F64)}), "x holds torch.float64"),
-    (lambda made: replace(made, buffers={**made.buffers, "x": buffer("x", (4, 5))}), "outside \\[0, 5"),
+    (lambda doubled: replace(doubled, nodes=doubled.nodes[::-1]), "z is read before it is written"),
+    (lambda doubled: replace(doubled, nodes=doubled.nodes[1:]), "y is read before it is written"),
+    (lambda doubled: replace(doubled, nodes=(*doubled.nodes, doubled.nodes[0])), "y is written twice"),
     (
-        lambda made: replace(made, buffers={**made.buffers, "y": buffer("y", (4, 6), F64)}),
+        lambda doubled: replace(doubled, buffers={**doubled.buffers, "x": buffer("x", (4, 6), F64)}),
+        "x holds torch.float64",
+    ),
+    (lambda doubled: replace(doubled, buffers={**doubled.buffers, "x": buffer("x", (4, 5))}), "outside \\[0, 5"),
+    (
+        lambda doubled: replace(doubled, buffers={**doubled.buffers, "y": buffer("y", (4, 6), F64)}),
         "torch.float32 is written to",
     ),
-    (lambda made: replace(made, inputs=made.inputs[:1]), "w is read before it is written"),
-    (lambda made: laid_out(made, "z", (1, 4)), "z has another layout than when the call was made"),
-    (lambda made: laid_out(made, "t", (4, 1)), "t has another layout than when the call was made"),
+    (lambda doubled: replace(doubled, inputs=doubled.inputs[:1]), "w is read before it is written"),
+    (lambda doubled: laid_out(doubled, "z", (1, 4)), "z has another layout than when the call was doubled"),
+    (lambda doubled: laid_out(doubled, "t", (4, 1)), "t has another layout than when the call was doubled"),
 ]
 
 
 @pytest.mark.parametrize(("change", "rule"), CHANGED)
 def test_nodes_that_passed_are_refused_where_their_buffers_or_their_place_have_changed(change, rule) -> None:
-    made, before = two_step(), Verified()
-    verify_program(made, before)
-    verify_program(made, before)
+    kernel, before = two_step(), Verified()
+    verify_program(kernel, before)
+    verify_program(kernel, before)
     with pytest.raises(VerifyError, match=rule):
-        verify_program(change(made), before)
+        verify_program(change(kernel), before)
 
 
 def test_a_node_that_passed_is_refused_where_a_size_is_unknown() -> None:
-    told = Map("out", (axis(I0, 4),), IndexValue(LENGTH))
-    made, before = program([buffer("out", (4,), I64)], [told], [LENGTH], "out"), Verified()
-    verify_program(made, before)
+    reported = Map("out", (axis(I0, 4),), IndexValue(LENGTH))
+    example, before = program([buffer("out", (4,), I64)], [reported], [LENGTH], "out"), Verified()
+    verify_program(example, before)
     with pytest.raises(VerifyError, match="s0"):
-        verify_program(replace(made, inputs=()), before)
+        verify_program(replace(example, inputs=()), before)
 
 
-def test_the_origin_is_told() -> None:
+def test_the_origin_is_part_of_the_error() -> None:
     origins = {"total": Origin("sum_1", "model.head", "model.py:7")}
     error = refused(replace(changed(2, dtype=F64), origins=origins), "node total: sum of")
     assert error.origin == origins["total"]
@@ -270,12 +278,12 @@ def test_the_origin_is_told() -> None:
 
 
 def test_symbolic_sizes_agree_when_they_are_equal_as_numbers() -> None:
-    def made(extent: sympy.Expr) -> Program:
+    def doubled(extent: sympy.Expr) -> Program:
         node = Map("out", (axis(I0, extent),), Load("x", (FloorDiv(I0, 2),), F32))
         return program([buffer("x", (LENGTH,)), buffer("out", (2 * LENGTH + 2,))], [node], ["x"], "out", LENGTH + 1)
 
-    verify_program(made(2 * (LENGTH + 1)))
-    refused(made(2 * LENGTH), "its axes have sizes")
+    verify_program(doubled(2 * (LENGTH + 1)))
+    refused(doubled(2 * LENGTH), "its axes have sizes")
 
 
 @pytest.mark.parametrize("index", [I0, Mod(I0 + 1, 4)], ids=["plain", "computed"])
@@ -286,9 +294,9 @@ def test_ten_thousand_nodes_are_verified_in_seconds(index: sympy.Expr) -> None:
         Map(out, (axis(I0, 4), axis(I1, 6)), op("exp", op("add", Load(source, (index, I1), F32), Const(float(k), F32))))
         for k, (source, out) in enumerate(itertools.pairwise(names))
     ]
-    made = program([buffer(name, (4, 6)) for name in names], nodes, ["x"], names[-1])
+    example = program([buffer(name, (4, 6)) for name in names], nodes, ["x"], names[-1])
     start = time.perf_counter()
-    verify_program(made)
+    verify_program(example)
     assert time.perf_counter() - start < 10  # 0.3 s on an idle machine
 
 

@@ -38,9 +38,9 @@ def rows_kernel(*body: object, role: Role = Role.WHOLE, sizes: tuple[sympy.Symbo
     return kernel(params, axes, *body, sizes=sizes)  # type: ignore[arg-type]
 
 
-def refused_kernel(made: Kernel, rule: str) -> VerifyError:
+def refused_kernel(example: Kernel, rule: str) -> VerifyError:
     with pytest.raises(VerifyError, match=re.escape(rule)) as caught:
-        verify_kernel(made)
+        verify_kernel(example)
     return caught.value
 
 
@@ -133,7 +133,7 @@ def test_running_values_are_carried() -> None:
 
 
 def test_the_sides_of_a_product() -> None:
-    def made(rows: tuple[sympy.Symbol, ...], columns: tuple[sympy.Symbol, ...]) -> Kernel:
+    def product(rows: tuple[sympy.Symbol, ...], columns: tuple[sympy.Symbol, ...]) -> Kernel:
         dot = Fold(
             "acc", "dot", (Load("a", (8 * I0 + R0,), F32), Load("b", (5 * R0 + I1,), F32)), (R0,), F32, rows, columns
         )
@@ -144,24 +144,24 @@ def test_the_sides_of_a_product() -> None:
             Store("out", 5 * I0 + I1, dot.ref),
         )
 
-    verify_kernel(made((I0,), (I1,)))
-    refused_kernel(made((I1,), ()), "i1 is a row axis of a product, but its right side varies along it")
-    refused_kernel(made((), (I0,)), "i0 is a column axis of a product, but its left side varies along it")
-    refused_kernel(made((R0,), ()), "r0 is no parallel axis")
+    verify_kernel(product((I0,), (I1,)))
+    refused_kernel(product((I1,), ()), "i1 is a row axis of a product, but its right side varies along it")
+    refused_kernel(product((), (I0,)), "i0 is a column axis of a product, but its left side varies along it")
+    refused_kernel(product((R0,), ()), "r0 is no parallel axis")
 
 
 def test_sizes_must_be_passed() -> None:
-    def made(sizes: tuple[sympy.Symbol, ...]) -> Kernel:
+    def reversing(sizes: tuple[sympy.Symbol, ...]) -> Kernel:
         params = [param("x", (LENGTH,)), param("out", (LENGTH,), written=True)]
         return kernel(
             params, {I0: (LENGTH, Role.GRID)}, Store("out", I0, Load("x", (LENGTH - 1 - I0,), F32)), sizes=sizes
         )
 
-    verify_kernel(made((LENGTH,)))
-    refused_kernel(made(()), "header: the size s0 of axis i0 is not passed")
+    verify_kernel(reversing((LENGTH,)))
+    refused_kernel(reversing(()), "header: the size s0 of axis i0 is not passed")
 
 
-def test_what_follows_in_a_launch_has_no_grid_and_nothing_of_its_own() -> None:
+def test_a_following_kernel_has_no_grid_and_no_parameters_of_its_own() -> None:
     first = rows_kernel(TOP, TOTAL, OUT)
     total = Fold("all", "sum", (Load("out", (R0,), F32),), (R0,), F32)
     store = Store("rows", sympy.Integer(0), total.ref)
@@ -174,7 +174,7 @@ def test_what_follows_in_a_launch_has_no_grid_and_nothing_of_its_own() -> None:
     refused_kernel(replace(first, then=grid), "its grid axes are not some of those of what it follows")
 
 
-def test_what_follows_tile_by_tile_reads_its_own_tile() -> None:
+def test_a_kernel_that_follows_tile_by_tile_reads_its_own_tile() -> None:
     def added(offset: sympy.Expr, grid: int = 4) -> Kernel:
         total = Fold("all", "sum", (Load("made", (offset,), F32),), (R0,), F32)
         return kernel(params[1:], {I0: (grid, Role.GRID), R0: (3, Role.WHOLE)}, total, Store("out", I0, total.ref))
@@ -182,16 +182,16 @@ def test_what_follows_tile_by_tile_reads_its_own_tile() -> None:
     params = [param("x", (4, 3)), param("made", (3, 4), written=True), param("out", (4,), written=True)]
     store = Store("made", 4 * I1 + I0, Load("x", (3 * I0 + I1,), F32))
     first = kernel(params, {I0: (4, Role.GRID), I1: (3, Role.GRID)}, store)
-    made = replace(first, then=added(4 * R0 + I0))
-    verify_kernel(made)
-    assert [axis.symbol for axis in made.awaited] == [I1] and not first.awaited
+    example = replace(first, then=added(4 * R0 + I0))
+    verify_kernel(example)
+    assert [axis.symbol for axis in example.awaited] == [I1] and not first.awaited
     refused_kernel(replace(first, then=added(R0)), "it reads made where other tiles are written")
     refused_kernel(replace(first, then=added(4 * R0 + I0, 2)), "its grid axes are not some of those of what it follows")
     last = kernel(params[2:], {R0: (4, Role.WHOLE)}, Store("out", sympy.Integer(0), Const(0.0, F32)))
-    refused_kernel(replace(first, then=replace(made.then, then=last)), "it follows what follows tile by tile")
+    refused_kernel(replace(first, then=replace(example.then, then=last)), "it follows what follows tile by tile")
 
 
-def test_what_shares_a_launch_is_independent_and_has_nothing_of_its_own() -> None:
+def test_kernels_that_share_a_launch_are_independent_and_take_its_parameters() -> None:
     def scaled(source: str, target: str, size: int) -> Kernel:
         value = Op("mul", (Load(source, (I0,), F32), Const(2.0, F32)), F32)
         params = [param(source, (size,)), param(target, (size,), written=True)]
@@ -219,8 +219,8 @@ def test_names_in_the_header_are_distinct() -> None:
     refused_kernel(replace(twice, axes=twice.axes * 2), "an axis occurs twice")
 
 
-def test_what_is_overwritten_is_read_before_and_at_the_same_place() -> None:
-    """A mean that is computed again behind the norm of its row, and a row about its first element."""
+def test_an_overwritten_element_is_read_before_at_the_same_index() -> None:
+    """A mean that is recomputed after the norm of its row, and a row relative to its first element."""
     params = [param("x", (3, 4), written=True), param("out", (3,), written=True)]
     axes = {I0: (3, Role.GRID), R0: (4, Role.WHOLE)}
     over = Store("x", 4 * I0 + R0, op("exp", Load("x", (4 * I0 + R0,), F32)))

@@ -17,18 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.random_programs.crash_guards import Survived
 from tests.random_programs.inputs import FLOATS, INTEGERS, Input
 from tests.random_programs.program import Program
-from tests.random_programs.survived import Survived
 
 LARGEST = 1 << 14
-"""Elements of a tensor, where nothing else is said."""
+"""Elements of a tensor, unless stated otherwise."""
 
 WHOLE = (*range(-9, 10), 40, -40)
 """Integers that are passed."""
 
 LOUDEST = 1e3
-"""Of any finite number in a float result: beyond, halves overflow and differences of large numbers say little."""
+"""Of any finite number in a float result: beyond, 16-bit floats overflow and differences of large numbers say little.
+"""
 
 Choice = TypeVar("Choice")
 Kind = Callable[[Tensor], bool]
@@ -55,8 +56,11 @@ def is_any(tensor: Tensor) -> bool:
 
 
 class Builder:
-    """Grows a program.  `values` are what its names hold, in the order in which they were made; `integers`, what is
-    passed beside tensors."""
+    """Grows a program.
+
+    `values` are the values of its names, in the order of their definition; `integers`, its arguments other than
+    tensors.
+    """
 
     def __init__(
         self, rng: random.Random, sizes: dict[str, int], seed: int, *, grads: bool, odd: bool, largest: int = LARGEST
@@ -67,7 +71,7 @@ class Builder:
         self.inputs: list[Input] = []
         self.statements: list[str] = []
         self.values: dict[str, Tensor] = {}
-        self.made = 0
+        self.count = 0
 
     # Drawing ----------------------------------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class Builder:
         return self.rng.random() < share
 
     def operand(self, kind: Kind = is_any) -> str | None:
-        """The name of a tensor of a kind, later ones more often; None where there is none."""
+        """Return the name of a tensor of a kind, later ones more often; None if there is none."""
         names = [name for name, value in self.values.items() if kind(value)]
         if not names:
             return None
@@ -88,7 +92,7 @@ class Builder:
         return self.rng.choices(names, weights)[0]
 
     def matching(self, subject: str, kind: Kind, *, exactly: bool = False) -> str:
-        """A tensor of a shape that goes with that of `subject`: one that there is, or a new input."""
+        """Return a tensor of a shape that is compatible with that of `subject`: an existing one, or a new input."""
         shape = self.values[subject].shape
 
         def fits(value: Tensor) -> bool:
@@ -100,7 +104,7 @@ class Builder:
         return name or self.input(shape if exactly else self._narrowed(shape), kind)
 
     def shaped(self, shape: Sequence[int], dtype: torch.dtype) -> str:
-        """A tensor of this shape and dtype: one that there is, or a new input."""
+        """Return a tensor of this shape and dtype: an existing one, or a new input."""
 
         def fits(value: Tensor) -> bool:
             return value.dtype is dtype and tuple(value.shape) == tuple(shape)
@@ -122,7 +126,7 @@ class Builder:
     # Growing ----------------------------------------------------------------------------------------------------------
 
     def input(self, shape: Sequence[int | str], kind: Kind = is_any, layout: str = "") -> str:
-        """A new argument; sizes that have a name are given by it."""
+        """Add an argument; its named sizes are sizes of the call."""
         names = {size: name for name, size in self.sizes.items() if size > 1}
         while math.prod(self.sizes.get(dim, 0) if isinstance(dim, str) else dim for dim in shape) > self.largest:
             shape = shape[1:]
@@ -142,11 +146,11 @@ class Builder:
         return Program(tuple(self.inputs), "", (self.sizes,), seed=self.seed).tensors(0)[position]
 
     def add(self, expression: str) -> bool:
-        """`name = expression` for a new name; whether it was taken."""
-        return self.attempt(f"t{self.made} = {expression}", [f"t{self.made}"])
+        """Add `name = expression` for a new name; return whether it was accepted."""
+        return self.attempt(f"t{self.count} = {expression}", [f"t{self.count}"])
 
     def attempt(self, statement: str, targets: Sequence[str]) -> bool:
-        """Run a statement that gives names to `targets`; whether it was taken."""
+        """Run a statement that assigns to `targets`; return whether it was accepted."""
         space: dict[str, object] = {"torch": torch, "F": F, **self.integers, **self.values}
         before = {name: numbers(value) for name, value in self.values.items()}
         try:
@@ -162,11 +166,11 @@ class Builder:
             return False
         self.values.update(results)  # type: ignore[arg-type]  # tensors, as was just seen
         self.statements.append(statement)
-        self.made += len(targets)
+        self.count += len(targets)
         return True
 
     def again(self) -> None:
-        """Hold what the statements so far give: one that was left out may have written something."""
+        """Run the statements so far again: a rejected one may have written to a tensor."""
         arguments = [self._argument(position) for position in range(len(self.inputs))]
         space: dict[str, object] = {"torch": torch, "F": F, **self.integers}
         space.update(zip((entry.name for entry in self.inputs), arguments, strict=True))
@@ -175,7 +179,7 @@ class Builder:
         self.values = {name: space[name] for name in self.values}  # type: ignore[misc]  # tensors, as before
 
     def bearable(self, value: Tensor) -> bool:
-        """Is a result small enough to be computed with, and does it hold numbers that say something?"""
+        """Is a result small enough to compute with, and are its numbers informative?"""
         if value.numel() > self.largest or not value.is_floating_point() or not value.numel():
             return value.numel() <= self.largest
         finite = value.detach().isfinite()
@@ -187,12 +191,12 @@ class Builder:
     # What came of it --------------------------------------------------------------------------------------------------
 
     def results(self) -> list[str]:
-        """The names that nothing reads, and a few others."""
+        """Return the names that nothing reads, and a few others."""
         read = {name for statement in self.statements for name in names_read(statement)}
-        made = [name for name in self.values if name.startswith("t")]
-        found = [name for name in made if name not in read]
-        found += [name for name in made if name in read and self.chance(0.15)]
-        return found or list(self.values)[-1:]
+        outcomes = [name for name in self.values if name.startswith("t")]
+        actual = [name for name in outcomes if name not in read]
+        actual += [name for name in outcomes if name in read and self.chance(0.15)]
+        return actual or list(self.values)[-1:]
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
@@ -207,7 +211,7 @@ def names_read(statement: str) -> list[str]:
 
 
 def numbers(value: Tensor) -> Tensor:
-    """A copy in which equal means the same bits, near enough."""
+    """Return a copy in which nearly equal numbers have the same bits."""
     copy = value.detach().clone()
     return copy.nan_to_num(nan=math.pi) if copy.is_floating_point() else copy
 

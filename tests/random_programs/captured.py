@@ -17,15 +17,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tests.random_programs.comparing import Allowed, compared
-from tests.random_programs.faked import Faked
+from tests.random_programs.fake_layouts import Faked
 from tests.random_programs.runs import Call, Run, run, unlike
 
 DECOMPOSED = "aot_eager_decomp_partition"
-"""PyTorch's capture with composite operations, and the gradients of norms, taken apart by PyTorch itself."""
+"""PyTorch's capture with composite operations, and the gradients of norms, decomposed by PyTorch itself."""
 
 
 def captured(call: Call, backend: str = "aot_eager") -> Run | None:
-    """What PyTorch's own capture gives after the earlier calls; None where it fails."""
+    """Return the last call's run of PyTorch's own capture, after the earlier calls; None if it fails."""
     torch._dynamo.reset()
     function = torch.compile(call.program.function(), backend=backend, dynamic=call.program.dynamic)
     try:
@@ -35,21 +35,21 @@ def captured(call: Call, backend: str = "aot_eager") -> Run | None:
 
 
 class Captured:
-    """One call as it is captured: run when it is first asked for."""
+    """The capture of one call, which runs at its first use."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
 
     @cached_property
     def run(self) -> Run | None:
-        """What the capture gives; None where it fails."""
+        """The run of the capture; None if it fails."""
         return captured(self.call)
 
-    def formed_as(self, found: Run) -> str:
-        """Where a run's form is what it is there: in the capture, or by fake tensors alone; empty if in neither."""
-        if self.run is not None and not unlike(found, self.run):
+    def formed_as(self, result: Run) -> str:
+        """Return where else a run has the same form: in the capture, or by fake tensors alone; empty if in neither."""
+        if self.run is not None and not unlike(result, self.run):
             return "in PyTorch's capture"
-        return "PyTorch's fake tensors say" if any(not unlike(found, faked) for faked in self._faked()) else ""
+        return "PyTorch's fake tensors say" if any(not unlike(result, faked) for faked in self._faked()) else ""
 
     def as_wrong(self, name: str, ours: Tensor, theirs: Tensor, wrong: Tensor, allowed: Allowed) -> bool:
         """Is the capture wrong in each place where we are, and by the same?"""
@@ -61,9 +61,9 @@ class Captured:
         return not (wrong & ~(its & ~apart)).any()
 
     def _faked(self) -> Iterator[Run]:
-        """The call as fake tensors see it: operation by operation, and with symbols for all sizes.
+        """Yield the call as fake tensors trace it: operation by operation, and with symbols for all sizes.
 
-        With symbols nothing is said where a size is unknown to them: asking for its number raises.
+        With symbols, a run with unknown sizes is omitted: asking for their number raises.
         """
         with suppress(RuntimeError), Faked():
             yield self.call.run()
@@ -75,7 +75,7 @@ class Captured:
 
 
 def _symbolic(call: Call) -> Run:
-    """What fake tensors say where sizes are symbols, for which PyTorch works out strides in another way."""
+    """Trace the call with fake tensors of symbolic sizes, for which PyTorch derives strides in another way."""
     program, arguments = call.program, list[Tensor | int]()
     mode = FakeTensorMode(shape_env=ShapeEnv())
     for k, tensor in enumerate(program.arguments(call.number, call.device)):

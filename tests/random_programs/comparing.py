@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 ROOM = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Relative to a number itself, and half of it to the largest of the tensor or 1: beside eager's own error."""
+"""Tolerance in addition to eager's error: relative to a number, and half of it to the tensor's largest or 1."""
 
 UNSTEADY = 0.05
-"""Eager's error relative to the largest number, from which on comparing says little."""
+"""Error of eager, relative to the largest number, above which a comparison says little."""
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a result may be.
+    """The allowed values of a result.
 
     Attributes:
         truths: the result in float64, then in float64 on inputs that are off by a rounding; empty: as eager has it.
-        usual: eager's error as it usually is.
-        forms: the result of other forms of the program, of whose kind an infinity or NaN may be: an infinity becomes a
-            NaN where a kernel happens to subtract another one, and those of the CPU and of CUDA subtract otherwise.
+        usual: eager's usual error.
+        forms: the results of other forms of the program, any of which may decide on an infinity or NaN: an infinity
+            becomes a NaN where a kernel subtracts another one, and kernels for CPUs and CUDA differ in this.
     """
 
     truths: Sequence[Tensor] = ()
@@ -33,11 +33,11 @@ class Allowed:
 
 def compared(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
     """Which elements of ours are wrong; and whether some were not compared, or not well."""
-    return (_numbers if theirs.is_floating_point() else _whole)(ours, theirs, allowed)
+    return (_numbers if theirs.is_floating_point() else _integers)(ours, theirs, allowed)
 
 
-def _whole(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
-    """Whole numbers: equal wherever eager in any precision has the same."""
+def _integers(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
+    """Compare integers: equal wherever eager has the same in every precision."""
     steady = torch.ones_like(theirs, dtype=torch.bool)
     for truth in allowed.truths:
         if truth.shape == theirs.shape:
@@ -46,7 +46,7 @@ def _whole(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool
 
 
 def _numbers(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
-    """Floats: within twice eager's error, here and as it is usual, and a little; what is no number of eager's kind."""
+    """Compare floats: within twice eager's error, here and usually, and a little; infinities and NaN as eager's."""
     room, a, b = ROOM[theirs.dtype], ours.double(), theirs.double()
     truths = allowed.truths
     if not truths or any(truth.shape != theirs.shape for truth in truths):
@@ -63,7 +63,7 @@ def _numbers(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bo
     for form in allowed.forms:
         if form.shape == ours.shape:
             misplaced &= _kind(a) != _kind(form.double())
-    lost = ~b.isfinite() & truth.isfinite()  # to eager, by what it rounds to an infinity: its error has no bound there
+    lost = ~b.isfinite() & truth.isfinite()  # eager rounds it to an infinity: its error has no bound there
     off = (error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady & ~lost
     vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool((steady & ~lost).all())
     return misplaced | off, vague

@@ -1,11 +1,11 @@
-"""What a call gives in eager, what it would give without roundings, and how far off eager may be.
+"""Eager's run of a call, its run without roundings, and the error that eager may have.
 
 Ground truth is a run in float64.  Eager's own error is the largest of a few runs, on inputs and incoming gradients that
-are off by some percent in each, so that it is not small by chance.  How much a program makes of small errors is seen
-from a few further runs in float64 whose inputs are off by a rounding of the shortest float in it.  Where that does not
-explain a difference, what a rounding of the means of layer norms changes counts as eager's error, too, and what the
-conversions do that the program asks for, where eager rounds again and happens to undo it; and whole numbers, infinities
-and NaN may be as they are where each operation is off by one.
+are off by some percent in each, so that it is not small by chance.  The amplification of small errors by a program is
+measured by a few further runs in float64 whose inputs are off by a rounding of the shortest float in it.  Where that
+does not explain a difference, two more effects count as eager's error: a rounding of the means of layer norms, and
+conversions that the program asks for, where eager rounds again and happens to undo it.  Integers, infinities and NaN
+may be as in a run in which each operation is off by one rounding.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from tests.random_programs.backwards import Backwards
 from tests.random_programs.captured import DECOMPOSED, captured
 from tests.random_programs.comparing import Allowed, error
 from tests.random_programs.inputs import SHARED
 from tests.random_programs.means import Means
 from tests.random_programs.products import Products
+from tests.random_programs.reversed_means import Backwards
 from tests.random_programs.roundings import Roundings
 from tests.random_programs.runs import Call, Run
 
@@ -30,18 +30,18 @@ SHIFT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**
 """A rounding or two of each dtype."""
 
 OTHER = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)
-"""Shifts that make other inputs, on which eager's error is another one."""
+"""Shifts that produce other inputs, on which eager's error differs."""
 
 ROUNDED = 16
-"""Runs in which every operation is off by a rounding, where a whole number or what is no number seems wrong."""
+"""Runs in which every operation is off by a rounding, if an integer, an infinity or a NaN seems wrong."""
 
 
 class RefusedError(Exception):
-    """Eager does not run a call: there is nothing to compare with."""
+    """Eager refuses a call: there is nothing to compare with."""
 
 
 class Eager:
-    """Eager's runs of one call; each is made when it is first asked for."""
+    """Eager's runs of one call; each is computed at its first use."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -60,7 +60,7 @@ class Eager:
             raise RefusedError from failure
 
     def allowances(self, name: str) -> Iterator[Allowed]:
-        """What a tensor of the call may be, each time with what takes more runs to know."""
+        """Yield the allowed values of a tensor of the call, each time from more runs."""
         theirs = self.run.tensors[name]
         assert theirs is not None
         shifts = [factor * self.step for factor in (0.0, 1, -1, 0.8, -0.8, 0.6)]
@@ -109,7 +109,7 @@ class Eager:
         gradient = shift if shift in OTHER else 0.0
         torch.set_default_dtype(torch.float64)
         try:
-            # autograd may miss what was overwritten where a cast is none any more
+            # autograd may miss an overwrite if a cast is none any more
             for copies in (False, True) if rounded is None else (True,):
                 function = self.call.program.function(wide=True, copies=copies, rounded=bool(rounded))
                 with suppress(RuntimeError), mode or nullcontext():
@@ -122,18 +122,18 @@ class Eager:
 
     @property
     def _has_shared(self) -> bool:
-        """Are there inputs of which several elements have one place in memory?"""
+        """Do several elements of an input share memory?"""
         return any(entry.layout in SHARED for entry in self.call.program.inputs)
 
     @cached_property
     def _errors(self) -> list[dict[str, float]]:
-        """Eager's largest errors on other inputs.
+        """Return eager's largest errors on other inputs.
 
         Rows that share their memory are rounded alike, and their sum is off by as many times as there are rows; where
-        they are `apart`, roundings that are zero by chance are not zero in all of them.  Both are what eager's error
-        may be.  Sums of equal numbers may even be exact in eager's order, and in no other: what changes them where
-        equal ones are off by different roundings is its error, too.  There each addition rounds in the same direction,
-        so more than one rounding is asked for.
+        they are `apart`, roundings that are zero by chance are not zero in all of them.  Both may be eager's
+        error.  Sums of equal numbers may even be exact in eager's order, and in no other: the change of a sum when
+        equal numbers are off by different roundings is its error, too.  There each addition rounds in the same
+        direction, so more than one rounding is applied.
         """
         ways = (True, False) if self._has_shared else (False,)
         errors = [self._error(shift, apart=apart) for shift in OTHER for apart in ways]
@@ -149,10 +149,10 @@ class Eager:
 
     @cached_property
     def _changes(self) -> list[dict[str, float]]:
-        """By how much results change where means are off, and where only conversions round.
+        """Return by how much results change where means are off, and where only conversions round.
 
-        What follows a conversion in a short float is not rounded by the compiler; where eager does, it may round back
-        what that changed.
+        The compiler does not round the operations after a conversion in a short float; where eager does, it may undo
+        that change.
         """
         conversions = _largest(self.exact(rounded=True), self.exact(rounded=False))
         return [_largest(self._means[0], self.exact()), conversions]
@@ -167,7 +167,7 @@ class Eager:
 
     @cached_property
     def _forms(self) -> list[Run | None]:
-        """Runs in which an infinity or NaN comes about in other ways."""
+        """Return runs in which an infinity or NaN arises in other ways."""
         return [
             captured(self.call, DECOMPOSED),
             self._in_float64(mode=Backwards()),
@@ -176,7 +176,7 @@ class Eager:
         ]
 
     def _in_order(self) -> Run | None:
-        """Products made from number to number, where that runs: what leaves the range on the way differs."""
+        """The run with products computed from number to number, if there is one: overflows on the way differ."""
         with suppress(RuntimeError), Products():
             return self.call.run()
         return None
@@ -188,16 +188,16 @@ class Eager:
 
 
 def _named(name: str, runs: Sequence[Run | None]) -> list[Tensor]:
-    """A tensor as each run has it that could be made."""
+    """Return a tensor in each run that succeeded."""
     return [tensor for run in runs if run is not None and (tensor := run.tensors.get(name)) is not None]
 
 
 def _largest(one: Run | None, exact: Run | None) -> dict[str, float]:
     """The largest difference of two runs in each float tensor."""
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for name, tensor in ({} if one is None or exact is None else one.tensors).items():
         truth = exact.tensors.get(name)
         if tensor is not None and truth is not None and tensor.shape == truth.shape and tensor.is_floating_point():
             errors = error(tensor.double(), truth.double())
-            found[name] = float(errors.max()) if errors.numel() else 0.0
-    return found
+            result[name] = float(errors.max()) if errors.numel() else 0.0
+    return result

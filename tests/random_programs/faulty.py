@@ -36,7 +36,7 @@ def wrong(part: int, change):  # type: ignore[no-untyped-def]  # any function of
 
 
 def judged_with(monkeypatch: pytest.MonkeyPatch, fused, program: Program = PLAIN) -> judging.Verdict:  # type: ignore[no-untyped-def]
-    """The judge's verdict on what a stand-in makes of a program."""
+    """Return the judge's verdict on a program that a stand-in for the compiler runs."""
     monkeypatch.setattr(judging, "fuse", fused)
     monkeypatch.setattr(judging, "report", lambda fused: Explanation(()))
     return judge(program)

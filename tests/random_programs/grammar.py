@@ -1,4 +1,4 @@
-"""Random programs: which kind of statement comes next, and those whose operands have to be made to fit.
+"""Random programs: the choice of the next statement, and statements whose operands have to be adapted.
 
 `generate(rng, seed)` always gives a program that eager can run.
 """
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tests.random_programs import integers, models, pieces, templates
 from tests.random_programs.builder import LARGEST, WHOLE, Builder, is_any, is_float, names_read
+from tests.random_programs.crash_guards import Survived
 from tests.random_programs.inputs import Input
 from tests.random_programs.program import Program
 from tests.random_programs.runs import Call
-from tests.random_programs.survived import Survived
 from tests.random_programs.templates import filled
 
 Production = Callable[[Builder], bool]
@@ -37,7 +37,7 @@ def table(entries: Sequence[str]) -> Production:
 
 
 def mutate(builder: Builder) -> bool:
-    """A statement that writes to a tensor, but to none of which two elements share memory."""
+    """Add a statement that writes to a tensor without elements that share memory."""
     statement = filled(builder, builder.one(templates.MUTATIONS))
     if statement is None:
         return False
@@ -63,11 +63,11 @@ def chained(builder: Builder) -> bool:
     name = builder.operand(lambda value: value.dim() > 0 and value.numel() > 1)
     if name is None or not builder.add(f"{name} * 1"):
         return False
-    whole = view = f"t{builder.made - 1}"
+    whole = view = f"t{builder.count - 1}"
     for _ in range(builder.one((1, 2, 2, 3))):
         way = builder.one(CHAINED)
         if builder.add(way.format(x=view, d=builder.dim(view), e=builder.dim(view))):
-            view = f"t{builder.made - 1}"
+            view = f"t{builder.count - 1}"
     if overlaps(builder.values[view]):
         return False
     act = builder.one(("mul_(3)", "add_(2)", "zero_()", f"copy_({builder.matching(view, is_any)})"))
@@ -87,7 +87,7 @@ def windows(builder: Builder) -> bool:
     name = builder.operand(lambda value: value.dim() > 0 and value.shape[0] > 2 and value.dtype is not torch.bool)
     if name is None or not builder.add(f"{name} * 1"):
         return False
-    whole = f"t{builder.made - 1}"
+    whole = f"t{builder.count - 1}"
     ways = builder.one((("[1:]", "[:-1]"), ("[::2]", "[1:]"), ("[:2]", ".flip(0)"), (".transpose(0, -1)", "[0]")))
     acts = zip(ways, ("mul_(3)", "add_(2)"), strict=True)
     return all(builder.attempt(f"{whole}{way}.{act}", []) for way, act in acts)
@@ -170,9 +170,9 @@ def autocast(builder: Builder) -> bool:
     if expression is None:
         return False
     dtype = builder.one(("torch.bfloat16", "torch.bfloat16", "torch.float16"))
-    made = f"t{builder.made}"
+    result = f"t{builder.count}"
     device = next(iter(builder.values))
-    return builder.attempt(f"with torch.autocast({device}.device.type, {dtype}): {made} = {expression}", [made])
+    return builder.attempt(f"with torch.autocast({device}.device.type, {dtype}): {result} = {expression}", [result])
 
 
 SEVERAL = (
@@ -191,10 +191,10 @@ def several(builder: Builder) -> bool:
     name = builder.operand(lambda value: is_any(value) and value.dim() > 0)
     if name is None:
         return False
-    made = builder.made
+    result = builder.count
     dim = builder.dim(name)
     call = builder.one(SEVERAL).format(x=name, d=dim)
-    return builder.attempt(f"t{made}, t{made + 1} = torch.{call}", [f"t{made}", f"t{made + 1}"])
+    return builder.attempt(f"t{result}, t{result + 1} = torch.{call}", [f"t{result}", f"t{result + 1}"])
 
 
 PRODUCTIONS: tuple[tuple[Production, int], ...] = (
@@ -232,7 +232,7 @@ PRODUCTIONS: tuple[tuple[Production, int], ...] = (
 
 
 def generate(rng: random.Random, seed: int, largest: int = LARGEST) -> Program:
-    """A program that eager can run in all of its calls; no tensor in the first holds more than `largest` elements."""
+    """Return a program that eager can run in all of its calls; tensors of the first have at most `largest` elements."""
     long = rng.random() < 0.15
     sizes = drawn(rng, long)
     grads = rng.random() < 0.4
@@ -259,7 +259,7 @@ def drawn(rng: random.Random, long: bool) -> dict[str, int]:
 
 
 def finished(builder: Builder) -> Program:
-    """What was built, with as many calls and gradients as eager takes."""
+    """Return the built program, with as many calls and gradients as eager supports."""
     rng = builder.rng
     used = builder.results()
     lines = [*builder.statements, f"return ({', '.join(used)},)"]
@@ -290,7 +290,7 @@ def without_gradients(program: Program) -> Program:
 
 
 def runs(program: Program) -> bool:
-    """Does eager run every call, and its backward where it is asked for?"""
+    """Does eager run every call, and its backward if requested?"""
     try:
         with Survived():
             for number in range(len(program.calls)):

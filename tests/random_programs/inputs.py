@@ -1,7 +1,7 @@
-"""The tensors that random programs are given: shapes by named sizes, every common layout in memory, numbers by kind.
+"""The inputs of random programs: shapes by named sizes, every common memory layout, numbers by kind.
 
-Equal arguments give equal numbers on every machine and device.  A tensor may be made in float64 with the numbers of its
-own dtype, and those may be shifted a little, to see how much a result depends on rounding.
+Equal arguments give equal numbers on every machine and device.  A tensor may be created in float64 with the numbers of
+its own dtype, and those may be shifted a little, to see how much a result depends on rounding.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 
 LAYOUTS = ("contiguous", "transposed", "reversed", "stepped", "padded", "offset", "expanded", "overlapping")
-"""How the elements lie: in order; the last two dimensions or all of them the other way round; every second one; rows
-with a gap between them; behind others; one row that stands for all; rows that begin inside the row before."""
+"""The layout of the elements: in order; the last two dimensions, or all, reversed; every second element; rows with a
+gap between them; with a storage offset; one row that is expanded to all; rows that begin inside the row before.
+"""
 
 SHARED = ("expanded", "overlapping")
-"""Layouts in which several elements have one place."""
+"""Layouts in which several elements share memory."""
 
 VALUES = ("normal", "positive", "grid", "special", "wide")
 """Kinds of numbers: about ±2; 0.5 to 2; multiples of a quarter, with many ties and zeros; the same with −0, NaN and
@@ -50,7 +51,7 @@ class Input:
         return f"Input({', '.join([repr(self.name), repr(self.dims), str(self.dtype), *rest])})"
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape under given sizes."""
+        """Return the shape for these sizes."""
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
 
     def tensor(
@@ -82,8 +83,8 @@ class Input:
             shifted = numbers.double() * (1 + shift * noise)
             numbers = shifted if abs(shift) < LEAST else shifted.to(self.dtype)
             numbers = numbers.double() if wide else numbers.to(self.dtype)
-        found = numbers.to(device).as_strided(shape, strides, offset)
-        return found.detach().requires_grad_(self.grad)
+        result = numbers.to(device).as_strided(shape, strides, offset)
+        return result.detach().requires_grad_(self.grad)
 
 
 def placed(shape: tuple[int, ...], layout: str) -> tuple[int, tuple[int, ...], int]:

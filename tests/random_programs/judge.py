@@ -1,11 +1,12 @@
-"""Whether a program gives through the compiler what it gives in eager.
+"""Judges whether a compiled program agrees with eager.
 
-Numbers are judged by a run in float64: the error may be twice eager's own, and a little more; `eager.py` says how both
-are had.  Whole numbers that differ between runs that roundings set apart are not compared.  Shapes, dtypes, strides,
-NaN, infinities, whole numbers, what is written to inputs, and who shares memory with whom are eager's.
+Numbers are judged by a run in float64: the error may be twice eager's own, and a little more; `eager.py` computes both.
+Integers that differ between runs whose roundings differ are not compared.  Shapes, dtypes, strides, NaN, infinities,
+integers, writes to inputs, and shared memory must agree with eager.
 
-What PyTorch's own capture cannot run, or runs otherwise, is not held against the compiler (`captured.py`): a program is
-skipped where both fail, and a result that is not eager's is excused where it is the capture's.  The verdict names each.
+Programs that PyTorch's own capture cannot run, or runs differently, do not count against the compiler (`captured.py`):
+a program is skipped if both fail, and a result that differs from eager's is excused if the capture's is the same.  The
+verdict names each.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from tests.random_programs.runs import Call, Run, unlike
 
 @dataclass
 class Verdict:
-    """What became of a program.
+    """The verdict on a program.
 
     Attributes:
         status: "pass", "mismatch", "error", or "skipped" where PyTorch's capture fails, too, or gives other views,
             where eager takes the device down or refuses a call, or where a later call is left to eager, which is an
             error under `strict`.
         unsteady: results that could not be compared, or only in part.
-        excused: how results differ from eager's that PyTorch's capture gives alike.
+        excused: differences from eager's results that PyTorch's capture has, too.
         operations: nodes computed in generated kernels.
         externs: calls left as they are.
         breaks: whether Dynamo ran a part of it in Python.
@@ -55,7 +56,7 @@ class Verdict:
 
 @dataclass
 class Difference:
-    """How a run differs from eager's: what is `wrong`, empty if nothing is; the rest as in `Verdict`."""
+    """How a run differs from eager's: `wrong` describes it, empty if it agrees; the rest as in `Verdict`."""
 
     wrong: str = ""
     unsteady: int = 0
@@ -63,48 +64,48 @@ class Difference:
 
 
 def judge(program: Program, device: str = "cpu", target: str | None = None, *, strict: bool = True) -> Verdict:
-    """Run a program through `fuse` and say what became of it."""
+    """Run a program through `fuse` and return the verdict."""
     torch._dynamo.reset()
     counters.clear()
     fused = fuse(program.function(), dynamic=program.dynamic, options={"strict": strict, "target": target})
     calls = [Call(program, number, device) for number in range(len(program.calls))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, failure = _called(fused, calls)  # all of them, before the capture makes Dynamo forget the first
+        result, failure = _called(fused, calls)  # all of them, before the capture makes Dynamo forget the first
         verdict = _counted(fused)
         if failure is not None and is_lost(device):
-            return replace(verdict, status="error", reason=f"call {len(found)}: {cause(failure)}")
-        for call, run in zip(calls, found, strict=False):
+            return replace(verdict, status="error", reason=f"call {len(result)}: {cause(failure)}")
+        for call, run in zip(calls, result, strict=False):
             _compare(verdict, call, run)
             if verdict.status != "pass":
                 return verdict
         if failure is None:
             return verdict
-        verdict.reason = f"call {len(found)}: {cause(failure)}"
-        refused = strict and isinstance(failure, Unsupported)  # what fails to be compiled is raised by Dynamo
-        if not refused and is_captured_rightly(calls[len(found)]):
+        verdict.reason = f"call {len(result)}: {cause(failure)}"
+        refused = strict and isinstance(failure, Unsupported)  # Dynamo raises the failures of compilation
+        if not refused and is_captured_rightly(calls[len(result)]):
             return replace(verdict, status="error")
         if not strict:
             return replace(verdict, status="skipped")
-        eager = judge(program, device, target, strict=False)  # what such a call is left to
+        eager = judge(program, device, target, strict=False)  # the fallback of such a call
         return eager if eager.status != "pass" else replace(eager, status="skipped", reason=verdict.reason)
 
 
 def _called(fused: Function, calls: Sequence[Call]) -> tuple[list[Run], Exception | None]:
-    """What the calls leave behind, and what the one after the last of these raises."""
-    found: list[Run] = []
+    """Return the runs of the calls, and the exception of the call after the last of these."""
+    results: list[Run] = []
     try:
         for call in calls:
             run = call.run(fused)
             synchronize(call.device)
-            found.append(run)
+            results.append(run)
     except Exception as failure:
-        return found, failure
-    return found, None
+        return results, failure
+    return results, None
 
 
 def _counted(fused: Function) -> Verdict:
-    """A verdict on a program in which nothing is wrong, yet."""
+    """Return the initial verdict on a program, without any mismatch."""
     verdict = Verdict(breaks=bool(counters["graph_break"]))
     for entry in report(fused).graphs:
         verdict.operations += entry.operations
@@ -113,10 +114,10 @@ def _counted(fused: Function) -> Verdict:
     return verdict
 
 
-def _compare(verdict: Verdict, call: Call, found: Run) -> None:
-    """Add to a verdict what is to be said of one call."""
+def _compare(verdict: Verdict, call: Call, result: Run) -> None:
+    """Add the comparison of one call to a verdict."""
     try:
-        difference = compare(call, found)
+        difference = compare(call, result)
     except (RuntimeError, RefusedError) as failure:
         lost = is_lost(call.device)
         if not lost and isinstance(failure, RuntimeError):
@@ -130,16 +131,16 @@ def _compare(verdict: Verdict, call: Call, found: Run) -> None:
         verdict.status, verdict.reason = "mismatch", f"call {call.number}: {difference.wrong}"
 
 
-def compare(call: Call, found: Run) -> Difference:
-    """How what a call left behind differs from what it leaves in eager."""
+def compare(call: Call, result: Run) -> Difference:
+    """Compare the results and effects of a call with eager's."""
     eager, captured, said = Eager(call), Captured(call), Difference()
-    if differences := unlike(found, eager.run):
-        where = captured.formed_as(found)
+    if differences := unlike(result, eager.run):
+        where = captured.formed_as(result)
         if not where:
             return Difference(differences[0])
         said.excused += [f"{difference}, as {where}" for difference in differences]
     for name, theirs in eager.run.tensors.items():
-        ours = found.tensors.get(name)
+        ours = result.tensors.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
             continue
         wrong, vague, allowed = _wrong(name, ours, eager)
@@ -165,7 +166,7 @@ def _wrong(name: str, ours: Tensor, eager: Eager) -> tuple[Tensor, bool, Allowed
 
 
 def is_captured_rightly(call: Call) -> bool:
-    """Does PyTorch's own capture, without the compiler, run, and give tensors as eager gives them?"""
+    """Does PyTorch's own capture, without the compiler, run, and agree with eager?"""
     captured = Captured(call).run
     with suppress(RefusedError):
         return captured is not None and not unlike(captured, Eager(call).run)
@@ -173,7 +174,7 @@ def is_captured_rightly(call: Call) -> bool:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device, so that what fails later is not what was launched before."""
+    """Wait for the device, so that a later failure is not attributed to earlier launches."""
     if device == "cuda":
         torch.cuda.synchronize()
 

@@ -1,8 +1,8 @@
 """A program in which the means of layer norms are off by a rounding.
 
-Eager brings these means from number to number, and that of equal numbers is exact.  A rounded sum is not, which is what
-they are here in rows that are made of more than plain loads (docs/numerics.md): then what is left of each number is not
-0, and the factor of the norm makes it large.
+Eager updates these means number by number, and the mean of equal numbers is exact.  A rounded sum is not, and these
+means are rounded sums in rows that are computed from more than plain loads (docs/numerics.md): then the differences are
+not 0, and the factor of the norm makes them large.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Means(TorchDispatchMode):
-    """Each mean is off by `step` of itself, and so is what it is subtracted from."""
+    """Each mean is off by `step` of itself, and so is the value that it is subtracted from."""
 
     def __init__(self, step: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Entries of the grammar's table for what models do around their layers; see `templates`."""
+"""Entries of the grammar's table for the operations of models around their layers; see `templates`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHES = (
     "torch.cat([{f}, {f} * 2], -2))",
     "torch.zeros_like({f}).index_copy(0, torch.arange({f}.shape[0], device={f}.device), {f}) @ {f}.mT",
 )
-"""What is kept from one step to the next."""
+"""Caches that are kept from one step to the next."""
 
 EXPERTS = (
     f"{ONE_HOT}.to({{f}}.dtype) * {{f}}",
@@ -40,7 +40,7 @@ EXPERTS = (
     "torch.stack([{f} * k for k in range(1, 4)], -1).gather(-1, {f}.argmax(-1, keepdim=True).expand({f}.shape)[..., "
     "None] % 3).squeeze(-1)",
 )
-"""What is routed: one way of several for each row."""
+"""Routing: one way of several for each row."""
 
 PLACES = (
     "({b}.cumsum({d}) - 1).clamp(min=0)",
@@ -54,7 +54,7 @@ PLACES = (
     f"F.cross_entropy(F.linear({ROWS}[:-1], {ROWS}), torch.arange(1, {ROWS}.shape[0], device={{f}}.device))",
     "F.cross_entropy({f}[..., :-1, :].reshape(-1, {f}.shape[-1]), {f}[..., 1:, :].argmax(-1).flatten())",
 )
-"""Where a row stands, and tables that are looked up and multiplied by."""
+"""Positions of rows, and tables that are looked up and multiplied by."""
 
 MASKS = (
     f"({{f}} @ {{f}}.mT).masked_fill({SQUARE}.triu(1), float('-inf')).softmax(-1)",
@@ -132,7 +132,8 @@ MIXED = (
     "F.cross_entropy({f}.float().reshape(-1, {f}.shape[-1]), {f}.detach().reshape(-1, {f}.shape[-1]).argmax(-1))",
     "{f}.float().norm(dim=-1) + ({f} * {f}).float().sum(-1).bfloat16()",
 )
-"""What runs under autocast, which casts operands of products down, and those of losses and norms up.
+"""Operations under autocast, which casts operands of products down, and those of losses and norms up.
 
-What is cast up differs between devices: results are of the same dtype on all of them because those operands are floats.
+The operations that cast up differ between devices: results have the same dtype on all of them because those operands
+are floats.
 """

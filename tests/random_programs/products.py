@@ -1,8 +1,8 @@
-"""A program in which products over a dimension are made from number to number.
+"""A program in which products over a dimension are computed from number to number.
 
-Eager keeps several products beside each other where the dimension is the innermost one, and otherwise one: which of the
-products on the way leave the range of their type hangs on that order.  An infinity among them is NaN times a 0 to come,
-and a 0 times an infinity.
+Eager accumulates several products in parallel if the dimension is the innermost one, and otherwise one: which of the
+intermediate products overflow depends on that order.  An infinity among them is NaN times a later 0, and a 0 times an
+infinity, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ prod = torch.ops.aten.prod
 
 
 class Products(TorchDispatchMode):
-    """Each product over a dimension, or over all, is made from the first number to the last, in eager's precision."""
+    """Compute each product over a dimension, or over all, from the first number to the last, in eager's precision."""
 
     def __torch_dispatch__(
         self,

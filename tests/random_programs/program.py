@@ -83,7 +83,7 @@ class Program:
     def tensors(
         self, call: int, device: str = "cpu", *, wide: bool = False, shift: float = 0.0, apart: bool = False
     ) -> list[Tensor]:
-        """Fresh tensors for one of the calls, as `Input.tensor` makes them."""
+        """Return fresh tensors for one of the calls, as `Input.tensor` creates them."""
         seeds = [self.seed * 1009 + call * 101 + position for position in range(len(self.inputs))]
         return [
             entry.tensor(self.calls[call], seed, device, wide=wide, shift=shift, apart=apart)
@@ -102,4 +102,4 @@ def compiled(body: str, names: Sequence[str]) -> Function:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     space: dict[str, object] = {"torch": torch, "F": F}
     exec(compile(text, file, "exec"), space)
-    return space["program"]  # type: ignore[return-value]  # what the text defines
+    return space["program"]  # type: ignore[return-value]  # the text defines it

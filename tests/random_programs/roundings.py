@@ -1,8 +1,8 @@
 """A program in float64 in which each operation that rounds is off by a rounding.
 
-What inputs that are off by a rounding make of a program says little of the roundings on the way: a small number that is
-added to a large one is rounded as a large one.  A compiler may leave out any of these roundings, and then whole numbers
-that hang on them differ: where a number is cut off, and the places of numbers that lie next to each other.
+Inputs that are off by a rounding show little of the roundings on the way: a small number that is added to a large one
+is rounded as a large one.  A compiler may leave out any of these roundings, and then integers that depend on them
+differ: where a number is truncated, and the positions of numbers that are close to each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 class Roundings(TorchDispatchMode):
     """Each result that an operation computes is off by up to `step` of itself; equal results by equal amounts.
 
-    Views and copies compute nothing, nor does what selects, orders or moves: all that they give was there before.
+    Views and copies compute nothing, nor do selections, sorts and moves: all their results existed before.
     """
 
     def __init__(self, step: float, phase: float) -> None:
@@ -34,7 +34,7 @@ class Roundings(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         given = [leaf for leaf in tree_leaves((args, kwargs)) if _is_wide(leaf)]
-        before = [tensor.detach().abs().flatten() for tensor in given]  # copies: what is given may be written
+        before = [tensor.detach().abs().flatten() for tensor in given]  # copies: the operands may be written
         results = function(*args, **(kwargs or {}))
         if before and not getattr(function, "is_view", False):
             known = torch.cat(before).nan_to_num()
@@ -44,7 +44,7 @@ class Roundings(TorchDispatchMode):
         return results
 
     def _factor(self, tensor: Tensor) -> Tensor:
-        """1, off by up to `step`: equal numbers by the same, others by what has nothing to do with it."""
+        """Return 1, off by up to `step`: the same for equal numbers, and independent for others."""
         digits = torch.frexp(tensor.abs().nan_to_num())[0] * 1e9
         return 1 + self.step * (2 * ((digits + self.phase) * 0.6180339887498949 % 1.0) - 1)
 

@@ -14,7 +14,7 @@ from tests.random_programs.program import Function, Program
 
 @dataclass
 class Run:
-    """What a call left behind: tensors by what they are, and which of them share memory, from which element on."""
+    """The results and effects of a call: tensors by name, and which of them share memory, from which element on."""
 
     tensors: dict[str, Tensor | None]
     shared: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -22,7 +22,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a program on a device, to be made as often as it is wanted."""
+    """One call of a program on a device, which may run repeatedly."""
 
     program: Program
     number: int
@@ -37,7 +37,7 @@ class Call:
         apart: bool = False,
         gradient: float = 0.0,
     ) -> Run:
-        """The program, or another `function` of its arguments, on fresh ones, made as `Input.tensor` says.
+        """Run the program, or another `function` of its arguments, on fresh ones, as `Input.tensor` creates them.
 
         With `gradient`, the incoming gradients are off by up to that.
         """
@@ -46,7 +46,7 @@ class Call:
 
 
 def run(function: Callable[..., object], given: Sequence[Tensor | int], backward: bool, shift: float = 0.0) -> Run:
-    """Call with fresh arguments: results, what the arguments are afterwards, gradients for `cotangent`s."""
+    """Call with fresh arguments; return results, the arguments afterwards, and gradients for `cotangent`s."""
     results = function(*given)
     assert isinstance(results, tuple)
     arguments = [argument for argument in given if isinstance(argument, Tensor)]
@@ -69,7 +69,7 @@ def run(function: Callable[..., object], given: Sequence[Tensor | int], backward
 
 
 def _shared(named: dict[str, Tensor | None]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Each tensor that lies in the memory of an input or of an earlier result."""
+    """Return each tensor in the memory of an input or of an earlier result."""
     first: dict[int, str] = {}
     for name in sorted(named):  # inputs before results
         tensor = named[name]
@@ -91,19 +91,19 @@ def cotangent(end: Tensor, shift: float = 0.0) -> Tensor:
     return (numbers * (1 + shift * (2 * ((steps + 1) * 0.7548776662466927 % 1.0) - 1))).view(end.shape).to(end.dtype)
 
 
-def unlike(found: Run, expected: Run) -> list[str]:
-    """How a run differs from eager's in form: in what there is, shapes, dtypes, strides, and who shares memory."""
-    if found.tensors.keys() != expected.tensors.keys():
-        return [f"gives {sorted(found.tensors)}, eager {sorted(expected.tensors)}"]
-    differences = [_unlike(name, found.tensors[name], theirs) for name, theirs in expected.tensors.items()]
-    if found.shared != expected.shared:
-        differences.append(f"shares memory as {found.shared}, eager as {expected.shared}")
+def unlike(actual: Run, expected: Run) -> list[str]:
+    """Describe how a run differs from eager's in form: in names, shapes, dtypes, strides, and shared memory."""
+    if actual.tensors.keys() != expected.tensors.keys():
+        return [f"gives {sorted(actual.tensors)}, eager {sorted(expected.tensors)}"]
+    differences = [_unlike(name, actual.tensors[name], theirs) for name, theirs in expected.tensors.items()]
+    if actual.shared != expected.shared:
+        differences.append(f"shares memory as {actual.shared}, eager as {expected.shared}")
     return [difference for difference in differences if difference]
 
 
 def _unlike(name: str, ours: Tensor | None, theirs: Tensor | None) -> str:
     if ours is None or theirs is None:
-        zero = ours is not None and not ours.any()  # what eager has no gradient for
+        zero = ours is not None and not ours.any()  # where eager has no gradient
         return "" if ours is theirs or zero else f"{name} is {'missing' if ours is None else 'too many'}"
     if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
         return f"{name} is {ours.dtype}{list(ours.shape)}, eager's {theirs.dtype}{list(theirs.shape)}"

@@ -1,6 +1,6 @@
 """The part of the grammar that is a table: each entry one expression, with holes for its operands.
 
-The first tensor of an entry is its subject; the others follow from it.  Holes, where a digit tells two of a kind apart:
+The first tensor of an entry is its subject; the others follow from it.  Holes, where a digit separates two of a kind:
 
     x n f i b    a tensor: any, number, float, integer, bool
     X N F I B    one of that kind that broadcasts to the subject; with s before it (sx, sf …), of equal shape
@@ -10,10 +10,11 @@ The first tensor of an entry is its subject; the others follow from it.  Holes, 
     w            a vector as long as the subject's last dimension, of its dtype
     keep, dt     a bool, a dtype
 
-Whether a computed float equals another one, zero above all, is never asked: roundings would decide it.  Nor is the sign
-of a NaN, nor a gradient of `topk`, which may name any of equal elements.  Nor is what eager answers by chance: the
-gradient of `elu` at NaN, which is NaN only where whole vectors are computed, that of `hardsigmoid` in float64, which is
-made of a sixth in float32, and the median of what is expanded, which it reads past its end.
+No entry tests whether a computed float equals another one, zero above all: roundings would decide it.  Nor does any
+read the sign of a NaN, or a gradient of `topk`, which may select any of equal elements.  Nor the results that eager
+computes by
+chance: the gradient of `elu` at NaN, which is NaN only in full vectors; that of `hardsigmoid` in float64, which uses a
+sixth in float32; and the median of an expanded tensor, which eager reads past its end.
 """
 
 from __future__ import annotations
@@ -334,8 +335,8 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 
 def filled(builder: Builder, template: str) -> str | None:
-    """The template with its holes filled; None where there is nothing for one of them."""
-    found: dict[str, str] = {}
+    """Return the template with its holes filled; None if no operand fits one of them."""
+    result: dict[str, str] = {}
     subject = ""
     holes = sorted(dict.fromkeys(_HOLE.findall(template)), key=lambda hole: hole.rstrip(string.digits) not in KINDS)
     for hole in holes:  # subjects first
@@ -350,8 +351,8 @@ def filled(builder: Builder, template: str) -> str | None:
             part = SETTINGS[what](builder, subject)
         if part is None:
             return None
-        found[hole] = part
-    return _HOLE.sub(lambda match: found[match.group(1)], template)
+        result[hole] = part
+    return _HOLE.sub(lambda match: result[match.group(1)], template)
 
 
 def _dims(builder: Builder, subject: str) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.random_programs.faked import Faked
+from tests.random_programs.fake_layouts import Faked
 from tests.random_programs.faulty import judged_with, wrong
 from tests.random_programs.inputs import Input
 from tests.random_programs.judge import judge
@@ -53,10 +53,10 @@ def test_a_size_that_only_data_say_is_compared(monkeypatch: pytest.MonkeyPatch, 
     assert verdict.excused == ([] if reason else [strides])
 
 
-def test_strides_that_hang_on_what_only_data_say_are_compared_operation_by_operation(
+def test_data_dependent_strides_are_compared_operation_by_operation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eager lays out what is gathered as its index, fake tensors do not; beside real ones they refuse the sum."""
+    """Eager gives a gathered tensor its index's layout, fake tensors do not; with real ones they refuse the sum."""
     program = Program(
         inputs=(Input("x0", ("A", 3), torch.float32),),
         source="""
@@ -72,7 +72,7 @@ def test_strides_that_hang_on_what_only_data_say_are_compared_operation_by_opera
 
 
 def test_a_shape_without_elements_is_that_of_fake_tensors() -> None:
-    """Eager gives what it was given."""
+    """Eager returns its operand."""
     empty = torch.ones(20, 20, 0)
     assert torch.pixel_unshuffle(empty, 2).shape == (20, 20, 0)
     with Faked():
@@ -113,7 +113,7 @@ def test_a_result_that_is_wrong_otherwise_than_the_captures_is_a_mismatch(
     assert verdict.status == "mismatch" and not verdict.excused and "result 1" in verdict.reason
 
 
-def test_what_is_excused_hides_nothing_that_is_wrong_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_excuse_hides_no_other_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]
         return wrong(0, lambda t: t + 1)(mistraced(function))
 
@@ -130,14 +130,14 @@ UNCAPTURED = Program(
     """,
     calls=({},),
 )
-"""PyTorch's capture views what `index_add_` gives for a matrix the other way round as if it lay in order."""
+"""PyTorch's capture views the result of `index_add_` for a transposed matrix as if it were contiguous."""
 
 CAPTURED = replace(UNCAPTURED, source=UNCAPTURED.source.replace(".mT", ".mT.contiguous()"))
 
 
 @pytest.mark.parametrize(("program", "status"), [(UNCAPTURED, "skipped"), (CAPTURED, "error")])
 @pytest.mark.parametrize("strictly", [False, True])
-def test_what_fails_is_held_against_the_compiler_unless_the_capture_fails(
+def test_failures_count_unless_the_capture_fails_too(
     monkeypatch: pytest.MonkeyPatch, program: Program, status: str, *, strictly: bool
 ) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]
@@ -150,7 +150,7 @@ def test_what_fails_is_held_against_the_compiler_unless_the_capture_fails(
     assert verdict.status == status and "not to be compiled" in verdict.reason
 
 
-def test_what_is_run_in_place_of_what_cannot_be_captured_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fallback_of_a_program_that_cannot_be_captured_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(UNCAPTURED).status == "skipped"
 
     def fused(function, **settings):  # type: ignore[no-untyped-def]

@@ -19,7 +19,7 @@ from tests.random_programs.runs import Call
 
 
 def test_an_exact_sum_of_eager_is_taken_for_luck() -> None:
-    """The gradient is a float32 sum of three incoming ones, which eager's order gives without an error."""
+    """The gradient is a float32 sum of three incoming ones, which is exact in eager's order."""
     program = Program(
         inputs=(Input("x0", (), torch.float64, grad=True), Input("x1", (), torch.float32)),
         source="""
@@ -32,7 +32,7 @@ def test_an_exact_sum_of_eager_is_taken_for_luck() -> None:
     assert judge(program).status == "pass"
 
 
-def test_float64_is_had_where_what_was_cast_is_written_later() -> None:
+def test_a_float64_run_exists_if_the_operand_of_a_cast_is_written_later() -> None:
     """In float64 the cast would be its operand itself, which autograd refuses to have changed."""
     program = Program(
         inputs=(Input("x0", (3,), torch.float32, grad=True), Input("x1", (3,), torch.float16)),
@@ -48,7 +48,7 @@ def test_float64_is_had_where_what_was_cast_is_written_later() -> None:
 
 
 def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
-    """Eager's mean of them is exact; where they differ by a rounding, what is left of each is no zero."""
+    """Eager's mean of them is exact; if they differ by a rounding, the differences from it are not zero."""
     program = Program(
         inputs=(Input("x0", ("A",), torch.float32, layout="expanded"),),
         source="""
@@ -61,10 +61,10 @@ def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
 
 
 @pytest.mark.parametrize(("rounding", "status"), [(2.0**-24, "pass"), (0.0, "mismatch")])
-def test_a_norm_is_0_times_an_infinity_or_what_a_rounding_of_its_mean_leaves(
+def test_a_norm_times_an_infinity_may_be_nan_or_infinite(
     monkeypatch: pytest.MonkeyPatch, rounding: float, status: str
 ) -> None:
-    """NaN in eager, for the number that is its row's mean; any number but 0 makes it an infinity."""
+    """Eager has NaN for the number that is its row's mean; for any number but 0 it is an infinity."""
     program = Program(
         inputs=(Input("x0", (3,), torch.float32),),
         source="""
@@ -98,7 +98,7 @@ GATHERED = Program(
 
 
 @pytest.mark.parametrize(("rounding", "status"), [(2.0**-24, "pass"), (2.0**-18, "mismatch")])
-def test_a_norm_of_equal_numbers_is_0_or_what_a_rounding_of_its_mean_leaves(
+def test_a_norm_of_equal_numbers_is_0_or_the_rounding_of_its_mean(
     monkeypatch: pytest.MonkeyPatch, rounding: float, status: str
 ) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]
@@ -123,7 +123,7 @@ CONVERTED = Program(
 """Two numbers whose sum is 1.  Eager rounds the sum of the converted ones to bfloat16: 1 again."""
 
 
-def test_what_a_conversion_changes_need_not_be_rounded_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversion_need_not_be_rounded_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert CONVERTED.function()(*CONVERTED.tensors(0))[0][1] == 1
     converted = CONVERTED.function(wide=True, rounded=True)(*CONVERTED.tensors(0, wide=True))[0]
     assert converted.dtype is torch.float64 and converted[1] > 1 + 2.0**-10
@@ -131,12 +131,12 @@ def test_what_a_conversion_changes_need_not_be_rounded_back(monkeypatch: pytest.
     assert judged_with(monkeypatch, wrong(0, lambda t: t + 2.0**-6), CONVERTED).status == "mismatch"
 
 
-def test_a_sum_of_what_a_program_converts_is_right() -> None:
+def test_a_sum_of_converted_numbers_is_right() -> None:
     assert judge(CONVERTED).status == "pass"
 
 
 def test_a_conversion_to_the_dtype_that_is_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the tensor itself, so what is written to it is not what a rounding changes."""
+    """It returns the tensor itself, so a write to it is not a write to a rounded copy."""
     program = Program(
         inputs=(Input("x0", ("A",), torch.bfloat16),),
         source="""
@@ -150,7 +150,7 @@ def test_a_conversion_to_the_dtype_that_is_there_changes_nothing(monkeypatch: py
 
 
 def test_equal_rows_are_rounded_alike() -> None:
-    """What is left of each row's sum is the same rounding of its mean, which the sum over the rows adds up."""
+    """The differences of each row are the same rounding of its mean, which the sum over the rows accumulates."""
     program = Program(
         inputs=(Input("x0", ("A", "B"), torch.float32, layout="expanded", values="positive"),),
         source="""
@@ -174,13 +174,13 @@ SORTED = Program(
 def test_places_of_numbers_that_were_rounded_otherwise_on_the_way_are_not_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Eager rounds x + 2 to a half, which makes ties, and x is rounded less than that."""
+    """Eager rounds x + 2 to 16 bits, which creates ties; x itself is rounded by less."""
     assert judge(SORTED).status == "pass"
     verdict = judged_with(monkeypatch, wrong(0, lambda t: t.roll(40)), SORTED)
     assert verdict.status == "mismatch"
 
 
-def test_only_what_is_computed_is_off_by_a_rounding() -> None:
+def test_only_computed_results_are_off_by_a_rounding() -> None:
     x = torch.tensor([1.0, 3.0, 1.0, -2.0, math.inf], dtype=torch.float64)
     with Roundings(0.01, 0.0):
         moved = torch.cat([x.flip(0).clone(), x.abs(), x.sort()[0], torch.where(x > 1, x, -x)])
@@ -219,8 +219,8 @@ ROUNDED_TO_A_SIGN = Program(
 )
 
 
-def test_an_infinity_or_nan_may_hang_on_the_sign_of_what_roundings_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager rounds the exponential to a half: what is left has another sign, or is 0.  -inf it makes nowhere."""
+def test_an_infinity_or_nan_may_depend_on_the_sign_of_a_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager rounds the exponential to 16 bits: the difference has another sign, or is 0.  It has -inf nowhere."""
     assert judge(ROUNDED_TO_A_SIGN).status == "pass"
     for change in (lambda t: t.nan_to_num(7.0), torch.neg):
         verdict = judged_with(monkeypatch, wrong(0, change), ROUNDED_TO_A_SIGN)
@@ -237,8 +237,8 @@ PRODUCT_PAST_THE_RANGE = Program(
 )
 
 
-def test_a_product_of_0_may_be_nan_where_what_it_is_made_of_leaves_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager makes several products beside each other; in one, 256 numbers are infinite before a 0 comes."""
+def test_a_product_with_0_may_be_nan_if_a_partial_product_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager accumulates several products in parallel; in one, 256 numbers are infinite before a 0 comes."""
     (numbers,) = PRODUCT_PAST_THE_RANGE.tensors(0)
     factors = torch.where(torch.arange(4096) < 256, numbers.clamp(2.5, 3), 0)
     assert factors.prod(1) == factors.double().prod(1) == 0
@@ -269,7 +269,7 @@ def test_a_mean_of_an_infinity_is_nan_from_the_next_number_on() -> None:
     assert judge(program).status == "pass"
 
 
-def test_what_eager_rounds_to_an_infinity_on_its_way_is_not_compared() -> None:
+def test_intermediate_overflow_of_eager_is_not_compared() -> None:
     """1 / 1e-12 is beyond float16; times 0 it is 0, or NaN if it was rounded."""
     source = """
         t0 = x0.cumsum(0) * (x1.expand_as(x0).cumsum(1) % 5)
@@ -286,7 +286,7 @@ def test_what_eager_rounds_to_an_infinity_on_its_way_is_not_compared() -> None:
 
 
 @pytest.mark.parametrize("kind", [math.nan, math.inf, 0.0])
-def test_the_judge_sees_what_is_no_number_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch, kind: float) -> None:
+def test_the_judge_detects_a_misplaced_nan(monkeypatch: pytest.MonkeyPatch, kind: float) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]
         return lambda x0, x1: (function(x0, x1)[0].index_fill(0, torch.tensor([1]), kind),)
 

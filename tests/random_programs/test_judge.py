@@ -1,4 +1,4 @@
-"""The judge of random programs: what it calls wrong, and whom it blames."""
+"""The judge of random programs: which results it calls wrong, and where it puts the blame."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from tests.random_programs.runs import Call, Run
         (2, lambda t: t + (t == t[1, 1]), "result 2 of torch.int64"),
     ],
 )
-def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, part: int, change, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_the_judge_detects_wrong_results(monkeypatch: pytest.MonkeyPatch, part: int, change, reason: str) -> None:  # type: ignore[no-untyped-def]
     verdict = judged_with(monkeypatch, wrong(part, change))
     assert verdict.status == "mismatch" and reason in verdict.reason
 
 
-def test_the_judge_sees_what_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judge_detects_a_missing_write(monkeypatch: pytest.MonkeyPatch) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]
         return lambda x0, x1: function(x0, x1.clone())
 
     assert "input 1" in judged_with(monkeypatch, fused).reason
 
 
-def test_the_judge_lets_pass_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judge_accepts_right_results(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged_with(monkeypatch, wrong(0, lambda t: t * (1 + 1e-7))).status == "pass"
 
 
-def test_what_takes_the_device_down_is_ours_before_eager_runs_and_eagers_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_is_ours_before_eager_runs_and_eagers_later(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
         raise RuntimeError("misaligned address")
 
@@ -77,7 +77,7 @@ def test_a_call_that_eager_refuses_is_not_held_against_the_compiler(
 
 
 @pytest.mark.parametrize(("change", "status"), [(lambda t: t, "skipped"), (lambda t: t + 1, "mismatch")])
-def test_what_a_refused_call_is_left_to_is_judged(monkeypatch: pytest.MonkeyPatch, change, status: str) -> None:  # type: ignore[no-untyped-def]
+def test_the_fallback_of_a_refused_call_is_judged(monkeypatch: pytest.MonkeyPatch, change, status: str) -> None:  # type: ignore[no-untyped-def]
     right = wrong(0, change)
 
     def fused(function, **settings):  # type: ignore[no-untyped-def]
@@ -90,19 +90,19 @@ def test_what_a_refused_call_is_left_to_is_judged(monkeypatch: pytest.MonkeyPatc
     assert verdict.status == status
 
 
-def test_nothing_is_compared_before_the_last_call_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch's capture, which a wrong result is compared with, makes Dynamo forget what it compiled."""
-    made = []
+def test_nothing_is_compared_before_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's capture, with which a wrong result is compared, resets Dynamo's compilations."""
+    results = []
 
     def fused(function, **settings):  # type: ignore[no-untyped-def]
         def run(*arguments: object) -> object:
-            made.append(arguments)
+            results.append(arguments)
             return function(*arguments)
 
         return run
 
-    def compare(call: Call, found: Run) -> judging.Difference:
-        assert len(made) == 2
+    def compare(call: Call, result: Run) -> judging.Difference:
+        assert len(results) == 2
         return judging.Difference("wrong")
 
     monkeypatch.setattr(judging, "compare", compare)

@@ -16,15 +16,15 @@ from benchmarks import random_programs
 from tests.random_programs import integers, models, pieces, templates
 from tests.random_programs import judge as judging
 from tests.random_programs.builder import Builder
+from tests.random_programs.crash_guards import Survived
 from tests.random_programs.grammar import generate, runs
 from tests.random_programs.inputs import LAYOUTS, VALUES, Input
 from tests.random_programs.judge import judge
 from tests.random_programs.program import Program
-from tests.random_programs.smaller import smallest
-from tests.random_programs.survived import Survived
+from tests.random_programs.shrinking import smallest
 
 SLOW = tuple(HealthCheck)
-"""A program takes a second to compile: hypothesis is told not to mind, and makes none smaller (`smallest` does)."""
+"""A program takes a second to compile: hypothesis must accept that, and does not shrink it (`smallest` does)."""
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # eager's own, about what a random program does
@@ -37,7 +37,7 @@ SLOW = tuple(HealthCheck)
     phases=(Phase.generate,),
 )
 @given(st.randoms(use_true_random=False))
-def test_a_random_program_gives_what_eager_gives(rng: random.Random) -> None:
+def test_a_random_program_agrees_with_eager(rng: random.Random) -> None:
     program = generate(rng, 0)
     verdict = judge(program)
     assert verdict.status == "pass", f"{verdict.reason}\n{program}"
@@ -86,8 +86,8 @@ def test_a_backward_that_takes_eager_down_is_not_asked_for() -> None:
 def test_attention_without_heads_that_takes_eager_down_is_not_drawn() -> None:
     def attention(heads: int) -> torch.Tensor:
         x = torch.ones(3, heads, 5, 4)
-        found, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)
-        return found
+        result, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)
+        return result
 
     with Survived():
         assert attention(2).shape == (3, 2, 5, 4)
@@ -96,7 +96,7 @@ def test_attention_without_heads_that_takes_eager_down_is_not_drawn() -> None:
 
 
 class _BatchNorms(TorchDispatchMode):
-    """Counts backwards of batch norms, and asks that channels follow each other in what they are given by channel."""
+    """Counts backwards of batch norms, and requires operands per channel to be contiguous."""
 
     count = 0
 
@@ -119,7 +119,7 @@ def test_eager_is_asked_for_no_batch_norm_whose_weights_it_reads_at_other_places
 
 
 def test_a_program_runs_whose_sizes_hang_on_numbers() -> None:
-    """Inputs that no result needs are left out, and those behind them have other numbers then."""
+    """Inputs that no result needs are removed, which renumbers the inputs after them."""
     assert runs(generate(random.Random("5204/51"), 51))
 
 
@@ -144,7 +144,7 @@ def test_numbers_do_not_depend_on_the_layout_of_their_copy(layout: str, shape: t
 # The judge ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_made_small() -> None:
+def test_a_failure_is_shrunk() -> None:
     program = Program(
         inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", (3,), torch.float16)),
         source="""
@@ -165,7 +165,7 @@ def test_a_failure_is_made_small() -> None:
 # The runner --------------------------------------------------------------------------------------------------------
 
 
-def test_a_program_that_takes_too_long_is_counted_apart_and_says_where_it_was(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_a_late_program_is_counted_separately_with_its_position(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     def hangs(*arguments: object) -> judging.Verdict:
         while True:
             pass
@@ -177,7 +177,7 @@ def test_a_program_that_takes_too_long_is_counted_apart_and_says_where_it_was(mo
     assert "1 run, 0 mismatches, 0 errors, 1 late, 0 not captured" in said
 
 
-def test_what_is_excused_is_counted_and_named(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_excused_results_are_counted_and_named(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     verdicts = iter((judging.Verdict(excused=["call 0: one", "call 1: two"]), judging.Verdict("skipped", "three")))
     monkeypatch.setattr(random_programs, "judge", lambda *arguments: next(verdicts))
     assert random_programs.main(["--only", "3", "--names"]) == 0

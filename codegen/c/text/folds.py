@@ -46,12 +46,12 @@ def combined(fold: Fold, left: Code, right: Code) -> str:
 
 
 def _operation(fold: Fold) -> FoldName:
-    """The operation that `fold` is, which is another one on truth values."""
+    """Return the operation of `fold`; truth values have another one."""
     return _TRUTH.get(fold.op, fold.op) if HELD[fold.dtype] == "_Bool" else fold.op
 
 
 def better(fold: Fold, total: Code, value: Code) -> str:
-    """The line by which a maximum or minimum takes in a value that is not NaN."""
+    """Return the line that updates a maximum or minimum with a value that is not NaN."""
     return f"{total} = {value} {'>' if fold.op == 'max' else '<'} {total} ? {value} : {total};"
 
 
@@ -63,20 +63,20 @@ class NanWatch:
 
     @property
     def before(self) -> str:
-        """Its declaration."""
+        """Return the declaration of the variable, for the line before the loop."""
         return f"int {self.name} = 0;"
 
     @property
     def clause(self) -> str:
-        """Its part of the OpenMP reduction."""
+        """Return the variable's clause of the OpenMP reduction."""
         return f"reduction(|:{self.name})"
 
     def look(self, value: Code) -> str:
-        """The line that looks at a value."""
+        """Return the line that tests whether a value is NaN."""
         return f"{self.name} |= {value} != {value};"
 
     def after(self, total: Code, dtype: torch.dtype) -> str:
-        """The line that puts NaN into the result."""
+        """Return the line that sets the result to NaN if one was seen."""
         return f"if ({self.name}) {total} = {constant(float('nan'), dtype)};"
 
 

@@ -114,7 +114,7 @@ def device_of(arch: str) -> Device:
 
 @lru_cache
 def device_at(index: int) -> Device:
-    """Return the CUDA or ROCm device of that number."""
+    """Return the CUDA or ROCm device with this index, as PyTorch numbers them."""
     properties = torch.cuda.get_device_properties(index)
     shared = properties.shared_memory_per_block
     if torch.version.hip is None:

@@ -28,9 +28,9 @@ class _Unbounded(Exception):
 
 
 def limit_of(layouts: Sequence[Layout]) -> str | None:
-    """Return an expression over sizes, as text: where it is below 2³¹, all indices are.
+    """Return an upper bound of all indices, an expression over sizes as text; if it is below 2³¹, 32 bits suffice.
 
-    None where nothing is symbolic, where indices never fit, and for operations on sizes that have no bound here.
+    None if no size is symbolic, if indices never fit, and for operations on sizes that this module cannot bound.
     """
     bound: Polynomial = Counter()
     try:

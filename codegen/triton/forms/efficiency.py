@@ -56,7 +56,7 @@ def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: f
 
 
 def occupied(blocked: Blocked, numerics: Numerics, config: Config) -> float:
-    """Return the share of its speed at which the device computes these few blocks; a library would use split-K instead.
+    """Return the share of the device's speed that so few blocks reach; the library would use split-K instead.
 
     With split float32 two programs share a multiprocessor, and hide half of the idle time of the last round.
     """

@@ -40,7 +40,7 @@ _FULL = 0.9
 
 @dataclass(frozen=True)
 class PointerProduct(Form):
-    """The plan for any contraction whose results are stored as they are complete."""
+    """The plan for contractions with operands loaded through pointers; results are stored once complete."""
 
     name = "pointer product"
 

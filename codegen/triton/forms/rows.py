@@ -143,7 +143,7 @@ def scans(blocked: Blocked) -> bool:
 
 
 def _ends_within_word(blocked: Blocked, r: Dim) -> bool:
-    """Is a row stored that ends within 16 bytes?"""
+    """Is a row stored whose length is not a multiple of 16 bytes?"""
     loops = [stmt for stmt in statements(blocked.body, Loop) if blocked.of(stmt.axes) == (r,)]
     stored = [blocked.kernel.param(stmt.param) for loop in loops for stmt in loop.body if isinstance(stmt, Store)]
     return any(r.size.is_Integer and int(r.size) * param.dtype.itemsize % WORD for param in stored)

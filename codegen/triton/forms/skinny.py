@@ -84,7 +84,7 @@ class Skinny(Form):
 
     @property
     def exposes_epilogue(self) -> bool:
-        """Is true, as for all products through pointers."""
+        """Return True: as in all products through pointers, epilogue time adds to GEMM time."""
         return True
 
 

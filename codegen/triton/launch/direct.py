@@ -95,7 +95,7 @@ def stub() -> Any:
 
 
 def lacking() -> str:
-    """Return why there is no stub; empty if there is one."""
+    """Return why `direct.c` cannot be compiled; empty if it can."""
     with _building:
         return _compiled()[1]
 

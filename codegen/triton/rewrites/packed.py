@@ -79,7 +79,7 @@ def _packing(kernel: Kernel) -> _Packing | None:
 
 
 def _is_one_loop(kernel: Kernel, folds: Sequence[Fold]) -> bool:
-    """Are `folds` all that the kernel's loops contain, alike and over the same axes, with no kernel after them?"""
+    """Do the kernel's loops contain only `folds`, of one operation over the same axes, with no kernel after them?"""
     if len({(fold.op, fold.over) for fold in folds}) != 1 or folds[0].op not in ("dot", "sum"):
         return False
     if any(fold.carry is not None for fold in folds) or (kernel.then is not None and not kernel.awaited):

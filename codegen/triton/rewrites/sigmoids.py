@@ -82,11 +82,11 @@ class _Calls:
                     yield from (call, call)
 
     def summed(self, node: Op) -> Op | None:
-        """Return `f` of a node 1 + f that may be rewritten."""
+        """Return the call `f` if `node` is 1 + f and `f` may be rewritten, else None."""
         return call if (call := _summed(node)) in self._rewritable else None
 
     def squared(self, node: Op) -> Op | None:
-        """Return `f` of a node 1 - f² that may be rewritten."""
+        """Return the call `f` if `node` is 1 - f² and `f` may be rewritten, else None."""
         return call if (call := _squared(node)) in self._rewritable else None
 
     def sigmoid(self, call: Op) -> Expr:

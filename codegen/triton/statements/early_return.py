@@ -24,7 +24,7 @@ from fusion.lowering.kernel import Kernel, Stmt, Store, stored
 
 
 def return_if_factor_is_one(values: Values) -> None:
-    """Add the lines that end a program which would write the values it has read."""
+    """Add the lines that return at once if every store would multiply by 1, and so leave memory unchanged."""
     number = _factor(values.layout.blocked.kernel, values.layout.blocked.body)
     if number is not None:
         text = values.value(number).code.at(COMPARE + 1)

@@ -56,7 +56,7 @@ def _indices(dependences: Dependences, chain: Chain) -> Iterator[sympy.Expr]:
 
 
 def _split(chain: Chain, axis: Axis, points: list[int]) -> Chain:
-    """Split `axis` of the chain at the strides `points`."""
+    """Replace `axis` of the chain by several axes, whose strides within it are 1 and `points`."""
     taken = {*chain.space.sizes}
     bounds = [1, *points, int(axis.size)]
     parts: list[Axis] = []

@@ -122,7 +122,9 @@ def _tile_by_tile(first: Kernel, last: Kernel, axis: KernelAxis, parts_buffer: s
 def _moved(
     store: Store, total: Fold, first: Kernel, last: Kernel, axis: KernelAxis, parts_buffer: str
 ) -> Placement | None:
-    """Return the axes of `last` over those of `first`, so that `total` reads what `store` writes, or None."""
+    """Return each axis of `last` as an index over the axes of `first`, such that `total` reads the elements that
+    `store` writes; None if there are no such indices.
+    """
     read = _parts_read(total, parts_buffer)
     if read is None or len(total.over) != 1 or isinstance(store.offset, Expr):
         return None

@@ -216,7 +216,7 @@ class Trial:
         return constants
 
     def _empty(self, form: Form, values: Values) -> Values:
-        """Return the accumulators before the first element."""
+        """Return the initial values of the accumulators: the identities of their folds."""
         shape = torch.zeros_like(element(self.fold, values))
         return {fold.ref: shape + float(identity(fold.op, fold.dtype)) for fold in form.folds}
 

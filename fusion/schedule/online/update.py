@@ -42,7 +42,7 @@ class Update:
         self.running, self.starts = running, starts
 
     def safe(self, exprs: Sequence[Expr]) -> tuple[Expr, ...]:
-        """Replace running values by their stand-ins in `exprs`."""
+        """Replace running values in `exprs` by their stand-ins where they are still at their identities."""
 
         def rule(node: Expr) -> Expr | None:
             start = self.starts.get(node) if isinstance(node, TileRef) else None

@@ -25,7 +25,7 @@ from fusion.schedule.rewrites.inline import inline
 
 
 def exact_differences(program: Program) -> Program:
-    """Replace such differences in maps by `expm1`; the same object if there are none.
+    """Replace differences of 1 and a power in maps by `expm1`; the same object if there are none.
 
     >>> from fusion.inspect.examples import show_program
     >>> from torch import empty

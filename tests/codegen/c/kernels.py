@@ -52,15 +52,15 @@ def run(
     sizes: dict[sympy.Symbol, int] | None = None,
 ) -> str:
     """Emit, build and launch; returns the source."""
-    made = kernel(inputs, outputs, axes, *body, sizes=tuple(sizes or ()))
-    source = TARGET.emit(made)
-    assert source == TARGET.emit(made)
-    TARGET.build(made, source)(*inputs.values(), *outputs.values(), *(sizes or {}).values())
+    example = kernel(inputs, outputs, axes, *body, sizes=tuple(sizes or ()))
+    source = TARGET.emit(example)
+    assert source == TARGET.emit(example)
+    TARGET.build(example, source)(*inputs.values(), *outputs.values(), *(sizes or {}).values())
     return source
 
 
-def walked(role: Role, axes: tuple[sympy.Symbol, ...], *sweeps: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """The statements of each sweep, in loops if the role says so."""
+def in_loops(role: Role, axes: tuple[sympy.Symbol, ...], *sweeps: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Return the statements of each sweep, in loops if the role is LOOP."""
     if role is WHOLE:
         return tuple(stmt for sweep in sweeps for stmt in sweep)
     return tuple(Loop(axes, tuple(sweep)) for sweep in sweeps)

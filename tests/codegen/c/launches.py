@@ -19,14 +19,14 @@ d, e, s, u, w = (over_symbol(k) for k in range(5))
 I32, I8 = torch.int32, torch.int8
 
 
-def check(made: Kernel, given: list[torch.Tensor] | None = None, sizes: tuple[int, ...] = ()) -> list[torch.Tensor]:
-    """Run `made` and compare with the evaluator; returns the tensors after the launch."""
-    verify_kernel(made)
-    known = dict(zip(made.sizes, sizes, strict=True))
-    given = tensors(made, sizes=known) if given is None else given
-    source = TARGET.emit(made)
-    assert source == TARGET.emit(made)
+def check(kernel: Kernel, given: list[torch.Tensor] | None = None, sizes: tuple[int, ...] = ()) -> list[torch.Tensor]:
+    """Run `kernel`, compare its results with the evaluator's, and return the tensors after the launch."""
+    verify_kernel(kernel)
+    known = dict(zip(kernel.sizes, sizes, strict=True))
+    given = tensors(kernel, sizes=known) if given is None else given
+    source = TARGET.emit(kernel)
+    assert source == TARGET.emit(kernel)
     got = [tensor.clone() for tensor in given]
-    TARGET.build(made, source)(*got, *sizes)
-    assert_same(made, got, expected(made, given, sizes), factor=4.0)
+    TARGET.build(kernel, source)(*got, *sizes)
+    assert_same(kernel, got, expected(kernel, given, sizes), factor=4.0)
     return got

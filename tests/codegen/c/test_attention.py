@@ -27,7 +27,7 @@ LOW = const(-math.inf, F32)
 
 @pytest.mark.parametrize("width", [12, 40, 64, 80, 128])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_attention_in_one_walk(width, causal):
+def test_attention_in_one_loop(width, causal):
     check(online_attention(2, 37, 50, width, dtype=F32, causal=causal))
     check(online_attention(1, 150, 301, width, dtype=F32, causal=causal))
 
@@ -53,32 +53,32 @@ def test_attention_of_few_queries_or_keys(queries, keys):
 
 @pytest.mark.parametrize(("keys", "most"), [(1024, 6e-7), (8192, 8e-7)])
 def test_a_mean_over_many_keys_is_as_exact_as_sums_of_parts(keys, most):
-    """One sum after the other, a number is added to ever larger ones, and each time rounded in the same direction."""
-    made = online_attention(1, 6, keys, 64, dtype=F32)
-    query, key, value, out = tensors(made)
+    """In a single running sum each number is added to ever larger ones, and rounded in the same direction each time."""
+    example = online_attention(1, 6, keys, 64, dtype=F32)
+    query, key, value, out = tensors(example)
     same = value.select(-2, 0).clone().unsqueeze(-2)
-    launch = TARGET.build(made, TARGET.emit(made))
+    launch = TARGET.build(example, TARGET.emit(example))
     launch(query.zero_(), key, value.copy_(same.expand_as(value)), out)
     assert (out - same).norm() <= most * same.expand_as(out).norm()
 
 
 def test_nothing_is_read_beyond_a_tensor():
-    """The tensors end where their memory does: reading past them would find what makes results NaN."""
-    made = online_attention(1, 7, 9, 5, dtype=F32)
-    given = tensors(made)
+    """The tensors end where their memory does: reading past them would give NaN results."""
+    example = online_attention(1, 7, 9, 5, dtype=F32)
+    given = tensors(example)
     room = [torch.full((tensor.numel() + 64,), math.nan) for tensor in given]
     for tensor, wide in zip(given, room, strict=True):
         wide[: tensor.numel()] = tensor.flatten()
     framed = [wide[: t.numel()].view(t.shape) for t, wide in zip(given, room, strict=True)]
-    TARGET.build(made, TARGET.emit(made))(*framed)
-    assert_same(made, framed, expected(made, given))
+    TARGET.build(example, TARGET.emit(example))(*framed)
+    assert_same(example, framed, expected(example, given))
     assert all(wide[-64:].isnan().all() for wide in room)
 
 
 def masked_attention(queries: int, keys: int, width: int, repeated: str = "") -> Kernel:
-    """Attention under a bool mask in memory: rows may see nothing, and are 0 then.
+    """Attention under a bool mask in memory: rows whose keys are all masked out are 0.
 
-    Of those of q, k and v that are `repeated` all rows are the first.
+    In q, k and v, those named in `repeated` repeat their first row.
     """
     starts = {name: 0 if name in repeated else width * row for name, row in (("q", i), ("k", s), ("v", s))}
     query, key = load("q", starts["q"] + d), load("k", starts["k"] + d)
@@ -103,46 +103,46 @@ def masked_attention(queries: int, keys: int, width: int, repeated: str = "") ->
 
 
 def test_rows_that_see_nothing_are_zero():
-    made = masked_attention(140, 300, 20)
-    given = tensors(made)
+    example = masked_attention(140, 300, 20)
+    given = tensors(example)
     given[3][[0, 17, 139]] = False
-    out = check(made, given)[-1]
+    out = check(example, given)[-1]
     assert not out[[0, 17, 139]].any()
     assert out[1].any()
 
 
 @pytest.mark.parametrize("repeated", ["q", "k", "v", "qk", "kv", "qkv"])
 def test_rows_that_are_one(repeated):
-    """A product does not vary along rows or columns that its factors do not vary along, nor is it made per block."""
+    """A product varies only along the rows or columns of its factors, and is not computed per block otherwise."""
     check(masked_attention(140, 300, 20, repeated))
 
 
 def test_infinities_and_nan_stay_in_their_rows():
-    made = masked_attention(140, 300, 20)
-    given = tensors(made)
+    example = masked_attention(140, 300, 20)
+    given = tensors(example)
     given[3][:] = True
     given[0][5, 3] = math.nan
     given[0][9] = 0.0
     given[0][9, 0] = -math.inf
-    out = check(made, given)[-1]
+    out = check(example, given)[-1]
     assert out[5].isnan().all()
     assert out[9].isnan().all()
     assert not out[6:9].isnan().any()
     given[0][5, 3] = given[0][9, 0] = 1.0
     given[2][299, 2] = math.inf
-    out = check(made, given)[-1]
+    out = check(example, given)[-1]
     assert (out[:, 2] == math.inf).all()
     assert out[:, :2].isfinite().all()
 
 
 def test_values_of_masked_keys_do_not_count():
-    """Blocks of keys past the diagonal are skipped: what lies there is not even looked at."""
-    made = online_attention(1, 600, 600, 16, dtype=F32, causal=True)
-    given = tensors(made)
+    """Blocks of keys past the diagonal are skipped: their memory is not even read."""
+    example = online_attention(1, 600, 600, 16, dtype=F32, causal=True)
+    given = tensors(example)
     given[1][:, 400:] = math.nan
-    source = TARGET.emit(made)
+    source = TARGET.emit(example)
     assert "continue;" in source
-    TARGET.build(made, source)(*given)
+    TARGET.build(example, source)(*given)
     q, k, v, out = given
     first = q[:, :130] @ k[:, :130].mT * 0.5
     first = first.masked_fill(~torch.ones(130, 130, dtype=torch.bool).tril(), -math.inf)
@@ -168,9 +168,9 @@ def test_skipping_blocks_changes_nothing(name):
     total = Fold("total", "dot", (scores, load("y", 24 * s + e)), (s,), F32, (i,), (e,))
     params = (param("x", F32, queries, keys), param("y", F32, keys, 24), param("out", F32, queries, 24, written=True))
     axes = {i: (queries, GRID), e: (24, WHOLE), s: (keys, LOOP)}
-    made = kernel("band", params, axes, Loop((s,), (total,), visible), Store("out", 24 * i + e, total.ref))
-    check(made)
-    assert ("continue;" in TARGET.emit(made)) == (name != "not affine")
+    example = kernel("band", params, axes, Loop((s,), (total,), visible), Store("out", 24 * i + e, total.ref))
+    check(example)
+    assert ("continue;" in TARGET.emit(example)) == (name != "not affine")
 
 
 def test_heads_side_by_side_and_shared_keys():
@@ -197,8 +197,8 @@ def test_heads_side_by_side_and_shared_keys():
     axes = {b: (batch, GRID), g: (groups, GRID), j: (shared, GRID), rows: (length, GRID)}
     store = Store("out", at + e, op("truediv", mixed.ref, whole.ref))
     loop = Loop((s,), (scores, top, whole, mixed))
-    made = kernel("grouped", params, {**axes, d: (width, WHOLE), e: (width, WHOLE), s: (length, LOOP)}, loop, store)
-    q, k, v, out = check(made)
+    example = kernel("grouped", params, {**axes, d: (width, WHOLE), e: (width, WHOLE), s: (length, LOOP)}, loop, store)
+    q, k, v, out = check(example)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     torch.testing.assert_close(out.transpose(1, 2), (q @ k.mT).softmax(-1) @ v, rtol=1e-4, atol=1e-5)
@@ -261,8 +261,8 @@ def test_gradients_agree_with_autograd():
         inputs = [x.detach() for x in (q, dout, k, v, lse, delta)]
         dq, dk, dv = (torch.empty(2, length, width) for _ in range(3))
         for of_keys, outputs in ((True, (dk, dv)), (False, (dq,))):
-            made = backward(length, length, width, dtype=F32, of_keys=of_keys)
-            TARGET.build(made, TARGET.emit(made))(*inputs, *outputs)
+            example = backward(length, length, width, dtype=F32, of_keys=of_keys)
+            TARGET.build(example, TARGET.emit(example))(*inputs, *outputs)
     for got, want in zip((dq, dk, dv), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
@@ -270,7 +270,7 @@ def test_gradients_agree_with_autograd():
 # Form -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_loop_does_not_change_stands_before_it():
+def test_loop_invariants_are_computed_before_the_loop():
     source = TARGET.emit(backward(150, 270, 64, dtype=BF16, of_keys=True))
     body = source[source.rindex("void backward_keys") :]
     before, loop = body.split("for (int64_t i1_0 = 0;")

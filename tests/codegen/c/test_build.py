@@ -1,4 +1,4 @@
-"""The C target: compiling, caching, loading, and what is refused."""
+"""The C target: compiling, caching, loading, and refusals."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from tests.codegen.kernels.making import load
 
 def simple() -> tuple[Kernel, str, torch.Tensor]:
     x = torch.randn(64)
-    made = kernel({"x": x}, {"out": x}, [axis(i0, 64)], Store("out", i0, op("mul", load("x", i0), const(2.0, F32))))
-    return made, TARGET.emit(made), x
+    example = kernel({"x": x}, {"out": x}, [axis(i0, 64)], Store("out", i0, op("mul", load("x", i0), const(2.0, F32))))
+    return example, TARGET.emit(example), x
 
 
 def test_the_compilers_message_is_reported():
-    made, source, _ = simple()
+    result, source, _ = simple()
     with pytest.raises(BuildError, match="undeclared"):
-        TARGET.build(made, source.replace("x[i0]", "y[i0]"))
+        TARGET.build(result, source.replace("x[i0]", "y[i0]"))
 
 
 def test_a_compiler_that_is_not_there(monkeypatch):
-    made, source, _ = simple()
+    result, source, _ = simple()
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(BuildError, match="no-such-compiler"):
-        TARGET.build(made, source)
+        TARGET.build(result, source)
 
 
 def test_a_damaged_object_is_built_again(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
-    made, source, x = simple()
-    TARGET.build(made, source)
+    result, source, x = simple()
+    TARGET.build(result, source)
     (path,) = (tmp_path / "cache" / "c").iterdir()
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
     whole = path.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], whole[:-1] + b"?"):
         publish(path, damaged)
         out = torch.empty_like(x)
-        TARGET.build(made, source)(x, out)
+        TARGET.build(result, source)(x, out)
         assert torch.equal(out, x * 2)
         assert len(path.read_bytes()) == len(whole)
 
@@ -62,31 +62,31 @@ def test_another_users_object_is_not_loaded(tmp_path, monkeypatch):
     if os.getuid() != 0:
         pytest.skip("only root can give a file away")
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
-    made, source, _ = simple()
-    TARGET.build(made, source)
+    result, source, _ = simple()
+    TARGET.build(result, source)
     (path,) = (tmp_path / "cache" / "c").iterdir()
     os.chown(path, 12345, -1)
-    TARGET.build(made, source)
+    TARGET.build(result, source)
     assert path.stat().st_uid == 0
 
 
 def test_another_command_of_the_same_compiler_builds_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
-    made, source, _ = simple()
+    result, source, _ = simple()
     for command in ("gcc", "gcc -DUNUSED", "gcc"):
         monkeypatch.setenv("CC", command)
-        TARGET.build(made, source)
+        TARGET.build(result, source)
     assert len(list((tmp_path / "cache" / "c").iterdir())) == 2
 
 
-def test_an_edited_kernel_is_what_runs():
-    made, source, x = simple()
+def test_an_edited_kernel_runs_as_edited():
+    result, source, x = simple()
     out = torch.empty_like(x)
-    TARGET.build(made, source.replace("2.0f", "5.0f"))(x, out)
+    TARGET.build(result, source.replace("2.0f", "5.0f"))(x, out)
     assert torch.equal(out, x * 5)
 
 
-def test_what_comes_after_the_grid_runs_last():
+def test_the_kernel_after_the_grid_runs_last():
     x = torch.randint(-9, 9, (300, 1000)).float()  # whole numbers: their sum is exact in any order
     partial, out = torch.empty(300), torch.empty(())
     part = Fold("part", "sum", (load("x", 1000 * i0 + r0),), (r0,), F32)
@@ -94,15 +94,15 @@ def test_what_comes_after_the_grid_runs_last():
     whole = kernel({"partial": partial}, {"out": out}, [axis(r0, 300, WHOLE)], total, Store("out", ZERO, total.ref))
     axes = [axis(i0, 300), axis(r0, 1000, WHOLE)]
     first = kernel({"x": x}, {"partial": partial, "out": out}, axes, part, Store("partial", i0, part.ref))
-    made = replace(first, then=whole)
-    TARGET.build(made, TARGET.emit(made))(x, partial, out)
+    example = replace(first, then=whole)
+    TARGET.build(example, TARGET.emit(example))(x, partial, out)
     assert torch.equal(out, x.sum())
 
 
-def test_what_comes_after_reads_what_the_one_before_it_does_not():
+def test_the_kernel_after_the_grid_may_read_other_tensors():
     x, rows, total, top = torch.randn(6, 4), torch.empty(6), torch.empty(()), torch.empty(())
     row = Fold("row", "sum", (load("x", 4 * i0 + r0),), (r0,), F32)
-    made = kernel(
+    example = kernel(
         {"x": x},
         {"rows": rows, "total": total, "top": top},
         [axis(i0, 6), axis(r0, 4, WHOLE)],
@@ -113,8 +113,8 @@ def test_what_comes_after_reads_what_the_one_before_it_does_not():
     most = Fold("most", "max", (load("x", r0),), (r0,), F32)
     second = kernel({"rows": rows}, {"total": total}, [axis(r0, 6, WHOLE)], sum_, Store("total", ZERO, sum_.ref))
     third = kernel({"x": x}, {"top": top}, [axis(r0, 24, WHOLE)], most, Store("top", ZERO, most.ref))
-    made = replace(made, then=replace(second, then=third))
-    TARGET.build(made, TARGET.emit(made))(x, rows, total, top)
+    example = replace(example, then=replace(second, then=third))
+    TARGET.build(example, TARGET.emit(example))(x, rows, total, top)
     assert torch.equal(top, x.max())
     assert_close_to_exact(total, x.sum(), x.double().sum())
 
@@ -123,13 +123,15 @@ def test_an_empty_grid_stores_nothing():
     x, out = torch.empty(5, 0), torch.empty(5, 0)
     inner = Fold("inner", "max", (load("x", i0),), (r0,), F32)
     axes = [axis(i0, 5), axis(i1, 0), axis(r0, 1, WHOLE)]
-    made = kernel({"x": x}, {"out": out}, axes, inner, Store("out", i0 + i1, op("mul", inner.ref, load("x", i0 + i1))))
-    source = TARGET.emit(made)
+    example = kernel(
+        {"x": x}, {"out": out}, axes, inner, Store("out", i0 + i1, op("mul", inner.ref, load("x", i0 + i1)))
+    )
+    source = TARGET.emit(example)
     assert "=" not in source.split("{")[-1]
-    TARGET.build(made, source)(x, out)
+    TARGET.build(example, source)(x, out)
 
 
-def test_what_stands_beside_runs_in_the_same_call():
+def test_a_kernel_beside_another_runs_in_the_same_call():
     x, y = torch.randn(300, 1000), torch.randn(7)
     sums, twice = torch.empty(300), torch.empty(7)
     part = Fold("part", "sum", (load("x", 1000 * i0 + r0),), (r0,), F32)
@@ -137,11 +139,11 @@ def test_what_stands_beside_runs_in_the_same_call():
     rows = kernel({"x": x, "y": y}, {"sums": sums, "twice": twice}, axes, part, Store("sums", i0, part.ref))
     doubled = op("mul", load("y", i0), const(2.0, F32))
     other = kernel({"y": y}, {"twice": twice}, [axis(i0, 7)], Store("twice", i0, doubled))
-    made = replace(rows, beside=(other,), origins=("sum, mul (a.py:3)",))
-    source = TARGET.emit(made)
+    example = replace(rows, beside=(other,), origins=("sum, mul (a.py:3)",))
+    source = TARGET.emit(example)
     assert source.count("static void kernel_1(") == 1
-    assert "\n\n// sum, mul (a.py:3)\nvoid kernel(" in source  # above what is launched
-    TARGET.build(made, source)(x, y, sums, twice)
+    assert "\n\n// sum, mul (a.py:3)\nvoid kernel(" in source  # above the function that is launched
+    TARGET.build(example, source)(x, y, sums, twice)
     assert torch.equal(twice, y * 2)
     assert_close_to_exact(sums, x.sum(1), x.double().sum(1))
 
@@ -154,7 +156,7 @@ def test_unknown_dtypes_are_refused():
 
 
 def test_one_openmp_run_time_in_the_process():
-    """PyTorch's, beside those that other packages of the process may have brought."""
+    """PyTorch's OpenMP is used, also if other packages of the process have loaded another."""
 
     def mapped() -> set[str]:
         with open("/proc/self/maps", encoding="utf-8") as maps:
@@ -162,18 +164,18 @@ def test_one_openmp_run_time_in_the_process():
 
     before = mapped()
     bind_openmp()
-    made, source, _ = simple()
-    TARGET.build(made, source)
+    result, source, _ = simple()
+    TARGET.build(result, source)
     assert before and mapped() == before
 
 
 @pytest.mark.skipif("erfcf" not in vector_functions(), reason="libmvec has no erfc here")
 def test_calls_in_choices_take_all_lanes():
-    """A call has no form for some of the lanes: a compiler that moves it into a branch gives up all of them."""
+    """A call has no form for some of the lanes: a compiler that moves it into a branch vectorises none."""
     fused = fusion.fuse(torch.special.ndtri, options={"target": "c", "strict": True})
     fused(torch.rand(1000))
-    ((made,),) = (graph.kernels for graph in fusion.report(fused).graphs)
-    assert re.search(r"_ZGV\w+_erfcf", assembly(made.source))
+    ((result,),) = (graph.kernels for graph in fusion.report(fused).graphs)
+    assert re.search(r"_ZGV\w+_erfcf", assembly(result.source))
 
 
 def test_the_cache_directory(tmp_path, monkeypatch):
@@ -192,10 +194,10 @@ def test_the_cache_directory(tmp_path, monkeypatch):
         cache_dir()
 
 
-def test_another_process_finds_what_was_built(tmp_path, monkeypatch):
+def test_another_process_loads_the_built_object(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
-    made, source, _ = simple()
-    TARGET.build(made, source)
+    value, source, _ = simple()
+    TARGET.build(value, source)
     (built,) = (tmp_path / "c").iterdir()
     first = built.stat().st_mtime_ns
     script = (
@@ -205,5 +207,5 @@ def test_another_process_finds_what_was_built(tmp_path, monkeypatch):
     )
     root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", script, str(Path(__file__).resolve())], cwd=root, check=True)
-    (found,) = (tmp_path / "c").iterdir()
-    assert found == built and found.stat().st_mtime_ns == first
+    (result,) = (tmp_path / "c").iterdir()
+    assert result == built and result.stat().st_mtime_ns == first

@@ -27,11 +27,11 @@ from tests.codegen.c.kernels import (
     i0,
     i1,
     i2,
+    in_loops,
     r0,
     r1,
     run,
     sample,
-    walked,
 )
 from tests.codegen.kernels.making import load
 
@@ -93,7 +93,7 @@ def test_max_and_min_give_nan_if_there_is_one(name, across, columns):
     ("columns", "shares"), [(64, "l < 32"), (200, "reduction(+:total)"), (1024, "l < 128"), (1000, "l < 1000 - r0_")]
 )
 def test_sums_of_rows_have_shares_in_several_registers(columns, shares):
-    """One register would wait for each addition; turns of whole numbers of lanes let compilers unroll the others."""
+    """One register would wait for each addition; with whole numbers of lanes per step, compilers unroll the others."""
     x, out = torch.randint(-9, 9, (5, columns)).float(), torch.empty(5)
     total = Fold("total", "sum", (load("x", columns * i0 + r0),), (r0,), F32)
     source = run({"x": x}, {"out": out}, [axis(i0, 5), axis(r0, columns, WHOLE)], total, Store("out", i0, total.ref))
@@ -133,8 +133,8 @@ def test_argmax_takes_nan_then_the_lowest_index(name, across):
 
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("stored", FLOATS)
-def test_sums_of_choices_beside_what_is_stored(dtype, stored):
-    """Lanes of several widths: GCC, if it made a branch of each choice, would add up only the first vector of lanes."""
+def test_sums_of_selections_in_a_loop_that_also_stores(dtype, stored):
+    """With lanes of several widths, GCC must not branch on a selection: it would sum only the first vector of lanes."""
     x = torch.randn(9, 517, dtype=dtype)
     total, out = torch.empty(9, dtype=dtype), torch.empty(9, 517, dtype=stored)
     read, zero, one = load("x", 517 * i0 + r0, dtype), const(0.0, dtype), const(1.0, dtype)
@@ -143,9 +143,9 @@ def test_sums_of_choices_beside_what_is_stored(dtype, stored):
     chosen = op("where", op("isnan", read), zero, op("where", op("gt", read, one), one, chosen))
     fold = Fold("total", "sum", (chosen,), (r0,), dtype)
     shown = chosen if stored is dtype else Cast(chosen, stored)
-    walk = Loop((r0,), (fold, Store("out", 517 * i0 + r0, shown)))
+    loop = Loop((r0,), (fold, Store("out", 517 * i0 + r0, shown)))
     axes = [axis(i0, 9), axis(r0, 517, LOOP)]
-    run({"x": x}, {"total": total, "out": out}, axes, walk, Store("total", i0, fold.ref))
+    run({"x": x}, {"total": total, "out": out}, axes, loop, Store("total", i0, fold.ref))
     expected = torch.where(x > 1, 1, torch.where(x < -1, 0, x * x * x))
     torch.testing.assert_close(total, expected.sum(1), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(out, expected.to(stored))
@@ -160,12 +160,12 @@ def test_folds_over_several_axes(role):
     high = Fold("high", "max", (load("x", index),), (r0, r1), F32)
     stores = Store("out", i0, total.ref), Store("largest", i0, high.ref)
     axes = [axis(i0, 6), axis(r0, 4, role), axis(r1, 45, role)]
-    run({"x": x}, {"out": out, "largest": largest}, axes, *walked(role, (r0, r1), [total, high]), *stores)
+    run({"x": x}, {"out": out, "largest": largest}, axes, *in_loops(role, (r0, r1), [total, high]), *stores)
     torch.testing.assert_close(out, x.sum((0, 2, 3)))
     assert torch.equal(largest, x.amax((0, 2, 3)))
 
 
-def test_a_fold_may_keep_an_axis_that_is_held_whole():
+def test_a_fold_may_keep_a_whole_axis():
     """Squeeze and excite: a mean over the picture, then a softmax over the channels."""
     x = torch.randn(3, 8, 50)
     out = torch.empty(3, 8)
@@ -234,7 +234,7 @@ def test_a_reduced_axis_of_size_zero_gives_the_identity():
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, torch.int32])
 @pytest.mark.parametrize("rows", [9, 300])
 def test_few_lanes_are_added_up_once(dtype, rows):
-    """Groups of channels that lie last: to add four lanes up in each row took nine times as long as to fill them."""
+    """Lanes of contiguous groups of channels are summed once: a sum of four lanes per row took nine times as long."""
     x, out = sample((6, rows, 5, 4), dtype), torch.empty((6, 5), dtype=torch.float32 if dtype is BF16 else dtype)
     row = load("x", 20 * rows * i0 + 20 * r0 + 4 * i1 + r1, dtype)
     fold = Fold("fold", "sum", (Cast(row, F32) if dtype is BF16 else row,), (r0, r1), out.dtype)
@@ -249,7 +249,7 @@ def test_few_lanes_are_added_up_once(dtype, rows):
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("rows", [3, 70])
 def test_lanes_along_groups_of_few(name, few, kept, rows):
-    """The loop over what a group holds stands inside the lanes, if it is folded away, and outside if it is kept."""
+    """The loop over a group's elements is inside the lanes if it is reduced, and outside if it is kept."""
     dtype = torch.bool if name in ("any", "all") else F32
     x = torch.rand(3, rows, 17, few) > 0.02 if dtype is torch.bool else torch.randn(3, rows, 17, few)
     row = load("x", 17 * few * (rows * i0 + r0) + few * i1 + (i2 if kept else r1), dtype)

@@ -15,23 +15,23 @@ from fusion.codegen.c.build import FLAGS, find_compiler
 from fusion.codegen.c.text.library import vector_functions
 
 
-def told_of(source: str, what: str) -> str:
-    """What the compiler says of the optimizations named `what` that it made in `source`."""
+def reported_optimizations(source: str, what: str) -> str:
+    """Return the compiler's messages about optimizations named `what` in `source`."""
     wanted = (f"-fopt-info-{what}-optimized", "-S", "-o", "/dev/null")
     command = [*find_compiler().command, *FLAGS, *wanted, "-x", "c", "-"]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stderr
 
 
 def loops_in_lanes(source: str) -> int:
-    """How many loops of `source` the compiler puts into lanes."""
-    return len(set(re.findall(r":(\d+):\d+: optimized: loop vectorized", told_of(source, "vec"))))
+    """Return the number of loops of `source` that the compiler vectorises."""
+    return len(set(re.findall(r":(\d+):\d+: optimized: loop vectorized", reported_optimizations(source, "vec"))))
 
 
 def kernels_of(f: Callable[..., object], *args: torch.Tensor) -> list[str]:
-    """The sources of what `f` becomes."""
+    """Return the C sources of the kernels of `f`."""
     fused = fusion.fuse(f, options={"target": "c", "strict": True})
     fused(*args)
-    return [made.source for graph in fusion.report(fused).graphs for made in graph.kernels]
+    return [result.source for graph in fusion.report(fused).graphs for result in graph.kernels]
 
 
 pytestmark = pytest.mark.skipif("Free Software" not in find_compiler().version, reason="GCC says it")
@@ -44,25 +44,25 @@ def test_a_mask_that_is_stored_and_multiplied_with():
 
 
 def test_a_causal_mask_that_is_added():
-    """Of a loop in which a condition holds up to some point GCC would make two, the second of which has no lanes."""
+    """GCC must not split a loop at the end of a condition's range: its second half would not be vectorised."""
 
     def masked(q, k):
         at = torch.arange(400)
         return (q @ k.mT + torch.where(at <= at[:, None], 0.0, torch.finfo(q.dtype).min)).softmax(-1) @ k
 
     (source,) = kernels_of(masked, *torch.randn(2, 4, 400, 16))
-    assert "<=" in source and "loop split" not in told_of(source, "loop")
+    assert "<=" in source and "loop split" not in reported_optimizations(source, "loop")
 
 
 def test_a_sine_and_a_cosine_of_the_same_number():
-    """As of the angles of a rotary embedding: GCC would make one call of them, which lanes have no form of."""
+    """As for the angles of a rotary embedding: GCC would merge both into one call, which has no vector form."""
     if not {"sinf", "cosf"} <= vector_functions():
         pytest.skip("libmvec has none here")
     (source,) = kernels_of(lambda x: x.cos() * 2 + x.sin(), torch.randn(1 << 16))
     assert loops_in_lanes(source) == 1
 
 
-def test_groups_of_few_channels_that_lie_last():
+def test_groups_of_few_contiguous_channels():
     """Lanes run along the groups: along the channels of one, each took three times as long.  Means are there before."""
     x = torch.randn(4, 64, 20, 20).contiguous(memory_format=torch.channels_last)
     (source,) = kernels_of(lambda x: F.group_norm(x, 32), x)

@@ -19,7 +19,7 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 1e-40, 1e9, -1e9, 88.0, float("inf"), -float("i
 
 
 def every_function(x: Tensor, wide: Tensor) -> list[tuple[Tensor, ...]]:
-    """Each function in rows of lanes, in lanes beside wider ones, and of the numbers of a column."""
+    """Each function in vector lanes, in lanes next to wider ones, and on the elements of a column."""
     return [(f(x), f(x).double() + wide, f(x[:, 0])) for f in FUNCTIONS]
 
 
@@ -32,8 +32,8 @@ def test_functions_of_equal_numbers_are_equal(dtype: torch.dtype) -> None:
     x = numbers[:, None].repeat(1, 40)[:, :31]
     wide = torch.zeros(1, 31, dtype=torch.float64)
     fused = fusion.fuse(every_function, options={"target": "c", "strict": True})
-    for found, expected in zip(fused(x, wide), every_function(x, wide), strict=True):
-        rows, widened, column = found
+    for actual, expected in zip(fused(x, wide), every_function(x, wide), strict=True):
+        rows, widened, column = actual
         torch.testing.assert_close(rows, expected[0], equal_nan=True)
         alone = column[:, None].expand_as(rows)
         assert torch.equal(rows.nan_to_num(7.0), alone.nan_to_num(7.0))

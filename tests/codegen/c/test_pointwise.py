@@ -44,8 +44,8 @@ from tests.codegen.kernels.rows import scattered
 
 @pytest.mark.parametrize("dtype", [F32, F64, *INTEGERS])
 @pytest.mark.parametrize("name", ["store", "sum", "prod", "max", "min"])
-def test_sources_that_meet_are_taken_in_their_order(name, dtype):
-    """As the evaluator, which takes them one after the other too."""
+def test_colliding_sources_are_processed_in_order(name, dtype):
+    """The evaluator processes them one after the other, too."""
     kernel = scattered(name, 60, 5, 300, dtype, LOOP)
     given = tensors(kernel)
     if dtype.is_floating_point:
@@ -72,40 +72,40 @@ def test_vector_add(n):
     )
     assert torch.equal(out, x + y)
     assert ("parallel" in source) == (n > 50_000)
-    assert ("out[i0] = x[i0] + y[i0];" in source) == (n > 0)  # of nothing, no loop is made
+    assert ("out[i0] = x[i0] + y[i0];" in source) == (n > 0)  # without elements there is no loop
 
 
 def exponentials(x: torch.Tensor) -> tuple[Kernel, torch.Tensor]:
-    """The kernel that takes the exponentials of `x`, and what it is to write them to."""
+    """The kernel that computes the exponentials of `x`, and its output tensor."""
     out = torch.empty_like(x)
     return kernel({"x": x}, {"out": out}, [axis(i0, len(x))], Store("out", i0, op("exp", load("x", i0)))), out
 
 
 def test_exponentials_that_are_no_normal_numbers():
     x = torch.linspace(-105.0, -86.0, 5000)
-    made, out = exponentials(x)
-    TARGET.build(made, TARGET.emit(made))(x, out)
+    result, out = exponentials(x)
+    TARGET.build(result, TARGET.emit(result))(x, out)
     want = x.double().exp()
     assert ((out.double() - want).abs() <= torch.where(want < 2.0**-126, 2.0**-149, want * 2.0**-23)).all()
     assert (out[x < -103.98] == 0).all() and ((out > 0) & (out < 2.0**-126)).any()
 
 
-def test_exponentials_of_what_is_no_number_or_beyond_all_bounds():
-    """The least number that is taken in is found by the bits, in which NaN of either sign lies beyond all numbers."""
+def test_exponentials_of_nan_and_out_of_range_numbers():
+    """The lower bound of the argument is compared by its bits: there NaN of either sign lies beyond all numbers."""
     numbers = torch.tensor([torch.inf, -torch.inf, -1e38, -103.9, -104.1, 88.72, 88.73, 0.0, -0.0])
     both = torch.tensor([0x7FC00000, -0x400000], dtype=torch.int32).view(torch.float32)
     x = torch.cat([both, numbers]).repeat(4)
-    made, out = exponentials(x)
-    TARGET.build(made, TARGET.emit(made))(x, out)
+    result, out = exponentials(x)
+    TARGET.build(result, TARGET.emit(result))(x, out)
     torch.testing.assert_close(out, x.double().exp().float(), equal_nan=True)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag of an underflow is read by its number")
-def test_exponentials_of_what_is_masked_underflow_nowhere():
-    """Each underflow, of whichever intermediate result, takes a processor as long as some hundred exponentials."""
+def test_exponentials_of_masked_elements_do_not_underflow():
+    """Each underflow, of any intermediate result, costs as much time as some hundred exponentials."""
     x = torch.tensor([-torch.inf, torch.finfo(torch.float32).min, -200.0, -90.0, 0.0, 20.0, 80.0] * 9)
-    made, out = exponentials(x)
-    launch, library, underflow = TARGET.build(made, TARGET.emit(made)), ctypes.CDLL("libm.so.6"), 0x10
+    result, out = exponentials(x)
+    launch, library, underflow = TARGET.build(result, TARGET.emit(result)), ctypes.CDLL("libm.so.6"), 0x10
     library.feclearexcept(underflow)
     launch(x, out)
     assert library.fetestexcept(underflow) == 0
@@ -142,7 +142,7 @@ def test_transposing_copy_of_a_batch():
     assert "transpose_float(" in source
 
 
-def test_concatenation_reads_only_what_is_inside():
+def test_concatenation_reads_only_inside_its_operands():
     x, y = torch.randn(10, 3), torch.randn(10, 5)
     out = torch.empty(10, 8)
     inside = op("lt", IndexValue(i1), const(3, I64))
@@ -202,7 +202,7 @@ def test_neighbours_read_under_one_mask(dtype, count):
 @pytest.mark.parametrize("count", [3, 4])
 @pytest.mark.parametrize("dtype", [F32, F64, torch.uint8])
 def test_neighbours_read_in_a_short_loop_inside_lanes(dtype, count):
-    """GCC unrolls that loop before it makes lanes of the one around."""
+    """GCC unrolls the short loop before it vectorises the outer one."""
     x, y = torch.randint(9, (3, 33, count)).to(dtype), torch.randint(9, (3, 66, count)).to(F64)
 
     def doubled(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,8 +282,8 @@ def test_a_size_given_at_the_call():
         Param("x", F32, shape, (n, sympy.Integer(1)), False),
         Param("out", F32, shape, (n, sympy.Integer(1)), True),
     )
-    made = Kernel("rows", params, (n,), (axis(i0, 6), axis(r0, n, WHOLE)), body)
-    launch = TARGET.build(made, TARGET.emit(made))
+    example = Kernel("rows", params, (n,), (axis(i0, 6), axis(r0, n, WHOLE)), body)
+    launch = TARGET.build(example, TARGET.emit(example))
     for columns in (1, 3, 100, 70_001):
         data = torch.randn(6, columns)
         out = torch.empty_like(data)
@@ -300,12 +300,12 @@ def test_grid_sizes_given_at_the_call():
         Param("out", F32, shapes[0], (k, sympy.Integer(1)), True),
     )
     value = op("add", load("x", k * i0 + i1), load("y", n * i1 + i0))
-    made = Kernel("add", params, (n, k), (axis(i0, n), axis(i1, k)), (Store("out", k * i0 + i1, value),))
+    example = Kernel("add", params, (n, k), (axis(i0, n), axis(i1, k)), (Store("out", k * i0 + i1, value),))
     total = Fold("total", "sum", (load("x", k * r0 + i0),), (r0,), F32)
     column = Param("out", F32, (k,), (sympy.Integer(1),), True)
     body = (Loop((r0,), (total,)), Store("out", i0, total.ref))
     sums = Kernel("sums", (params[0], column), (n, k), (axis(i0, k), axis(r0, n, LOOP)), body)
-    launch, launch_sums = (TARGET.build(made, TARGET.emit(made)) for made in (made, sums))
+    launch, launch_sums = (TARGET.build(example, TARGET.emit(example)) for example in (example, sums))
     for rows, columns in ((1, 1), (5, 40), (40, 17), (200, 300), (0, 3)):
         x, y = torch.randn(rows, columns), torch.randn(columns, rows)
         out = torch.empty(rows, columns)
@@ -321,14 +321,14 @@ def test_a_param_that_is_read_and_written():
     before = x.clone()
     old = load("x", i0)
     y = torch.empty(1000)
-    made = Kernel(
+    example = Kernel(
         "update",
         (param("x", x, written=True), param("y", y, written=True)),
         (),
         (axis(i0, 1000),),
         (Store("x", i0, op("add", old, const(1.0, F32))), Store("y", i0, old)),
     )
-    TARGET.build(made, TARGET.emit(made))(x, y)
+    TARGET.build(example, TARGET.emit(example))(x, y)
     assert torch.equal(x, before + 1)
     assert torch.equal(y, before)
 
@@ -336,10 +336,10 @@ def test_a_param_that_is_read_and_written():
 def test_names_that_c_has_taken():
     x, out = torch.randn(10), torch.empty(10)
     value = op("exp", load("double", i0))
-    made = Kernel(
+    example = Kernel(
         "exp", (param("double", x), param("expf", out, written=True)), (), (axis(i0, 10),), (Store("expf", i0, value),)
     )
-    TARGET.build(made, TARGET.emit(made))(x, out)
+    TARGET.build(example, TARGET.emit(example))(x, out)
     torch.testing.assert_close(out, x.exp())
 
 

@@ -17,7 +17,7 @@ from tests.codegen.kernels import products as shapes
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.making import kernel, load, param, tensors
 
-# Products with what stands around them --------------------------------------------------------------------------------
+# Products with prologues and epilogues --------------------------------------------------------------------------------
 
 
 def log_sum_exp(rows: int, words: int, features: int, dtype: torch.dtype) -> Kernel:
@@ -64,12 +64,12 @@ CONTRACTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRACTIONS)
-def test_a_product_with_what_stands_around_it(name):
+def test_a_product_with_prologue_and_epilogue(name):
     check(CONTRACTIONS[name])
 
 
 def test_a_product_with_one_column_that_no_index_names():
-    """w · max(a · bᵀ, 0) of one row w: the axis of the rows of w has one point, and what is stored does not have it."""
+    """w · max(a · bᵀ, 0) of one row w: the axis of the rows of w has one point, and the stored tensor lacks it."""
     rows, keys, width = 16, 64, 24
     scores = Fold("scores", "dot", (load("a", width * i + d), load("b", width * s + d)), (d,), F32, (i,), (s,))
     total = Fold("total", "dot", (op("maximum", scores.ref, const(0.0, F32)), load("w", s)), (s,), F32, (i,), (u,))
@@ -82,7 +82,7 @@ def test_a_product_with_one_column_that_no_index_names():
 
 
 @pytest.mark.parametrize("role", [WHOLE, LOOP], ids=["whole", "loop"])
-def test_every_fold_beside_a_product(role):
+def test_every_fold_fused_with_a_product(role):
     """Folds over the columns of a product, and over its rows' terms."""
     m, n, k = 40, 70, 30
     dot = Fold("dot", "dot", (load("a", k * i + d), load("b", n * d + s)), (d,), F32, (i,), (s,))
@@ -96,14 +96,14 @@ def test_every_fold_beside_a_product(role):
     params += [param(f"out_{fold.name}", fold.dtype, m, written=True) for fold in folds]
     stores = [Store(f"out_{fold.name}", i, fold.ref) for fold in folds]
     body = (dot, *folds) if role is WHOLE else (Loop((s,), (dot, *folds)),)
-    made = kernel("folds", params, {i: (m, GRID), d: (k, WHOLE), s: (n, role)}, *body, *stores)
+    example = kernel("folds", params, {i: (m, GRID), d: (k, WHOLE), s: (n, role)}, *body, *stores)
     a, c = torch.randn(m, k) * 0.3, torch.randn(k, n)
     a[3] = math.nan
-    check(made, [a, c, *tensors(made)[2:]])
+    check(example, [a, c, *tensors(example)[2:]])
 
 
 def test_a_sum_along_the_rows_of_a_product():
-    """Column sums of a · b: the lanes run along what is kept."""
+    """Column sums of a · b: the lanes run along the kept axis."""
     m, n, k = 300, 70, 30
     dot = Fold("dot", "dot", (load("a", k * s + d), load("b", n * d + i)), (d,), F32, (s,), (i,))
     total = Fold("total", "sum", (op("exp", dot.ref),), (s,), F32)
@@ -144,13 +144,13 @@ def test_running_values_without_a_product():
     whole = replace(whole, carry=op("mul", whole.before, op("exp", op("sub", top.before, top.ref))))
     params = (param("x", F32, 70, n), param("out", F32, 70, n, written=True))
     store = Loop((s,), (Store("out", n * i + s, op("truediv", power, whole.ref)),))
-    made = kernel("online", params, {i: (70, GRID), s: (n, LOOP)}, Loop((s,), (top, whole)), store)
-    x, out = check(made)
+    example = kernel("online", params, {i: (70, GRID), s: (n, LOOP)}, Loop((s,), (top, whole)), store)
+    x, out = check(example)
     torch.testing.assert_close(out, x.softmax(1))
 
 
 def test_running_values_over_two_axes():
-    """The longer axis is looped over in blocks, the other point by point; what is carried goes on through both."""
+    """The longer axis is looped over in blocks, the other point by point; carried values continue through both."""
     length, parts = 300, 5
     x = load("x", length * parts * i + length * u + s)
     top = Fold("top", "max", (x,), (u, s), F32)
@@ -169,8 +169,8 @@ def test_a_fold_that_is_complete_in_each_block():
     share = op("truediv", load("x", 2800 * i + 7 * s + d), total.ref)
     params = (param("x", F32, 20, 400, 7), param("out", F32, 20, 400, 7, written=True))
     loop = Loop((s,), (total, Store("out", 2800 * i + 7 * s + d, share)))
-    made = kernel("shares", params, {i: (20, GRID), s: (400, LOOP), d: (7, WHOLE)}, loop)
-    x, out = check(made, [torch.rand(20, 400, 7) + 0.1, torch.empty(20, 400, 7)])
+    example = kernel("shares", params, {i: (20, GRID), s: (400, LOOP), d: (7, WHOLE)}, loop)
+    x, out = check(example, [torch.rand(20, 400, 7) + 0.1, torch.empty(20, 400, 7)])
     torch.testing.assert_close(out, x / x.sum(-1, keepdim=True))
 
 

@@ -13,13 +13,13 @@ from tests.codegen.kernels.making import load
 
 
 def picked(size: int) -> Expr:
-    """Of the roots of a row's sums, the one that stands at i1 and i2 together."""
-    total, found = const(1.0, F32), const(0.0, F32)
+    """Select the root of the sum of the row at which i1 and i2 are equal."""
+    total, result = const(1.0, F32), const(0.0, F32)
     for k in range(size):
         total = op("add", total, op("exp", load("x", size * i0 + k)))
         here = op("eq", IndexValue(i1 + i2), const(k, torch.int64))
-        found = op("where", here, op("sqrt", total), found)
-    return found
+        result = op("where", here, op("sqrt", total), result)
+    return result
 
 
 def expected(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -29,7 +29,7 @@ def expected(x: torch.Tensor, size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("count", "size", "once"), [(300, 5, True), (300, 4, False), (7, 5, False), (300, 9, False)])
-def test_what_the_elements_of_a_matrix_share(count: int, size: int, once: bool) -> None:
+def test_expressions_shared_by_the_elements_of_a_matrix(count: int, size: int, once: bool) -> None:
     x, out = torch.randn(count, size), torch.empty(count, size, size)
     store = Store("out", size * size * i0 + size * i1 + i2, picked(size))
     source = run({"x": x}, {"out": out}, [axis(i0, count), axis(i1, size), axis(i2, size)], store)

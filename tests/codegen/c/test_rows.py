@@ -20,10 +20,10 @@ from tests.codegen.c.kernels import (
     assert_close_to_exact,
     axis,
     i0,
+    in_loops,
     kernel,
     r0,
     run,
-    walked,
 )
 from tests.codegen.kernels.making import load
 
@@ -33,7 +33,7 @@ def softmax_body(role: Role, index: sympy.Expr) -> tuple[Stmt, ...]:
     m = Fold("m", "max", (x,), (r0,), F32)
     e = op("exp", op("sub", x, m.ref))
     s = Fold("s", "sum", (e,), (r0,), F32)
-    return walked(role, (r0,), [m], [s], [Store("out", index, op("truediv", e, s.ref))])
+    return in_loops(role, (r0,), [m], [s], [Store("out", index, op("truediv", e, s.ref))])
 
 
 @REDUCED
@@ -66,7 +66,7 @@ def test_blocks_of_columns_are_narrowed_so_that_every_thread_has_one(columns):
 
 @pytest.mark.parametrize("columns", [5, 40])
 def test_a_fold_that_is_the_same_for_all_lanes(columns):
-    """It shares a loop with one that is not, so it is accumulated per lane, and is read inside the lanes."""
+    """It shares a loop with a fold that varies per lane, so it is accumulated per lane, and read inside the lanes."""
     x, y, out = torch.randn(6, columns), torch.randn(6), torch.empty(columns)
     total = Fold("total", "sum", (load("x", columns * r0 + i0),), (r0,), F32)
     most = Fold("most", "max", (load("y", r0),), (r0,), F32)
@@ -97,10 +97,10 @@ def test_softmax_of_a_row_that_is_masked_out_is_nan_and_nan_stays_in_its_row():
 
 def test_the_exponential_of_a_softmax_is_computed_once_and_in_vectors():
     x = torch.randn(64, 1024)
-    made = kernel({"x": x}, {"out": x}, [axis(i0, 64), axis(r0, 1024, WHOLE)], *softmax_body(WHOLE, 1024 * i0 + r0))
-    source = TARGET.emit(made)
+    example = kernel({"x": x}, {"out": x}, [axis(i0, 64), axis(r0, 1024, WHOLE)], *softmax_body(WHOLE, 1024 * i0 + r0))
+    source = TARGET.emit(example)
     assert source.count("exp_float(x[") == 1
-    ((suffix, text),) = TARGET.stages(made, source)
+    ((suffix, text),) = TARGET.stages(example, source)
     assert suffix == "s"
     assert isinstance(text, str)
     assert re.search(r"pslld\s|\bshl\s+v", text)  # the exponents of the results, put in their places in a vector
@@ -114,7 +114,7 @@ def norm_body(role: Role, n: int, row: sympy.Expr, weight: sympy.Expr) -> tuple[
     square = Fold("square", "sum", (op("mul", centred, centred),), (r0,), F32)
     rstd = op("rsqrt", op("add", op("mul", square.ref, scale), const(1e-5, F32)))
     result = op("add", op("mul", op("mul", centred, rstd), w), b)
-    return walked(role, (r0,), [total], [square], [Store("out", row, result)])
+    return in_loops(role, (r0,), [total], [square], [Store("out", row, result)])
 
 
 @REDUCED

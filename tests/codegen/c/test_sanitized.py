@@ -30,7 +30,7 @@ ASAN = "detect_leaks=0:max_malloc_fill_size=100000000:malloc_fill_byte=255"
 
 KINDS = (
     *("padded", "gather", "bias_gelu bf16", "transposed_add", "softmax f16", "softmax of odd rows"),
-    *("layernorm bf16", "column softmax, tall", "scan, normalised, walked", "scan of columns, walked", "total"),
+    *("layernorm bf16", "column softmax, tall", "scan, normalised, in_loops", "scan of columns, in_loops", "total"),
     *("matmul ragged", "matmul float16 10", "gated turned", "online attention window", "attention_dkv causal"),
     *("linear_logsumexp, parts", "partial_sums", "norm_backward"),
 )
@@ -45,17 +45,19 @@ def libraries() -> tuple[str, ...]:
         probe = [*COMPILER, "-c", "-x", "c", os.devnull, "-o", os.devnull]
         subprocess.run(probe, check=True, capture_output=True, timeout=SECONDS)
         asked = [["gcc", f"-print-file-name={name}"] for name in LIBRARIES]
-        found = tuple(subprocess.run(each, check=True, capture_output=True, text=True).stdout.strip() for each in asked)
+        result = tuple(
+            subprocess.run(each, check=True, capture_output=True, text=True).stdout.strip() for each in asked
+        )
     except (OSError, subprocess.CalledProcessError):
-        found = ()
-    if not found or not all(map(os.path.isabs, found)):
+        result = ()
+    if not result or not all(map(os.path.isabs, result)):
         pytest.skip("needs gcc with its sanitizers")
-    return found
+    return result
 
 
 @cache
 def ran() -> subprocess.CompletedProcess[str]:
-    """A process that runs all kernels, then the one that is to be noticed: to start it takes as long as to run it."""
+    """Run all kernels in one process, then the faulty one: starting a process takes as long as running them."""
     root = Path(__file__).resolve().parents[3]
     settings = {"LD_PRELOAD": ":".join(libraries()), "ASAN_OPTIONS": ASAN, "CC": " ".join(COMPILER)}
     command = [sys.executable, "-m", "tests.codegen.c.test_sanitized"]
@@ -75,7 +77,7 @@ def test_a_tensor_that_is_too_short_is_noticed():
 
 
 def main() -> None:
-    """Run the kernels, then one on tensors that it was not made for."""
+    """Run the kernels, then one on tensors that are smaller than it assumes."""
     del os.environ["LD_PRELOAD"]  # compilers run at their own speed
     target = CTarget()
     for name in KINDS:

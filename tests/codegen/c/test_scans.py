@@ -37,7 +37,7 @@ def scanned(name: str, x: torch.Tensor, dim: int, role: Role) -> torch.Tensor:
     sizes = (rows, columns) if dim == 1 else (columns, rows)
     body = body if role is WHOLE else (Loop((r0,), body),)
     source = run({"x": x}, {"out": out}, [axis(i0, sizes[0]), axis(r0, sizes[1], role)], *body)
-    assert ("omp simd" in source) == (dim == 0)  # lanes run across what is scanned, never along it
+    assert ("omp simd" in source) == (dim == 0)  # lanes run across the scanned axis, never along it
     return out
 
 
@@ -54,10 +54,10 @@ def test_floats(name: str, dim: int, role: Role) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_special_values(name: str, dim: int) -> None:
     x = SPECIAL[torch.randint(0, len(SPECIAL), (40, 40), generator=torch.Generator().manual_seed(0))]
-    found, eager = scanned(name, x, dim, WHOLE), NAMES[name](x, dim)
-    torch.testing.assert_close(found, eager, equal_nan=True)
+    result, eager = scanned(name, x, dim, WHOLE), NAMES[name](x, dim)
+    torch.testing.assert_close(result, eager, equal_nan=True)
     if name in ("max", "min"):
-        assert torch.equal(torch.signbit(found.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
+        assert torch.equal(torch.signbit(result.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, I64])

@@ -19,9 +19,9 @@ def run(kernel: Kernel, tensors: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("walk", WALKS)
-def test_masks_in_memory(walk: str, mask: str) -> None:
-    kernel = masked(walk, mask, SIZES)
+@pytest.mark.parametrize("loop", WALKS)
+def test_masks_in_memory(loop: str, mask: str) -> None:
+    kernel = masked(loop, mask, SIZES)
     assert ") continue;" in TARGET.emit(kernel)
     ids = torch.arange(500) // 150 if mask != "no document twice in a row" else torch.arange(500) // 400
     tensors = given(kernel, SIZES, ids)
@@ -47,5 +47,5 @@ def test_other_documents_are_not_read() -> None:
     value[:, 192:384] = float("nan")
     run(kernel, tensors)
     seen = out.isfinite().all(-1)[0]
-    # Blocks of rows are 192 or less, by the number of threads: what stands at the ends is of one document.
+    # Blocks of rows are 192 or less, by the number of threads: the ends belong to one document.
     assert seen[:96].all() and seen[568:].all() and not seen[192:384].any()

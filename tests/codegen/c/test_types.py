@@ -48,11 +48,11 @@ TRAPS = {"floordiv", "truncdiv", "remainder", "fmod"}  # eager raises, or dies, 
 
 
 def dtypes_of(name: str) -> list[torch.dtype]:
-    found = [] if name in ONLY_INTEGERS else [F32, F64, BF16, F16]
+    result = [] if name in ONLY_INTEGERS else [F32, F64, BF16, F16]
     if name not in NO_INTEGERS:
-        found += [torch.int8, torch.int16, torch.int32, I64, torch.uint8]
-        found += [] if name in NO_BOOLS else [torch.bool]
-    return found
+        result += [torch.int8, torch.int16, torch.int32, I64, torch.uint8]
+        result += [] if name in NO_BOOLS else [torch.bool]
+    return result
 
 
 @pytest.mark.parametrize("name", [name for name in SCALAR_OPS if name not in ("where", "checked")])
@@ -122,8 +122,8 @@ def test_rests_of_floats_are_exact(dtype, bits):
 
 
 @pytest.mark.parametrize("count", [2**16, 1000 + 2**16, 40, 17, 5])
-def test_halves_are_converted_in_blocks_as_one_by_one(count):
-    """All bit patterns, and floats that lie between two of them; ends of blocks included."""
+def test_16_bit_floats_convert_in_blocks_as_one_by_one(count):
+    """All bit patterns, and float32 numbers between two of them; ends of blocks included."""
     x = torch.arange(count).to(torch.int16).view(F16)
     wide, narrow, moved = torch.empty(count), torch.empty(count, dtype=F16), torch.empty(count, dtype=F16)
     y = torch.cat([x[: 2**16].float() * 1.0007, torch.tensor([65519.0, 65520.0, 5.9e-8, 2.9e-8, -0.0])])[:count]
@@ -188,11 +188,11 @@ def test_casts(source):
         torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="what no integer can be, becomes another one elsewhere")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="out-of-range conversions differ between architectures")
 @pytest.mark.parametrize("source", [F32, F64], ids=str)
 @pytest.mark.parametrize("count", [1, 3, 40])
-def test_numbers_that_the_compiler_knows_become_integers_as_others_do(source, count):
-    """Of those, no instruction says what becomes of what no integer can be."""
+def test_constants_convert_to_integers_as_at_run_time(source, count):
+    """A conversion of a constant that no integer can represent is folded by the compiler, not by an instruction."""
     large = op("mul", make_cast(IndexValue(i0), source), const(-1e19, source))
     values = [const(number, source) for number in (*SPECIAL, 3e9, -1e19, 1e19)]
     values += [
@@ -262,7 +262,7 @@ def test_integers_wrap():
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 @pytest.mark.parametrize("seed", [0, 1234567890123456789])
-def test_random_numbers_are_those_of_philox(kind, seed):
+def test_random_numbers_are_philox(kind, seed):
     from fusion.lowering import philox
 
     n = 1000

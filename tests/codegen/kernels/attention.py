@@ -54,7 +54,7 @@ LOW = const(float("-inf"), F32)
 
 
 def visible_keys(query: sympy.Expr, key: sympy.Expr, *, shift: int, window: int = 0, prefix: int = 0) -> Expr:
-    """Visible keys of a query: none after it, of the others only the last `window`, and in any case the first `prefix`.
+    """The keys that a query attends to: none after it, only the last `window` before it, and always the first `prefix`.
 
     `shift` keys come before the first query.
     """
@@ -91,10 +91,10 @@ def online_attention(
     scale: float = 0.5,
     hidden: bool = False,
 ) -> Kernel:
-    """softmax(q · kᵀ · scale) · v in one loop over the keys: running values that are brought up to date block by block.
+    """softmax(q · kᵀ · scale) · v in one loop over the keys: running values are updated block by block.
 
-    `step`: the width is walked too, inside the loop over keys, instead of held whole for the scores.  `group`: so many
-    heads of q share one of k and v.  `hidden`: the scores ask which keys are not visible, not which are.
+    `step`: the width is also looped over, inside the loop over keys, instead of held whole for the scores.  `group`:
+    the number of heads of q that share one of k and v.  `hidden`: the mask selects invisible keys, not visible ones.
     """
     d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
     head = FloorDiv(b, group) if group > 1 else b
@@ -185,7 +185,7 @@ def attention_dq(
 
 
 def linear_logsumexp(rows: int, vocabulary: int, features: int, dtype: torch.dtype = BF16) -> Kernel:
-    """log Σ exp(x · wᵀ) and the logit of a label, in one loop over the vocabulary with the product walked inside it"""
+    """log Σ exp(x · wᵀ) and the logit of a label, in one loop over the vocabulary around the loop of the product"""
     s = over_symbol(2)
     logits = Fold(
         "logits", "dot", (load("x", features * i + r, dtype), load("w", features * s + r, dtype)), (r,), F32, (i,), (s,)

@@ -57,7 +57,7 @@ def tensors(
 ) -> list[torch.Tensor]:
     """Random tensors for the params, integers in [0, 4) so that any of them is an index; written ones are empty."""
     generator = torch.Generator().manual_seed(seed)
-    made = []
+    results = []
     for p in kernel.params:
         shape = [int(size.subs(sizes or {})) for size in p.shape]
         if p.dtype is BOOL:
@@ -66,8 +66,8 @@ def tensors(
             value = torch.randn(shape, generator=generator, dtype=F64).to(p.dtype)
         else:
             value = torch.randint(0, 4, shape, generator=generator, dtype=p.dtype)
-        made.append(value.to(device))
-    return made
+        results.append(value.to(device))
+    return results
 
 
 def special(name: str, dtype: torch.dtype, n: int) -> list[torch.Tensor] | None:
@@ -108,23 +108,23 @@ _FLOATS = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 0.5,
 
 
 def expected(kernel: Kernel, given: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> list[torch.Tensor]:
-    """The expected values of `given` after a launch."""
-    found = [tensor.clone() for tensor in given]
+    """Return the values of `given` after a launch, as the evaluator computes them."""
+    results = [tensor.clone() for tensor in given]
     known = dict(zip(kernel.sizes, sizes, strict=True))
-    at = {p.name: tensor for p, tensor in zip(kernel.params, found, strict=True)}
+    at = {p.name: tensor for p, tensor in zip(kernel.params, results, strict=True)}
     step: Kernel | None = kernel
     while step is not None:
         of = [at[p.name] for p in step.params]
         run_kernel(replace(step, then=None), of, [known[size] for size in step.sizes])
         step = step.then
-    return found
+    return results
 
 
 TOLERANCE = {F16: 2e-3, BF16: 1.6e-2, F32: 2e-6, F64: 1e-13}
 
 
 def assert_same(kernel: Kernel, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], factor: float = 1.0) -> None:
-    """Tensors agree to the last few bits of their dtype, sums to those of the numbers that were added.
+    """Check that tensors agree to the last few bits of their dtype, and sums to those of their terms.
 
     A sum of n numbers of size 1 is of size √n.  Results beyond that are products of sums: one that is near 0, because a
     factor is, still has the error of that factor times the other one.

@@ -21,7 +21,7 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Mask:
-    """Which key a query sees: a condition over the symbols of both, and the params that it reads."""
+    """The keys that a query attends to: a condition over the symbols of both, and the params that it reads."""
 
     sees: Callable[[sympy.Expr, sympy.Expr, Sizes], Expr]
     params: Callable[[Sizes], Sequence[Param]]
@@ -80,11 +80,11 @@ WALKS: Mapping[str, tuple[Callable[..., Kernel], sympy.Symbol, sympy.Symbol]] = 
 """The builder of each kernel, its queries and its keys."""
 
 
-def masked(walk: str, mask: str | Mask, sizes: Sizes, width: int = 16) -> Kernel:
-    """An attention kernel with a mask in memory, whose params come first."""
+def masked(one_loop: str, mask: str | Mask, sizes: Sizes, width: int = 16) -> Kernel:
+    """An attention kernel with a mask in memory, whose params precede the others."""
     mask = MASKS[mask] if isinstance(mask, str) else mask
-    made, query, key = WALKS[walk]
-    kernel = made(*sizes, width, causal=True)
+    result, query, key = WALKS[one_loop]
+    kernel = result(*sizes, width, causal=True)
     (loop,) = (stmt for stmt in kernel.body if isinstance(stmt, Loop))
     old, new = loop.where, mask.sees(query, key, sizes)
 
@@ -121,11 +121,11 @@ def given(kernel: Kernel, sizes: Sizes, ids: torch.Tensor | None = None) -> list
         "each": (torch.arange(queries * keys).view(queries, keys) * 7 // 5) % 3 == 0,
         "seen": (torch.arange(heads * keys).view(heads, keys) // 23) % 2 == 0,
     }
-    made = tensors(kernel)
+    result = tensors(kernel)
     for position, p in enumerate(kernel.params):
         if p.name in known:
             shape = [int(size) for size in p.shape]
-            made[position] = known[p.name].to(p.dtype).broadcast_to(shape).contiguous()
+            result[position] = known[p.name].to(p.dtype).broadcast_to(shape).contiguous()
         if p.name == "lse":  # exponentials of scores below it are small
-            made[position] = made[position].abs() + 4
-    return made
+            result[position] = result[position].abs() + 4
+    return result

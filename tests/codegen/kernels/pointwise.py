@@ -140,7 +140,7 @@ def drawn(n: int, kind: str) -> Kernel:
 
 
 def in_place(n: int) -> Kernel:
-    """x = x + y, then out = x as it is now"""
+    """x = x + y, then out = the new x"""
     params = (param("x", F32, n, written=True), param("y", F32, n), param("out", F32, n, written=True))
     first = Store("x", i, op("add", load("x", i), load("y", i)))
     return kernel("in_place", params, {i: (n, GRID)}, first, Store("out", i, op("mul", load("x", i), const(2.0, F32))))

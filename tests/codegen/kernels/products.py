@@ -103,7 +103,7 @@ def gathered_rows(m: int, n: int, k: int) -> Kernel:
 
 
 def rms_linear(m: int, n: int, k: int) -> Kernel:
-    """(x · w) · rsqrt(mean x²): a sum of squares beside the product, in the same loop"""
+    """(x · w) · rsqrt(mean x²): a sum of squares and a product in the same loop"""
     x = load("x", k * i + r, F16)
     wide = Cast(x, F32)
     dot = Fold("acc", "dot", (x, load("w", n * r + j, F16)), (r,), F32, (i,), (j,))
@@ -172,9 +172,9 @@ def matmul_in_parts(m: int, n: int, k: int, parts: int) -> Kernel:
 
 
 def transposed(batch: int, m: int, n: int, k: int, *, back: bool = False, flat: bool = True) -> Kernel:
-    """c + x[b]ᵀ · wᵀ + bias, of matrices x[b] [k, m]; the result [b, m, n], or `back` [b, n, m], where c lies so too.
+    """c + x[b]ᵀ · wᵀ + bias, of matrices x[b] [k, m]; the result is [b, m, n], or `back` [b, n, m], as c is.
 
-    `flat`: its rows are those of all matrices, one axis.
+    `flat`: its rows are the rows of all matrices, one axis.
     """
     rows, size = (i, batch * m) if flat else (m * b + i, m)
     matrix, row = (FloorDiv(i, sympy.Integer(m)), Mod(i, sympy.Integer(m))) if flat else (b, i)

@@ -115,18 +115,18 @@ def fold(name: str, rows: int, columns: int, role: Role, dtype: torch.dtype = F3
 
 def scan(name: str, rows: int, columns: int, role: Role, dtype: torch.dtype = F32, *, along: int = 1) -> Kernel:
     """One scan along either dimension of [rows, columns]; of extremes, values and positions"""
-    kept, walked = (rows, columns) if along == 1 else (columns, rows)
+    kept, looped = (rows, columns) if along == 1 else (columns, rows)
     offset = columns * i + r if along == 1 else columns * r + i
     x = load("x", offset, dtype)
-    found = [Prefix("p", name, (x,), r, dtype)]
+    results = [Prefix("p", name, (x,), r, dtype)]
     if name in ("max", "min"):
         place = Prefix("q", f"arg{name}", (x, IndexValue(r)), r, I64)
-        found = [place, *found] if along == 0 else [*found, place, replace(found[0], name="again")]
-    params = [param(f"out{k}", f.dtype, rows, columns, written=True) for k, f in enumerate(found)]
-    stores = [Store(f"out{k}", offset, f.ref) for k, f in enumerate(found)]
-    body: tuple[Stmt, ...] = (*found, *stores)
+        results = [place, *results] if along == 0 else [*results, place, replace(results[0], name="again")]
+    params = [param(f"out{k}", f.dtype, rows, columns, written=True) for k, f in enumerate(results)]
+    stores = [Store(f"out{k}", offset, f.ref) for k, f in enumerate(results)]
+    body: tuple[Stmt, ...] = (*results, *stores)
     body = (Loop((r,), body),) if role is LOOP else body
-    axes = {i: (kept, GRID), r: (walked, role)}
+    axes = {i: (kept, GRID), r: (looped, role)}
     return kernel(f"scan_{name}", (param("x", dtype, rows, columns), *params), axes, *body)
 
 
@@ -172,7 +172,7 @@ def two_folds(rows: int, columns: int) -> Kernel:
 
 
 def norm_backward(rows: int, columns: int) -> Kernel:
-    """A fold over the columns, held whole, inside a loop over rows that sums another one"""
+    """A fold over a WHOLE axis of columns, inside a loop over rows with a second sum"""
     x, g = load("x", columns * r + q), load("g", columns * r + q)
     dot = Fold("inner", "sum", (op("mul", x, g),), (q,), F32)
     dw = Fold("dw", "sum", (op("mul", g, dot.ref),), (r,), F32)
@@ -187,7 +187,7 @@ def norm_backward(rows: int, columns: int) -> Kernel:
 
 def grouped_mean(batch: int, channels: int, size: int) -> Kernel:
     """Mean over channels and positions of [batch, channels, size] per half of the channels: several reduced axes"""
-    whole = sums_of_halves(batch, channels, size)
+    whole = sums_of_half_the_channels(batch, channels, size)
     fold, store = whole.body
     assert isinstance(fold, Fold)
     assert isinstance(store, Store)
@@ -195,14 +195,14 @@ def grouped_mean(batch: int, channels: int, size: int) -> Kernel:
     return replace(whole, name="grouped_mean", body=(fold, replace(store, value=value)))
 
 
-def sums_of_halves(batch: int, channels: int, size: int) -> Kernel:
+def sums_of_half_the_channels(batch: int, channels: int, size: int) -> Kernel:
     """Sum over channels and positions of [batch, channels, size] per half of the channels: either axis may be empty"""
     half = channels // 2
     x = load("x", channels * size * i + half * size * j + size * r + q)
     total = Fold("total", "sum", (x,), (r, q), F32)
     params = (param("x", F32, batch, channels, size), param("out", F32, batch, 2, written=True))
     axes = {i: (batch, GRID), j: (2, GRID), r: (half, WHOLE), q: (size, WHOLE)}
-    return kernel("sums_of_halves", params, axes, total, Store("out", 2 * i + j, total.ref))
+    return kernel("sums_of_half_the_channels", params, axes, total, Store("out", 2 * i + j, total.ref))
 
 
 def total(n: int, parts: int) -> Kernel:
@@ -245,7 +245,7 @@ def online_logsumexp(rows: int, columns: int) -> Kernel:
 
 
 def online_softmax(rows: int, columns: int, apart: int = 0, dtype: torch.dtype = F32) -> Kernel:
-    """exp(x) / Σ exp(x) of rows in two loops; rows are so far `apart`, or follow each other"""
+    """exp(x) / Σ exp(x) of rows in two loops; rows have the stride `apart`, or are contiguous"""
     apart = apart or columns
     offset = apart * i + r
     x: Expr = load("x", offset, dtype)

@@ -81,10 +81,10 @@ SMALL: dict[str, Kernel] = {
     "count": count(5, 12),
     "scan of columns": scan("sum", 37, 12, WHOLE, along=0),
     "scan of columns, tall": scan("max", 1030, 2, WHOLE, along=0),
-    "scan of columns, walked": scan("logsumexp", 90, 5, LOOP, along=0),
+    "scan of columns, looped over": scan("logsumexp", 90, 5, LOOP, along=0),
     "scan of one": scan("max", 5, 1, WHOLE),
     "scan, normalised": scan_normalised(5, 70, WHOLE),
-    "scan, normalised, walked": scan_normalised(3, 70, LOOP),
+    "scan, normalised, looped over": scan_normalised(3, 70, LOOP),
     **{
         f"scan {name} {str(dtype)[6:]} {role.value}": scan(name, 5, 70, role, dtype)
         for role in (WHOLE, LOOP)

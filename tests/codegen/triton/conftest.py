@@ -1,4 +1,4 @@
-"""A stand-in for a device, where there is none."""
+"""A stand-in for a device, on machines without one."""
 
 from __future__ import annotations
 

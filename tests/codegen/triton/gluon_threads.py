@@ -20,7 +20,7 @@ from fusion.codegen.triton.expressions.prelude import LOAD, STORE
 from fusion.lowering.kernel import Kernel
 
 PATIENCE = 10.0
-"""Seconds after which a barrier counts as one that is never completed."""
+"""Seconds after which a barrier is assumed never to complete."""
 
 _LOOK = 0.1  # seconds after which a thread that waits looks whether another one has failed
 _FAILED = threading.Event()
@@ -125,8 +125,8 @@ def _wait(outstanding: int, deps: Sequence[Any]) -> Any:
         _OWN.begun.pop(0).end()
     for dep in deps:
         assert not isinstance(dep, Product) or dep.result is not None, "read before it has been waited for"
-    found = tuple(dep.result if isinstance(dep, Product) else dep for dep in deps)
-    return found[0] if len(found) == 1 else found
+    result = tuple(dep.result if isinstance(dep, Product) else dep for dep in deps)
+    return result[0] if len(result) == 1 else result
 
 
 def _begin(left: Any, right: Shared, sums: torch.Tensor, *, use_acc: bool = True, is_async: bool = False) -> Product:
@@ -157,7 +157,7 @@ class _Matrix:
 
 def _fetch(matrix: _Matrix, corner: Sequence[int], barrier: Place, slot: Shared) -> None:
     assert slot.shape == matrix.block
-    slot.data.zero_()  # what lies past the end arrives as zeros
+    slot.data.zero_()  # elements past the end arrive as zeros
     inside = matrix.at(corner)
     slot.data[tuple(map(slice, inside.shape))] = inside
     barrier().take(expected=-slot.data.numel() * slot.data.element_size())

@@ -27,14 +27,14 @@ class Recorded:
     binary: Binary | None = None
 
     def __init__(self) -> None:
-        self.made: list[tuple[object, ...]] = []
+        self.built: list[tuple[object, ...]] = []
         self.launched: list[tuple[object, ...]] = []
 
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
         return max(sizes) > 1000
 
     def run(self, wanted: Wanted) -> tuple[Callable[[int, list[int]], None], Binary | None]:
-        self.made.append((wanted.aligned, *wanted.multiples, *(["wide"] if wanted.wide else [])))
+        self.built.append((wanted.aligned, *wanted.multiples, *(["wide"] if wanted.wide else [])))
         return lambda programs, args: self.launched.append((wanted.aligned, programs, *args)), self.binary
 
     def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:

@@ -43,7 +43,7 @@ def test_gradients_of_masked_heads_take_their_blocks_in_turn(make: object) -> No
     assert TARGET.configs(kernel)[0].group > 1
 
 
-def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:
+def test_longer_loops_share_the_cache_in_equal_groups() -> None:
     kernel = online_attention(30, 16384, 16384, 64, causal=True)  # 4 MiB of keys and values per head, of 32
     config = pipelined(kernel)
     assert config.group == 8  # 8, 8, 8 and 6
@@ -52,7 +52,7 @@ def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:
     assert {each.group for each in chained(kernel).configs() if isinstance(each, DescribedConfig)} == {1}
 
 
-def test_walks_of_one_length_come_head_by_head() -> None:
+def test_loops_of_equal_length_run_head_by_head() -> None:
     kernel = online_attention(32, 1024, 1024, 64)
     assert {each.group for each in chained(kernel).configs()} == {1}
     assert "bi = pid // m_blocks" in TARGET.emit(kernel, pipelined(kernel))

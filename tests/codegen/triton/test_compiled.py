@@ -32,8 +32,8 @@ from tests.codegen.triton.texts import TARGET, compiles, has, instructions, stag
     "name", [name for name in SMALL if not re.match(r"matmul \w+\d+ \d|\w+ \w+ (whole|loop)$", name)]
 )
 def test_every_kind_compiles(name: str) -> None:
-    found = stages(SMALL[name])
-    assert list(found)[:5] == ["ttir", "ttgir", "llir", "ptx", "cubin"]
+    artefacts = stages(SMALL[name])
+    assert list(artefacts)[:5] == ["ttir", "ttgir", "llir", "ptx", "cubin"]
 
 
 @compiles
@@ -72,30 +72,30 @@ def test_aligned_memory_moves_16_bytes_at_a_time(dtype: torch.dtype) -> None:
 
 @compiles
 def test_rows_and_tiles_move_16_bytes_at_a_time() -> None:
-    for made in (
+    for result in (
         *(softmax(1024, 4096, Role.WHOLE), softmax(1024, 4096, Role.WHOLE, F16), softmax(64, 65536, Role.LOOP)),
         shifted_softmax(64, 50257, 50304, 50304, 0, BF16),  # whose end alone is masked
         *(layernorm(1024, 768, BF16), transposed_add(1024, 1024), gather(1024, 768), bias_gelu(1024, 3072, BF16)),
     ):
-        found = {name for name in instructions(made) if name.startswith(("ld.global", "st.global"))}
-        assert any(name.startswith("ld.global") and name.endswith("v4.b32") for name in found), (made.name, found)
-        assert has(found, "st.global.v4.b32"), (made.name, found)
+        results = {name for name in instructions(result) if name.startswith(("ld.global", "st.global"))}
+        assert any(name.startswith("ld.global") and name.endswith("v4.b32") for name in results), (result.name, results)
+        assert has(results, "st.global.v4.b32"), (result.name, results)
 
 
 @compiles
 @pytest.mark.parametrize("apart", [50257, 50304])
 def test_rows_that_end_within_16_bytes_are_loaded_by_as_many(apart: int) -> None:
-    found = instructions(shifted_softmax(64, 50257, apart, apart, 0, BF16))
-    assert not any(name.startswith("ld.global") and name.endswith("b16") for name in found), found
-    assert has(found, "st.global.v4.b32", "st.global.b16")  # elements of the next row stay as they are
+    result = instructions(shifted_softmax(64, 50257, apart, apart, 0, BF16))
+    assert not any(name.startswith("ld.global") and name.endswith("b16") for name in result), result
+    assert has(result, "st.global.v4.b32", "st.global.b16")  # elements of the next row stay as they are
 
 
 @compiles
 def test_rows_of_a_few_large_blocks_that_end_within_16_bytes_are_stored_by_as_many_before_their_end() -> None:
-    made = online_softmax(4096, 50257, apart=50304)
-    assert TARGET.configs(made)[0].block("r") * 4 > 50257
-    found = {name for name in instructions(made) if name.startswith("st.global")}
-    assert any(name.endswith(".v4.b32") for name in found), found
+    example = online_softmax(4096, 50257, apart=50304)
+    assert TARGET.configs(example)[0].block("r") * 4 > 50257
+    results = {name for name in instructions(example) if name.startswith("st.global")}
+    assert any(name.endswith(".v4.b32") for name in results), results
 
 
 @compiles
@@ -106,27 +106,27 @@ def test_numbers_of_a_row_are_read_once_and_nothing_is_divided_for_each_element(
 
 
 def test_unaligned_memory_does_not() -> None:
-    made = kernel(
+    example = kernel(
         "copy",
         [param("x", F32, 1 << 20, aligned=False), param("out", F32, 1 << 20, written=True)],
         {i: (1 << 20, Role.GRID)},
         Store("out", i, Op("add", (load_expr("x", i), const(1.0, F32)), F32)),
     )
-    assert not has(instructions(made), "ld.global.v4")
+    assert not has(instructions(example), "ld.global.v4")
 
 
 @compiles
 def test_without_the_promise_accesses_are_narrow() -> None:
-    made = add(1 << 20)
-    ptx = compile_for(load(made, TARGET.emit(made)), H200, aligned=False).asm["ptx"]
+    example = add(1 << 20)
+    ptx = compile_for(load(example, TARGET.emit(example)), H200, aligned=False).asm["ptx"]
     assert "ld.global.b32" in ptx and ".v4" not in ptx and ".v2" not in ptx
 
 
 @compiles
 def test_symbolic_sizes_that_are_multiples_of_16_move_16_bytes_at_a_time() -> None:
     rows, columns = sympy.symbols("s0 s1", integer=True, positive=True)
-    made = softmax(rows, columns, Role.LOOP)
-    generated = load(made, TARGET.emit(made))
+    example = softmax(rows, columns, Role.LOOP)
+    generated = load(example, TARGET.emit(example))
     for multiples, wide in (((True, True), True), ((True, False), False)):
         ptx = compile_for(generated, H200, multiples).asm["ptx"]
         assert ("v4.b32" in ptx) is wide
@@ -134,7 +134,7 @@ def test_symbolic_sizes_that_are_multiples_of_16_move_16_bytes_at_a_time() -> No
 
 @compiles
 @pytest.mark.parametrize(
-    ("made", "arch", "wanted"),
+    ("example", "arch", "wanted"),
     [
         (matmul(2048, 2048, 2048, BF16, turned=(False, True)), "sm_90", ("wgmma.mma_async", "cp.async.bulk.tensor.2d")),
         (matmul(2048, 2048, 2048, F16), "sm_90", ("wgmma.mma_async", "cp.async.bulk.tensor.2d.global")),
@@ -152,19 +152,19 @@ def test_symbolic_sizes_that_are_multiples_of_16_move_16_bytes_at_a_time() -> No
     ],
     ids=lambda value: value.name if isinstance(value, Kernel) else None,
 )
-def test_contractions_run_on_the_matrix_units(made: Kernel, arch: str, wanted: tuple[str, ...]) -> None:
-    found = instructions(made, arch)
-    assert has(found, *wanted), sorted(name for name in found if "mma" in name or "async" in name)
+def test_contractions_run_on_the_matrix_units(example: Kernel, arch: str, wanted: tuple[str, ...]) -> None:
+    actual = instructions(example, arch)
+    assert has(actual, *wanted), sorted(name for name in actual if "mma" in name or "async" in name)
 
 
 @compiles
-def test_tiles_of_wide_numbers_beside_a_product_fit_into_shared_memory() -> None:
+def test_float32_epilogue_tiles_of_a_product_fit_into_shared_memory() -> None:
     """Their stores take shared memory for all elements of a block, and no shorter pipeline helps."""
-    made = matmul(4096, 4099, 515, BF16, out=torch.int64)  # rows of odd length: through pointers
-    default = TARGET.configs(made)[0]
+    example = matmul(4096, 4099, 515, BF16, out=torch.int64)  # rows of odd length: through pointers
+    default = TARGET.configs(example)[0]
     room = H200.shared_per_program
     assert type(default) is Config and 8 * default.block("m") * default.block("n") <= room
-    assert compile_for(load(made, TARGET.emit(made)), H200).metadata.shared <= room
+    assert compile_for(load(example, TARGET.emit(example)), H200).metadata.shared <= room
     narrow = TARGET.configs(matmul(4096, 4099, 515, BF16))[0]
     assert 8 * narrow.block("m") * narrow.block("n") > room
 
@@ -172,14 +172,14 @@ def test_tiles_of_wide_numbers_beside_a_product_fit_into_shared_memory() -> None
 @compiles
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_float32_products_keep_their_precision_unless_asked_otherwise(arch: str) -> None:
-    made = matmul(256, 256, 256, F32)
-    found = stages(made, arch)
-    assert found["ttgir"].count("cvt.rna.tf32.f32") == 2  # the upper parts of both operands
+    example = matmul(256, 256, 256, F32)
+    artefacts = stages(example, arch)
+    assert artefacts["ttgir"].count("cvt.rna.tf32.f32") == 2  # the upper parts of both operands
     # A correction that is not a number, because an operand is infinite, is dropped.
-    (test,) = re.findall(r"(%\w+) = arith.cmpf uno, ", found["ttgir"].split("for ")[1].split("scf.yield")[0])
-    assert f"arith.select {test}, " in found["ttgir"]
+    (test,) = re.findall(r"(%\w+) = arith.cmpf uno, ", artefacts["ttgir"].split("for ")[1].split("scf.yield")[0])
+    assert f"arith.select {test}, " in artefacts["ttgir"]
     rounded = TritonTarget(arch, Numerics(tf32=True))
-    ptx = dict(rounded.stages(made, rounded.emit(made)))["ptx"]
+    ptx = dict(rounded.stages(example, rounded.emit(example)))["ptx"]
     assert "tf32" in ptx and "cvt.rna.tf32" not in ptx
 
 

@@ -50,7 +50,7 @@ def test_attention_that_stores_its_folds_may_flush(value: str) -> None:
     assert "ex2.approx.ftz.f32" in ptx and "ex2.approx.f32" not in ptx
 
 
-def test_functions_of_what_is_stored_keep_denormals() -> None:
+def test_functions_whose_results_are_stored_keep_denormals() -> None:
     kernel = with_rows("logarithm")
     assert not may_flush(kernel) and "ftz" not in TARGET.emit(kernel)
 

@@ -88,7 +88,7 @@ def test_an_architecture_without_a_device_has_its_own_rate_of_float64() -> None:
     assert speeds(device_of("sm_103")).matrix_share[8] < speeds(KNOWN["sm_100"]).matrix_share[8] / 30
 
 
-def test_features_are_those_of_architectures() -> None:
+def test_features_follow_from_the_architecture() -> None:
     having = {feature: {arch for arch, device in KNOWN.items() if device.has(feature)} for feature in Feature}
     assert having[Feature.WARP_GROUPS] == {"sm_90"}
     assert having[Feature.TENSOR_COPIES] == {"sm_90", "sm_100", "sm_120"}
@@ -99,16 +99,16 @@ def test_features_are_those_of_architectures() -> None:
 @pytest.mark.parametrize("arch", KNOWN)
 def test_speeds_that_are_not_measured_follow_from_specifications(arch: str) -> None:
     device = KNOWN[arch]
-    found = speeds(device)
+    result = speeds(device)
     if device.measured is not None:
-        assert found is device.measured
+        assert result is device.measured
         return
-    assert 0.85 * device.bandwidth < found.bandwidth < device.bandwidth
-    assert 0.7 * device.matrix[2] < found.matrix_flops < device.matrix[2]
-    assert found.matrix_share[2] == 1.0 and found.tf32_share == device.matrix[4] / device.matrix[2]
-    assert 0 < found.matrix_share[8] <= found.matrix_share[1]
-    assert not any(form == GROUPED for form, _ in found.attention)
-    assert found.products.pointers == (0.6 if device.has(Feature.ASYNC_UNITS) else 0.95)
+    assert 0.85 * device.bandwidth < result.bandwidth < device.bandwidth
+    assert 0.7 * device.matrix[2] < result.matrix_flops < device.matrix[2]
+    assert result.matrix_share[2] == 1.0 and result.tf32_share == device.matrix[4] / device.matrix[2]
+    assert 0 < result.matrix_share[8] <= result.matrix_share[1]
+    assert not any(form == GROUPED for form, _ in result.attention)
+    assert result.products.pointers == (0.6 if device.has(Feature.ASYNC_UNITS) else 0.95)
     assert capabilities(device, DEFAULT).parallelism == 2 * device.multiprocessors
 
 
@@ -137,7 +137,7 @@ def test_a_device_at_hand_is_the_known_one_or_has_its_own_properties() -> None:
     assert smaller.flops == pytest.approx(KNOWN["sm_86"].flops * 26 / 82) and smaller.bandwidth == 9.36e5
 
 
-def test_devices_and_what_is_remembered_of_them_are_values() -> None:
+def test_devices_and_their_records_are_values() -> None:
     same = replace(H200)
     assert same == H200 and hash(same) == hash(H200)
     assert capabilities(same, DEFAULT) is capabilities(H200, DEFAULT)
@@ -162,7 +162,7 @@ def test_large_kernels_fit(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", KNOWN)
-def test_what_is_worth_timing_has_a_pipeline_where_there_is_room_for_one(arch: str) -> None:
+def test_timed_configurations_have_a_pipeline_where_it_fits(arch: str) -> None:
     product = matmul(4096, 4096, 4096, F16)
     for config in TritonTarget(arch).configs(product):
         assert config.num_warps <= KNOWN[arch].most_warps and config.num_stages >= 2

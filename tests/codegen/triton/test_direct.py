@@ -62,7 +62,7 @@ class _Driver:
 
 
 def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> None:
-    """From the second one on; unusual launches are looked up."""
+    """This holds from the second launch on; unusual launches are looked up."""
     size = sympy.Symbol("s0", integer=True, positive=True)
     for kernel in (add(64), add(size)):
         sizes = [64] * len(kernel.sizes)
@@ -108,7 +108,7 @@ def test_a_direct_launch_in_a_thread_without_a_device_is_looked_up(monkeypatch: 
 
 
 @compiles
-def test_only_kernels_that_take_what_a_direct_launch_gives_are_launched_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_kernels_with_the_parameters_of_a_direct_launch_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Utils:
         def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, ...]:
             assert kernel[:4] == b"\x7fELF"

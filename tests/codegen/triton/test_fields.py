@@ -41,7 +41,7 @@ FIELDS: dict[str, Expr] = {
     "of a signed byte": op("and", op("shr", SIGNED, 4), 15),
     "of a widened byte": op("shr", op("and", Cast(BYTE, I32), 0x70), 4),
     "of a widened signed byte": op("and", op("shr", Cast(SIGNED, I32), 4), 15),
-    "the sign and what follows": op("shr", SIGNED, 4),
+    "the sign and the bits after it": op("shr", SIGNED, 4),
     "low with a sign": op("shr", op("shl", SIGNED, 4), 4),
     "two bits with a sign, moved": op("add", Cast(op("shr", op("shl", SIGNED, 2), 6), I32), 5),
     "low by shifts": op("shr", op("shl", BYTE, 4), 4),
@@ -101,19 +101,19 @@ def _nodes(expr: Expr) -> set[Expr]:
 @pytest.mark.parametrize("name", FIELDS)
 def test_the_formula_gives_every_value(name: str) -> None:
     expr = FIELDS[name]
-    found = field_of(expr)
-    assert found is not None
-    assert found.exact(torch.float32)
-    assert found.mask is not None
+    field = field_of(expr)
+    assert field is not None
+    assert field.exact(torch.float32)
+    assert field.mask is not None
     (want,) = evaluate([expr], {I0: range(256)}, Scope({"w": stored(expr)}, {}, {}))
     byte = torch.arange(256)
-    assert torch.equal((((byte >> found.shift) & found.mask) ^ found.flip) + found.offset, want.long())
+    assert torch.equal((((byte >> field.shift) & field.mask) ^ field.flip) + field.offset, want.long())
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_field_stays_a_conversion(name: str) -> None:
-    found = field_of(OTHERS[name])
-    assert found is None or not found.exact(torch.float32)
+def test_other_expressions_stay_conversions(name: str) -> None:
+    field = field_of(OTHERS[name])
+    assert field is None or not field.exact(torch.float32)
 
 
 def test_a_constant_that_the_float_does_not_hold() -> None:
@@ -150,10 +150,10 @@ def test_assembly_that_the_interpreter_does_not_know() -> None:
 
 
 def test_only_where_the_device_has_it() -> None:
-    """AMD converts a byte of a word in one instruction; halves in pairs came with sm_80."""
+    """AMD converts a byte of a word in one instruction; 16-bit floats in pairs came with sm_80."""
     kernel = only_kernel(packed, *inputs(packed, 16, 128, 256))
-    for arch, found in (("sm_80", True), ("sm_90", True), ("sm_75", False), ("gfx942", False)):
-        assert ("_bits_to_bfloat16(" in TritonTarget(arch).emit(kernel)) == found
+    for arch, result in (("sm_80", True), ("sm_90", True), ("sm_75", False), ("gfx942", False)):
+        assert ("_bits_to_bfloat16(" in TritonTarget(arch).emit(kernel)) == result
 
 
 def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -163,7 +163,7 @@ def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tenso
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(1, "float32"), (16, "bfloat16")])
-def test_what_is_subtracted_from_the_float_is_part_of_the_bit_pattern(rows: int, kind: str) -> None:
+def test_a_subtracted_constant_is_part_of_the_bit_pattern(rows: int, kind: str) -> None:
     def centred(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         weights = torch.stack((w & 15, w >> 4), -1).flatten(-2).to(x.dtype) - 8
         return x @ weights.T * scale

@@ -112,7 +112,7 @@ def test_a_configuration_that_no_form_takes_is_refused() -> None:
         target.emit(kernel, PersistentConfig((("x", 256),)))
 
 
-def test_what_no_configuration_fits_is_cut_to_the_least() -> None:
+def test_without_a_fitting_configuration_the_smallest_is_used() -> None:
     task = Task(matmul(4096, 4096, 4096, BF16), replace(H200, shared_per_program=1024), DEFAULT)
     (form, config), *others = candidates(task)
     assert not others and config.num_stages == 1

@@ -36,7 +36,7 @@ TAKEN = {
     "prefix": online_attention(2, 1024, 1024, 64, causal=True, prefix=100),
     "grouped": online_attention(4, 1024, 1024, 128, dtype=BF16, causal=True, group=2),
     "odd rows": online_attention(2, 1000, 1024, 128, dtype=BF16),
-    "odd walk": online_attention(2, 1024, 1001, 128, dtype=BF16, causal=True),
+    "odd length": online_attention(2, 1024, 1001, 128, dtype=BF16, causal=True),
     "wide": online_attention(2, 1024, 1024, 256, dtype=BF16),
     "wide, odd, causal": online_attention(2, 1000, 1001, 160, dtype=BF16, causal=True),
     "odd width": online_attention(2, 1024, 1024, 96, dtype=BF16),
@@ -45,7 +45,7 @@ LEFT = {
     "rows that are not aligned": online_attention(32, 1024, 1024, 100, dtype=BF16),
     "wide": online_attention(32, 1024, 1024, 320, dtype=BF16),
     "float32": online_attention(32, 1024, 1024, 64, dtype=torch.float32),
-    "width walked": online_attention(32, 1024, 1024, 128, dtype=BF16, step=64),
+    "width in a loop": online_attention(32, 1024, 1024, 128, dtype=BF16, step=64),
     "three products": attention_dq(32, 1024, 1024, 128, dtype=BF16),
     "four products": attention_dkv(32, 1024, 1024, 128, dtype=BF16),
 }
@@ -56,7 +56,7 @@ def grouped(kernel: Kernel) -> Config:
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_attention_of_whole_blocks_may_be_computed_in_groups(name: str) -> None:
+def test_attention_of_full_blocks_may_be_computed_in_groups(name: str) -> None:
     config = grouped(TAKEN[name])
     assert isinstance(config, WarpSpecialisedConfig) and config.num_warps == 4
     source = TARGET.emit(TAKEN[name], config)
@@ -64,7 +64,7 @@ def test_attention_of_whole_blocks_may_be_computed_in_groups(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "wide"])
-def test_no_walk_stands_in_a_loop_of_its_function(name: str) -> None:
+def test_no_key_loop_is_inside_a_loop_of_its_function(name: str) -> None:
     """Triton reads the body of a loop twice, each time that it reads the enclosing lines."""
     heads = online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True) if name == "causal" else TAKEN[name]
     functions = [
@@ -82,7 +82,7 @@ def _depth(node: ast.AST) -> int:
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_the_form_does_not_hold_for_is_left_to_triton(name: str) -> None:
+def test_kernels_outside_the_form_are_left_to_triton(name: str) -> None:
     assert not any(isinstance(config, WarpSpecialisedConfig) for config in TARGET.configs(LEFT[name]))
     assert isinstance(chain_of(block(LEFT[name])), str)
 
@@ -146,7 +146,7 @@ def test_it_compiles_without_a_device(name: str) -> None:
 
 
 def test_messages_wait_for_all_warps_of_a_group() -> None:
-    """One thread sends them: the others must have reached the same point."""
+    """One thread sends each message, after all warps of its group have reached the same point."""
     kernel = TAKEN["half, 64 wide"]
     lines = str(dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))["ptx"]).splitlines()
     sent = [number for number, line in enumerate(lines) if "mbarrier.arrive.shared" in line]
@@ -167,28 +167,28 @@ WALKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("width", [64, 128, 256])
-@pytest.mark.parametrize("walk", WALKS)
-def test_threads_give_what_the_evaluator_gives(walk: str, width: int) -> None:
+@pytest.mark.parametrize("loop", WALKS)
+def test_threads_agree_with_the_evaluator(loop: str, width: int) -> None:
     """Nine blocks on two programs: slots, phases and turns wrap around."""
-    assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[walk]))
+    assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[loop]))
 
 
 @pytest.mark.parametrize("keys", [128, 256, 640])
-def test_walks_of_any_number_of_blocks(keys: int) -> None:
+def test_loops_of_any_number_of_blocks(keys: int) -> None:
     assert_same(online_attention(3, 256, keys, 64, scale=0.125, dtype=BF16))
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@pytest.mark.parametrize("walk", WALKS)
-def test_any_number_of_groups(walk: str, count: int) -> None:
-    """Blocks of 192 rows reach past the end of 448, and of 256 columns that see one block fewer than they do."""
-    kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[walk])
+@pytest.mark.parametrize("loop", WALKS)
+def test_any_number_of_groups(loop: str, count: int) -> None:
+    """Blocks of 192 rows reach past the end of 448, and past 256 columns, where they have one block fewer."""
+    kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[loop])
     config = next(each for each in TARGET.configs(kernel) if getattr(each, "groups", 0) == count)
     assert_same(kernel, TARGET.emit(kernel, config))
 
 
-def test_what_needs_a_condition_is_walked_first() -> None:
-    """The last block of a row is the only one that is masked, so that no loop has to compute a mask."""
+def test_masked_blocks_are_processed_first() -> None:
+    """Only the last block of a row is masked; as the first of the loop it needs no mask inside."""
     kernel = TAKEN["causal"]
     compute = TARGET.emit(kernel, grouped(kernel)).partition("def attention_compute_block(")[2]
     assert compute.count("warpgroup_mma_wait(1,") == 1 and compute.count("<= mi[:, None]") == 1
@@ -200,10 +200,10 @@ def test_what_needs_a_condition_is_walked_first() -> None:
 @pytest.mark.parametrize(
     ("rows", "keys", "width"), [(300, 391, 64), (391, 300, 64), (100, 130, 128), (130, 70, 96), (300, 100, 136)]
 )
-@pytest.mark.parametrize("walk", WALKS)
-def test_lengths_and_widths_that_are_no_whole_blocks(walk: str, rows: int, keys: int, width: int) -> None:
+@pytest.mark.parametrize("loop", WALKS)
+def test_lengths_and_widths_that_are_not_multiples_of_blocks(loop: str, rows: int, keys: int, width: int) -> None:
     """Elements past an end are not read, or are masked: they belong to other heads, and scores far below 0."""
-    kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[walk])
+    kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[loop])
     assert_same(kernel, below=8.0)
 
 
@@ -227,19 +227,19 @@ def test_heads_that_fit_the_cache_together_are_done_one_section_after_the_other(
     assert_same(kernel, TARGET.emit(kernel, config), programs=programs)
 
 
-def test_every_program_walks_about_as_far() -> None:
+def test_programs_process_about_equally_many_blocks() -> None:
     """Of 64 heads of 4096 rows, 16 of which fit the cache together: 512 blocks for 132 programs, four times."""
     source = TARGET.emit(online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True))
     text = "\n".join(section for section in source.split("\n\n\n") if section.startswith("@triton.jit\ndef _zigzag"))
-    walked = []
+    looped = []
     for program in range(132):
         language = SimpleNamespace(num_programs=lambda _: 132, program_id=lambda _, program=program: program)
         language.where = lambda condition, a, b: a if condition else b
         names: dict[str, Any] = {"tl": language, "triton": SimpleNamespace(jit=lambda function: function)}
         exec(text, names)
         turns = [(turn, section) for section in range(4) for turn in range(names["_zigzag_turns"](512, section))]
-        walked.append(sum(32 - names["_zigzag"](turn, section) // 16 for turn, section in turns))
-    assert max(walked) <= 1.02 * sum(walked) / 132
+        looped.append(sum(32 - names["_zigzag"](turn, section) // 16 for turn, section in turns))
+    assert max(looped) <= 1.02 * sum(looped) / 132
 
 
 def assert_same(
@@ -279,7 +279,7 @@ def test_threads_notice_a_wait_or_a_message_that_is_missing(
         assert_same(kernel, source.replace(line, instead))
 
 
-def test_a_matrix_is_found_within_its_parameter() -> None:
+def test_a_matrix_is_located_within_its_parameter() -> None:
     """One of three, of a head, of a batch: queries, keys and values side by side."""
     kernel = online_attention(16, 1024, 1024, 128, dtype=BF16)
     param = replace(kernel.params[0], shape=(2, 1024, 3, 8, 128), strides=(3145728, 3072, 1024, 128, 1))
@@ -290,9 +290,9 @@ def test_a_matrix_is_found_within_its_parameter() -> None:
     batch = next(dim for dim in blocked.dims if dim.name == "b").symbol
     base = 3145728 * FloorDiv(batch, 8) + 128 * Mod(batch, 8) + 1024
     matrix = replace(chain.left.matrix, stride=sympy.Integer(3072), base=base)
-    found = box_of(blocked, matrix)
-    assert found is not None and found.start == 1024
-    assert {(index, int(count), int(step)) for index, count, step in found.outer} == {
+    result = box_of(blocked, matrix)
+    assert result is not None and result.start == 1024
+    assert {(index, int(count), int(step)) for index, count, step in result.outer} == {
         (FloorDiv(batch, 8), 2, 3145728),
         (Mod(batch, 8), 8, 128),
     }

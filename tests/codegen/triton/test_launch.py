@@ -36,18 +36,18 @@ from tests.codegen.triton.texts import TARGET, compiles
 
 @pytest.mark.usefixtures("now")
 def test_a_launch_takes_the_binary_that_its_pointers_allow() -> None:
-    ready, made = Recorded(), add(64)
-    launch = launcher(ready, made)
+    ready, kernel = Recorded(), add(64)
+    launch = launcher(ready, kernel)
     for addresses in ((16, 32, 0), (16, 36, 64), (160, 32, 48), (4, 8, 2)):
         launch(*map(At, addresses))
     assert ready.launched == [(True, 7, 16, 32, 0), (False, 9, 16, 36, 64), (True, 7, 160, 32, 48), (False, 9, 4, 8, 2)]
-    assert ready.made == [(True,), (False,)]  # each once, when first needed
+    assert ready.built == [(True,), (False,)]  # each once, when first needed
 
     ready = Recorded()
     launch = launcher(ready, add(sympy.Symbol("s0", integer=True, positive=True)))
     for address, size in ((16, 32), (16, 33), (20, 32), (32, 64), (32, 1024)):
         launch(At(address), At(32), At(48), size)
-    assert ready.made == [(True, True), (True, False), (False, True), (True, True), (True, True, "wide")]
+    assert ready.built == [(True, True), (True, False), (False, True), (True, True), (True, True, "wide")]
     assert [call[0] for call in ready.launched] == [True, True, False, True, True]
 
 
@@ -76,16 +76,16 @@ def test_a_launch_that_is_refused_goes_another_way() -> None:
 def test_sizes_that_only_count_rows_have_one_binary() -> None:
     rows, length = sympy.symbols("s0 s1", integer=True, positive=True)
 
-    def told(kernel: Kernel) -> set[sympy.Symbol]:
+    def sizes_in_key(kernel: Kernel) -> set[sympy.Symbol]:
         return {size for size, tells in zip(kernel.sizes, sizes_that_matter(kernel), strict=True) if tells}
 
-    assert not told(softmax(rows, 768, Role.WHOLE)) and not told(matmul(rows, 768, 2304, BF16))
-    assert told(softmax(rows, length, Role.LOOP)) == {length}  # where rows begin, and how long they are
-    assert told(matmul(rows, length, 2304, BF16)) == {length}
-    assert told(add(length)) == {length} and not told(add(48 * length))
+    assert not sizes_in_key(softmax(rows, 768, Role.WHOLE)) and not sizes_in_key(matmul(rows, 768, 2304, BF16))
+    assert sizes_in_key(softmax(rows, length, Role.LOOP)) == {length}  # where rows begin, and how long they are
+    assert sizes_in_key(matmul(rows, length, 2304, BF16)) == {length}
+    assert sizes_in_key(add(length)) == {length} and not sizes_in_key(add(48 * length))
 
 
-def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_that_may_overlap_have_separate_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     now, launched = {"stream": 1, "capturing": False}, []
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: now["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
@@ -124,7 +124,7 @@ def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: py
 
 
 @compiles
-def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_wait_for_the_threads_that_prepare_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton hashes itself and builds its driver there, once for all builds; otherwise each build would do so.  Only
     launches wait for the driver.
     """
@@ -160,7 +160,7 @@ def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.
     preparations.start.cache_clear()
 
 
-def test_without_a_compiler_what_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_as_slower_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise RuntimeError("no C compiler was found\nset CC")
 
@@ -174,7 +174,7 @@ def test_without_a_compiler_what_is_slower_is_said(monkeypatch: pytest.MonkeyPat
         direct._compiled.cache_clear()
 
 
-def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stub_that_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton would compile this stub at the first launch; kernels without descriptors need no stub of Triton's."""
     stubs: list[Any] = []
 
@@ -184,9 +184,9 @@ def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest
     monkeypatch.setattr(build, "device_at", lambda device: H200)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for made in (add(64), matmul(2048, 2048, 2048, BF16)):
-        build.build(made, TARGET.emit(made), TARGET.emit)
-    assert stubs == [(made, 1)]
+    for result in (add(64), matmul(2048, 2048, 2048, BF16)):
+        build.build(result, TARGET.emit(result), TARGET.emit)
+    assert stubs == [(result, 1)]
 
 
 def test_only_promised_pointers_must_be_aligned() -> None:
@@ -200,22 +200,22 @@ def test_one_descriptor_reaches_only_tensors_that_are_near() -> None:
     assert apart([1 << 41, (1 << 41) + 64]) and not apart([1 << 41, 64]) and not apart([32, 36])
     target = TritonTarget("sm_90")
     for turned in (True, False):  # weights in rows are fetched as one matrix
-        made = gated(4096, 1024, 512, turned=turned)
-        assert load(made, target.emit(made)).near is turned
+        kernel = gated(4096, 1024, 512, turned=turned)
+        assert load(kernel, target.emit(kernel)).near is turned
 
 
 def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
-    target, made = TritonTarget("sm_90"), matmul(2048, 2048, 2048, BF16)
+    target, example = TritonTarget("sm_90"), matmul(2048, 2048, 2048, BF16)
     emitted: list[Kernel] = []
 
     def emit(kernel: Kernel, *, wide: bool) -> str:
         emitted.append(kernel)
         return target.emit(kernel, wide=wide)
 
-    sources = Sources(load(made, target.emit(made)), emit)
+    sources = Sources(load(example, target.emit(example)), emit)
     assert sources.of(True).persistent and not emitted
     assert not sources.of(False).persistent and sources.of(False) is sources.of(False)
-    assert emitted == [unaligned(made)]
+    assert emitted == [unaligned(example)]
     # An edited source serves any tensor, if it can.
     plain = load(add(64), target.emit(add(64)))
     assert Sources(plain, emit).of(False) is plain
@@ -223,8 +223,8 @@ def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
 
 def test_unaligned_tensors_are_not_read_in_words() -> None:
     """If a row begins within a word, the rest of the word after its end may be on another page."""
-    target, made = TritonTarget("sm_90"), softmax(1, 3001, Role.LOOP)
-    sources = Sources(load(made, target.emit(made)), target.emit)
+    target, kernel = TritonTarget("sm_90"), softmax(1, 3001, Role.LOOP)
+    sources = Sources(load(kernel, target.emit(kernel)), target.emit)
     aligned, unaligned = (inspect.getsource(sources.of(kept).module) for kept in (True, False))
     assert "ri < 3004" in aligned and "ri < 3004" not in unaligned
 
@@ -232,9 +232,9 @@ def test_unaligned_tensors_are_not_read_in_words() -> None:
 def test_sizes_decide_how_wide_indices_are() -> None:
     """Within the limit that a kernel states, all indices have 32 bits; beyond, it is generated again."""
     target, rows = TritonTarget("sm_90"), sympy.Symbol("s0", integer=True, positive=True)
-    made = matmul(rows, 768, 50257, BF16)
-    generated = load(made, target.emit(made))
-    assert "int64" not in target.emit(made) and signature(generated)["s0"] == "i32"
+    kernel = matmul(rows, 768, 50257, BF16)
+    generated = load(kernel, target.emit(kernel))
+    assert "int64" not in target.emit(kernel) and signature(generated)["s0"] == "i32"
     assert generated.fits(8192) and generated.fits(2**31 // 50257 - 1024) and not generated.fits(2**31 // 50257 + 1)
     sources = Sources(generated, target.emit)
     assert not sources.wide(True, [8192]) and sources.wide(True, [50_000]) and sources.wide(False, [50_000])
@@ -244,12 +244,12 @@ def test_sizes_decide_how_wide_indices_are() -> None:
 
 
 @compiles
-def test_descriptors_are_made_once_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descriptors_are_created_once_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch creates only the descriptors of addresses that it has not seen."""
-    made: list[tuple[int, tuple[int, ...]]] = []
+    results: list[tuple[int, tuple[int, ...]]] = []
 
     def make(described: Any, form: object) -> list[object]:
-        made.append((described.base.data_ptr(), tuple(described.shape)))
+        results.append((described.base.data_ptr(), tuple(described.shape)))
         return [described.base.data_ptr()]
 
     driver = pytest.importorskip("triton.backends.nvidia.driver")
@@ -259,6 +259,6 @@ def test_descriptors_are_made_once_for_each_address(monkeypatch: pytest.MonkeyPa
     generated = load(kernel, TARGET.emit(kernel))
     given = DescriptorCache(kernel, generated.module, [None] * len(generated.descriptor_types))
     assert given([64, 128, 256, 4096]) == [64, 128, 256] == given([64, 128, 256, 4096])
-    assert made == [(64, (4096, 512)), (128, (512, 768)), (256, (4096, 768))]
-    assert given([512, 128, 256, 4096]) == [512, 128, 256] and made[3:] == [(512, (4096, 512))]
-    assert given([64, 128, 256, 2048]) == [64, 128, 256] and len(made) == 7
+    assert results == [(64, (4096, 512)), (128, (512, 768)), (256, (4096, 768))]
+    assert given([512, 128, 256, 4096]) == [512, 128, 256] and results[3:] == [(512, (4096, 512))]
+    assert given([64, 128, 256, 2048]) == [64, 128, 256] and len(results) == 7

@@ -30,37 +30,37 @@ from tests.fusion.schedule.test_contractions import Function, launches, schedule
 
 
 @compiles
-@pytest.mark.parametrize("made", [total(1 << 20, 2048), column_totals(512, 40, 64)], ids=lambda made: made.name)
-def test_the_last_program_goes_on(made: Kernel) -> None:
-    found = stages(made)
-    assert found["ttir"].count("tt.func public") == 1
-    before, after = found["ptx"].split("atom.global.gpu.acq_rel.add.u32")
+@pytest.mark.parametrize("kernel", [total(1 << 20, 2048), column_totals(512, 40, 64)], ids=lambda kernel: kernel.name)
+def test_the_last_program_goes_on(kernel: Kernel) -> None:
+    artefacts = stages(kernel)
+    assert artefacts["ttir"].count("tt.func public") == 1
+    before, after = artefacts["ptx"].split("atom.global.gpu.acq_rel.add.u32")
     assert before.rindex("st.global") < before.rindex("bar.sync")
     assert "ld.global.cg" in after and "ld.global.cg" not in before
-    assert stages(made, "gfx942")["hsaco"]
+    assert stages(kernel, "gfx942")["hsaco"]
 
 
 @compiles
 def test_two_products_of_the_same_rows_are_one() -> None:
     """The matrix units process the columns of both at once, and no thread moves an operand."""
-    found = stages(gated(4096, 5632, 2048, turned=True))
-    assert set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+)", found["ptx"])) == {"m64n256"}
-    assert "ldmatrix" not in found["ptx"]
+    artefacts = stages(gated(4096, 5632, 2048, turned=True))
+    assert set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\d+n\d+)", artefacts["ptx"])) == {"m64n256"}
+    assert "ldmatrix" not in artefacts["ptx"]
     text = TARGET.emit(gated(4096, 5632, 2048))
     assert text.count("tl.dot(") == 2  # stored the other way round, they stay two
 
 
 @compiles
 def test_independent_kernels_are_one_function_on_ranges_of_programs() -> None:
-    made = packed("packed", add(5000), bias_gelu(7, 40, F16), add(3))
-    text = TARGET.emit(made)
+    kernel = packed("packed", add(5000), bias_gelu(7, 40, F16), add(3))
+    text = TARGET.emit(kernel)
     assert re.search(r"return \(\d+ \+ \d+ \+ \d+,\)", text)
-    assert stages(made)["ttir"].count("tt.func public") == 1
-    assert stages(made, "gfx942")["hsaco"]
+    assert stages(kernel)["ttir"].count("tt.func public") == 1
+    assert stages(kernel, "gfx942")["hsaco"]
 
 
 @compiles
-def test_odd_rows_stay_one_per_program_beside_others_with_more_warps() -> None:
+def test_misaligned_rows_stay_one_per_program_in_a_launch_with_more_warps() -> None:
     odd, wide = softmax(2048, 50257, Role.LOOP, F16), softmax(64, 32768, Role.WHOLE, F16)
     text = TARGET.emit(packed("packed", odd, wide))
     assert '"num_warps": 32' in text and "r_shift = program % 8" in text
@@ -69,21 +69,25 @@ def test_odd_rows_stay_one_per_program_beside_others_with_more_warps() -> None:
 
 @compiles
 def test_persistent_parts_share_warps_and_stages() -> None:
-    made = packed("packed", matmul(4096, 4096, 512, BF16, out=BF16), gated(4096, 1024, 512, turned=True))
-    text = TARGET.emit(made)
+    kernel = packed("packed", matmul(4096, 4096, 512, BF16, out=BF16), gated(4096, 1024, 512, turned=True))
+    text = TARGET.emit(kernel)
     assert text.count("tl.range(program, ") == 2 and "if program" not in text
-    assert set(re.findall(r"\.(m\d+n\d+)k16", stages(made)["ptx"])) == {"m64n256"}
+    assert set(re.findall(r"\.(m\d+n\d+)k16", stages(kernel)["ptx"])) == {"m64n256"}
 
 
 def linears(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return F.linear(x, q), F.linear(x, k), F.linear(x, v)
 
 
-def gated_beside(x: torch.Tensor, q: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def packed_with_gated(
+    x: torch.Tensor, q: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     return F.linear(x, q), F.silu(F.linear(x, gate)) * F.linear(x, up)
 
 
-def ending_apart(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def with_different_epilogues(
+    x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     return F.linear(x, q), torch.relu(F.linear(x, k)), torch.relu(F.linear(x, v))
 
 
@@ -101,13 +105,13 @@ def launched(function: Function, *shapes: tuple[int, ...]) -> Kernel:
 
 @compiles
 @pytest.mark.parametrize("columns", [(1024, 1024, 1024), (2048, 512, 512)], ids=str)
-def test_products_of_the_same_rows_are_one_walk(columns: tuple[int, int, int]) -> None:
-    """Nothing is loaded twice for it, nor awaited between them; their results are staged in one place in turn."""
-    made = launched(linears, (8192, 1024), *((count, 1024) for count in columns))
-    assert made.beside
-    text = TARGET.emit(made)
+def test_products_of_the_same_rows_are_one_loop(columns: tuple[int, int, int]) -> None:
+    """It needs no second load and no barrier between them; their results are staged in one buffer in turn."""
+    result = launched(linears, (8192, 1024), *((count, 1024) for count in columns))
+    assert result.beside
+    text = TARGET.emit(result)
     assert text.count("tl.range(") == text.count("tl.dot(") == 1 and text.count(" TensorDescriptor(") == 7
-    compiled = compile_for(imported(made, text), H200)
+    compiled = compile_for(imported(result, text), H200)
     assert compiled.metadata.num_stages == 4
     ptx = compiled.asm["ptx"]
     assert ptx.count("wgmma.mma_async") == 4 and "st.local" not in ptx
@@ -125,22 +129,22 @@ def of_any_rows(kernel: Kernel, rows: int) -> Kernel:
 
 
 @compiles
-def test_the_rows_of_one_walk_may_be_of_any_number() -> None:
-    made = of_any_rows(launched(linears, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)), 8192)
-    text = TARGET.emit(made)
+def test_the_rows_of_one_loop_may_be_of_any_number() -> None:
+    kernel = of_any_rows(launched(linears, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)), 8192)
+    text = TARGET.emit(kernel)
     assert text.count("tl.range(") == 1 and "def grid(s0, processors=132):" in text
-    assert compile_for(imported(made, text), H200, (False,)).metadata.num_stages >= 3
+    assert compile_for(imported(kernel, text), H200, (False,)).metadata.num_stages >= 3
 
 
-@pytest.mark.parametrize("function", [gated_beside, biased, ending_apart], ids=lambda f: f.__name__)
-def test_products_that_end_differently_stay_apart(function: Function) -> None:
+@pytest.mark.parametrize("function", [packed_with_gated, biased, with_different_epilogues], ids=lambda f: f.__name__)
+def test_products_with_different_epilogues_are_not_joined(function: Function) -> None:
     text = TARGET.emit(launched(function, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)))
     assert text.count("tl.range(program, ") == 2
 
 
 def test_parts_without_promises_are_emitted_anew() -> None:
-    made = packed("packed", matmul(4096, 4096, 512, BF16), gated(4096, 1024, 512, turned=True))
-    text = TARGET.emit(unaligned(made))
+    kernel = packed("packed", matmul(4096, 4096, 512, BF16), gated(4096, 1024, 512, turned=True))
+    text = TARGET.emit(unaligned(kernel))
     assert "_desc" not in text and text.count("tl.dot(") == 3
 
 
@@ -153,7 +157,7 @@ def test_only_kernels_of_like_needs_share_a_launch() -> None:
     assert not TARGET.packs(softmax(5000, 300, Role.WHOLE), softmax(5000, 16384, Role.WHOLE))
 
 
-def test_what_follows_is_walked_where_its_warps_cannot_hold_it() -> None:
+def test_a_following_kernel_loops_where_its_warps_cannot_hold_the_row() -> None:
     long = TARGET.emit(total(1 << 20, 8192))
     assert '"num_warps": 4' in long and "for r0 in" in long
     assert "for r0 in" not in TARGET.emit(total(1 << 20, 1024))
@@ -163,8 +167,8 @@ def test_what_follows_is_walked_where_its_warps_cannot_hold_it() -> None:
 
 @compiles
 def test_a_pipeline_too_deep_for_the_shared_memory_is_shortened() -> None:
-    made = matmul(1024, 1024, 1024, BF16)
+    kernel = matmul(1024, 1024, 1024, BF16)
     deep = Config((("m", 128), ("k", 128), ("n", 256)), num_warps=8, num_stages=6)
-    assert stages(made, config=deep)["cubin"]
+    assert stages(kernel, config=deep)["cubin"]
     with pytest.raises(BuildError, match="shared memory"):
-        stages(made, config=Config((("m", 64), ("k", 1024), ("n", 64)), num_warps=8))
+        stages(kernel, config=Config((("m", 64), ("k", 1024), ("n", 64)), num_warps=8))

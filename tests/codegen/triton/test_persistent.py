@@ -57,13 +57,13 @@ def graded(m: int, n: int, k: int, factor: Expr) -> Kernel:
     return kernel("graded", (*params, param("out", BF16, m, n, written=True)), axes, Loop((r,), (dot,)), store)
 
 
-def chosen(made: Kernel) -> tuple[int, int, int, int]:
-    config = TARGET.configs(made)[0]
+def chosen(example: Kernel) -> tuple[int, int, int, int]:
+    config = TARGET.configs(example)[0]
     assert isinstance(config, PersistentConfig)
     return config.block("m"), config.block("n"), config.per_processor, config.parts
 
 
-def test_what_is_finished_quickly_takes_the_largest_blocks() -> None:
+def test_cheap_epilogues_use_the_largest_blocks() -> None:
     assert chosen(activated(8192, 8192, 2048, smooth=False)) == (128, 256, 1, 1)
 
 
@@ -75,7 +75,7 @@ def test_two_small_programs_hide_even_the_ends_of_short_sums() -> None:
     assert chosen(activated(8192, 4096, 2048, smooth=False)) == (128, 256, 1, 1)
 
 
-def test_two_programs_hide_what_takes_long_to_finish() -> None:
+def test_two_programs_hide_expensive_epilogues() -> None:
     assert chosen(activated(8192, 4096, 1024, smooth=True)) == (128, 128, 2, 2)
 
 
@@ -113,25 +113,25 @@ def test_large_results_of_short_sums_are_left_to_the_library() -> None:
     assert few == long > 0.97  # long sums hide it
 
 
-def test_functions_of_loaded_tiles_are_work_and_those_of_rows_are_not() -> None:
+def test_epilogue_work_counts_functions_of_tiles_but_not_of_rows() -> None:
     tile, row = Cast(load("c", 3072 * i + j, BF16), F32), Cast(load("bias", j, BF16), F32)
     of_tile, of_row, plain = (work_of(block(graded(8192, 3072, 768, f))) for f in (gelu(tile), gelu(row), tile))
     assert of_tile > 30 > of_row == plain == 0
 
 
 def test_every_configuration_is_priced() -> None:
-    made = residual(16384, 1024, 1024, BF16)
-    shares = [of_config(block(made), each) for each in TARGET.configs(made) if isinstance(each, PersistentConfig)]
+    example = residual(16384, 1024, 1024, BF16)
+    shares = [of_config(block(example), each) for each in TARGET.configs(example) if isinstance(each, PersistentConfig)]
     assert shares == sorted(shares, reverse=True) and all(0.0 < share < 1.1 for share in shares)
 
 
 @pytest.mark.parametrize(
-    "made", [activated(8192, 4096, 1024, smooth=True), residual(16384, 768, 3072, BF16)], ids=["gelu", "residual"]
+    "example", [activated(8192, 4096, 1024, smooth=True), residual(16384, 768, 3072, BF16)], ids=["gelu", "residual"]
 )
-def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
-    config = TARGET.configs(made)[0]
+def test_chosen_configurations_fit_with_all_their_stages(example: Kernel) -> None:
+    config = TARGET.configs(example)[0]
     assert isinstance(config, PersistentConfig)
-    compiled = compile_for(imported(made, TARGET.emit(made)), H200)
+    compiled = compile_for(imported(example, TARGET.emit(example)), H200)
     assert compiled.metadata.num_stages == config.num_stages
     assert config.per_processor * (compiled.metadata.shared + RESERVED) <= PROCESSOR
     assert "wgmma.mma_async" in compiled.asm["ptx"] and "st.local" not in compiled.asm["ptx"]
@@ -140,18 +140,18 @@ def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
 @pytest.mark.parametrize("rows", [8192, sympy.Symbol("s0", integer=True, positive=True)], ids=str)
 def test_programs_are_passed_their_descriptors(rows: int | sympy.Symbol) -> None:
     """A descriptor that a program creates takes it 0.85 µs of an H200."""
-    made = residual(rows, 768, 3072, BF16)
-    text = TARGET.emit(made)
-    generated = imported(made, text)
+    example = residual(rows, 768, 3072, BF16)
+    text = TARGET.emit(example)
+    generated = imported(example, text)
     assert list(generated.descriptor_types) == ["a_desc", "b_desc", "c_desc", "out_desc"]
-    compiled = compile_for(generated, H200, (False,) if made.sizes else ())
+    compiled = compile_for(generated, H200, (False,) if example.sizes else ())
     assert "tensormap" not in compiled.asm["ptx"] and compiled.metadata.global_scratch_size == 0
 
 
 def test_gelu_divides_without_minding_the_ends_of_the_range() -> None:
     """The divisor is 1 or more: seven operations fewer for each element."""
-    made = activated(8192, 4096, 1024, smooth=True)
-    ptx = compile_for(imported(made, TARGET.emit(made)), H200).asm["ptx"]
+    example = activated(8192, 4096, 1024, smooth=True)
+    ptx = compile_for(imported(example, TARGET.emit(example)), H200).asm["ptx"]
     assert "div.approx.ftz.f32" in ptx and "div.full.f32" not in ptx
 
 
@@ -159,10 +159,10 @@ def test_gelu_divides_without_minding_the_ends_of_the_range() -> None:
 def test_sizes_that_are_not_known_come_through_descriptors(side: str) -> None:
     batch, length = sympy.symbols("s0 s1", integer=True, positive=True)
     rows = batch * length
-    made = residual(rows, 768, 3072, BF16) if side == "rows" else matmul(768, 3072, rows, BF16, turned=(True, False))
-    compiled = compile_for(imported(made, TARGET.emit(made)), H200, (False, False))
+    result = residual(rows, 768, 3072, BF16) if side == "rows" else matmul(768, 3072, rows, BF16, turned=(True, False))
+    compiled = compile_for(imported(result, TARGET.emit(result)), H200, (False, False))
     assert "cp.async.bulk.tensor" in compiled.asm["ptx"] and "wgmma.mma_async" in compiled.asm["ptx"]
-    assert compiled.metadata.num_stages == TARGET.configs(made)[0].num_stages
+    assert compiled.metadata.num_stages == TARGET.configs(result)[0].num_stages
 
 
 def test_rows_that_are_not_known_are_counted_as_traced() -> None:
@@ -170,9 +170,9 @@ def test_rows_that_are_not_known_are_counted_as_traced() -> None:
     many.
     """
     rows = sympy.Symbol("s0", integer=True, positive=True)
-    made, known = activated(rows, 768, 1024, smooth=False), activated(8192, 768, 1024, smooth=False)
-    assert chosen(replace(made, traced=((rows, 8192),))) == chosen(known) != chosen(made)
-    assert chosen(replace(made, traced=((rows, 40),))) == chosen(made)
+    example, known = activated(rows, 768, 1024, smooth=False), activated(8192, 768, 1024, smooth=False)
+    assert chosen(replace(example, traced=((rows, 8192),))) == chosen(known) != chosen(example)
+    assert chosen(replace(example, traced=((rows, 40),))) == chosen(example)
 
 
 def test_short_rows_that_are_not_known_do_not() -> None:
@@ -182,13 +182,14 @@ def test_short_rows_that_are_not_known_do_not() -> None:
     assert not any(isinstance(each, PersistentConfig) for each in TARGET.configs(matmul(rows, 64, 128, BF16)))
 
 
-def test_parts_are_said_in_words() -> None:
-    made = activated(8192, 4096, 1024, smooth=True)
+def test_the_name_of_a_configuration_includes_its_parts() -> None:
+    example = activated(8192, 4096, 1024, smooth=True)
     assert (
-        TARGET.alternatives(made)[0].name == "m 128, k 64, n 128, 8 warps, 3 stages, 2 persistent, finished in 2 parts"
+        TARGET.alternatives(example)[0].name
+        == "m 128, k 64, n 128, 8 warps, 3 stages, 2 persistent, finished in 2 parts"
     )
 
 
-def test_two_products_are_finished_whole() -> None:
+def test_epilogues_of_two_products_are_not_split() -> None:
     configs = TARGET.configs(gated(8192, 4096, 1024))
     assert {config.parts for config in configs if isinstance(config, PersistentConfig)} == {1}

@@ -19,19 +19,19 @@ def test_the_extreme_of_chosen_positions(fold_op: str) -> None:
     named = op("eq", Load("index", (R0,), I64), IndexValue(I0))
     chosen = op("where", named, IndexValue(R0), const(-1, I64))
     fold = Fold("extreme0", fold_op, (chosen,), (R0,), I64)
-    made = kernel(
+    example = kernel(
         [param("index", (6,), I64), param("out", (5,), I64, written=True)],
         {I0: (5, Role.GRID), R0: (6, Role.WHOLE)},
         fold,
         Store("out", I0, fold.ref),
     )
     target = TARGETS["triton"]("sm_90")
-    source = target.emit(made)
+    source = target.emit(example)
     assert str(torch.iinfo(I64).max) not in source and str(torch.iinfo(I64).min) not in source
-    assert dict(target.stages(made, source))["cubin"][:4] == b"\x7fELF"
+    assert dict(target.stages(example, source))["cubin"][:4] == b"\x7fELF"
 
 
-def test_a_position_of_a_row_is_checked_before_the_row_is_walked() -> None:
+def test_an_index_into_a_row_is_checked_before_the_loop_over_the_row() -> None:
     place = op("checked", Load("index", (I0,), I64), const(0, I64), const(39999, I64), const(1, I64))
     chosen = op(
         "where",
@@ -40,7 +40,7 @@ def test_a_position_of_a_row_is_checked_before_the_row_is_walked() -> None:
         const(0.0, torch.float32),
     )
     fold = Fold("chosen0", "sum", (chosen,), (R0,), torch.float32)
-    made = kernel(
+    example = kernel(
         [
             param("x", (5, 40000), torch.float32),
             param("index", (5,), I64),
@@ -50,5 +50,5 @@ def test_a_position_of_a_row_is_checked_before_the_row_is_walked() -> None:
         Loop((R0,), (fold,)),
         Store("out", I0, fold.ref),
     )
-    before, *walks = TARGETS["triton"]("sm_90").emit(made).split("for r0 in range(")
-    assert "= _inside(" in before and walks and not any("_inside(" in walk for walk in walks)
+    before, *walks = TARGETS["triton"]("sm_90").emit(example).split("for r0 in range(")
+    assert "= _inside(" in before and walks and not any("_inside(" in loop for loop in walks)

@@ -31,13 +31,13 @@ from tests.codegen.triton.texts import TARGET, body
 
 
 def test_products_of_widened_operands_stay_narrow() -> None:
-    made = matmul(64, 64, 64, BF16)
-    loop, store = made.body
+    example = matmul(64, 64, 64, BF16)
+    loop, store = example.body
     assert isinstance(loop, Loop)
     (dot,) = loop.body
     assert isinstance(dot, Fold)
     wide = replace(dot, args=tuple(Cast(arg, F32) for arg in dot.args))
-    text = body(replace(made, body=(replace(loop, body=(wide,)), store)))
+    text = body(replace(example, body=(replace(loop, body=(wide,)), store)))
     assert "ieee" not in text
     assert "tl.dot(a, b, acc)" in text
 
@@ -59,10 +59,10 @@ def test_three_products_of_one_tall_matrix_take_blocks_that_exist(along: str) ->
     params += [param(f"out{n}", F32, tall, columns, written=True) for n in range(3)]
     axes = {i: (tall, Role.GRID), j: (columns, Role.GRID), r: (deep, Role.LOOP)}
     stores = [Store(f"out{n}", columns * i + j, dot.ref) for n, dot in enumerate(dots)]
-    made = kernel("three", params, axes, Loop((r,), tuple(dots)), *stores)
-    configs = TARGET.configs(made)
+    example = kernel("three", params, axes, Loop((r,), tuple(dots)), *stores)
+    configs = TARGET.configs(example)
     assert all(size & (size - 1) == 0 for config in configs for _, size in config.blocks)
-    assert "mma" in compile_for(load(made, TARGET.emit(made, configs[0])), H200).asm["ptx"]
+    assert "mma" in compile_for(load(example, TARGET.emit(example, configs[0])), H200).asm["ptx"]
 
 
 def test_contractions_over_other_axes_of_the_grid_are_refused() -> None:
@@ -78,7 +78,7 @@ def test_contractions_over_other_axes_of_the_grid_are_refused() -> None:
 HELD = (("m", 128), ("k", 64), ("n", 64), ("r", 64))
 
 
-def test_attention_is_one_walk_with_running_values() -> None:
+def test_attention_is_one_loop_with_running_values() -> None:
     text = body(online_attention(8, 1024, 1024, 64, dtype=BF16, scale=0.125), Config(HELD, num_warps=8))
     assert (
         text.partition("    for ")[2] == """n0 in range(0, 1024, NBLOCK):
@@ -107,7 +107,7 @@ def test_exponentials_of_exact_kernels_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "ranges", "computed"),
+    ("example", "ranges", "computed"),
     [
         (online_attention(2, 512, 512, 64, causal=True), ["0, n_middle", "n_middle, n_end"], [False, True]),
         (
@@ -124,9 +124,9 @@ def test_exponentials_of_exact_kernels_stay_as_they_are() -> None:
     ids=["causal", "hidden", "window", "prefix", "full", "dkv", "dq"],
 )
 def test_blocks_in_which_a_condition_is_false_are_skipped(
-    made: Kernel, ranges: list[str], computed: list[bool]
+    example: Kernel, ranges: list[str], computed: list[bool]
 ) -> None:
-    text = body(made, Config(HELD, split=True))
+    text = body(example, Config(HELD, split=True))
     assert re.findall(r"in range\((.*), NBLOCK\)", text) == ranges
     conditions = [" <= " in part or " > " in part for part in text.split("    for ")[1:]]
     assert conditions == computed
@@ -153,26 +153,26 @@ def test_attention_is_priced_by_how_its_operands_come() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 64, 80, 128, 256])
-@pytest.mark.parametrize("made", [online_attention, attention_dkv, attention_dq])
+@pytest.mark.parametrize("result", [online_attention, attention_dkv, attention_dq])
 def test_defaults_of_attention_give_each_group_of_warps_at_most_64_rows(
-    made: Callable[..., Kernel], width: int
+    result: Callable[..., Kernel], width: int
 ) -> None:
-    config = TARGET.configs(made(32, 4096, 4096, width, dtype=BF16))[0]
+    config = TARGET.configs(result(32, 4096, 4096, width, dtype=BF16))[0]
     groups = config.groups if isinstance(config, WarpSpecialisedConfig) else 1
     assert config.block("m") <= 16 * config.num_warps * groups
 
 
 def test_a_limit_on_registers_is_passed_on() -> None:
-    made = online_attention(8, 512, 512, 64, dtype=BF16)
-    assert '"maxnreg": 128' in TARGET.emit(made, Config(HELD, num_warps=8, registers=128))
-    assert "maxnreg" not in TARGET.emit(made, Config(HELD, num_warps=8))
+    example = online_attention(8, 512, 512, 64, dtype=BF16)
+    assert '"maxnreg": 128' in TARGET.emit(example, Config(HELD, num_warps=8, registers=128))
+    assert "maxnreg" not in TARGET.emit(example, Config(HELD, num_warps=8))
 
 
 def test_two_persistent_programs_may_share_a_multiprocessor() -> None:
-    made = matmul(4096, 4096, 1024, BF16)
-    assert {each.per_processor for each in TARGET.configs(made) if isinstance(each, PersistentConfig)} == {1, 2}
+    example = matmul(4096, 4096, 1024, BF16)
+    assert {each.per_processor for each in TARGET.configs(example) if isinstance(each, PersistentConfig)} == {1, 2}
     single = PersistentConfig((("m", 128), ("k", 64), ("n", 128)), num_warps=8, num_stages=3)
-    sources = [load(made, TARGET.emit(made, replace(single, per_processor=count))) for count in (1, 2)]
+    sources = [load(example, TARGET.emit(example, replace(single, per_processor=count))) for count in (1, 2)]
     assert [source.grid() for source in sources] == [132, 264]
     assert [source.grid(processors=1000) for source in sources] == [1000, 1024]  # there are 1024 blocks
 
@@ -181,33 +181,33 @@ def test_two_persistent_programs_may_share_a_multiprocessor() -> None:
 
 
 def test_float32_products_are_multiplied_as_they_are_where_they_cannot_be_split() -> None:
-    made = matmul(256, 256, 256, F32)
+    example = matmul(256, 256, 256, F32)
     for arch in ("sm_75", "gfx942"):
-        assert 'input_precision="ieee"' in TritonTarget(arch).emit(made)
+        assert 'input_precision="ieee"' in TritonTarget(arch).emit(example)
 
 
-def test_rows_of_transposed_matrices_are_walked_matrix_by_matrix() -> None:
-    made = transposed(64, 768, 384, 200, back=True)
-    assert isinstance(TARGET.configs(made)[0], PersistentConfig)
-    assert [(dim.name, dim.size) for dim in block(made).dims] == [("b", 64), ("m", 768), ("k", 200), ("n", 384)]
-    ptx = compile_for(load(made, TARGET.emit(made)), H200).asm["ptx"]
+def test_rows_of_transposed_matrices_are_loaded_matrix_by_matrix() -> None:
+    example = transposed(64, 768, 384, 200, back=True)
+    assert isinstance(TARGET.configs(example)[0], PersistentConfig)
+    assert [(dim.name, dim.size) for dim in block(example).dims] == [("b", 64), ("m", 768), ("k", 200), ("n", 384)]
+    ptx = compile_for(load(example, TARGET.emit(example)), H200).asm["ptx"]
     assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx
 
 
-@pytest.mark.parametrize("made", [transposed(64, 64, 384, 200), transposed(64, 768, 384, 196)], ids=["small", "odd"])
-def test_small_matrices_and_odd_rows_are_walked_as_one(made: Kernel) -> None:
+@pytest.mark.parametrize("example", [transposed(64, 64, 384, 200), transposed(64, 768, 384, 196)], ids=["small", "odd"])
+def test_small_matrices_and_misaligned_rows_are_one_product(example: Kernel) -> None:
     """Blocks would not be filled, or no descriptor could describe the weight."""
-    assert "b" not in {dim.name for dim in block(made).dims}
+    assert "b" not in {dim.name for dim in block(example).dims}
 
 
 def test_rows_that_are_one_matrix_already_stay_one() -> None:
-    """A linear layer, of which a block may contain rows of several sequences."""
+    """A block of a linear layer may contain rows of several sequences."""
     plain = matmul(8192, 768, 768, BF16)
     assert {dim.name for dim in block(plain).dims} == {"m", "k", "n"}
 
 
 def test_small_blocks_of_a_long_sum_wait_for_the_cache() -> None:
-    """H200: 170 µs of 24 × 4 blocks, where the library takes 50 through rows of 8 bytes."""
+    """H200: 170 µs in 24 × 4 blocks, where the library takes 50 through rows of 8 bytes."""
     long = matmul(384, 196, 49152, BF16, turned=(True, True))
     assert TARGET.efficiency(long) < 0.15
     assert TARGET.efficiency(matmul(4096, 4096, 1024, F32)) > 1.2  # of three products each, by which blocks are bound

@@ -16,7 +16,7 @@ from fusion.schedule.kernels import KernelCall
 from tests.codegen.triton.blocking import block
 
 
-def heads_beside(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def concatenated_heads(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """[batch, heads, length, 64] twice → [batch · length, 2 · heads · 64] and its sum over rows."""
     rows = q.shape[0] * q.shape[2]
     both = torch.cat([x.transpose(1, 2).reshape(rows, -1) for x in (q, k)], 1)
@@ -25,7 +25,7 @@ def heads_beside(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 def test_a_sum_over_rows_takes_neighbouring_columns_together() -> None:
     given = [torch.empty(4, 6, 512, 64, dtype=torch.bfloat16) for _ in range(2)]
-    graph = make_fx(heads_beside, tracing_mode="fake", decomposition_table=decompositions())(*given)
+    graph = make_fx(concatenated_heads, tracing_mode="fake", decomposition_table=decompositions())(*given)
     target = TritonTarget("sm_90")
     steps = schedule_graph(graph, target, Trace(None, "graph"))[1].steps
     first = next(step for step in steps if isinstance(step, KernelCall))

@@ -33,9 +33,9 @@ from tests.codegen.triton.texts import TARGET, body, compiles
 
 
 def test_a_source_reads_like_this() -> None:
-    made = softmax(1823, 781, Role.WHOLE)
+    example = softmax(1823, 781, Role.WHOLE)
     source = TARGET.emit(
-        Kernel(made.name, made.params, (), made.axes, made.body, origins=("softmax (head, model.py:7)",))
+        Kernel(example.name, example.params, (), example.axes, example.body, origins=("softmax (head, model.py:7)",))
     )
     assert (
         source
@@ -121,14 +121,14 @@ def test_indices_of_sizes_that_are_not_known_are_within_a_limit() -> None:
     text = TARGET.emit(add(n))
     assert "return 1024 + s0 < 2**31" in text and "assert fits(*args[3:])" in text
     params = [param("x", I8, n), param("out", I8, n, written=True)]
-    rolled = load_expr("x", Mod(i + n - 3, n), I8)  # (a % n + n) % n is made of more than n
+    rolled = load_expr("x", Mod(i + n - 3, n), I8)  # the dividend of (a % n + n) % n exceeds n
     assert " + 3 * s0 < 2**31" in TARGET.emit(kernel("roll", params, {i: (n, Role.GRID)}, Store("out", i, rolled)))
     parts = FloorDiv(n + 87, 88)  # 88 of these are no more than all
     params = [param("x", I8, n + 87), param("out", I8, n + 87, written=True)]
     at = i * parts + j
     axes = {i: (88, Role.GRID), j: (parts, Role.GRID)}
     assert "88 * s0" not in TARGET.emit(kernel("cut", params, axes, Store("out", at, load_expr("x", at, I8))))
-    m = sympy.Symbol("m", integer=True)  # what the caller passes may be negative
+    m = sympy.Symbol("m", integer=True)  # the argument may be negative
     moved = load_expr("x", Mod(i + m, n), I8)
     params = [param("x", I8, n), param("out", I8, n, written=True)]
     moving = replace(kernel("move", params, {i: (n, Role.GRID)}, Store("out", i, moved)), sizes=(m, n))
@@ -140,7 +140,7 @@ def test_indices_of_sizes_that_are_not_known_are_within_a_limit() -> None:
 
 
 @pytest.mark.parametrize(("size", "wide"), [(1 << 30, False), ((1 << 30) + 16, True)])
-def test_what_a_remainder_is_made_of_may_be_larger_than_it(size: int, wide: bool) -> None:
+def test_the_dividend_of_a_remainder_may_need_64_bits(size: int, wide: bool) -> None:
     params = [param("x", I8, size), param("out", I8, size, written=True)]
     rolled = load_expr("x", Mod(i + size - 3, size), I8)
     text = body(kernel("roll", params, {i: (size, Role.GRID)}, Store("out", i, rolled)))
@@ -153,7 +153,7 @@ def test_positions_are_compared_in_int32() -> None:
     assert "int64" in body(causal(1 << 16))
 
 
-def test_what_a_loop_does_not_change_stands_before_it() -> None:
+def test_loop_invariants_are_computed_before_the_loop() -> None:
     lines = body(linear(64, 96, 4096, BF16)).splitlines()
     start = next(k for k, line in enumerate(lines) if line.strip().startswith("for "))
     before, inside = "\n".join(lines[:start]), "\n".join(lines[start:])
@@ -162,15 +162,15 @@ def test_what_a_loop_does_not_change_stands_before_it() -> None:
     assert "tl.load(x_at[:, None] + ki[None, :]" in inside
 
 
-def test_rows_walked_again_are_kept_in_the_cache() -> None:
+def test_rows_that_are_read_again_are_kept_in_the_cache() -> None:
     text = body(softmax(64, 65536, Role.LOOP))
     assert re.findall('eviction_policy="(.*?)"', text) == ["evict_last", "evict_last", "evict_first"]
     assert "eviction_policy" not in body(fold("sum", 64, 65536, Role.LOOP))
     large = body(softmax(4096, 65536, Role.LOOP))
-    assert re.findall('eviction_policy="(.*?)"', large)[2:] == ["evict_first", "evict_first"]  # what is stored, too
+    assert re.findall('eviction_policy="(.*?)"', large)[2:] == ["evict_first", "evict_first"]  # stores, too
 
 
-def test_many_long_rows_that_are_walked_again_have_a_multiprocessor_each() -> None:
+def test_many_long_rows_that_are_read_twice_have_a_multiprocessor_each() -> None:
     """The second loop starts with the data that the first one read last."""
     assert TARGET.configs(online_softmax(2048, 128256))[0].num_warps == 32
     assert TARGET.configs(online_softmax(64, 128256))[0].num_warps == 16
@@ -179,27 +179,27 @@ def test_many_long_rows_that_are_walked_again_have_a_multiprocessor_each() -> No
     assert "r0 = r_middle_1 - RBLOCK - r_step" in text
 
 
-def test_rows_of_halves_that_are_overwritten_share_a_multiprocessor() -> None:
+def test_overwritten_rows_of_16_bit_floats_share_a_multiprocessor() -> None:
     warps = {
-        dtype: [TARGET.configs(made)[0].num_warps for made in (apart, _in_place(apart))]
+        dtype: [TARGET.configs(result)[0].num_warps for result in (apart, _in_place(apart))]
         for dtype in (F32, BF16)
         for apart in [online_softmax(2048, 128256, dtype=dtype)]
     }
     assert warps == {F32: [32, 32], BF16: [32, 16]}
 
 
-def _in_place(made: Kernel) -> Kernel:
+def _in_place(example: Kernel) -> Kernel:
     """A kernel from x to out that overwrites x."""
-    x = replace(made.params[0], written=True)
-    return replace(made, params=(x,), body=rename(made.body, {"x": "x", "out": "x"}))
+    x = replace(example.params[0], written=True)
+    return replace(example, params=(x,), body=rename(example.body, {"x": "x", "out": "x"}))
 
 
-def test_parts_of_a_walk_do_not_wait_for_each_other() -> None:
+def test_parts_of_a_loop_need_no_barrier_between_them() -> None:
     text = body(_in_place(online_softmax(2048, 128256)))
     assert text.count("tl.store(") == 2 and "tl.debug_barrier()" not in text
 
 
-def test_threads_follow_what_they_have_seen_of_a_row_by_themselves() -> None:
+def test_each_thread_keeps_its_own_running_values_of_a_row() -> None:
     text = body(online_logsumexp(2048, 128256))
     assert "top = tl.full([128]" in text and "_by_lane(" in text
     assert "_by_lane(" not in TritonTarget("gfx942").emit(online_logsumexp(2048, 128256))
@@ -229,26 +229,28 @@ def test_a_column_sum_has_neighbouring_columns_in_neighbouring_lanes() -> None:
     assert "[XBLOCK, RBLOCK]" in body(fold("sum", 4096, 4096, Role.LOOP), Config((("x", 4), ("r", 512))))
 
 
-def test_tall_columns_are_walked_and_short_ones_held() -> None:
+def test_tall_columns_are_looped_over_and_short_ones_held() -> None:
     assert body(column_softmax(1000, 512)).count("for ") == 0
     assert body(column_softmax(5000, 512)).count("for ") == 3
     assert body(fold("max", 5000, 512, Role.WHOLE, along=0)).count("for ") == 1
     assert "for " not in body(softmax(512, 5000, Role.WHOLE))
 
 
-def test_columns_that_are_stored_before_they_are_summed_are_walked_once() -> None:
-    made = fold("sum", 600, 512, Role.WHOLE, along=0)
-    params = (*made.params, param("map", F32, 600, 512, written=True))
+def test_columns_that_are_stored_before_they_are_summed_are_read_once() -> None:
+    example = fold("sum", 600, 512, Role.WHOLE, along=0)
+    params = (*example.params, param("map", F32, 600, 512, written=True))
     doubled = Store("map", 512 * r + i, Op("mul", (load_expr("x", 512 * r + i), const(2.0, F32)), F32))
-    text = body(replace(made, params=params, body=(*made.body, doubled)))
+    text = body(replace(example, params=params, body=(*example.body, doubled)))
     assert text.count("for ") == text.count("tl.load(") == 1
 
 
-def test_columns_that_only_folds_need_again_are_walked_again() -> None:
+def test_columns_that_only_folds_read_again_are_read_twice() -> None:
     assert body(column_softmax(600, 512)).count("for ") == 0
-    made = column_softmax(600, 512)
-    made = replace(made, params=made.params[:2], body=(*made.body[:2], Store("top", i, made.body[1].ref)))
-    assert body(made).count("for ") == 2
+    example = column_softmax(600, 512)
+    example = replace(
+        example, params=example.params[:2], body=(*example.body[:2], Store("top", i, example.body[1].ref))
+    )
+    assert body(example).count("for ") == 2
 
 
 def test_few_columns_are_spread_over_more_processors() -> None:
@@ -269,14 +271,14 @@ def test_results_that_are_rounded_to_16_bits_use_the_quick_forms() -> None:
     assert "div_rn" not in quick
 
 
-def test_only_what_leads_to_nothing_wider_uses_the_quick_forms() -> None:
-    """Next to a result in float32: an exponential that it needs is exact, and another one is fast."""
+def test_only_functions_without_float32_results_use_fast_approximations() -> None:
+    """Of two exponentials, the one that a float32 result needs is exact, and the other one is fast."""
     x = load_expr("x", i, F32)
     shared, own = Op("exp", (x,), F32), Op("exp", (Op("neg", (x,), F32),), F32)
     params = [param("x", F32, 64), param("wide", F32, 64, written=True), param("half", F16, 64, written=True)]
     half = Cast(Op("mul", (shared, own), F32), F16)
-    made = kernel("two", params, {i: (64, Role.GRID)}, Store("wide", i, shared), Store("half", i, half))
-    text = TARGET.emit(made)
+    example = kernel("two", params, {i: (64, Role.GRID)}, Store("wide", i, shared), Store("half", i, half))
+    text = TARGET.emit(example)
     assert text.count("libdevice.exp(in") + text.count("libdevice.exp(x") == 1 and text.count("tl.exp(") == 1
 
 
@@ -299,18 +301,18 @@ def test_every_operation_is_spelled_in_every_dtype() -> None:
 
 
 def test_sources_that_do_not_fit_the_kernel_are_refused() -> None:
-    made = add(64)
-    source = TARGET.emit(made)
+    example = add(64)
+    source = TARGET.emit(example)
     for broken in ("def", source.replace("CONFIG =", "SETTINGS ="), source.replace("    y_ptr,", "    z_ptr,", 1)):
         with pytest.raises(BuildError, match="cannot be used"):
-            list(TARGET.stages(made, broken))
+            list(TARGET.stages(example, broken))
 
 
 @compiles
 def test_errors_of_the_compiler_are_passed_on() -> None:
-    made = add(64)
+    example = add(64)
     with pytest.raises(BuildError, match=r"cannot compile add[\s\S]*nonsense"):
-        list(TARGET.stages(made, TARGET.emit(made).replace("x + y", "nonsense")))
+        list(TARGET.stages(example, TARGET.emit(example).replace("x + y", "nonsense")))
 
 
 def test_unknown_architectures_are_refused() -> None:

@@ -36,5 +36,5 @@ def instructions(kernel: Kernel, arch: str = "sm_90", config: Config | None = No
     return set(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.:]+)", ptx, re.MULTILINE))
 
 
-def has(found: set[str], *beginnings: str) -> bool:
-    return all(any(name.startswith(beginning) for name in found) for beginning in beginnings)
+def has(result: set[str], *beginnings: str) -> bool:
+    return all(any(name.startswith(beginning) for name in result) for beginning in beginnings)

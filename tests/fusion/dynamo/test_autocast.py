@@ -31,7 +31,7 @@ RESIZED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
 
 @contextmanager
 def autocast_of_gpus(enabled: bool) -> Iterator[None]:
-    """What `torch.autocast` refuses to switch on where there is no GPU."""
+    """Switch the autocast of GPUs on or off, which `torch.autocast` refuses without a GPU."""
     before = torch.is_autocast_enabled("cuda")
     torch.set_autocast_enabled("cuda", enabled)
     try:
@@ -43,7 +43,7 @@ def autocast_of_gpus(enabled: bool) -> Iterator[None]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("kind", RESIZED)
-def test_dtypes_are_those_of_eager(kind: str, enabled: bool, dtype: torch.dtype) -> None:
+def test_dtypes_agree_with_eager(kind: str, enabled: bool, dtype: torch.dtype) -> None:
     dims, resize = RESIZED[kind]
     graph = symbolic_trace(resize)
     widen_resized_images(graph)

@@ -97,7 +97,7 @@ PROGRAMS = {
 
 
 def trained(f: Program, inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
-    """The result and the gradients of what has some."""
+    """Return the result, and the gradients of the inputs that require them."""
     given = [t.to(dtype, copy=True).requires_grad_() if t.is_floating_point() else t.clone() for t in inputs]
     result = f(*given)
     assert isinstance(result, Tensor)
@@ -150,7 +150,7 @@ def test_the_report_and_a_warning_name_each_operation_and_its_line() -> None:
 
 
 def views(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Views are made before a write, and written after it."""
+    """Views are created before a write, and written after it."""
     y = x * 2
     turned, rest = y.t(), y[1:]
     y[x > 0] = v.exp()
@@ -169,7 +169,7 @@ def changed(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_gradients(x: Tensor, v: Tensor) -> Tensor:
-    """What is between the two writes has none, and one of them is among that."""
+    """One of the two writes, and the operations between them, run without gradients."""
     y = x.cos()
     torch.set_grad_enabled(False)
     z = torch.zeros_like(y)
@@ -200,7 +200,7 @@ def under_autocast(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
 
 
 def of_several(x: Tensor, v: Tensor) -> tuple[object, ...]:
-    """Parts give one another lists, numbers and the same tensor twice."""
+    """Parts pass lists, numbers and the same tensor twice to each other."""
     a, b = x.cos().split(4, 1)
     y = x.sin()
     y[x > 0] = v
@@ -231,7 +231,7 @@ SEEN = (views, changed, without_gradients, within_no_grad, under_autocast, of_se
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("program", SEEN)
-def test_what_a_caller_sees_is_as_in_eager(program: Program, dynamic: bool | None) -> None:
+def test_effects_on_the_caller_agree_with_eager(program: Program, dynamic: bool | None) -> None:
     fused = fusion.fuse(program, dynamic=dynamic)
     for rows in (8, 6):
         x = torch.randn(rows, 8)
@@ -249,7 +249,7 @@ def test_what_a_caller_sees_is_as_in_eager(program: Program, dynamic: bool | Non
     assert "in parts" in str(fusion.report(fused))
 
 
-def test_a_checkpoint_draws_in_backward_what_it_drew_in_forward() -> None:
+def test_a_checkpoint_draws_the_numbers_of_forward_in_backward() -> None:
     def part(x: Tensor, v: Tensor) -> Tensor:
         y = nn.functional.dropout(x, 0.5).cos()
         y[x > 0] = v * 2
@@ -259,11 +259,11 @@ def test_a_checkpoint_draws_in_backward_what_it_drew_in_forward() -> None:
         return checkpoint(part, x * 2, v, use_reentrant=False).exp() * 2
 
     x, v = of_written(8)[::2]
-    found = []
+    results = []
     for each in (f, fusion.fuse(f)):
         torch.manual_seed(0)
-        found.append(quietly(trained, each, (x, v), torch.float32))
-    torch.testing.assert_close(*found)
+        results.append(quietly(trained, each, (x, v), torch.float32))
+    torch.testing.assert_close(*results)
 
 
 def test_views_alone_are_not_compiled() -> None:
@@ -312,8 +312,8 @@ def test_gradients_are_turned_on_and_off_between_parts() -> None:
         return compile_in_parts(graph, untraceable(graph), lambda part: parts.append(part) or part).forward
 
     x, v = of_written(8)[::2]
-    made = torch.compile(within_no_grad, backend=backend)(x.requires_grad_(), v.requires_grad_())
-    assert made.requires_grad and torch.is_grad_enabled()
+    result = torch.compile(within_no_grad, backend=backend)(x.requires_grad_(), v.requires_grad_())
+    assert result.requires_grad and torch.is_grad_enabled()
     assert len(parts) == 5 and not any("_set_grad_enabled" in part.code for part in parts)
 
 

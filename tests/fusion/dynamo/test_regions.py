@@ -32,7 +32,7 @@ def doubled(x: Tensor, w: Tensor) -> Tensor:
 
 
 @nested_compile_region
-def kept_apart(x: Tensor, w: Tensor) -> Tensor:
+def checkpointed_region(x: Tensor, w: Tensor) -> Tensor:
     return checkpoint(lambda t: torch.tanh(t @ w).sin(), x, use_reentrant=False) * 2
 
 
@@ -72,7 +72,7 @@ PROGRAMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "several results": of_several_results,
     "in one another": lambda x, w: doubled(doubled(x, w) * 2, w),
     "in a checkpoint": in_a_checkpoint,
-    "around a checkpoint": lambda x, w: kept_apart(kept_apart(x, w).cos(), w) + 1,
+    "around a checkpoint": lambda x, w: checkpointed_region(checkpointed_region(x, w).cos(), w) + 1,
     "other rows, no gradient": of_rows_and_without_gradient,
     "around a branch": lambda x, w: branching(branching(x @ w).exp()) + 1,
     "written in place": lambda x, w: written(written(x @ w)) * 2,
@@ -93,15 +93,15 @@ def test_regions_are_part_of_the_graph(name: str, dynamic: bool) -> None:
 
 def captured(function: Callable[..., object], x: Tensor) -> fx.GraphModule:
     """Dynamo's graph of a call."""
-    found: list[fx.GraphModule] = []
+    results: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: object) -> fx.GraphModule:
-        found.append(graph)
+        results.append(graph)
         return graph
 
     with patch.object(torch._dynamo.config, "capture_dynamic_output_shape_ops", True):
         torch.compile(function, backend=keep)(x)
-    (graph,) = found
+    (graph,) = results
     return graph
 
 
@@ -118,7 +118,7 @@ def test_nothing_is_left_of_a_region_but_its_operations() -> None:
     assert len(graph.graph.find_nodes(op="call_function", target=torch.tanh)) == 4
 
 
-def test_sizes_that_data_tell_are_those_of_each_call() -> None:
+def test_data_dependent_sizes_change_with_each_call() -> None:
     x = torch.randn(7)
     graph = captured(lambda x: positive(x).sum() + positive(x.sin()).sum(), x)
     inline_regions(graph)

@@ -93,10 +93,10 @@ def twice(x: Tensor) -> Tensor:
 
 
 REFUSED = [shifted, summed, by_method, by_first, into_out, transposed, indexed, scattered, expanded]
-"""What eager refuses, with these words:"""
+"""Programs that eager refuses, with these words:"""
 SHARED = r"refers? to a single memory location"
 LEFT_TO_EAGER = [given_expanded, row_of_expanded, windows, together, twice]
-"""What eager computes, by writing through views whose elements meet, or one after the other."""
+"""Programs that eager computes by writing through views whose elements overlap, or one after the other."""
 
 
 @pytest.mark.parametrize("program", REFUSED, ids=lambda program: program.__name__)
@@ -106,23 +106,23 @@ def test_eagers_error_is_raised(program: Program) -> None:
         program(x.clone())
     fused = fusion.fuse(program, options={"strict": True})
     warnings.simplefilter("ignore", fusion.FusionWarning)
-    with pytest.raises(RuntimeError, match=SHARED) as found:
+    with pytest.raises(RuntimeError, match=SHARED) as actual:
         fused(x.clone())
-    assert str(found.value).splitlines()[0] == str(expected.value).splitlines()[0]
+    assert str(actual.value).splitlines()[0] == str(expected.value).splitlines()[0]
     assert "share memory" in str(fusion.report(fused)) or "partly overlaps" in str(fusion.report(fused))
 
 
 @pytest.mark.parametrize("program", LEFT_TO_EAGER, ids=lambda program: program.__name__)
-def test_views_whose_elements_meet_are_written_by_eager(program: Program) -> None:
+def test_views_whose_elements_overlap_are_written_by_eager(program: Program) -> None:
     x, own = torch.arange(6.0) - 2, torch.arange(6.0) - 2
     fused = fusion.fuse(program)
     warnings.simplefilter("ignore", fusion.FusionWarning)
-    found = fused(own)
-    torch.testing.assert_close((found, own), (program(x), x))
+    result = fused(own)
+    torch.testing.assert_close((result, own), (program(x), x))
     assert any(words in str(fusion.report(fused)) for words in ("share memory", "share elements"))
 
 
-def apart(x: Tensor) -> Tensor:
+def disjoint(x: Tensor) -> Tensor:
     x = x.clone()
     x[:2] = x[2:4]
     x[4:] += x[:2]
@@ -145,7 +145,7 @@ def copies(x: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Halves of rows, as rotary embeddings exchange them: parts with gaps, which eager does not compare."""
+    """Exchange the halves of rows, as rotary embeddings do: parts with gaps, which eager does not compare."""
     x = x.clone().view(2, 3)
     x[:, :1] = x[:, 1:2]
     x[:, 1:] = x[:, :1]
@@ -160,13 +160,13 @@ def read_expanded(x: Tensor) -> Tensor:
 
 
 def pairs(x: Tensor) -> Tensor:
-    """Operators whose names end as those of functions that write."""
+    """Operators whose names end like those of functions that write."""
     first = x > 0
     return (first[:, None] & first[1:]) | (first[None, 1:] ^ ~first[:, None])
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("program", [apart, itself, copies, rotated, read_expanded, pairs], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", [disjoint, itself, copies, rotated, read_expanded, pairs], ids=lambda p: p.__name__)
 def test_writes_to_other_memory_are_compiled(program: Program, dynamic: bool) -> None:
     fused = fusion.fuse(program, dynamic=dynamic, options={"strict": True})
     x = torch.arange(6.0) - 2
@@ -175,7 +175,7 @@ def test_writes_to_other_memory_are_compiled(program: Program, dynamic: bool) ->
 
 
 def test_inputs_that_share_memory_and_are_no_views() -> None:
-    """AOTAutograd would make their base of all memory there is, of which the one it was traced with is a part."""
+    """AOTAutograd would take all of the memory for their base, of which the traced one is a part."""
 
     def program(a: Tensor, b: Tensor) -> Tensor:
         a.add_(1)
@@ -193,15 +193,15 @@ def test_inputs_that_share_memory_and_are_no_views() -> None:
     for size in (10, 9, 12):
         if size == 10:
             with pytest.warns(fusion.FusionWarning, match="views of no common tensor"):
-                found = called(fused, size)
+                result = called(fused, size)
         else:
-            found = called(fused, size)
-        torch.testing.assert_close(found, called(program, size), rtol=0, atol=0)
+            result = called(fused, size)
+        torch.testing.assert_close(result, called(program, size), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_views_of_another_base(dynamic: bool) -> None:
-    """The same views of a larger tensor, whose base is what AOTAutograd makes the views of."""
+    """The same views of a larger tensor, from which AOTAutograd creates the views."""
 
     def program(a: Tensor, b: Tensor) -> Tensor:
         a.add_(1)
@@ -212,8 +212,8 @@ def test_views_of_another_base(dynamic: bool) -> None:
     for size in (10, 9, 20, 10):
         mine, own = torch.arange(float(size)), torch.arange(float(size))
         warnings.simplefilter("ignore", fusion.FusionWarning)
-        found = fused(own[:6], own[3:9])
-        torch.testing.assert_close((found, own), (program(mine[:6], mine[3:9]), mine), rtol=0, atol=0)
+        result = fused(own[:6], own[3:9])
+        torch.testing.assert_close((result, own), (program(mine[:6], mine[3:9]), mine), rtol=0, atol=0)
     assert fusion.report(fused).kernels
 
 
@@ -221,7 +221,7 @@ def test_views_of_another_base(dynamic: bool) -> None:
     "part", [lambda x: x[:, :5], lambda x: x.flatten()[3:-3].view(2, -1).t()], ids=["gaps", "offset"]
 )
 def test_results_that_are_symbolic_views_of_a_part_that_is_changed(part: Callable[[Tensor], Tensor]) -> None:
-    """AOTAutograd makes them where the views of the new value begin, which is no part of anything."""
+    """AOTAutograd creates them at the offsets of the new value's views, which are wrong within a larger tensor."""
 
     def program(x: Tensor) -> tuple[Tensor, ...]:
         halves = torch.split(x, x.shape[0] // 2)
@@ -235,7 +235,7 @@ def test_results_that_are_symbolic_views_of_a_part_that_is_changed(part: Callabl
         expected = program(part(whole))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", fusion.FusionWarning)
-            found = fused(part(own))
-        torch.testing.assert_close((found, own), (expected, whole), rtol=0, atol=0)
+            actual = fused(part(own))
+        torch.testing.assert_close((actual, own), (expected, whole), rtol=0, atol=0)
     report = fusion.report(fused)
     assert report.kernels and any("a result is a view of it" in str(graph.failure) for graph in report.graphs)

@@ -32,7 +32,7 @@ def several(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def of_another_layout(x: Tensor) -> tuple[Tensor, ...]:
-    """What has no result of its own stays as it is: views, random numbers, what lies as before."""
+    """Views, random numbers and results that keep their layout have no result of their own, and stay."""
     x.t_()
     x.mul_(2).bernoulli_(1.0)
     return x.view(x.shape), x.t()
@@ -46,9 +46,9 @@ def test_views_of_an_input_changed_in_place_are_of_its_numbers(
     fused = fusion.fuse(program, dynamic=True, options={"strict": True})
     for rows in (7, 9):
         mine, yours = (torch.arange(5.0 * rows).view(5, rows).requires_grad_(wanted).mul(0.5).t() for _ in range(2))
-        found, expected = fused(mine), program(yours)
+        actual, expected = fused(mine), program(yours)
         assert torch.equal(mine, yours) and mine.stride() == yours.stride()
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(actual, expected, strict=True):
             assert torch.equal(one, other) and one.stride() == other.stride()
             assert (one.data_ptr() == mine.data_ptr()) == (other.data_ptr() == yours.data_ptr())
     graphs = fusion.report(fused).graphs
@@ -73,7 +73,7 @@ def test_only_where_a_view_is_returned_the_write_is_another(returned: bool) -> N
     assert (written_with_its_strides in targets) is returned
 
 
-def test_what_is_changed_is_the_tensor_itself() -> None:
+def test_the_change_is_made_to_the_tensor_itself() -> None:
     x = torch.arange(6.0).view(2, 3).t()
     assert written_with_its_strides("tril", x, -1) is x
     assert torch.equal(x, torch.arange(6.0).view(2, 3).t().tril(-1)) and x.stride() == (1, 3)

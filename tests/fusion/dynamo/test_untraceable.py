@@ -16,7 +16,7 @@ from fusion.dynamo.untraceable import untraceable
 
 
 class Looks(torch.autograd.Function):
-    """Its backward asks for a size."""
+    """Its backward reads a data-dependent size."""
 
     threads: ClassVar[list[threading.Thread]] = []
 
@@ -32,7 +32,7 @@ class Looks(torch.autograd.Function):
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_backward_is_traced_in_this_thread_and_leaves_no_guards(device: str) -> None:
-    """Autograd has another thread for a device, which knows nothing of how its caller traces."""
+    """Autograd uses another thread for a device, without the tracing state of its caller."""
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     mode = FakeTensorMode(shape_env=shapes)
     symbolic = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC, DimDynamic.STATIC])
@@ -50,8 +50,8 @@ def test_backward_is_traced_in_this_thread_and_leaves_no_guards(device: str) -> 
     graph.output(looked)
     before = list(shapes.guards)
     Looks.threads.clear()
-    found = untraceable(fx.GraphModule(torch.nn.Module(), graph))
-    assert list(found) == [written]
-    assert "nonzero" in str(found[written])
+    result = untraceable(fx.GraphModule(torch.nn.Module(), graph))
+    assert list(result) == [written]
+    assert "nonzero" in str(result[written])
     assert Looks.threads == [threading.current_thread()]
     assert shapes.guards == before

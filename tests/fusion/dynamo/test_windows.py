@@ -54,7 +54,7 @@ def given(x: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("program", [with_a_rest, with_gaps, only_one, patches, into_out, given])
-def test_what_is_beside_written_windows_stays(program: Program, dynamic: bool) -> None:
+def test_elements_between_written_windows_are_kept(program: Program, dynamic: bool) -> None:
     fused = fusion.fuse(program, dynamic=dynamic, options={"strict": True})
     for shape in ((9, 7), (12, 7)):
         x = torch.randn(shape)
@@ -63,16 +63,16 @@ def test_what_is_beside_written_windows_stays(program: Program, dynamic: bool) -
     assert fusion.report(fused).kernels
 
 
-def test_gradients_of_what_is_beside_written_windows() -> None:
+def test_gradients_of_elements_between_written_windows() -> None:
     fused = fusion.fuse(with_a_rest, options={"strict": True})
     x = torch.randn(3, 5, requires_grad=True)
-    found, expected = (torch.autograd.grad(program(x)[1].sum(), x) for program in (fused, with_a_rest))
-    torch.testing.assert_close(found, expected)
+    actual, expected = (torch.autograd.grad(program(x)[1].sum(), x) for program in (fused, with_a_rest))
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_gaps_larger_than_what_is_behind_the_last_window(dynamic: bool) -> None:
-    """Left to eager; where all sizes are served by one graph, a size with more behind them is compiled anew."""
+def test_gaps_larger_than_the_rest_after_the_last_window(dynamic: bool) -> None:
+    """They are left to eager; if one graph serves all sizes, a size with a larger rest is compiled anew."""
 
     def program(x: Tensor) -> Tensor:
         y = x * 2
@@ -81,8 +81,8 @@ def test_gaps_larger_than_what_is_behind_the_last_window(dynamic: bool) -> None:
 
     fused = fusion.fuse(program, dynamic=dynamic)
     with pytest.warns(fusion.FusionWarning, match="behind the last one"):
-        found = fused(torch.arange(10.0))
-    torch.testing.assert_close(found, program(torch.arange(10.0)))
+        result = fused(torch.arange(10.0))
+    torch.testing.assert_close(result, program(torch.arange(10.0)))
     for size in (12, 11, 13):
         torch.testing.assert_close(fused(torch.arange(float(size))), program(torch.arange(float(size))))
     assert fusion.report(fused).kernels

@@ -88,7 +88,7 @@ def cast_otherwise(x: Tensor, y: Tensor) -> Tensor:
         return torch.mm(x, y) * FACTOR
 
 
-def in_halves(x: Tensor) -> Tensor:
+def in_16_bits(x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return torch.mm(x, x.t()) + 1
 
@@ -108,7 +108,7 @@ PROGRAMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], contextlib.Ab
     "PyTorch's function": (lambda x: functional.relu(x) + 1, lambda: replaced(functional, "relu")),
     "PyTorch's operation": (lambda x: torch.cos(x) + 1, lambda: replaced(torch, "cos")),
     "PyTorch's method": (lambda x: x.exp() + 1, lambda: replaced(torch.Tensor, "exp")),
-    "cast": (in_halves, lambda: registered("mm", "AutocastCPU", cast_otherwise)),
+    "cast": (in_16_bits, lambda: registered("mm", "AutocastCPU", cast_otherwise)),
     "parts": (
         lambda x: torch.ops.aten.hardswish(x) + 1,
         lambda: registered("hardswish", "CompositeImplicitAutograd", lambda x: x.tanh() * FACTOR),
@@ -117,7 +117,7 @@ PROGRAMS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], contextlib.Ab
 
 
 def compiled(function: Callable[[Tensor], Tensor], *, kept: bool) -> list[Tensor]:
-    """Result and gradient, of a compilation that is kept and may be one that was."""
+    """Return result and gradient of a compilation that is stored in the cache, and may come from it."""
     torch._dynamo.reset()
     x = torch.linspace(-2, 3, 24).reshape(4, 6).requires_grad_()
     backend = Backend(Options.read(None, {"graph_cache": kept}))

@@ -19,7 +19,7 @@ from fusion.options import Options
 def started(
     function: Callable[..., object], *inputs: object, dynamic: bool | None = None, **options: object
 ) -> tuple[object, Explanation]:
-    """The result of a compilation that nothing is left of in this process, and its report."""
+    """Return the result and the report of a compilation, of which this process keeps no state."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     backend = Backend(Options.read(None, {"strict": True, **options}))
@@ -35,8 +35,8 @@ def fresh(tensor: Tensor) -> Tensor:
     return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
-def notes(found: Explanation) -> list[str]:
-    return [note for graph in found.graphs for note in graph.notes]
+def notes(result: Explanation) -> list[str]:
+    return [note for graph in result.graphs for note in graph.notes]
 
 
 def no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The key of a region covers all that decides its compilation, and nothing that differs between two starts."""
+"""The key of a region covers all inputs of its compilation, and nothing that differs between two starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def key_for(
     target: CTarget | None = None,
     asked: object = None,
 ) -> str:
-    """The key of what Dynamo captures of a function."""
+    """Return the key of the region that Dynamo captures from a function."""
     keys: list[str] = []
 
     def backend(graph: fx.GraphModule, given: Sequence[object]) -> fx.GraphModule:
@@ -46,8 +46,8 @@ def key_for(
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
-    (found,) = keys
-    return found
+    (result,) = keys
+    return result
 
 
 def scaled(factor: float) -> Callable[[Tensor], Tensor]:
@@ -164,10 +164,10 @@ DIFFERENT: dict[str, Callable[[], str]] = {
 
 def test_each_part_is_part_of_the_key():
     keys = {what: make() for what, make in DIFFERENT.items()}
-    found: dict[str, str] = {}
-    for what, made in keys.items():
-        assert made not in found, f"{what} is as {found.get(made)}"
-        found[made] = what
+    result: dict[str, str] = {}
+    for what, built in keys.items():
+        assert built not in result, f"{what} is as {result.get(built)}"
+        result[built] = what
     for what in ("sine", "one memory", "symbols", "checkpoint", "autocast"):
         assert DIFFERENT[what]() == keys[what]
 
@@ -188,7 +188,7 @@ def test_the_compiler_and_the_machine_are_part_of_the_key(monkeypatch):
     assert key_for(sine, ONE) in keys
 
 
-def test_what_does_not_decide_is_no_part_of_the_key():
+def test_options_without_effect_are_not_part_of_the_key():
     asked = Options()
     for other in (replace(asked, strict=True), replace(asked, graph_cache=not asked.graph_cache)):
         assert key_for(sine, ONE, options=other) == key_for(sine, ONE, options=asked)
@@ -226,7 +226,7 @@ def saved_otherwise() -> contextlib.AbstractContextManager[object]:
 
 
 @pytest.mark.parametrize("context", [another_gradient, another_cast, other_parts, saved_otherwise])
-def test_what_the_program_puts_into_the_trace_has_no_key(context):
+def test_changes_of_the_program_to_tracing_have_no_key(context):
     before = key_for(sine, ONE)
     graphs: list[fx.GraphModule] = []
     torch._dynamo.reset()
@@ -236,7 +236,7 @@ def test_what_the_program_puts_into_the_trace_has_no_key(context):
     assert key_for(sine, ONE) == before
 
 
-def test_what_pytorch_registers_at_a_first_batch_is_not_of_the_program():
+def test_kernels_that_pytorch_registers_at_a_first_batch_keep_the_key():
     before = key_for(sine, ONE)
     torch.vmap(torch.sin)(torch.ones(2, 3))
     assert any(name.endswith("/FuncTorchBatched") for name in torch.library._impls)
@@ -244,7 +244,7 @@ def test_what_pytorch_registers_at_a_first_batch_is_not_of_the_program():
 
 
 def test_functions_and_methods_of_the_program_in_the_place_of_pytorchs_have_no_key(monkeypatch):
-    """The name says what PyTorch has there, and the graph calls what the program has."""
+    """The function has the name of PyTorch's, but the graph calls the program's own."""
     for owner, name, function in ((torch.Tensor, "sin", lambda x: x.sin()), (functional, "relu", functional.relu)):
         assert key_for(function, ONE)
         graphs: list[fx.GraphModule] = []
@@ -261,7 +261,7 @@ def test_functions_and_methods_of_the_program_in_the_place_of_pytorchs_have_no_k
 
 
 @pytest.mark.parametrize("mark", ["custom", "stream", "is_wrapped"])
-def test_what_is_not_known_of_a_node_has_no_key(mark):
+def test_unknown_metadata_of_a_node_has_no_key(mark):
     graphs: list[fx.GraphModule] = []
     torch._dynamo.reset()
     torch.compile(sine, backend=lambda graph, inputs: graphs.append(graph) or graph)(ONE)
@@ -284,10 +284,10 @@ print(key_for(lambda x: F.gelu(layer(x)).softmax(0), torch.ones(2, 5, 16), dynam
 
 
 def test_two_processes_have_the_same_keys():
-    told = set()
+    reported = set()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
         command = [sys.executable, "-c", PROCESS]
-        told.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert len(told) == 1
-    assert len(told.pop().split()) == 2
+        reported.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert len(reported) == 1
+    assert len(reported.pop().split()) == 2

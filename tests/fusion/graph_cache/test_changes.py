@@ -12,7 +12,7 @@ from tests.fusion.graph_cache.changing import PROGRAMS
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_no_process_takes_what_another_one_made_of_other_functions():
+def test_no_process_loads_the_compilation_of_other_functions():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for factor in ("2", "3"):
         command = [sys.executable, str(ROOT / "tests/fusion/graph_cache/changing.py"), factor]

@@ -1,4 +1,4 @@
-"""The key of a graph covers all that decides its compilation."""
+"""The key of a graph covers all inputs of its compilation."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def test_marks_of_nodes_are_part_of_the_key(mark):
 
 def test_all_that_lowering_reads_of_a_node_is_in_the_key():
     known = {'"val"', '"stack_trace"', '"nn_module_stack"', *(f'"{mark}"' for mark in MARKS), "ONLY_STORED"}
-    found: set[str] = set()
+    result: set[str] = set()
     for folder in ("lowering", "fusion/schedule", "codegen"):
         for path in (ROOT / folder).rglob("*.py"):
-            found |= set(re.findall(r"\bmeta(?:\.get\(|\[)([\w\"]+)", path.read_text(encoding="utf-8")))
-    assert '"val"' in found
-    assert found <= known
+            result |= set(re.findall(r"\bmeta(?:\.get\(|\[)([\w\"]+)", path.read_text(encoding="utf-8")))
+    assert '"val"' in result
+    assert result <= known
 
 
 def test_surroundings_are_part_of_the_key(monkeypatch):
@@ -132,7 +132,7 @@ def test_surroundings_are_part_of_the_key(monkeypatch):
     assert key_of(graph, "inference", options, target) == keys[0]
 
 
-def test_the_sources_of_the_compiler_are_read_whole(monkeypatch):
+def test_all_sources_of_the_compiler_are_read(monkeypatch):
     paths: list[Path] = []
     whole = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(path) or whole(path))

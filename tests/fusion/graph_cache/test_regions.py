@@ -56,7 +56,7 @@ def checkpointed(x: Tensor) -> Tensor:
     return checkpoint(lambda x: (x.sin() @ x.t()).cos(), x, use_reentrant=False)
 
 
-def halves(x: Tensor) -> Tensor:
+def autocast_to_16_bits(x: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return (x @ x.t()).float().softmax(-1)
 
@@ -83,7 +83,7 @@ PROGRAMS: list[tuple[Callable[..., object], Inputs, dict[str, object]]] = [
     (of_sizes, lambda: (leaf(5, 7),), {"dynamic": True}),
     (checkpointed, lambda: (leaf(5, 7),), {}),
     (lambda x: F.dropout(x, 0.5) + torch.rand_like(x), lambda: (leaf(40, 3),), {}),
-    (halves, lambda: (leaf(5, 7),), {}),
+    (autocast_to_16_bits, lambda: (leaf(5, 7),), {}),
     (indexed, lambda: (leaf(3, 5, 4),), {}),
     (mapped, lambda: (torch.randn(3, 5),), {}),
     (lambda x: x * torch.tensor([1.0, -0.0, 5.0]), lambda: (leaf(4, 3),), {}),
@@ -105,9 +105,9 @@ def run(
     if loss:
         torch.stack(loss).sum().backward()
     gradients = [each.grad for each in inputs if each.grad is not None]
-    found = [note for report in backend.reports for note in report.notes]
+    actual = [note for report in backend.reports for note in report.notes]
     values = [*results, *inputs, *gradients]
-    return [value.detach() for value in values], found, [value.stride() for value in values]
+    return [value.detach() for value in values], actual, [value.stride() for value in values]
 
 
 @pytest.mark.parametrize(("function", "make", "settings"), PROGRAMS)
@@ -116,8 +116,8 @@ def test_a_second_start_traces_nothing_and_gives_the_same(function, make, settin
     first, cold, strides = run(function, given, **settings)
     assert "from the cache" not in cold
     no_tracing(monkeypatch)
-    second, found, same_strides = run(function, given, **settings)
-    assert [note for note in found if note not in cold] == ["from the cache"] * len(found)
+    second, result, same_strides = run(function, given, **settings)
+    assert [note for note in result if note not in cold] == ["from the cache"] * len(result)
     assert all(map(torch.equal, first, second))
     assert strides == same_strides
 
@@ -128,21 +128,21 @@ def attended(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(heads, heads.sin(), heads, is_causal=True)
 
 
-def test_a_second_start_traces_no_attention_that_was_taken_apart(monkeypatch):
-    """The call of its parts, which is this compiler's own function, was taken for one of the program's."""
+def test_a_second_start_traces_no_decomposed_attention(monkeypatch):
+    """The call of its operations, a function of this compiler, must not count as one of the program's."""
     monkeypatch.setattr(call, "LEAST_TILE", 0)
     monkeypatch.setattr(choose, "choose", lambda call, origin, *_, **others: Choice(origin, True, "", 2.0, 1.0))
     given = (leaf(20, 4),)
     first, cold, strides = run(attended, given)
     assert any(note.startswith("attention") and "generated" in note for note in cold)
     no_tracing(monkeypatch)
-    second, found, same_strides = run(attended, given)
-    assert [note for note in found if note not in cold] == ["from the cache"] * 2
+    second, result, same_strides = run(attended, given)
+    assert [note for note in result if note not in cold] == ["from the cache"] * 2
     assert all(map(torch.equal, first, second))
     assert strides == same_strides
 
 
-def test_a_second_start_takes_the_parts_around_what_cannot_be_traced(monkeypatch):
+def test_a_second_start_loads_the_parts_around_an_untraceable_operation(monkeypatch):
     def f(x: Tensor, v: Tensor) -> Tensor:
         y = x.sin() * 2
         y[x > 0] = v
@@ -153,8 +153,8 @@ def test_a_second_start_takes_the_parts_around_what_cannot_be_traced(monkeypatch
     first, cold, strides = run(f, given, strict=False)
     assert "from the cache" not in cold
     no_tracing(monkeypatch)
-    second, found, same_strides = run(f, given, strict=False)
-    assert found.count("from the cache") == 4, "forward and backward of two parts"
+    second, result, same_strides = run(f, given, strict=False)
+    assert result.count("from the cache") == 4, "forward and backward of two parts"
     assert all(map(torch.equal, first, second))
     assert strides == same_strides
 
@@ -189,7 +189,7 @@ def test_sizes_that_were_not_there_run_as_kept(monkeypatch):
         fused(leaf(5, 3))
 
 
-def test_what_no_path_leads_to_has_no_gradient_at_either_start(monkeypatch):
+def test_inputs_without_a_path_have_no_gradient_at_either_start(monkeypatch):
     def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.sin(), y.cos()
 
@@ -216,7 +216,7 @@ def test_inputs_are_let_go_by_backward_at_either_start():
         assert out.grad_fn is not None
 
 
-def test_second_derivatives_are_those_of_eager_at_either_start(monkeypatch):
+def test_second_derivatives_agree_with_eager_at_either_start(monkeypatch):
     for start in range(2):
         torch._dynamo.reset()
         fused = torch.compile(lambda x: x.exp().sin(), backend=Backend(Options()))
@@ -229,7 +229,7 @@ def test_second_derivatives_are_those_of_eager_at_either_start(monkeypatch):
             no_tracing(monkeypatch)
 
 
-def test_what_was_kept_runs_eagerly_where_the_first_start_does(monkeypatch):
+def test_a_cached_region_runs_eagerly_where_the_first_start_does(monkeypatch):
     def function(x: Tensor) -> Tensor:
         return torch.cat([x.exp(), x])[1:, :2] * torch.tensor([2.0, 3.0])
 
@@ -278,12 +278,12 @@ def branched(x: Tensor) -> Tensor:
     return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) * 2
 
 
-def changed_halves(x: Tensor, y: Tensor) -> Tensor:
+def changed_first_half(x: Tensor, y: Tensor) -> Tensor:
     x.add_(1)
     return x + y
 
 
-def both_halves() -> tuple[Tensor, ...]:
+def overlapping_halves() -> tuple[Tensor, ...]:
     base = torch.randn(8)
     return base[:4], base[2:6]
 
@@ -295,16 +295,16 @@ def both_halves() -> tuple[Tensor, ...]:
         (lambda x: Squared.apply(x.sin()) + 1, lambda: (leaf(4),), "which is not PyTorch's"),
         (lambda x: x.sin() + 1, lambda: (TwoTensor(torch.randn(3), torch.randn(3)),), "TwoTensor"),
         (branched, lambda: (torch.randn(4),), "which is not PyTorch's"),
-        (changed_halves, both_halves, "its inputs share memory"),
+        (changed_first_half, overlapping_halves, "its inputs share memory"),
     ],
     ids=["operation", "gradient", "subclass", "graphs", "memory"],
 )
-def test_what_may_be_another_thing_at_the_next_start_is_traced_anew_and_says_so(function, make, reason, traced):
+def test_a_region_that_may_differ_at_the_next_start_is_traced_anew(function, make, reason, traced):
     torch._dynamo.reset()
     backend = Backend(Options())
     torch.compile(function, backend=backend)(*make())
-    told = [note for report in backend.reports for note in report.notes if note.startswith("not kept")]
-    assert any(reason in note for note in told), told
+    reported = [note for report in backend.reports for note in report.notes if note.startswith("not kept")]
+    assert any(reason in note for note in reported), reported
     assert not traced.exists()
 
 
@@ -312,18 +312,18 @@ def test_inputs_that_are_compared_at_each_call_are_traced_anew(traced):
     base = torch.randn(8)
     torch._dynamo.reset()
     backend = Backend(Options())
-    torch.compile(changed_halves, backend=backend, dynamic=True)(base[:4], base[4:])
+    torch.compile(changed_first_half, backend=backend, dynamic=True)(base[:4], base[4:])
     assert "not kept in the cache: its inputs share memory" in backend.reports[0].notes
     assert not traced.exists()
 
 
-def test_a_view_that_pytorch_does_not_write_rightly_is_traced_anew_and_says_so(traced):
+def test_a_view_that_pytorch_serializes_wrongly_is_traced_anew(traced):
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         product = x @ y  # its rows are those of a matrix, of which the result is an `_unsafe_view`
         return product, product.diagonal()
 
-    _, told, _ = run(function, (leaf(2, 5, 4), leaf(4, 5)))
-    assert any("does not write rightly (_unsafe_view_ViewMeta)" in note for note in told), told
+    _, reported, _ = run(function, (leaf(2, 5, 4), leaf(4, 5)))
+    assert any("does not write rightly (_unsafe_view_ViewMeta)" in note for note in reported), reported
     assert not traced.exists()
 
 
@@ -335,7 +335,7 @@ def test_numbers_that_are_drawn_again_are_traced_anew(traced):
     assert not traced.exists()
 
 
-def test_a_backward_that_was_compiled_under_other_settings_is_not_found_under_those_of_forward(traced):
+def test_a_backward_compiled_under_other_settings_is_not_cached_with_forward(traced):
     def products(x: Tensor) -> Tensor:
         return (x @ x.t()).sin()
 
@@ -374,27 +374,27 @@ def test_a_damaged_region_is_traced_anew(harm, traced, cache, monkeypatch):
     with monkeypatch.context() as context:
         if harm == "of another user":
             context.setattr(store, "is_own", lambda status: False)
-        second, told, _ = run(torch.sigmoid, (x,))
+        second, reported, _ = run(torch.sigmoid, (x,))
     assert all(map(torch.equal, first, second))
-    assert ("its entry in the cache was damaged" in told) == (harm != "without its graph")
+    assert ("its entry in the cache was damaged" in reported) == (harm != "without its graph")
     no_tracing(monkeypatch)
-    third, found, _ = run(torch.sigmoid, (x,))
+    third, result, _ = run(torch.sigmoid, (x,))
     assert all(map(torch.equal, first, third))
-    assert found == ["from the cache"] * 2
+    assert result == ["from the cache"] * 2
 
 
-def test_what_cannot_be_loaded_is_traced_anew_and_says_so(monkeypatch):
+def test_an_entry_that_cannot_be_loaded_is_traced_anew(monkeypatch):
     run(torch.sigmoid, (leaf(4),))
 
     def fail(*args: object) -> object:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(fusion.graph_compiler, "load_finished", fail)
-    _, told, _ = run(torch.sigmoid, (leaf(4),))
-    assert told == ["not taken from the cache: RuntimeError: a defect", *["from the cache"] * 2]
+    _, reported, _ = run(torch.sigmoid, (leaf(4),))
+    assert reported == ["not taken from the cache: RuntimeError: a defect", *["from the cache"] * 2]
 
 
-def test_another_backend_keeps_to_what_is_pytorchs(traced):
+def test_another_backend_uses_pytorchs_own_cache(traced):
     started(torch.sigmoid, leaf(4))
     assert len(list(traced.iterdir())) == 1
     with torch._functorch.config.patch(force_autograd_cache=True):
@@ -407,6 +407,6 @@ def test_a_report_of_a_second_start_is_that_of_the_first(monkeypatch):
     x = leaf(4, 6)
     _, cold = started(normalised, x)
     no_tracing(monkeypatch)
-    _, found = started(normalised, x)
-    assert notes(found) == ["from the cache"] * 2
-    assert found.kernels == cold.kernels
+    _, result = started(normalised, x)
+    assert notes(result) == ["from the cache"] * 2
+    assert result.kernels == cold.kernels

@@ -1,4 +1,4 @@
-"""Warm starts: compilations are found in the cache, and return the same."""
+"""Warm starts: compilations come from the cache, and return the same results."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ def test_a_second_start_neither_lowers_nor_schedules_and_gives_the_same(function
     first, cold = started(function, *map(fresh, given), **settings)
     assert notes(cold).count("from the cache") == 0
     no_compilation(monkeypatch)
-    second, found = started(function, *map(fresh, given), **settings)
+    second, result = started(function, *map(fresh, given), **settings)
     assert torch.equal(torch.nan_to_num(first, 17.0), torch.nan_to_num(second, 17.0))
     assert first.stride() == second.stride()
-    assert [graph.notes[-1] for graph in found.graphs] == ["from the cache"] * len(cold.graphs)
-    same = [replace(graph, notes=graph.notes[:-1]) for graph in found.graphs]
+    assert [graph.notes[-1] for graph in result.graphs] == ["from the cache"] * len(cold.graphs)
+    same = [replace(graph, notes=graph.notes[:-1]) for graph in result.graphs]
     assert same == list(cold.graphs)
 
 
-def test_chunks_are_among_what_is_kept():
+def test_chunks_are_cached():
     report = started(large_loss, *loss_inputs(), workspace=1 << 16)[1]
     assert any("in chunks" in note for note in notes(report))
 
 
-def test_gradients_of_a_second_start_are_those_of_the_first(monkeypatch):
+def test_gradients_of_a_second_start_equal_the_first_ones(monkeypatch):
     model = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 5), nn.GELU())
     x = torch.randn(3, 6)
     gradients: list[list[Tensor]] = []
@@ -89,7 +89,7 @@ def test_gradients_of_a_second_start_are_those_of_the_first(monkeypatch):
 
 
 def test_gradients_that_are_computed_ahead_have_the_same_names_at_each_start():
-    """Nodes were taken from a set, whose order is that of their addresses: backward was scheduled anew."""
+    """Nodes from a set would be in the order of their addresses, and backward would be scheduled anew."""
     given = [torch.randn(64, 16), torch.randn(96, 16), torch.randint(96, (64,))]
 
     def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -103,13 +103,13 @@ def test_gradients_that_are_computed_ahead_have_the_same_names_at_each_start():
 
 def test_a_failed_check_names_the_line_of_the_user_at_a_second_start_too():
     table, positions = torch.randn(4, 3), torch.tensor([0, 9])
-    told = []
+    reported = []
     for _ in range(2):
         with pytest.raises(IndexOutOfRange) as failure:
             started(lambda table, positions: table[positions] * 2, table, positions)
-        told.append(str(failure.value))
-    assert told[0] == told[1]
-    assert "test_starts.py" in told[0]
+        reported.append(str(failure.value))
+    assert reported[0] == reported[1]
+    assert "test_starts.py" in reported[0]
 
 
 def test_sizes_that_were_not_there_run_as_kept(monkeypatch):

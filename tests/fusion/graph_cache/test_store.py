@@ -22,7 +22,7 @@ from tests.fusion.graph_cache.starts import notes, started
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_of_a_graph_that_holds_others_only_these_are_kept_and_it_says_so(cache):
+def test_only_the_inner_graphs_of_a_graph_are_kept_and_it_reports_this(cache):
     def branch(x: Tensor) -> Tensor:
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)) * 2
 
@@ -33,9 +33,9 @@ def test_of_a_graph_that_holds_others_only_these_are_kept_and_it_says_so(cache):
         assert [warm.FOUND in body.notes for body in bodies] == [not first] * 2
 
 
-def test_what_is_known_of_sizes_after_compiling_is_known_before_it(cache, monkeypatch):
-    made = iter(["first", "second"])
-    monkeypatch.setattr(warm, "key_of", lambda *asked: next(made))
+def test_a_graph_whose_sizes_are_guarded_while_compiling_is_not_kept(cache, monkeypatch):
+    result = iter(["first", "second"])
+    monkeypatch.setattr(warm, "key_of", lambda *asked: next(result))
     assert notes(started(torch.sigmoid, torch.ones(3))[1]) == [
         "not kept in the cache: guards on its sizes were added while it was compiled"
     ]
@@ -72,7 +72,7 @@ print("sympy.tensor.tensor" in sys.modules)
 """
 
 
-def test_sums_are_read_as_they_were_written_without_what_sympy_imports_to_add_up():
+def test_sums_are_read_back_without_sympys_tensor_modules():
     x, y = sympy.symbols("x y", integer=True)
     sums = [x + 1, x * 2 + y * 3 + x * y, 3 * (x + y), x - y, 2 * x]
     for each in (*sums, sympy.floor((x + y) / 2), x**2 - y, sympy.Max(x, y + 1)):
@@ -84,7 +84,7 @@ def test_sums_are_read_as_they_were_written_without_what_sympy_imports_to_add_up
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "exchanged"])
-def test_a_damaged_entry_is_made_anew_with_a_note(harm, cache):
+def test_a_damaged_entry_is_compiled_anew_with_a_note(harm, cache):
     x = torch.randn(4, 3)
     started(torch.sigmoid, x)
     started(torch.tanh, x)
@@ -112,7 +112,7 @@ def test_an_entry_of_another_user_is_not_read(monkeypatch):
         store.get("key")
 
 
-def test_a_write_that_is_interrupted_leaves_what_was_there(cache, monkeypatch):
+def test_an_interrupted_write_leaves_the_old_entry(cache, monkeypatch):
     store.put("key", "before")
 
     def interrupted(*paths: object) -> None:
@@ -135,7 +135,7 @@ def test_a_full_disk_is_a_note_and_the_result_is_there(monkeypatch):
     assert notes(report) == ["not kept in the cache: no space left"]
 
 
-def test_what_nobody_asked_for_longest_is_removed(cache, monkeypatch):
+def test_the_least_recently_used_entry_is_removed(cache, monkeypatch):
     for number, name in enumerate(("old", "asked", "new")):
         store.put(name, name)
         os.utime(cache / name, (number, number))
@@ -145,7 +145,7 @@ def test_what_nobody_asked_for_longest_is_removed(cache, monkeypatch):
     assert {path.name for path in cache.iterdir()} == {"old", "new", "last"}
 
 
-def test_writers_and_readers_at_once_see_whole_entries():
+def test_concurrent_writers_and_readers_see_complete_entries():
     texts = [str(k) * 5000 for k in range(8)]
     seen: list[str | None] = []
 
@@ -175,8 +175,8 @@ def test_two_processes_at_once_and_a_third(cache):
     command = [sys.executable, "-c", PROCESS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate()[0].strip() for process in both]
-    assert {text.removesuffix(" from the cache") for text in told} == {"3.0"}
+    reported = [process.communicate()[0].strip() for process in both]
+    assert {text.removesuffix(" from the cache") for text in reported} == {"3.0"}
     third = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert third.stdout.strip() == "3.0 from the cache"
     assert len(list(cache.iterdir())) == 1

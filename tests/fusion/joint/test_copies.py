@@ -1,4 +1,4 @@
-"""Copies in a joint graph: which ones are left out, and that those whose memory somebody else has stay."""
+"""Copies in a joint graph: removed, except those whose memory has other users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def copies(function: Function, *args: torch.Tensor) -> int:
         (lambda x: (x * 2).clone().view(-1), 1),
     ],
 )
-def test_copies_of_what_is_computed_are_left_out(function: Function, left: int) -> None:
+def test_copies_of_computed_tensors_are_removed(function: Function, left: int) -> None:
     assert copies(function, torch.randn(3, 4)) == left
 
 

@@ -1,4 +1,4 @@
-"""Facts about calls, compared with numbers: what the lowered form shows is derived from the call."""
+"""Facts about calls, compared with numbers: a fact is derived from a call exactly where its lowered form shows it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def operands(name: str) -> list[torch.Tensor]:
     return [arg for arg in CALLS[name][1] if isinstance(arg, torch.Tensor)]
 
 
-def is_seen_to_be_linear(name: str, inside: tuple[int, ...]) -> bool:
+def is_linear_by_numbers(name: str, inside: tuple[int, ...]) -> bool:
     """Is f(s·x + y) = s·f(x) + f(y), where the operands that are not inside are the same in all three?"""
     first = operands(name)
     second = [numbers(*x.shape, seed=9 + k).to(x.dtype) if k in inside else x for k, x in enumerate(first)]
@@ -159,19 +159,19 @@ def is_seen_to_be_linear(name: str, inside: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_linear_in_just_the_operands_in_which_it_is_seen_to_be(name: str) -> None:
+def test_linear_operands_are_exactly_those_shown_by_numbers(name: str) -> None:
     module, node = traced(name)
     holders = module.graph.find_nodes(op="placeholder")
     floats = [k for k, operand in enumerate(operands(name)) if operand.is_floating_point()]
     for count in range(1, len(floats) + 1):
         for inside in combinations(floats, count):
-            seen = is_seen_to_be_linear(name, inside) and name != "mul an infinity"
+            seen = is_linear_by_numbers(name, inside) and name != "mul an infinity"
             claimed = is_linear(node, [holders[k] for k in inside])
             assert claimed == seen or name in ("mul an infinity", "div by 0"), inside
 
 
 @pytest.mark.parametrize("name", {**VIEWS, **ELEMENTWISE})
-def test_zeros_stay_zeros_in_just_the_calls_in_which_they_are_seen_to(name: str) -> None:
+def test_calls_that_keep_zeros_are_exactly_those_shown_by_numbers(name: str) -> None:
     _, node = traced(name)
     given = operands(name)
     whole = name not in ("slice", "select", "t", "transpose", "permute", "flip")  # of other elements than their own
@@ -180,7 +180,7 @@ def test_zeros_stay_zeros_in_just_the_calls_in_which_they_are_seen_to(name: str)
 
 
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_a_nan_goes_through_just_the_operands_through_which_it_is_seen_to_go(name: str) -> None:
+def test_operands_that_propagate_nan_are_exactly_those_shown_by_numbers(name: str) -> None:
     module, node = traced(name)
     given, holders = operands(name), module.graph.find_nodes(op="placeholder")
     seen = []
@@ -208,7 +208,7 @@ def test_a_nan_goes_through_a_choice_whose_condition_is_false_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", {**VIEWS, **ELEMENTWISE})
-def test_elements_are_kept_in_order_by_just_the_calls_that_are_seen_to(name: str) -> None:
+def test_calls_that_keep_the_order_are_exactly_those_shown_by_numbers(name: str) -> None:
     _, node = traced(name)
     operand = operands(name)[0]
     result = called(name, *operands(name))
@@ -220,19 +220,19 @@ def test_elements_are_kept_in_order_by_just_the_calls_that_are_seen_to(name: str
     ("name", "order"),
     [("t", [1, 0]), ("transpose", [1, 0]), ("permute", [2, 0, 1]), ("permute of 1", [0, 2]), ("unsqueeze", [0, 1])],
 )
-def test_a_permutation_says_its_order(name: str, order: list[int]) -> None:
+def test_a_permutation_has_an_order(name: str, order: list[int]) -> None:
     _, node = traced(name)
     assert axis_order(node) == order
 
 
 @pytest.mark.parametrize("name", ["expand", "slice", "select", "flip", "view", "neg", "add", "sum of rows", "gather"])
-def test_what_is_no_permutation_has_no_order(name: str) -> None:
+def test_other_calls_have_no_order(name: str) -> None:
     _, node = traced(name)
     assert axis_order(node) is None
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_rearranged_has_all_elements_of_its_operand_and_no_others(name: str) -> None:
+def test_a_rearrangement_has_exactly_the_elements_of_its_operand(name: str) -> None:
     _, node = traced(name)
     first = operands(name)[0]
     seen = len(operands(name)) == 1 and set(called(name, first).flatten().tolist()) == set(first.flatten().tolist())
@@ -259,7 +259,7 @@ def test_constants_are_known() -> None:
     assert list(map(constant_of, results)) == [0, 0, 0, 2.5, 7, 1, None, None, None, None]
 
 
-def test_folds_are_known_by_what_they_give() -> None:
+def test_folds_are_recognised_by_their_results() -> None:
     def reduced(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values, places = x.max(1)
         return x.amax(1, keepdim=True), values, places, x.half().amin(1), x.abs().exp(), x.softmax(1)
@@ -324,6 +324,6 @@ def test_matrices_are_the_operands_of_a_product_and_of_nothing_else(name: str) -
         assert torch.equal(called(name, *operands(name)), given[pair[0]] @ given[pair[1]])
 
 
-def test_a_schema_says_which_operations_are_derivatives() -> None:
+def test_derivatives_are_recognised_by_their_schema() -> None:
     gradients = {name for name in CALLS if is_gradient(traced(name)[1])}
     assert gradients == {"tanh_backward", "native_dropout_backward", "softmax_backward"}

@@ -1,4 +1,4 @@
-"""The joint graph: sums taken from smaller tensors, in form and in numbers, and the sums that are left alone."""
+"""The joint graph: sums that are computed from smaller tensors, in form and in numbers, and sums that stay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fusion.passes import PassLog, run_stage
 from fusion.stages import JOINT
 from fusion.subjects import Deriving, Joint
 from tests.fusion import attentions
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 aten = torch.ops.aten
 Function = Callable[..., object]
@@ -68,29 +68,29 @@ def inputs(name: str, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     function, heads = PROGRAMS[name]
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, 2, QUERIES, WIDTH), (3, heads, KEYS, WIDTH), (3, heads, KEYS, WIDTH))
-    made = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
-    made = [tensor.requires_grad_() for tensor in made]
+    results = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    results = [tensor.requires_grad_() for tensor in results]
     if function.__code__.co_argcount == 4:
-        made.append(torch.rand(QUERIES, KEYS, generator=generator) < 0.8)
-    return made
+        results.append(torch.rand(QUERIES, KEYS, generator=generator) < 0.8)
+    return results
 
 
 def joint_graph(
     function: Function, given: Sequence[torch.Tensor], *, dynamic: bool = False
 ) -> tuple[fx.GraphModule, list[object]]:
-    """The graph of forward and backward as it is partitioned, and real tensors (or sizes) for what it takes."""
-    found: list[tuple[fx.GraphModule, list[object]]] = []
+    """Return the partitioned graph of forward and backward, and real tensors (or sizes) for its inputs."""
+    results: list[tuple[fx.GraphModule, list[object]]] = []
 
     def partition(joint: fx.GraphModule, args: Sequence[object], *, num_fwd_outputs: int, **others: object) -> object:
         with unset_fake_temporarily():
-            found.append((joint, [_real(node.meta["val"]) for node in joint.graph.nodes if node.op == "placeholder"]))
+            results.append((joint, [_real(node.meta["val"]) for node in joint.graph.nodes if node.op == "placeholder"]))
         return min_cut_rematerialization_partition(joint, args, num_fwd_outputs=num_fwd_outputs, **others)
 
     torch._dynamo.reset()
     backend = aot_autograd(fw_compiler=lambda graph, _: graph, decompositions=decompositions(), partition_fn=partition)
     with torch.random.fork_rng():
         torch.compile(function, backend=backend, dynamic=dynamic)(*given)
-    return found[0]
+    return results[0]
 
 
 def _real(val: object) -> object:
@@ -103,8 +103,8 @@ def _real(val: object) -> object:
 def run(graph: fx.GraphModule, given: Sequence[object]) -> list[torch.Tensor]:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(3)
-        made = fx.Interpreter(graph).run(*given, enable_io_processing=False)
-    return [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        result = fx.Interpreter(graph).run(*given, enable_io_processing=False)
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
 def summed_sizes(graph: fx.GraphModule) -> list[int]:
@@ -120,16 +120,16 @@ def _sees_tangents(node: fx.Node) -> bool:
 
 
 def check_values(graph: fx.GraphModule, given: Sequence[object]) -> None:
-    """What the nodes say of their tensors is so."""
+    """Check that dtypes and ranks of the nodes' metadata are those of their results."""
 
     class Checked(fx.Interpreter):
         def run_node(self, n: fx.Node) -> object:
-            made = super().run_node(n)
+            result = super().run_node(n)
             val = n.meta.get("val")
-            if isinstance(made, torch.Tensor) and isinstance(val, torch.Tensor):
-                assert made.dtype is val.dtype, n
-                assert made.ndim == val.ndim, n
-            return made
+            if isinstance(result, torch.Tensor) and isinstance(val, torch.Tensor):
+                assert result.dtype is val.dtype, n
+                assert result.ndim == val.ndim, n
+            return result
 
     Checked(graph).run(*given, enable_io_processing=False)
     graph.graph.lint()
@@ -149,7 +149,7 @@ def test_the_backward_of_an_attention_sums_over_its_width(name: str) -> None:
 
 
 def _sums_products(node: fx.Node) -> bool:
-    """Is this a sum over keys of what has a matrix product, or a sum that may have one as a term, as a factor?"""
+    """Is this a sum over keys that has a matrix product, or a sum that may contain one, as a factor?"""
     shape = shape_of(node.args[0])
     targets = {factor.root.target for factor in product_of(node.args[0], shape).over}
     return shape[-1] == KEYS and bool(targets & {aten.bmm.default, aten.add.Tensor})
@@ -190,8 +190,8 @@ def test_gradients_are_as_exact_as_eager(name: str, dtype: torch.dtype) -> None:
         assert error(got, want) <= 2 * error(rounded, want) + 1e-6
 
 
-def test_gradients_for_keys_that_are_alike_are_as_exact_as_those_of_the_library() -> None:
-    """What cancels in a row of eager's gradients does not cancel in a sum that is taken from the output."""
+def test_gradients_of_similar_keys_are_as_exact_as_the_librarys() -> None:
+    """Terms that cancel in a row of eager's gradients do not cancel in a sum computed from the output."""
     generator = torch.Generator().manual_seed(0)
 
     def alike() -> torch.Tensor:
@@ -209,7 +209,7 @@ def test_gradients_for_keys_that_are_alike_are_as_exact_as_those_of_the_library(
 
 @pytest.mark.parametrize("queries", [1, 16])
 def test_gradients_for_equal_keys_of_few_queries_are_as_exact_as_eager(queries: int) -> None:
-    """They are 0: what rounding leaves of them is to cancel as far as it does in eager."""
+    """The exact gradients are 0: rounding errors have to cancel as far as they do in eager."""
     generator = torch.Generator().manual_seed(0)
     q = torch.randn(1, 1, queries, 64, generator=generator)
     k, v = (torch.randn(1, 1, 1, 64, generator=generator).expand(-1, -1, 1000, -1).contiguous() for _ in range(2))
@@ -246,7 +246,7 @@ ROW = torch.rand(ROWS, 1, dtype=torch.float64) + 1
 
 
 def summed(function: Function, *given: torch.Tensor) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """A traced function, as it is and reassociated."""
+    """Return a traced function, before and after reassociation."""
     before, after = (make_fx(function, tracing_mode="fake")(*given) for _ in range(2))
     reassociate(after)
     return before, after
@@ -327,8 +327,8 @@ def test_a_long_axis_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(ROWS, COLUMNS // 2), (1, ROWS * COLUMNS)])
-def test_what_a_library_multiplies_is_left_alone(rows: int, columns: int) -> None:
-    """Few elements, or no more than those of the operands."""
+def test_products_of_the_library_are_unchanged(rows: int, columns: int) -> None:
+    """The product has few elements, or no more than its operands."""
     a, b, p = torch.randn(rows, WIDTH), torch.randn(columns, WIDTH), torch.randn(rows, columns)
     _, after = summed(TAKEN["two factors"], a, b, p, torch.rand(rows, 1) + 1)
     assert matmuls(after) == 2
@@ -356,7 +356,7 @@ def test_matrix_roots_see_through_views() -> None:
     assert matrix_root(last) == (source, True)
 
 
-def test_new_nodes_say_what_they_are_there_for() -> None:
+def test_new_nodes_have_the_metadata_of_the_node_they_replace() -> None:
     graph = make_fx(TAKEN["two factors"], tracing_mode="fake")(A, B, P, ROW)
     old = next(node for node in graph.graph.nodes if node.target is aten.sum.dim_IntList)
     old.meta.update(stack_trace='File "model.py", line 3', partitioner_tag="is_backward", seq_nr=4)
@@ -369,26 +369,26 @@ def test_new_nodes_say_what_they_are_there_for() -> None:
 
 
 def kept_bytes(function: Function, given: Sequence[torch.Tensor]) -> int:
-    """Bytes of the memory that forward keeps for backward, beyond what it was given."""
-    found: list[int] = []
+    """Return the bytes of memory that forward keeps for backward, beyond its inputs."""
+    results: list[int] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Callable[[list[object]], tuple[object, ...]]:
         def call(args: list[object]) -> tuple[object, ...]:
             before = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
-            made = graph(*args)
+            traced = graph(*args)
             args.clear()
-            kept = [part.untyped_storage() for part in made[1:] if isinstance(part, torch.Tensor)]
+            kept = [part.untyped_storage() for part in traced[1:] if isinstance(part, torch.Tensor)]
             if label == "forward":
-                found.append(
+                results.append(
                     sum({each.data_ptr(): len(each) for each in kept if each.data_ptr() not in before}.values())
                 )
-            return tuple(made)
+            return tuple(traced)
 
         return call
 
     torch._dynamo.reset()
     torch.compile(function, backend=aot_backend(compile_one, of_everything))(*given).sum().backward()
-    return found[0]
+    return results[0]
 
 
 def in_heads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -398,7 +398,7 @@ def in_heads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
 
 
-def test_what_heads_are_views_of_is_kept_and_not_their_copies() -> None:
+def test_the_base_of_head_views_is_kept_instead_of_their_copies() -> None:
     batch, length, width = 2, 32, 8
     x = torch.randn(batch, length, width, requires_grad=True)
     w = torch.randn(width, 3 * width, requires_grad=True)
@@ -406,7 +406,7 @@ def test_what_heads_are_views_of_is_kept_and_not_their_copies() -> None:
     assert kept_bytes(in_heads, [x, w]) <= 4 * (3 * result + result + statistics)
 
 
-def test_backward_makes_again_what_is_large_only_where_products_can_be_in_kernels() -> None:
+def test_backward_recomputes_large_products_only_if_kernels_can_hold_products() -> None:
     able = ReferenceTarget().capabilities
     for streams in (False, True):
         capabilities = able if streams else replace(able, fold_ops=able.fold_ops - {"dot"})

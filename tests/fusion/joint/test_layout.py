@@ -16,7 +16,7 @@ from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.attentions import causal
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 
 def transposed_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -28,7 +28,7 @@ def channels_last(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 SEEDED = torch.Generator().manual_seed(0)
-"""Cases are made at import, where the numbers of PyTorch's own generator differ from process to process."""
+"""Cases are built at import, where the state of PyTorch's own generator differs from process to process."""
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_gradients_have_the_strides_of_their_inputs(name: str) -> None:
         assert_as_eager(mine.contiguous(), theirs.contiguous(), true.contiguous())
 
 
-def test_a_factor_of_a_walked_product_is_applied_after_the_walk() -> None:
+def test_a_factor_of_a_chained_product_is_applied_after_the_loop() -> None:
     """The scale of the scores enters the gradients of queries and keys once per result, not once per score."""
     sources: list[str] = []
     target = TritonTarget("sm_90")

@@ -1,4 +1,4 @@
-"""Gradients of maxima: the ones that cancel are taken out, in form and in numbers, and the others stay."""
+"""Gradients of maxima: exactly those that cancel are removed, in form and in numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def squeezed(s: torch.Tensor) -> torch.Tensor:
     return e / e.sum(-1)[..., None]
 
 
-def beside_another(s: torch.Tensor) -> torch.Tensor:
+def with_a_zero_logit(s: torch.Tensor) -> torch.Tensor:
     """A row with one more logit, which is 0."""
     m = top(s).clamp(min=0.0)
     e = torch.exp(s - m)
@@ -81,7 +81,7 @@ WEIGHTS: dict[str, Weigh] = {
     "from the sum's logarithm": lambda s: torch.exp(s - ((m := top(s)) + torch.exp(s - m).sum(-1, keepdim=True).log())),
     "of logarithms": lambda s: torch.exp(logarithms(s)),
     "logarithms": logarithms,
-    "beside another logit": beside_another,
+    "with another logit": with_a_zero_logit,
 }
 
 
@@ -127,14 +127,14 @@ STAYS: dict[str, Attend] = {
 }
 
 
-def made(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+def heads(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((3, 2, 11, 4), (3, 2, 13, 4), (3, 2, 13, 4))
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
 def joint(attend: Attend, dtype: torch.dtype = torch.float64) -> tuple[fx.GraphModule, list[object]]:
-    return joint_graph(attend, [tensor.requires_grad_() for tensor in made(dtype)])
+    return joint_graph(attend, [tensor.requires_grad_() for tensor in heads(dtype)])
 
 
 def spread(graph: fx.GraphModule) -> int:
@@ -189,8 +189,8 @@ def test_conversions_only_round(name: str, dtype: torch.dtype) -> None:
 )
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
 def test_rows_that_are_not_finite_are_as_in_eager(name: str, number: float) -> None:
-    """Also rows of nothing but -∞, which "filled" has."""
-    attend, inputs = CANCELS[name], made(torch.float32)
+    """This includes rows of -∞ alone, which "filled" has."""
+    attend, inputs = CANCELS[name], heads(torch.float32)
     inputs[0][0, 1, 4, 2] = number  # one query
     inputs[1][2, 0, 5, 1] = number  # one key, which all queries see
     eager = gradients(attend, inputs)
@@ -202,7 +202,7 @@ def test_rows_that_are_not_finite_are_as_in_eager(name: str, number: float) -> N
 
 
 def test_sizes_may_be_symbols() -> None:
-    inputs = [tensor.requires_grad_() for tensor in made()]
+    inputs = [tensor.requires_grad_() for tensor in heads()]
     for tensor in inputs:
         torch._dynamo.mark_dynamic(tensor, 0)
         torch._dynamo.mark_dynamic(tensor, 2)

@@ -33,7 +33,7 @@ ZERO: dict[str, Function] = {
     "a row before its sum": lambda a, b, p, r: sums(p * r) - sums(p) * r,
     "a constant row": lambda a, b, p, r: sums(r.expand(12, 20)) - 20 * r,
     "a mean": lambda a, b, p, r: p.mean(-1, keepdim=True) - sums(p) / 20,
-    "what divides": lambda a, b, p, r: p / r * r - p,
+    "a divisor": lambda a, b, p, r: p / r * r - p,
     "a sum that divides": lambda a, b, p, r: (p * r + p) / (r + 1) - p,
     "a power": lambda a, b, p, r: p**3 - p * p * p,
     "a square that divides": lambda a, b, p, r: p / (r * r) - p / r / r,
@@ -50,7 +50,7 @@ ZERO: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", ZERO)
-def test_what_is_zero_is_seen(name: str) -> None:
+def test_expressions_that_are_zero_are_recognised(name: str) -> None:
     assert float(ZERO[name](A, B, P, R).abs().max()) < 0.3  # but for rounding, to halves where there are some
     assert vanishes(ZERO[name])
 
@@ -78,7 +78,7 @@ def test_nothing_else_is(name: str) -> None:
     assert not vanishes(OTHERS[name])
 
 
-def test_what_is_too_long_is_an_atom() -> None:
+def test_an_expression_that_is_too_long_is_an_atom() -> None:
     """A product of many sums is not spread without end, and still equal to itself."""
 
     def product(x: torch.Tensor) -> torch.Tensor:

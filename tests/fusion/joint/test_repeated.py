@@ -13,7 +13,7 @@ from fusion.joint.repeated import merge_repeated
 
 
 def merged(program: Callable[[Tensor], object]) -> list[str]:
-    """The names of what a program calls, once what it repeats is merged; it must compute the same."""
+    """Return the names of a program's calls after repeated ones are merged, and check its results."""
     x = torch.linspace(-2, 2, 8)
     graph: fx.GraphModule = make_fx(program, tracing_mode="fake")(x)
     before = fx.GraphModule(graph, graph.graph.__class__())
@@ -28,7 +28,7 @@ def merged(program: Callable[[Tensor], object]) -> list[str]:
     return [node.target._schema.name[6:] for node in graph.graph.nodes if node.op == "call_function"]
 
 
-def test_what_is_made_twice_is_made_once() -> None:
+def test_a_repeated_computation_is_merged() -> None:
     assert merged(lambda x: (x.exp() + 1) * (x.exp() + 1)) == ["exp", "add", "mul"]
     assert merged(lambda x: x.reshape([2, 4]).sum(0) + x.reshape([2, 4]).sum(0)) == ["view", "sum", "add"]
 
@@ -41,16 +41,16 @@ def test_what_is_made_twice_is_made_once() -> None:
         lambda x: torch.rand_like(x) - torch.rand_like(x),
     ],
 )
-def test_what_only_looks_alike_stays(program: Callable[[Tensor], object]) -> None:
+def test_calls_that_only_look_alike_stay(program: Callable[[Tensor], object]) -> None:
     called = merged(program)
     assert called[0] == called[1]
 
 
-def test_what_is_returned_has_memory_of_its_own() -> None:
+def test_results_have_memory_of_their_own() -> None:
     assert merged(lambda x: (x.exp(), x.exp())) == ["exp", "exp"]
 
 
-def test_what_is_made_before_a_change_is_not_what_is_made_after_it() -> None:
+def test_calls_before_and_after_a_change_are_not_merged() -> None:
     def program(x: Tensor) -> Tensor:
         y = x + 1
         before = y.exp()

@@ -16,7 +16,7 @@ from fusion.lowering.expr import Cast, postorder
 from fusion.lowering.lower import lower
 from fusion.lowering.program import Map
 from tests.fusion.attentions import by_hand, normalised_last
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 HALVES = (torch.bfloat16, torch.float16)
 OPTIONS = {"target": "reference", "strict": True}
@@ -29,16 +29,16 @@ def normalised_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def kept(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
 
     def pack(x: torch.Tensor) -> torch.Tensor:
-        found.append(x)
+        results.append(x)
         return x
 
     torch._dynamo.reset()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         fusion.fuse(function, options=OPTIONS)(*given)
-    return found
+    return results
 
 
 def heads(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -58,8 +58,8 @@ def test_other_dtypes_are_kept_as_they_are() -> None:
     assert {x.dtype for x in kept(by_hand, *heads(torch.float64))} == {torch.float64}
 
 
-def test_what_is_given_is_kept_as_it_is() -> None:
-    """A row's statistic that another function has computed, and one that is a result too."""
+def test_inputs_are_saved_in_their_own_dtype() -> None:
+    """A row statistic that another function has computed, and one that is also a result, keep their dtypes."""
 
     def divide(x: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         total = (x * x).sum(-1, keepdim=True)
@@ -67,13 +67,13 @@ def test_what_is_given_is_kept_as_it_is() -> None:
 
     given = torch.rand(6, 50).bfloat16().requires_grad_(), torch.rand(6, 1).bfloat16().requires_grad_()
     torch._dynamo.reset()
-    made = fusion.fuse(divide, options=OPTIONS)(*given)
-    assert [x.dtype for x in made] == [torch.bfloat16] * 2
+    result = fusion.fuse(divide, options=OPTIONS)(*given)
+    assert [x.dtype for x in result] == [torch.bfloat16] * 2
     assert {x.dtype for x in kept(lambda x, most: x * most, *given)} == {torch.bfloat16}
 
 
 def test_backward_reads_the_statistic_unrounded() -> None:
-    """The narrow value that stands for it says that no user asked for its rounding."""
+    """The narrow value that stands for it is marked as a rounding that the user did not ask for."""
     graphs: dict[str, torch.fx.GraphModule] = {}
 
     def compile_one(graph: torch.fx.GraphModule, label: str) -> Callable[[list[object]], tuple[object, ...]]:
@@ -99,7 +99,7 @@ def test_backward_reads_the_statistic_unrounded() -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_rows_of_large_numbers(dtype: torch.dtype) -> None:
-    """The maximum of a row of halves, rounded, would be another one than that of the row that backward recomputes."""
+    """The rounded maximum of a 16-bit row is not the maximum of the row that backward recomputes."""
     generator = torch.Generator().manual_seed(0)
     given = [(20 * torch.randn(shape, generator=generator)).to(dtype) for shape in ((40, 60), (60,))]
     weights = torch.randn(40, 60, generator=generator).to(dtype)
@@ -118,7 +118,7 @@ def test_rows_of_large_numbers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_the_mean_of_a_norm_is_as_exact_as_the_row(dtype: torch.dtype) -> None:
-    """Rows of one number are their mean, and what is left of them is multiplied by 300."""
+    """Rows of one number equal their mean, and the remaining error is multiplied by 300."""
 
     def norm_of_sums(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.layer_norm((x * x).sum(-1, keepdim=True), (1,))
@@ -132,7 +132,7 @@ def test_the_mean_of_a_norm_is_as_exact_as_the_row(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_running_log_sum_exp_is_kept_in_float32(dtype: torch.dtype) -> None:
-    """Of large numbers it grows by less than halves can tell; what is returned is a half nevertheless."""
+    """For large numbers it grows by less than 16 bits resolve; the result has 16 bits nevertheless."""
 
     def run(function: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = x.clone().requires_grad_()
@@ -149,8 +149,8 @@ def test_a_running_log_sum_exp_is_kept_in_float32(dtype: torch.dtype) -> None:
     assert {x.dtype for x in kept(lambda x: x.logcumsumexp(1), row.requires_grad_())} == {dtype, torch.float32}
 
 
-def test_a_softmax_is_made_again_from_what_it_was_made_of() -> None:
-    """Its own result, in float32 and as large as what is given in halves, is not kept: two numbers of each row are."""
+def test_a_softmax_is_recomputed_from_its_operand() -> None:
+    """Two numbers of each row are saved, instead of its float32 result, which is as large as the 16-bit operand."""
     scores = torch.randn(64, 500).bfloat16().requires_grad_()
     words = torch.randint(0, 500, (64,))
     saved = kept(lambda x: torch.nn.functional.cross_entropy(x.float(), words), scores)
@@ -159,8 +159,8 @@ def test_a_softmax_is_made_again_from_what_it_was_made_of() -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_rows_that_backward_makes_again_are_those_that_forward_has_stored(dtype: torch.dtype) -> None:
-    """Scores that forward stores between two kernels are not rounded there, as they are not within one of backward."""
+def test_rows_recomputed_by_backward_equal_those_stored_by_forward(dtype: torch.dtype) -> None:
+    """Scores that forward stores between two kernels are not rounded: one kernel of backward does not round them."""
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.softmax(q @ k.mT * 0.5, -1) @ v
@@ -180,8 +180,8 @@ def test_rows_that_backward_makes_again_are_those_that_forward_has_stored(dtype:
         assert (ours - truth).norm() < 1.5 * (theirs - truth).norm()
 
 
-def test_only_what_backward_alone_gets_is_spare() -> None:
-    """No part of an input or of a result, and nothing of which something else that is kept is a part."""
+def test_only_tensors_saved_for_backward_alone_are_spare() -> None:
+    """A spare tensor is no part of an input or of a result, and no part of it is saved separately."""
 
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result, whole = x.exp(), x.sin()

@@ -10,7 +10,7 @@ from fusion.operations.ownership import take_over
 
 
 class Taking(torch.autograd.Function):
-    """The identity, whose backward takes over a tensor that one variable holds, and one that a list holds as well."""
+    """The identity, whose backward takes over a tensor with one reference, and one that a list also references."""
 
     taken: tuple[bool, bool]
 
@@ -27,10 +27,10 @@ class Taking(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("states", [(False, True), (True, False)])
-def test_one_holder_is_told_from_two_while_frames_are_looked_at_and_while_they_are_not(
+def test_references_are_counted_with_and_without_a_frame_hook(
     states: tuple[bool, bool],
 ) -> None:
-    """While Dynamo looks at frames, calls hold their arguments once more."""
+    """Dynamo's frame hook adds a reference to the arguments of calls."""
     for looked_at in states:
         result = Taking.apply(torch.ones(3, requires_grad=True)).sum()
         before = set_eval_frame(False) if looked_at else None

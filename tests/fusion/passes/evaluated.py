@@ -1,4 +1,4 @@
-"""The values of what passes change, in float64: fx graphs, joint graphs and their halves, Programs, launches."""
+"""Evaluates the subjects of passes in float64: fx graphs, joint graphs and their halves, Programs, launches."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fusion.schedule.kernels import KernelCall
 from fusion.subjects import Halves, Joint, Planned
 
 Values: TypeAlias = "list[object]"
-"""Results, and for a graph that may change its inputs, what these are afterwards."""
+"""Results, and for a graph that may change its inputs, the inputs afterwards."""
 
 SEED = 7
 TURNS = 3
 """How many turns the programs of a launch run in, at least."""
 TOLERANCE = 1e-8
-"""Of the largest finite number of a result: passes change the order of additions, and take out what cancels."""
+"""Relative to the largest finite number of a result: passes reorder additions, and remove terms that cancel."""
 
 
 def wide(value: object) -> object:
-    """A copy of a tensor in the same layout, in float64 if it holds floats; anything else as it is."""
+    """Return a copy of a tensor in the same layout, in float64 if it holds floats; other values unchanged."""
     return _as(value, torch.float64) if isinstance(value, Tensor) and value.is_floating_point() else _as(value, None)
 
 
@@ -50,9 +50,9 @@ CASTS = ("float", "half", "bfloat16")
 
 
 class _Wide(fx.Interpreter):
-    """Runs a graph in float64: dtypes that are passed are replaced, and results in shorter floats are widened.
+    """Run a graph in float64: dtype arguments are replaced, and results in shorter floats are widened.
 
-    A call that has no meaning in float64 (a view as integers) is made in the dtypes as traced.
+    A call that has no meaning in float64 (a view as integers) runs in the traced dtypes.
     """
 
     def run_node(self, n: fx.Node) -> Any:
@@ -134,7 +134,7 @@ def _layouts(results: Sequence[object]) -> Iterator[int]:
             yield from (stride for size, stride in zip(result.shape, result.stride(), strict=True) if size > 1)
 
 
-def of_halves(halves: Halves, known: Mapping[str, object]) -> Values:
+def of_parted(halves: Halves, known: Mapping[str, object]) -> Values:
     """The program's own results of forward, and those of backward on what forward saves: tensors, then sizes."""
     given = [_known(node, known) for node in _inputs(halves.forward)]
     forward = _run(halves.forward, given)
@@ -153,7 +153,7 @@ def _inputs(graph: fx.GraphModule) -> list[fx.Node]:
 
 
 def _known(node: fx.Node, known: Mapping[str, object]) -> object:
-    """What an input was called with; random numbers for a gradient that backward did not need."""
+    """Return the recorded value of an input; random numbers for a gradient that backward did not need."""
     if node.name in known:
         return wide(known[node.name])
     value = node.meta["val"]
@@ -166,7 +166,7 @@ def _known(node: fx.Node, known: Mapping[str, object]) -> object:
 
 
 def of_program(program: Program, args: Sequence[object]) -> Values:
-    """The results of a Program, and its inputs afterwards, of which only those without shorter floats may change."""
+    """Return the results of a Program, and its inputs afterwards; only inputs without shorter floats may change."""
     torch.manual_seed(SEED)
     given = [_as(arg, None) for arg in args]
     results = run_program(program, given, exact=False)  # type: ignore[arg-type]  # tensors and sizes
@@ -210,7 +210,7 @@ def _in_place(value: object) -> object:
 
 
 def _unrounded(given: Sequence[object]) -> Iterator[Tensor]:
-    """The tensors that are evaluated in place: those of shorter floats are copied to float64."""
+    """Return the tensors to evaluate in place: those of shorter floats are copied to float64."""
     for value in given:
         if isinstance(value, Tensor) and (value.dtype is torch.float64 or not value.is_floating_point()):
             yield value
@@ -244,7 +244,7 @@ def drawn_inputs(program: Program, hints: Mapping[sympy.Symbol, int]) -> list[ob
 
 
 def differences(before: Values, after: Values) -> Iterator[str]:
-    """Yield how values differ, beyond the order of additions."""
+    """Yield the differences of values beyond those of reordered additions."""
     if len(before) != len(after):
         yield f"{len(after)} results, before {len(before)}"
         return

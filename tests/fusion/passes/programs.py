@@ -1,6 +1,6 @@
 """Programs that the passes change: reductions, products, masks, views, scatters, chunks, writes in place.
 
-Each is there for some passes, and small: its numbers are computed twice for every pass that changes anything.
+Each covers some passes, and is small: its numbers are computed twice for every pass that changes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.fusion import attentions
 
 @dataclass(frozen=True)
 class Case:
-    """A function and what makes its inputs, from a generator.
+    """A function, and a function that draws its inputs from a generator.
 
     Attributes:
         backward: go backward from the sum of the results to the floats among the inputs.

@@ -1,4 +1,4 @@
-"""Every pass of every stage shows in a docstring, by an example that `test_doctests.py` runs, what it does."""
+"""Every pass of every stage has an example in its docstring, which `test_doctests.py` runs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ OTHER_KIND = {
 """Passes whose result is of another kind than what they are given, so that no lines can be compared."""
 
 OF_CONTEXT: dict[str, Callable[..., object]] = {"choose_attention": Chooser}
-"""Passes that a context has: its attribute → what computes it."""
+"""Passes that a context provides: its attribute → the function that creates them."""
 
 
 def entries() -> Iterator[tuple[str, ast.Call]]:
-    """Each pass of each stage, with the expression that makes it."""
+    """Return each pass of each stage, with the expression that creates it."""
     for node in TREE.body:
         if (
             isinstance(node, ast.AnnAssign)
@@ -52,8 +52,8 @@ def functions(tree: ast.AST) -> Iterator[Callable[..., object]]:
             continue
         if node.id in OWN:
             yield from functions(OWN[node.id])
-        elif inspect.isfunction(found := getattr(stages, node.id, None)):
-            yield found
+        elif inspect.isfunction(result := getattr(stages, node.id, None)):
+            yield result
 
 
 def test_all_passes_are_looked_at() -> None:

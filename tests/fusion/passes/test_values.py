@@ -1,4 +1,4 @@
-"""Every pass of every stage keeps the values of what it changes, in float64, on programs drawn and chosen."""
+"""Every pass of every stage preserves the values of its subject, in float64, on random and chosen programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ APART = {
     "joint/share_seeds": "a call with a seed draws other random numbers than one without",
     "parted/keep_unchanged": "before it, backward reads inputs that the program has changed meanwhile",
 }
-"""Passes after which values are meant to be others.  Those after the second one are compared with the joint graph's."""
+"""Passes that change values on purpose.  Passes after the second one are compared with the joint graph's values."""
 
 UNCHANGED = {
     "captured/refuse_fake_inputs": "refuses a graph, and changes none",

@@ -1,9 +1,9 @@
-"""Watches the passes of every stage while a program is compiled, and evaluates what they pass on, in float64.
+"""Watches the passes of every stage while a program is compiled, and evaluates their subjects in float64.
 
 `watching` replaces the runner of stages by one that keeps the subject before the first pass and after each pass that
-changed it.  What is kept is evaluated once the numbers of a call are known: Dynamo's graph and the graphs of forward,
-backward and inference on what they are called with, the joint graph on what its two halves are called with, and the
-body of a chunk on random numbers.  Nothing is generated for a machine.
+changed it.  Subjects are evaluated once the numbers of a call are known: Dynamo's graph and the graphs of forward,
+backward and inference on their own inputs, the joint graph on the inputs of its two halves, and the body of a chunk on
+random numbers.  No machine code is generated.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from tests.fusion.passes.evaluated import (
     drawn_inputs,
     of_captured,
     of_graph,
-    of_halves,
     of_joint,
+    of_parted,
     of_planned,
     of_program,
     wide,
 )
 
 Subject = Any
-"""What a stage passes on: one of the types of `fusion.subjects`."""
+"""The subject of a stage: one of the types of `fusion.subjects`."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Passage:
     subjects: list[tuple[str, Subject]] = field(default_factory=list)
 
     def evaluate(self, evaluate: Callable[[Subject], Values]) -> Iterator[str]:
-        """Yield each pass after which the values are others, with the difference."""
+        """Yield each pass that changed the values, with the difference."""
         before: Values | None = None
         for name, subject in self.subjects:
             after = evaluate(subject)
@@ -70,13 +70,13 @@ class Passage:
 
 @dataclass
 class Watch:
-    """What the passes did.
+    """A record of the passes.
 
     Attributes:
         changed: how often each pass, as `stage/name`, changed its subject.
-        faults: the passes after which values are others.
+        faults: the passes that changed the values.
         evaluated: how many subjects were compared with the one before them, by stage.
-        apart: passes after which values are meant to be others; the next ones are compared with these.
+        apart: passes that change values on purpose; the next ones are compared with these.
     """
 
     apart: frozenset[str] = frozenset()
@@ -115,13 +115,13 @@ class Watch:
         return passes.run_stage(replace(stage, passes=tuple(map(watched, stage.passes))), subject, context, log)
 
     def take(self, *stages: str) -> list[Passage]:
-        """Take out the passages of these stages that wait for numbers."""
+        """Remove and return the subjects of these stages that wait for numbers."""
         taken = [passage for passage in self._open if passage.stage in stages]
         self._open = [passage for passage in self._open if passage.stage not in stages]
         return taken
 
     def compare(self, passages: Sequence[Passage], evaluate: Callable[[Subject], Values]) -> None:
-        """Evaluate passages, unless nothing changed in them."""
+        """Evaluate subjects, unless no pass changed them."""
         for passage in passages:
             if len(passage.subjects) > 1:
                 with torch.random.fork_rng(), torch.no_grad():
@@ -130,7 +130,7 @@ class Watch:
 
 
 def _text(stage: Stage[Subject, Any], subject: Subject) -> list[tuple[str, str]]:
-    """The subject as it is dumped, with the marks of inputs, which no dump shows."""
+    """Return the dumped text of the subject, with the marks of inputs, which dumps omit."""
     texts = list(stage.text(subject))
     if isinstance(subject, Halves):
         marked = [node.name for node in subject.backward.graph.find_nodes(op="placeholder") if node.meta.get("spare")]
@@ -139,7 +139,7 @@ def _text(stage: Stage[Subject, Any], subject: Subject) -> list[tuple[str, str]]
 
 
 def _differ(before: Subject, after: Subject) -> bool:
-    """Whether a pass changed what it was given: the alternatives that it weighed are no change."""
+    """Did a pass change its subject?  The alternatives that it weighed are no change."""
     if isinstance(before, Scheduled):
         before, after = replace(before, choices=()), replace(after, choices=())
         return any(getattr(before, each) is not getattr(after, each) for each in ("program", "streams", "clustering"))
@@ -162,7 +162,7 @@ def _untold(stage: Stage[Subject, Any], before: Subject, after: Subject) -> Iter
 
 
 def _kept(subject: Subject) -> Subject:
-    """The subject as it is now: graphs are changed in place, all else is not."""
+    """Return the subject in its current state: graphs are changed in place, and copied."""
     match subject:
         case fx.GraphModule():
             return _copied(subject)
@@ -197,8 +197,8 @@ class Region:
     """The compilations and calls of one region.
 
     Attributes:
-        joint: the passages of the joint graph and of its halves, which wait for the call of backward.
-        given: what forward and backward were called with, by the names of their inputs.
+        joint: the subjects of the joint graph and of its halves, which wait for the call of backward.
+        given: the arguments of forward and backward, by the names of their inputs.
     """
 
     watch: Watch
@@ -209,7 +209,7 @@ class Region:
     def compile_graph(
         self, graph: fx.GraphModule, options: Options, label: str = "graph", *others: object
     ) -> tuple[Boxed, Report]:
-        """Take the place of `compile.compile_graph`: schedule, and run the graph's own operations."""
+        """Replace `compile.compile_graph`: schedule, and run the graph's own operations."""
         device = main_device(graph)
         target = builder_for(device.type, options.target, current(strict=options.exact)).target
         trace = Trace(None, label)
@@ -239,15 +239,15 @@ class Region:
         return call, Report.of(label, program, schedule, sources, target, hints)
 
     def finish(self) -> None:
-        """Evaluate the joint graph, and its halves, on what these were called with."""
+        """Evaluate the joint graph and its halves on the recorded arguments."""
         for passage in self.joint:
             self.watch.compare([passage], self._evaluated)
-        if self.joint:  # the partition, and the repair of what it saves
+        if self.joint:  # the partition, and the repair of its saved values
             ends = [("", self.joint[0].subjects[-1][1]), ("all passes", self.joint[-1].subjects[-1][1])]
             self.watch.compare([Passage("parted", ends)], self._evaluated)
 
     def _evaluated(self, subject: Joint | Halves) -> Values:
-        return of_joint(subject, self.given) if isinstance(subject, Joint) else of_halves(subject, self.given)
+        return of_joint(subject, self.given) if isinstance(subject, Joint) else of_parted(subject, self.given)
 
 
 def _program_of(passage: Passage) -> Any:
@@ -262,7 +262,7 @@ def _of_scheduled(subject: Scheduled | Planned, args: Sequence[object]) -> Value
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[Callable[..., Callable[..., object]]]:
-    """Watch what is compiled inside by the yielded function, which is called as `torch.compile` with the options."""
+    """Watch the compilations of the yielded function, which has the signature of `torch.compile` with options."""
     regions: dict[int, Region] = {}
 
     def compile_graph(graph: fx.GraphModule, options: Options, *others: Any) -> tuple[Boxed, Report]:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import fusion
 from fusion.autograd import aot_backend
 from fusion.runtime import Boxed
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 
 def test_fake_inputs():
@@ -62,8 +62,8 @@ def test_flops_are_counted_as_in_eager():
     assert counts[0] == counts[1] > 0
 
 
-def test_what_the_compiler_computes_is_real() -> None:
-    """Neither fake nor taken apart in Python, as what AOTAutograd traces is: trials of online forms are numbers."""
+def test_the_compilers_own_tensors_are_real() -> None:
+    """Trials of online forms compute with numbers: neither fake nor decomposed in Python, unlike traced tensors."""
     seen: list[tuple[bool, bool]] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:

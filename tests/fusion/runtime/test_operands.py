@@ -12,7 +12,7 @@ from torch import Tensor
 import fusion
 
 LAYOUTS: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-"""Shapes and strides of what calls were given, in their order; 0 along a single element."""
+"""Shapes and strides of the operands of calls, in order; 0 along a single element."""
 
 
 def note(x: Tensor) -> None:
@@ -46,7 +46,7 @@ weighed.register_autograd(lambda ctx, grad: weighed_backward(grad))
 
 
 def bias_in_aligned_rows(x: Tensor) -> Tensor:
-    """As attention is given an additive mask: rows begin at multiples of 8 elements, batches share them."""
+    """An additive mask of attention: rows begin at multiples of 8 elements, batches share them."""
     return weighed(F.pad(x * 3, (0, 8 - x.shape[-1] % 8))[..., : x.shape[-1]].expand(2, -1, -1, -1))
 
 
@@ -80,12 +80,12 @@ def test_calls_are_given_tensors_as_in_eager(
         result = program(x).sin()
         return result.sum() if within else result
 
-    found = []
+    results = []
     for run in (loss, fusion.fuse(loss, options={"strict": True})):
         x = torch.linspace(-1, 1, torch.Size(shape).numel()).view(shape).requires_grad_()
         LAYOUTS.clear()
         run(x).sum().backward()
-        found.append((list(LAYOUTS), x.grad))
-    (layouts, grad), (ours, fused) = found
+        results.append((list(LAYOUTS), x.grad))
+    (layouts, grad), (ours, fused) = results
     assert len(layouts) > 1 and ours == layouts
     torch.testing.assert_close(fused, grad)

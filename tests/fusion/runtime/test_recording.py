@@ -1,4 +1,4 @@
-"""CUDA graphs: what is recorded, what is not and why, and that replays return the graph's results."""
+"""CUDA graphs: graphs that are recorded, refusals with reasons, and replays that return the graph's results."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_no_refusal() -> None:
 
 
 def test_a_call_that_the_host_gives_a_seed_is_not_recorded() -> None:
-    """What a checkpoint draws again: a call of the library is made under a seed, a kernel reads it on the device."""
+    """A library call that a checkpoint repeats runs under a seed on the host; a kernel reads the seed on the device."""
 
     def checked(function: Callable[[Tensor], Tensor]) -> GraphModule:
         graph = captured(function, on_gpu)
@@ -94,7 +94,7 @@ def test_a_call_that_the_host_gives_a_seed_is_not_recorded() -> None:
     assert why_not(checked(torch.rand_like)) == ""
 
 
-def test_who_draws_random_numbers() -> None:
+def test_graphs_that_draw_random_numbers() -> None:
     assert draws(captured(lambda x: torch.rand_like(x) + x, on_gpu))
     assert draws(captured(lambda x: nn.functional.dropout(x, 0.5), on_gpu))
     assert not draws(captured(lambda x: x * 2, on_gpu))
@@ -106,7 +106,7 @@ def test_numbers_of_the_host_are_no_tensors_on_it() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"mode": "reduce-overhead"}, {"options": {"cudagraphs": True}}], ids=str)
-def test_a_cpu_has_no_cuda_graphs_and_the_report_says_so(settings: dict[str, object]) -> None:
+def test_the_report_says_that_a_cpu_has_no_cuda_graphs(settings: dict[str, object]) -> None:
     x = torch.randn(4, 3, requires_grad=True)
     f = fusion.fuse(lambda x: x.sin().sum(), **settings)  # type: ignore[call-overload]
     f(x).backward()
@@ -122,12 +122,12 @@ def test_the_mode_reaches_torch_compile() -> None:
 
 
 def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as that goes without a device: what PyTorch's recorder is told, and that its callables run."""
-    told: list[dict[str, object]] = []
+    """Without a device, only the arguments of PyTorch's recorder and its callables are tested."""
+    reported: list[dict[str, object]] = []
 
     def cudagraphify(compiled: Boxed, fixed: Sequence[int], **settings: object) -> Boxed:
-        told.append({"fixed": list(fixed), "runs": 0, **settings})
-        mine = told[-1]
+        reported.append({"fixed": list(fixed), "runs": 0, **settings})
+        mine = reported[-1]
 
         def run(args: list[object]) -> tuple[object, ...]:
             mine["runs"] += 1  # type: ignore[operator]
@@ -145,10 +145,10 @@ def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
     y.sum().backward()
     torch.testing.assert_close(y, expected)
     assert model[1].num_batches_tracked == 1
-    forward, backward = told
+    forward, backward = reported
     assert [forward["runs"], backward["runs"]] == [1, 1]
-    assert [graph["device_index"] for graph in told] == [3, 3]
-    assert [graph["is_backward"] for graph in told] == [False, True]
+    assert [graph["device_index"] for graph in reported] == [3, 3]
+    assert [graph["is_backward"] for graph in reported] == [False, True]
     names = [info.name for info in forward["placeholders"]]  # type: ignore[attr-defined]
     assert len(names) == 8 and len(forward["fixed"]) == 7, "all but x"  # type: ignore[arg-type]
     changed = forward["mutated_input_idxs"]
@@ -157,7 +157,7 @@ def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
     assert all("recorded as a CUDA graph" in graph.notes for graph in fusion.report(f).graphs)
 
 
-def test_what_was_recorded_is_given_back_with_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recordings_are_freed_with_the_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # else PyTorch's own reset gives back, too
     given_back: list[str] = []
     trees = SimpleNamespace(reset_cudagraph_trees=lambda: given_back.append("all"))

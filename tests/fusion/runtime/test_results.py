@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @torch.library.custom_op("fusion_tests::turned", mutates_args=())
 def turned(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Twice x, column by column, and where x is not 0: as many rows as there are such numbers."""
+    """Return twice x, column by column, and the positions of nonzero elements: a data-dependent number of rows."""
     return (x * 2).t().contiguous().t(), torch.nonzero(x)
 
 
@@ -31,7 +31,7 @@ def _(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_strides_that_were_not_said(dynamic: bool):
+def test_strides_other_than_traced(dynamic: bool):
     f = fusion.fuse(lambda x: turned(x + 1)[0].sin() + 1, dynamic=dynamic, options={"strict": True})
     for rows, columns in ((3, 5), (4, 7), (1, 7)):
         x = torch.randn(rows, columns)
@@ -39,14 +39,14 @@ def test_strides_that_were_not_said(dynamic: bool):
     assert len(fusion.report(f).kernels) % 2 == 0 and fusion.report(f).externs
 
 
-def test_a_shape_that_was_not_said():
+def test_a_shape_other_than_traced():
     f = fusion.fuse(lambda x: turned(x)[1].sum(0) * 2, options={"strict": True})
     torch.testing.assert_close(f(torch.eye(3) * torch.tensor([0.0, 1.0, 0.0])), torch.tensor([2, 2]))
     with pytest.raises(FusionError, match=r"turned.* shape \[3, 2\], but PyTorch traced \[1, 2\]"):
         f(torch.eye(3))
 
 
-def test_what_has_the_traced_layout_is_not_copied():
+def test_a_result_with_the_traced_layout_is_not_copied():
     x = torch.randn(3, 1, 4)
     assert as_traced(x, "x", (3, 1, 4), (4, 4, 1)) is x
     assert as_traced(x, "x", (3, None, 4), (4, 7, 1)) is x
@@ -57,32 +57,32 @@ def test_what_has_the_traced_layout_is_not_copied():
 
 
 def filled(index: Tensor, after: OpOverload, *args: object) -> fx.GraphModule:
-    """What the gradient of `index_fill` asks of an index, traced as PyTorch 2.11 does; `after` reads the rows."""
+    """Return the graph of `index_fill`'s gradient for an index, as PyTorch 2.11 traces it; `after` reads the rows."""
     graph = single_call(aten._unique.default, (index,), (index[:1], torch.empty(0, dtype=torch.long)))
     output = graph.graph.output_node()
     with graph.graph.inserting_before(output):
         rows = graph.graph.placeholder("rows")
-        found = graph.graph.call_function(aten.index_select.default, (rows, 0, output.args[0][0]))
-        end = graph.graph.call_function(after, (found, *args))
+        result = graph.graph.call_function(aten.index_select.default, (rows, 0, output.args[0][0]))
+        end = graph.graph.call_function(after, (result, *args))
         twice = graph.graph.call_function(aten.mul.Tensor, (end, 2))
     mode = output.args[0][0].meta["val"].fake_mode
-    rows.meta["val"], found.meta["val"] = (mode.from_tensor(torch.empty(n, 3)) for n in (4, 1))
-    end.meta["val"] = twice.meta["val"] = after(found.meta["val"], *args)
+    rows.meta["val"], result.meta["val"] = (mode.from_tensor(torch.empty(n, 3)) for n in (4, 1))
+    end.meta["val"] = twice.meta["val"] = after(result.meta["val"], *args)
     output.args = ((twice,),)
     graph.recompile()
     return graph
 
 
-def test_what_data_tells_the_size_of_is_read_by_calls() -> None:
-    """Of as many rows as the index names, each once, where one was said."""
+def test_tensors_of_data_dependent_size_are_read_by_calls() -> None:
+    """The traced size is one row; the real one is the number of distinct indices."""
     index, rows = torch.tensor([3, 1, 3]), torch.randn(4, 3)
     compiled, report = compile_graph(filled(index, aten.sum.default), Options())
-    (found,) = compiled([index, rows])
-    torch.testing.assert_close(found, 2 * (rows[1] + rows[3]).sum())
+    (result,) = compiled([index, rows])
+    torch.testing.assert_close(result, 2 * (rows[1] + rows[3]).sum())
     assert report.kernels and {extern.name for extern in report.externs} >= {"aten.sum.default", "aten._unique.default"}
 
 
-def test_what_is_told_such_a_size_is_refused() -> None:
+def test_an_operation_with_a_data_dependent_size_argument_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"as if its size were known: aten.view"):
         lower(filled(torch.tensor([3, 1, 3]), aten.view.default, [3]))
 

@@ -1,4 +1,4 @@
-"""Gradients of gradients, and derivatives taken forwards, around a fused function: as without it, or an error."""
+"""Second derivatives and forward-mode derivatives around a fused function: as in eager, or an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Function = Callable[..., torch.Tensor]
 
 
 def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """What is saved for backward is not what goes in."""
+    """The saved tensors are not the inputs."""
     return torch.tanh(x @ w).exp()
 
 
@@ -31,7 +31,7 @@ def given() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def penalty(f: Function) -> tuple[torch.Tensor, ...]:
-    """The weight's gradient of a loss that holds a gradient."""
+    """The weight's gradient of a loss that contains a gradient."""
     x, w = given()
     x.requires_grad_()
     out = f(x, w)
@@ -39,8 +39,8 @@ def penalty(f: Function) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(out.sum() + (gradient.norm(dim=1) - 1).square().sum(), [w, x])
 
 
-def of_what_was_computed(f: Function) -> tuple[torch.Tensor, ...]:
-    """The first input was made of another one, which goes in as well."""
+def of_a_computed_input(f: Function) -> tuple[torch.Tensor, ...]:
+    """The first input is computed from another one, which is also passed."""
     x, w = given()
     x.requires_grad_()
     out = f((w.sum() * x).sin(), w) * 2
@@ -95,7 +95,7 @@ def number(f: Function) -> Function:
 
 DERIVATIVES: dict[str, Callable[[Function], object]] = {
     "penalty": penalty,
-    "computed": of_what_was_computed,
+    "computed": of_a_computed_input,
     "third": third,
     "cotangents": by_gradients_of_results,
     "one_result": of_one_result,
@@ -120,7 +120,7 @@ def test_derivatives_around_a_fused_function(name: str) -> None:
     torch.testing.assert_close(derive(fusion.fuse(layer, options=STRICT)), expected)
 
 
-def test_the_report_says_what_ran_eagerly() -> None:
+def test_the_report_says_why_operations_ran_eagerly() -> None:
     fused = fusion.fuse(lambda x, w: layer(x, w) + 1, options=STRICT)
     penalty(fused)
     assert "gradients of gradients" in fusion.report(fused).graphs[-1].failure
@@ -169,8 +169,8 @@ def test_autocast_is_that_of_the_call() -> None:
     torch.testing.assert_close(second(fused), second(layer), rtol=0.1, atol=0.1)
 
 
-def test_views_that_cannot_be_made_again_are_an_error() -> None:
-    """PyTorch takes the gradient of a gradient for zero, where it is one of the inputs."""
+def test_views_that_cannot_be_recreated_are_an_error() -> None:
+    """PyTorch would return zero for the gradient of a gradient with respect to its input."""
     x = torch.randn(3, 4).requires_grad_()
     out = fusion.fuse(lambda x: (lambda y: (y, y.t()))(x.sin()), options=STRICT)(x)[0]
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -191,8 +191,8 @@ DRAWING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", DRAWING)
-def test_random_numbers_are_those_of_the_call(name: str) -> None:
-    """Against differences of the gradients that the region makes, with the same numbers each time."""
+def test_random_numbers_of_the_call_are_drawn_again(name: str) -> None:
+    """Compared with differences of the region's gradients for the same random numbers."""
     f = DRAWING[name]
     fused = fusion.fuse(lambda x: f(x), options=STRICT)
     x = torch.linspace(-1, 2, 12, dtype=torch.float64).view(3, 4).requires_grad_()
@@ -203,9 +203,9 @@ def test_random_numbers_are_those_of_the_call(name: str) -> None:
         torch.manual_seed(3)
         return torch.autograd.grad(fused(at).square().sum(), at, create_graph=create_graph)[0]
 
-    made = gradient(0, create_graph=True)
+    gradients = gradient(0, create_graph=True)
     before = torch.get_rng_state()
-    (second,) = torch.autograd.grad((made * weight).sum(), x)
+    (second,) = torch.autograd.grad((gradients * weight).sum(), x)
     assert torch.equal(torch.get_rng_state(), before)
     expected = ((gradient(1e-6) - gradient(-1e-6)) * weight).sum() / 2e-6
     torch.testing.assert_close((second * along).sum(), expected, rtol=1e-5, atol=1e-6)
@@ -213,7 +213,7 @@ def test_random_numbers_are_those_of_the_call(name: str) -> None:
     assert "gradients of gradients" in fusion.report(fused).graphs[-1].failure
 
 
-def test_random_numbers_that_others_drew_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_of_eager_operations_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the region ran as eager's own operations, which draw otherwise."""
 
     def fail(*args: object, **kwargs: object) -> object:
@@ -244,7 +244,7 @@ def test_a_checkpoint_that_runs_as_it_was_captured_draws_the_same_in_backward(mo
 
 
 def test_a_gradient_that_is_missing_is_no_batch() -> None:
-    """Eigenvectors are given, and have no gradient: AOTAutograd passes None."""
+    """Eigenvectors are an operand without a gradient: AOTAutograd passes None."""
     x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -294,7 +294,7 @@ def test_of_inputs_that_are_changed_in_place() -> None:
 
 
 def test_a_checkpoint_keeps_no_more_than_its_inputs() -> None:
-    """What is computed within it is computed again: a region only remembers such an input, and says if it is gone."""
+    """Intermediate tensors of a checkpoint are recomputed: a region only references such an input weakly."""
     fused = fusion.fuse(lambda h: h.sum() * 2, options=STRICT)
     seen: list[weakref.ref[torch.Tensor]] = []
 

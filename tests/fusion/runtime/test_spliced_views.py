@@ -1,4 +1,4 @@
-"""Views in the module that runs: one call each, where they are needed, and still views where anybody can tell."""
+"""Views in the generated module: one call each, where needed, and views wherever the program can observe it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_chain_of_views_is_one_call(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_views_of_inputs_that_do_not_begin_their_memory(dynamic: bool) -> None:
+def test_views_of_inputs_with_a_storage_offset(dynamic: bool) -> None:
     def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return x.t() @ w.unsqueeze(0).expand(3, -1, -1)[1], x.t()
 
@@ -48,8 +48,8 @@ def test_views_of_inputs_that_do_not_begin_their_memory(dynamic: bool) -> None:
         assert view.data_ptr() == x.data_ptr() and view.stride() == (1, 11)
 
 
-def test_what_a_view_is_asked_does_not_grow_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of hundreds of views in a model, each looked through all results."""
+def test_the_cost_of_a_view_does_not_grow_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of hundreds of views in a model once searched all results."""
 
     def asked(layers: int) -> int:
         count = 0
@@ -90,7 +90,7 @@ def test_a_lone_result_is_a_tensor_that_may_be_changed() -> None:
     torch.testing.assert_close(ours, x.grad)
 
 
-def test_a_change_of_what_backward_has_saved_is_noticed() -> None:
+def test_a_change_of_a_saved_tensor_is_noticed() -> None:
     """A view that backward needs shares its count of changes with the tensor that was returned."""
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,17 +112,17 @@ def heads(x: Tensor, w: Tensor) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(1, -1, 32)
 
 
-def test_what_backward_alone_gets_is_no_view(tmp_path: Path) -> None:
+def test_tensors_saved_for_backward_alone_are_not_views(tmp_path: Path) -> None:
     x, w = torch.randn(1, 64, 48), torch.randn(48, 96, requires_grad=True)
     code = code_of(heads, x, w, folder=tmp_path)
-    made = code.partition("kernels_tanh(")[2].partition("_scaled_dot_product")[0]
-    assert re.findall(r"(\w+)\(", made) == ["memory_in_memory_of"] * 3, code
+    result = code.partition("kernels_tanh(")[2].partition("_scaled_dot_product")[0]
+    assert re.findall(r"(\w+)\(", result) == ["memory_in_memory_of"] * 3, code
     grads = [torch.autograd.grad(run(x, w).square().sum(), w) for run in (heads, fusion.fuse(heads, options=STRICT))]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
-def test_what_backward_gets_of_attention_is_no_view(tmp_path: Path) -> None:
-    """Its result, in rows and turned, once a kernel has read it as PyTorch said that it lies."""
+def test_the_saved_result_of_attention_is_not_a_view(tmp_path: Path) -> None:
+    """This holds for its result in rows and transposed, after a kernel has read it with the traced strides."""
 
     def f(q: Tensor, w: Tensor) -> Tensor:
         q = q.transpose(1, 2)
@@ -138,7 +138,7 @@ def test_what_backward_gets_of_attention_is_no_view(tmp_path: Path) -> None:
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
-def test_views_that_lie_alike_are_one(tmp_path: Path) -> None:
+def test_views_of_equal_layout_are_one(tmp_path: Path) -> None:
     def f(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp()
         return y.view(-1, 200) @ v, y.reshape(600, 200) @ w
@@ -157,7 +157,7 @@ def test_views_of_tensors_without_strides() -> None:
     torch.testing.assert_close(fused(dense.to_sparse(), x), dense.t() @ (x + 1))
 
 
-def test_results_in_several_memories_of_one_kernel_are_apart() -> None:
+def test_results_of_one_kernel_have_separate_storages() -> None:
     def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = x.sin()
         return y.view(-1), y.t(), (x.cos()).view(-1)
@@ -181,7 +181,7 @@ def cut(x: Tensor, w: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_views_that_begin_elsewhere(dynamic: bool, tmp_path: Path) -> None:
+def test_views_with_an_offset(dynamic: bool, tmp_path: Path) -> None:
     fused = fusion.fuse(cut, dynamic=dynamic, options={**STRICT, "dump": tmp_path})
     for rows in (260, 250):
         x, w = torch.randn(rows, 512, dtype=torch.float64), torch.randn(600, 256, dtype=torch.float64)[5:555]
@@ -203,7 +203,7 @@ def test_strides_of_a_result_with_a_dimension_of_one_element() -> None:
 
 
 def test_a_change_through_a_view_of_an_input() -> None:
-    """A cache that is updated at a place, by the library: the count of its changes goes up, as in eager."""
+    """A library call updates a cache at a position: the tensor's version increases, as in eager."""
 
     def f(cache: Tensor, x: Tensor) -> Tensor:
         torch.ops.aten.index_put_(cache[1][:, 2:], [torch.tensor([0, 2])], x.sort(1)[0])

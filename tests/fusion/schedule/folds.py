@@ -23,7 +23,7 @@ INF = float("inf")
 
 
 class Body:
-    """Operands in one dtype, and the folds made of them."""
+    """Operands in one dtype, and folds of them."""
 
     def __init__(self, dtype: torch.dtype = F64) -> None:
         self.dtype = dtype

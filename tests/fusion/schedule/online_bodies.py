@@ -99,7 +99,7 @@ def gated_by_relu(b: Body) -> Folds:
 
 
 def chosen_factor(b: Body) -> Folds:
-    """What is walked chooses between a running value and its product: the factor is 1 or the other one."""
+    """The looped operand selects between a running value and its product: the factor is 1 or the other operand."""
     total, scale = b.squares()
     return total, b.fold("o", "dot", where(op("lt", b.y, b.c(0)), scale, mul(b.x, scale)), b.v)
 

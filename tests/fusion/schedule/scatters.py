@@ -11,7 +11,7 @@ Function = Callable[..., torch.Tensor]
 
 
 def _index(size: int, *shape: int) -> torch.Tensor:
-    """Places below `size` of which some are named often and some never."""
+    """Indices below `size`, of which some occur often and some never."""
     return (torch.rand(shape) ** 2 * size).long()
 
 
@@ -96,6 +96,6 @@ GRADIENTS: dict[str, Function] = {
 
 
 def arguments(function: Function, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs that a function takes, in its order."""
+    """Return the inputs that a function takes, in its order."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return [given[name] for name in names if name in given]

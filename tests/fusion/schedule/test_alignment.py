@@ -21,7 +21,7 @@ ALIGNED = 1008
 
 
 def gradients(scores: torch.Tensor, scale: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A product along the odd axis and one over the other, of a softmax whose rows are too long to be made twice."""
+    """A product along the odd axis and one over the other, of a softmax whose rows are too long to be recomputed."""
     g = (torch.softmax(scores.float(), -1) * scale[:, None]).to(scores.dtype)
     return g @ w, g.t() @ x
 
@@ -37,27 +37,27 @@ def scheduled(function: object, *given: torch.Tensor) -> Schedule:
     return schedule_graph(graph, target, Trace(None, "graph"))[1]
 
 
-def made(schedule: Schedule) -> list[tuple[int, ...]]:
-    """The strides of what kernels make of ROWS × WORDS."""
+def strides_of_results(schedule: Schedule) -> list[tuple[int, ...]]:
+    """Return the strides of the ROWS × WORDS results of kernels."""
     calls = [step for step in schedule.steps if isinstance(step, KernelCall)]
     names = {name for call in calls for name in call.buffers if name.startswith(("_to_copy", "mul", "softmax", "div"))}
-    found = (schedule.program.buffers[name] for name in names)
-    return [tuple(map(int, buffer.strides)) for buffer in found if buffer.shape == (ROWS, WORDS)]
+    results = (schedule.program.buffers[name] for name in names)
+    return [tuple(map(int, buffer.strides)) for buffer in results if buffer.shape == (ROWS, WORDS)]
 
 
-def test_odd_rows_are_apart() -> None:
+def test_odd_rows_are_padded() -> None:
     schedule = scheduled(gradients, *inputs())
-    assert made(schedule) == [(ALIGNED, 1)]
+    assert strides_of_results(schedule) == [(ALIGNED, 1)]
     products = [s for s in schedule.steps if isinstance(s, Extern) and "product" in getattr(s.target, "__name__", "")]
     assert all(step.target.__name__ == "aligned_product" for step in products)
 
 
-def test_what_is_returned_keeps_its_strides() -> None:
+def test_a_returned_tensor_keeps_its_strides() -> None:
     def returned(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
         g = (torch.softmax(given[0].float(), -1) * given[1][:, None]).to(given[0].dtype)
         return g, g @ given[2]
 
-    assert made(scheduled(returned, *inputs())) == [(WORDS, 1)]
+    assert strides_of_results(scheduled(returned, *inputs())) == [(WORDS, 1)]
 
 
 def test_products_of_given_rows_read_a_copy() -> None:
@@ -116,7 +116,7 @@ def test_even_and_wide_rows_stay() -> None:
     assert steps and ALIGNED not in steps
 
 
-def test_a_copy_is_taken_apart_from_what_else_reads_the_rows() -> None:
+def test_other_readers_do_not_use_the_aligned_copy() -> None:
     def given(g: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         h = torch.sort(g * 2, -1).values
         return h, h @ w, h + g
@@ -128,8 +128,8 @@ def test_a_copy_is_taken_apart_from_what_else_reads_the_rows() -> None:
     assert strides["sort_aligned"] == (5008, 1)
 
 
-def test_a_copy_stands_beside_what_is_walked() -> None:
-    """Clusters that were there before the copy keep their members."""
+def test_chained_products_keep_their_cluster_beside_an_aligned_copy() -> None:
+    """Clusters that exist before the copy keep their members."""
 
     def given(q: torch.Tensor, k: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return torch.softmax(q @ k.mT, -1) @ k, g @ w

@@ -17,22 +17,22 @@ def in_double(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 FORWARD = [pytest.param(case, marks=pytest.mark.slow) if case.name == "width 256" else case for case in ATTENTIONS]
-"""Wide heads take a C compiler long; their backward is among the others."""
+"""Wide heads take a C compiler long; their backward is tested with the others."""
 
 
 @pytest.mark.parametrize("case", FORWARD, ids=IDS)
 def test_forward(case: Attention) -> None:
     inputs = case.inputs()
-    found = fusion.explain(case.function, options={"target": "reference", "strict": True})(*inputs)
-    walks = [kernel for kernel in found.kernels if " dot over " in kernel.source]  # others may merge its parts
-    assert len(walks) == 1 and len(found.kernels) <= 3 and not found.externs, str(found)
+    explanation = fusion.explain(case.function, options={"target": "reference", "strict": True})(*inputs)
+    walks = [kernel for kernel in explanation.kernels if " dot over " in kernel.source]  # others may merge its parts
+    assert len(walks) == 1 and len(explanation.kernels) <= 3 and not explanation.externs, str(explanation)
     fused = fusion.fuse(case.function, options={"target": "c", "strict": True})
     assert_as_eager(fused(*inputs), case.function(*inputs), case.function(*in_double(inputs)))
 
 
 @pytest.mark.parametrize("name", ["plain", "causal", "masked rows", "alibi, softcap"])
 def test_large_scores(name: str) -> None:
-    """Scores around ±1e4, far beyond what exp takes."""
+    """Scores around ±1e4, far beyond the range of exp."""
     case = next(case for case in ATTENTIONS if case.name == name)
     inputs = case.inputs(size=100.0)
     fused = fusion.fuse(case.function, options={"target": "c", "strict": True})
@@ -65,7 +65,7 @@ def test_backward(case: Attention) -> None:
     ["plain", "causal", "grouped", "documents", "by hand", "normalised last", "cross", "width 256"],
 )
 def test_nothing_of_queries_by_keys_is_saved(name: str) -> None:
-    """Forward keeps numbers per row for backward, and backward makes the tiles again."""
+    """Forward saves numbers per row for backward, and backward recomputes the tiles."""
     case = next(case for case in ATTENTIONS if case.name == name)
     inputs = case.inputs()
     leaves = [x.clone().requires_grad_() for x in inputs[:3]]
@@ -82,8 +82,8 @@ def test_nothing_of_queries_by_keys_is_saved(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["by hand", "normalised last"])
-def test_backward_of_large_scores_in_halves(name: str, dtype: torch.dtype) -> None:
-    """What forward keeps of a row fits the row that backward recomputes, in a kernel or by the library."""
+def test_backward_of_large_16_bit_scores(name: str, dtype: torch.dtype) -> None:
+    """Row statistics from forward agree with the row that backward recomputes, in a kernel or by the library."""
     case = next(case for case in ATTENTIONS if case.name == name)
     inputs = case.inputs(dtype, size=5.0)
     fused = fusion.fuse(case.function, options={"target": "c", "strict": True})
@@ -94,8 +94,8 @@ def test_backward_of_large_scores_in_halves(name: str, dtype: torch.dtype) -> No
         assert error(mine, true) <= 2 * error(theirs, true)
 
 
-def test_dropout_is_drawn_in_the_walk() -> None:
-    """Its mask is the same numbers again under the same seed, and others under another."""
+def test_dropout_is_drawn_in_the_loop() -> None:
+    """Its mask has the same numbers again under the same seed, and others under another seed."""
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(torch.softmax(q @ k.mT / 8, -1), 0.3) @ v
@@ -112,8 +112,8 @@ def test_dropout_is_drawn_in_the_walk() -> None:
     assert float((mean - exact).abs().mean()) < 0.2 * float((results[0] - exact).abs().mean())
 
 
-def test_weights_that_are_returned_are_made() -> None:
-    """Who wants the probabilities gets them, and the same result."""
+def test_returned_weights_are_stored() -> None:
+    """The stored probabilities are right, and the result is the same."""
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights = torch.softmax(q @ k.mT / 8, -1)
@@ -124,7 +124,7 @@ def test_weights_that_are_returned_are_made() -> None:
     assert_as_eager(fused(*inputs), attend(*inputs), attend(*in_double(inputs)))
 
 
-def test_a_mask_of_vectors_is_made_where_it_is_read() -> None:
+def test_a_mask_of_vectors_is_computed_where_it_is_read() -> None:
     """The gradients of attention over documents read the ids, not a mask of queries × keys that one of them wrote."""
 
     def sums(x: torch.Tensor, y: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,6 +132,6 @@ def test_a_mask_of_vectors_is_made_where_it_is_read() -> None:
         return torch.where(same, x, 0.0).sum(1), torch.where(same, y, 1.0).prod(0)
 
     inputs = (torch.randn(300, 300), torch.randn(300, 300), torch.arange(300) // 70)
-    found = fusion.explain(sums, options={"target": "reference", "strict": True})(*inputs)
-    assert not any("bool[300, 300] written" in kernel.source for kernel in found.kernels), str(found)
+    explanation = fusion.explain(sums, options={"target": "reference", "strict": True})(*inputs)
+    assert not any("bool[300, 300] written" in kernel.source for kernel in explanation.kernels), str(explanation)
     assert_as_eager(fusion.fuse(sums, options={"target": "c"})(*inputs), sums(*inputs), sums(*in_double(inputs)))

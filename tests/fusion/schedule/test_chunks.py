@@ -21,12 +21,12 @@ from fusion.lowering.program import Buffer, Program
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.chunks import InChunks
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 BATCH, LENGTH, WIDTH, WORDS = 4, 70, 260, 1003
 WORKSPACE = 1 << 17
-"""Bytes: a fraction of the logits here, and not a divisor of anything."""
+"""Bytes: a fraction of the logits, and no divisor of any size."""
 
 
 def cross_entropy(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def unreduced(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor
 
 
 class Squared(torch.autograd.Function):
-    """The identity, with a gradient that is not linear in what comes back."""
+    """The identity, with a gradient that is not linear in the incoming one."""
 
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
@@ -143,7 +143,7 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def run(loss: Loss, dtype: torch.dtype, given: torch.dtype, scale: float = 3.0) -> list[torch.Tensor]:
-    """The loss and the gradients of x and w, of inputs of type `given`, computed in `dtype`."""
+    """Return the loss and the gradients of x and w, for inputs of dtype `given`, computed in `dtype`."""
     x, w, t = inputs(given)
     x, w = (each.to(dtype).requires_grad_() for each in (x, w))
     result = loss(x, w, t)
@@ -183,7 +183,7 @@ def test_chunks_without_gradients(loss: Loss) -> None:
     assert any("rows at a time" in note for note in reports[0].notes)
 
 
-def test_backward_only_scales_what_forward_made() -> None:
+def test_backward_only_scales_gradients_from_forward() -> None:
     fused, reports = compiled(cross_entropy)
     run(fused, torch.float32, torch.float32)
     (backward,) = [report for report in reports if report.label == "backward"]
@@ -203,33 +203,33 @@ def test_nothing_as_large_as_the_product_is_moved_at_once() -> None:
 def test_rows_have_gaps_only_where_the_library_asks_for_aligned_rows(
     alignment: int, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody writes into the gaps, and the library of a CPU may read what is there."""
+    """Nothing is written into the gaps, and the library of a CPU may read the memory there."""
     capabilities = replace(CTarget().capabilities, alignment=alignment)
     monkeypatch.setattr(CTarget, "capabilities", property(lambda target: capabilities))
-    found: list[Chunked[Program]] = []
+    actual: list[Chunked[Program]] = []
 
     class Seen(InChunks):
         def __init__(self, chunks: Chunked[Program], results: Sequence[Buffer], bodies: Sequence[Body]) -> None:
-            found.append(chunks)
+            actual.append(chunks)
             super().__init__(chunks, results, bodies)
 
     monkeypatch.setattr("fusion.runtime.splice.InChunks", Seen)
     fused, _ = compiled(cross_entropy)
     check(cross_entropy, fused, torch.float32)
-    buffers = [buffer for chunks in found for body in chunks.bodies for buffer in body.buffers.values()]
+    buffers = [buffer for chunks in actual for body in chunks.bodies for buffer in body.buffers.values()]
     rows = {max(buffer.strides) for buffer in buffers if len(buffer.shape) == 2 and WORDS in buffer.shape}
     assert {size for size in rows if size >= WORDS} == {step}
 
 
 def test_results_of_a_chunk_are_gone_before_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[torch.Tensor]] = []
+    actual: list[weakref.ref[torch.Tensor]] = []
     gone: list[bool] = []
 
     def watched(body: Body) -> Body:
         def run(args: list[object]) -> tuple[torch.Tensor, ...]:
-            gone.extend(tensor() is None for tensor in made)
+            gone.extend(tensor() is None for tensor in actual)
             results = body(args)
-            made[:] = map(weakref.ref, results)
+            actual[:] = map(weakref.ref, results)
             return results
 
         return run
@@ -245,14 +245,14 @@ def test_results_of_a_chunk_are_gone_before_the_next_one_runs(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("loss", [both_ways, unreduced, not_linear], ids=lambda loss: loss.__name__)
-def test_what_cannot_be_cut_stays_whole_and_right(loss: Loss) -> None:
+def test_losses_that_cannot_be_chunked_are_right(loss: Loss) -> None:
     fused, reports = compiled(loss)
     check(loss, fused, torch.float32)
     assert not any("rows at a time" in note for report in reports for note in report.notes)
 
 
 def test_gradients_are_ahead_and_right_without_chunks_too() -> None:
-    """Loss and gradient in one graph: clusters of either lie between each other, and none may wait for itself."""
+    """With loss and gradient in one graph, clusters of both interleave, and none may depend on itself."""
     kept_whole = Options(strict=True, workspace=1 << 40)
     labels: list[str] = []
 
@@ -278,7 +278,7 @@ def test_float16_keeps_the_scale_of_its_loss() -> None:
         assert (a.double() - b).norm() <= 4e-3 * b.norm()
 
 
-def test_logits_that_are_returned_are_whole() -> None:
+def test_returned_logits_are_not_chunked() -> None:
     def both(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = F.linear(x, w)
         return F.cross_entropy(logits.view(-1, WORDS), t.view(-1)), logits
@@ -304,7 +304,7 @@ def test_gradients_can_be_taken_twice() -> None:
 
 
 def saved_by(loss: Loss, keep: list[torch.Tensor] | None) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-    """The loss of x, x, and where all that was saved for backward lies; what is saved is added to `keep`."""
+    """Return the loss of x, x, and the addresses of all tensors saved for backward, which are added to `keep`."""
     x, w, t = inputs(torch.float32)
     x.requires_grad_()
     places: list[int] = []
@@ -320,7 +320,7 @@ def saved_by(loss: Loss, keep: list[torch.Tensor] | None) -> tuple[torch.Tensor,
     return result, x, places
 
 
-def test_gradients_are_scaled_where_they_lie() -> None:
+def test_gradients_are_scaled_in_place() -> None:
     fused, _ = compiled(cross_entropy)
     result, x, places = saved_by(fused, None)
     (gradient,) = torch.autograd.grad(result * 3, x)
@@ -340,7 +340,7 @@ def test_gradients_that_somebody_holds_are_scaled_elsewhere() -> None:
         assert torch.equal(tensor, old)
 
 
-def test_large_enough_workspace_keeps_products_whole() -> None:
+def test_a_large_enough_workspace_avoids_chunks() -> None:
     fused, reports = compiled(cross_entropy, 1 << 30)
     check(cross_entropy, fused, torch.float32)
     assert not reports[0].notes
@@ -348,7 +348,7 @@ def test_large_enough_workspace_keeps_products_whole() -> None:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("loss", [cross_entropy, biased, shifted], ids=lambda loss: loss.__name__)
-def test_one_compilation_makes_chunks_of_any_number_of_rows(loss: Loss, dynamic: bool | None) -> None:
+def test_one_compilation_serves_chunks_of_any_number_of_rows(loss: Loss, dynamic: bool | None) -> None:
     torch._dynamo.reset()
     backend = Backend(Options(strict=True, workspace=WORKSPACE))
     fused = torch.compile(loss, backend=backend, dynamic=dynamic)

@@ -33,7 +33,7 @@ from fusion.schedule.library.copies import merge_copies
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.scheduling import plan
 from fusion.subjects import Scheduling
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 BF16 = torch.bfloat16
@@ -44,7 +44,7 @@ def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor
 
 
 def gated_and_kept(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What training keeps for its backward."""
+    """The forward of training, with the values that backward needs."""
     first, second = F.linear(x, gate), F.linear(x, up)
     return first, second, F.silu(first) * second
 
@@ -80,24 +80,24 @@ SHARED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-def made(shapes: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def random_tensors(shapes: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Random tensors; every second one is not contiguous, as a weight that is stored transposed."""
     tensors = [torch.randn(*shape).to(dtype) for shape in shapes]
     return [t.mT.contiguous().mT if number % 2 else t for number, t in enumerate(tensors)]
 
 
 def grown(function: Function, given: Sequence[torch.Tensor]) -> Schedule:
-    """The schedule of a program of which no product is left to the library."""
+    """Return the schedule of a program in which no product is left to the library."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
     program = inline_cheap_maps(lower(graph))
     return plan(program, grow(program, TritonTarget("sm_90").capabilities), Scheduling(None))
 
 
 def kernels(schedule: Schedule) -> list[Kernel]:
-    found = [step.kernel for step in schedule.steps if isinstance(step, KernelCall)]
-    for kernel in found:
+    results = [step.kernel for step in schedule.steps if isinstance(step, KernelCall)]
+    for kernel in results:
         verify_kernel(kernel)
-    return found
+    return results
 
 
 def only_kernel(function: Function, given: Sequence[torch.Tensor]) -> Kernel:
@@ -108,7 +108,7 @@ def only_kernel(function: Function, given: Sequence[torch.Tensor]) -> Kernel:
 
 
 def scheduled(function: Function, *shapes: tuple[int, ...]) -> Schedule:
-    """The schedule for an H200, of bfloat16 tensors that are never made."""
+    """Return the schedule for an H200, of bfloat16 tensors that are never allocated."""
     target = TritonTarget("sm_90")
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=BF16) for shape in shapes]
@@ -133,7 +133,7 @@ def listed(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tenso
 
 
 def outputs(kernel: Kernel) -> list[torch.Tensor]:
-    """Empty tensors for what a kernel writes."""
+    """Return empty tensors for a kernel's results."""
     return [
         torch.empty_strided([int(n) for n in p.shape], [int(n) for n in p.strides], dtype=p.dtype).fill_(float("nan"))
         for p in kernel.params
@@ -147,7 +147,7 @@ def outputs(kernel: Kernel) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", SHARED)
 def test_products_of_one_operand_are_one_loop(name: str) -> None:
     function, shapes = SHARED[name]
-    kernel = only_kernel(function, made(shapes))
+    kernel = only_kernel(function, random_tensors(shapes))
     (loop,) = [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
     first, second = dots(kernel)
     assert set(loop.body) == {first, second}
@@ -156,9 +156,9 @@ def test_products_of_one_operand_are_one_loop(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", SHARED)
-def test_what_they_give(name: str, dtype: torch.dtype) -> None:
+def test_scheduled_programs_agree_with_eager(name: str, dtype: torch.dtype) -> None:
     function, shapes = SHARED[name]
-    given = made(shapes, dtype)
+    given = random_tensors(shapes, dtype)
     kernel = only_kernel(function, given)
     outs = outputs(kernel)
     run_kernel(kernel, [*ordered(kernel, given), *outs])
@@ -167,15 +167,15 @@ def test_what_they_give(name: str, dtype: torch.dtype) -> None:
 
 
 def ordered(kernel: Kernel, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors in the order of the parameters; those of equal layout keep their order."""
+    """Return the tensors in the order of the parameters; tensors of equal layout keep their order."""
     left = list(given)
-    found = []
+    results = []
     for param in kernel.params:
         if not param.written:
             layout = (tuple(map(int, param.shape)), tuple(map(int, param.strides)))
             position = next(k for k, t in enumerate(left) if (tuple(t.shape), t.stride()) == layout)
-            found.append(left.pop(position))
-    return found
+            results.append(left.pop(position))
+    return results
 
 
 @pytest.mark.parametrize("tokens", [1, 512, 4096])
@@ -194,8 +194,8 @@ def test_every_product_is_left_to_the_library_where_none_gains() -> None:
     def f(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.T @ a, x.T @ b
 
-    found = launches(scheduled(f, *[(4096, 4096)] * 3))
-    assert [isinstance(step, Extern) for step in found] == [True, True]
+    result = launches(scheduled(f, *[(4096, 4096)] * 3))
+    assert [isinstance(step, Extern) for step in result] == [True, True]
 
 
 def gradient_of_gelu(dy: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -204,25 +204,25 @@ def gradient_of_gelu(dy: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> torc
 
 
 @pytest.mark.parametrize(("rows", "length", "columns"), [(200704, 96, 384), (3136, 768, 3072)])
-def test_what_is_computed_behind_a_product_through_pointers_is_paid_for(rows: int, length: int, columns: int) -> None:
+def test_the_epilogue_of_a_product_through_pointers_is_priced(rows: int, length: int, columns: int) -> None:
     """As measured on an H200: 326 and 97 µs in one kernel, 206 and 50 after a product of the library."""
     product, rest = launches(scheduled(gradient_of_gelu, (rows, length), (length, columns), (rows, columns)))
     assert isinstance(product, Extern) and isinstance(rest, KernelCall)
 
 
 def heads_together(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What comes back to a linear layer behind which heads were put before positions."""
+    """The gradient of a linear layer whose result had its heads moved before positions."""
     gradient = torch.tanh(g)
     whole = gradient.transpose(1, 2).reshape(x.shape)
     return whole @ w, whole.T @ x
 
 
-def test_copies_for_the_library_are_made_once_where_they_are_computed() -> None:
-    """As maps, which join what they copy: two calls of `clone` took longer than the products."""
+def test_copies_for_the_library_are_fused_with_their_source_once() -> None:
+    """They are maps, fused with their source: two calls of `clone` took longer than the products."""
     shapes = (4, 12, 1024, 64), (4096, 768), (768, 768)
     schedule = scheduled(heads_together, *shapes)
-    made, *products = launches(schedule)
-    assert isinstance(made, KernelCall) and len(made.written) == 1
+    result, *products = launches(schedule)
+    assert isinstance(result, KernelCall) and len(result.written) == 1
     assert [step.target for step in products if isinstance(step, Extern)] == [torch.ops.aten.mm.default] * 2
     given = [torch.randn(shape).to(BF16) for shape in shapes]
     got = run_program(schedule.program, given)
@@ -230,7 +230,7 @@ def test_copies_for_the_library_are_made_once_where_they_are_computed() -> None:
     assert error(got, want) <= 2 * error(heads_together(*given), want)
 
 
-def test_equal_copies_of_what_is_changed_between_them_stay() -> None:
+def test_equal_copies_with_a_write_between_them_stay() -> None:
     x = Buffer("x", BF16, (sympy.Integer(4),), (sympy.Integer(1),), torch.device("cpu"))
     i = axis_symbol(0)
     copies = [Map(name, (Axis(i, sympy.Integer(4)),), Load("x", (i,), BF16)) for name in ("a", "b")]
@@ -257,10 +257,10 @@ def test_equal_copies_of_what_is_changed_between_them_stay() -> None:
         (BF16, 16, 4096, 16, False),
     ],
 )
-def test_products_over_before_the_library_begins_are_generated(
+def test_products_shorter_than_a_library_call_are_generated(
     dtype: torch.dtype, rows: int, length: int, columns: int, generated: bool
 ) -> None:
-    """As they were measured on an H200: the least that cuBLAS takes is more than the least that a kernel does."""
+    """Measured on an H200: cuBLAS's shortest time is more than a kernel's."""
     with FakeTensorMode():
         given = torch.empty(rows, length, dtype=dtype), torch.empty(length, columns, dtype=dtype)
         graph = make_fx(torch.matmul)(*given)
@@ -304,9 +304,9 @@ REFUSED: dict[str, tuple[Function, tuple[tuple[int, ...], ...], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_products_that_cannot_share_a_loop_do_not(name: str) -> None:
     function, shapes, reason = REFUSED[name]
-    schedule = grown(function, made(shapes))
-    found = [len(dots(kernel)) for kernel in kernels(schedule)]
-    assert (max(found), sum(found)) == (1, 2)
+    schedule = grown(function, random_tensors(shapes))
+    results = [len(dots(kernel)) for kernel in kernels(schedule)]
+    assert (max(results), sum(results)) == (1, 2)
     assert not reason or any(reason in refusal.reason for refusal in schedule.refusals)
 
 
@@ -326,17 +326,17 @@ def mixed(x: torch.Tensor, first: torch.Tensor, bias: torch.Tensor, second: torc
 
 
 def forward_of(function: Function, *shapes: tuple[int, ...]) -> Schedule:
-    """The schedule of its forward, of which backward recomputes what is larger than what it is made of."""
-    target, found = TritonTarget("sm_90"), list[Schedule]()
+    """Return the schedule of its forward; backward recomputes results that are larger than their operands."""
+    target, result = TritonTarget("sm_90"), list[Schedule]()
 
     def compile_one(graph: GraphModule, label: str) -> Boxed:
-        found.append(schedule_graph(graph, target, Trace(None, label))[1])
+        result.append(schedule_graph(graph, target, Trace(None, label))[1])
         return lambda inputs: graph(*inputs)
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [torch.empty(shape, dtype=BF16, requires_grad=True) for shape in shapes]
         torch.compile(function, backend=aot_backend(compile_one, of_everything))(*given)
-    return found[0]
+    return result[0]
 
 
 def test_a_function_of_a_product_is_computed_where_the_product_is() -> None:

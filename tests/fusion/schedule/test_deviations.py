@@ -21,8 +21,8 @@ from tests.fusion.agreement import assert_as_eager
 
 def kernels(function: Callable[..., object], *args: Tensor) -> list[str]:
     """The kernels of one graph, where many programs run side by side."""
-    found = fusion.explain(function, options={"target": "reference", "strict": True})(*args)
-    return [kernel.source for kernel in found.kernels]
+    explanation = fusion.explain(function, options={"target": "reference", "strict": True})(*args)
+    return [kernel.source for kernel in explanation.kernels]
 
 
 def check(function: Callable[..., object], *args: Tensor, target: str = "reference") -> None:
@@ -32,8 +32,8 @@ def check(function: Callable[..., object], *args: Tensor, target: str = "referen
 
 
 def noise(*shape: int, about: float = 0.0, channels_last: bool = False) -> Tensor:
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + about
-    return made.to(memory_format=torch.channels_last) if channels_last else made
+    result = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + about
+    return result.to(memory_format=torch.channels_last) if channels_last else result
 
 
 def third_moment(x: Tensor) -> Tensor:
@@ -47,25 +47,25 @@ def test_a_variance_is_that_of_parts_about_their_own_means(length: int, about: f
     x[1, 5:] *= 1 + torch.arange(length - 5) / length  # whose parts differ in mean and variance
     for function in (lambda x: x.var(-1), lambda x: torch.var_mean(x, -1), lambda x: x.std(-1, correction=0)):
         assert len(kernels(function, x)) == 2
-        found = fusion.fuse(function, options={"target": "reference", "strict": True})(x)
-        torch.testing.assert_close(found, function(x.double()), rtol=2e-7, atol=1e-6, check_dtype=False)
+        result = fusion.fuse(function, options={"target": "reference", "strict": True})(x)
+        torch.testing.assert_close(result, function(x.double()), rtol=2e-7, atol=1e-6, check_dtype=False)
 
 
 def test_a_norm_reads_long_rows_twice() -> None:
     x = noise(4, 6, 200, 210, about=3.0)
-    found = kernels(lambda x: F.group_norm(x, 3), x)
-    assert [text.count("in0[") > 0 and "40000" in text for text in found].count(True) <= 2 and len(found) == 3
+    result = kernels(lambda x: F.group_norm(x, 3), x)
+    assert [text.count("in0[") > 0 and "40000" in text for text in result].count(True) <= 2 and len(result) == 3
     check(lambda x: F.group_norm(x, 3), x)
 
 
-def test_what_is_no_square_is_split_alone() -> None:
+def test_moments_other_than_the_second_are_split_separately() -> None:
     x = noise(2, 1 << 18, about=2.0)
     assert len(kernels(third_moment, x)) == 4
     check(third_moment, x)
 
 
 @pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan"), 1e25])
-def test_what_is_not_finite_is_seen(special: float) -> None:
+def test_numbers_that_are_not_finite_propagate(special: float) -> None:
     x = noise(3, 1 << 17)
     x[1, 70_000] = special
     fused = fusion.fuse(lambda x: x.var(-1), options={"target": "reference", "strict": True})
@@ -73,7 +73,7 @@ def test_what_is_not_finite_is_seen(special: float) -> None:
 
 
 def test_parts_behind_the_end_count_for_nothing() -> None:
-    """As many parts as were good for the length that was traced."""
+    """The number of parts was chosen for the traced length."""
     fused = fusion.fuse(torch.var_mean, options={"target": "reference", "strict": True})
     for length in (131_101, 300, 70, 2):
         x = noise(3, length, about=5.0)
@@ -143,18 +143,18 @@ def test_a_norm_behind_another_is_cut_as_well() -> None:
         return batch_norm(F.max_pool2d(batch_norm(x, weight, bias), 3, 2, 1), weight, bias)
 
     x, weight, bias = noise(6, 64, 120, 96, about=2.0, channels_last=True), noise(64, about=1.0), noise(64)
-    found = kernels(twice, x, weight, bias)
-    assert sum(text.count(" = sum over ") for text in found) == 12, found  # two norms, in parts and merged
+    result = kernels(twice, x, weight, bias)
+    assert sum(text.count(" = sum over ") for text in result) == 12, result  # two norms, in parts and merged
     check(twice, x, weight, bias)
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 56, 56), (64, 32, 28, 28)])
-def test_what_is_summed_up_is_made_in_the_same_pass(shape: tuple[int, ...]) -> None:
-    """Parts are rows of the image: so what is stored of it, too, is made where it is summed."""
+def test_the_summed_operand_is_stored_in_the_same_pass(shape: tuple[int, ...]) -> None:
+    """Parts are rows of the image, so the operand is stored in the kernel that sums it."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        made = torch.where(x > 0, x * y + y, 0)
-        return made, made.sum((0, 2, 3))
+        result = torch.where(x > 0, x * y + y, 0)
+        return result, result.sum((0, 2, 3))
 
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=torch.bfloat16).to(memory_format=torch.channels_last) for _ in range(2)]

@@ -45,7 +45,7 @@ def names(program: Program) -> set[str]:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_they_would_lose_is_kept(name: str) -> None:
+def test_exact_differences_keep_their_precision(name: str) -> None:
     given = lowered(EXACT[name], STEPS)
     program = exact_differences(given)
     verify_program(program)
@@ -57,7 +57,7 @@ def test_what_they_would_lose_is_kept(name: str) -> None:
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("target", ["c", "reference"])
 def test_equal_numbers_differ_by_a_positive_zero(name: str, target: str) -> None:
-    """Its reciprocal says which zero it is."""
+    """The reciprocal shows the sign of the zero."""
     zeros = torch.tensor([0.0, -0.0])
     fused = fusion.fuse(lambda t: 1 / EXACT[name](t), options={"target": target, "strict": True})
     torch.testing.assert_close(fused(zeros), 1 / EXACT[name](zeros), equal_nan=True)
@@ -69,12 +69,12 @@ def test_large_powers_are_as_near_as_eager_s(base: float) -> None:
     exact = base ** t.double() - 1
     program = exact_differences(lowered(lambda t: base**t - 1, t))
     (ours,), eagers = run_program(program, [t]), base**t - 1
-    off, own = (((found - exact) / exact).abs().mean() for found in (ours, eagers))
+    off, own = (((result - exact) / exact).abs().mean() for result in (ours, eagers))
     assert off <= 1.1 * own
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_others_stay(name: str) -> None:
+def test_other_differences_are_unchanged(name: str) -> None:
     program = lowered(OTHERS[name], STEPS)
     assert exact_differences(program) is program
 

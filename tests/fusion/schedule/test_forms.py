@@ -30,7 +30,7 @@ Program = Callable[..., torch.Tensor]
 def scheduled(
     program: Program, shape: tuple[int, ...], target: TritonTarget = TARGET
 ) -> tuple[KernelCall, list[Tuning]]:
-    """The kernel with the walk, and what was weighed for it."""
+    """Return the kernel with the loop over keys, and the alternatives that were priced for it."""
     given = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(3)]
     graph = make_fx(program, tracing_mode="fake")(*given)
     _, schedule = schedule_graph(graph, target, Trace(None, "forward"))
@@ -53,14 +53,14 @@ def test_both_forms_are_priced() -> None:
         ((16, 8, 384, 128), "a loop of 384 is over before the ring is full"),
     ],
 )
-def test_the_report_says_why_it_is_the_other_form(shape: tuple[int, ...], why: str) -> None:
+def test_the_report_says_why_a_form_was_refused(shape: tuple[int, ...], why: str) -> None:
     call, (tuning,) = scheduled(attentions.plain, shape)
     taken, refused = tuning.trials
     assert (taken.name, refused.name, tuning.chosen) == (GENERATED, GROUPED, 0)
     assert taken.predicted == kernel_time(call, TARGET) and why in str(refused)
 
 
-def test_where_there_is_one_form_nothing_is_said() -> None:
+def test_a_single_form_is_not_reported() -> None:
     _, tunings = scheduled(attentions.plain, HEADS, TritonTarget("sm_80"))
     assert not tunings
 
@@ -70,8 +70,8 @@ def priced(length: int, form: str) -> float:
     return kernel_time(call, TARGET, form) / call.flops
 
 
-def test_short_walks_cost_more_for_what_they_compute() -> None:
-    """What a block of rows needs before and after its walk is the same for any length, and more in groups."""
+def test_short_loops_cost_more_per_operation() -> None:
+    """The work of a block of rows before and after its loop does not depend on the length, and is more in groups."""
     assert priced(512, GROUPED) > 1.3 * priced(4096, GROUPED)
     ratios = [priced(length, GENERATED) / priced(length, GROUPED) for length in (512, 4096)]
     assert 1.0 < ratios[0] < ratios[1]

@@ -50,7 +50,7 @@ from tests.fusion.schedule.online_bodies import (
     softcap,
     temperature,
 )
-from tests.fusion.schedule.online_walks import inputs, one_walk, run, streamed, walk_by_walk
+from tests.fusion.schedule.online_loops import in_one_loop, inputs, loop_by_loop, run, streamed
 
 # Bodies with an online form -------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ ACCUMULATORS: dict[Callable[[Body], Folds], int] = {
 
 
 DIFFERENCES = (centred_linear, shifted_maximum, masked_maximum)
-"""What is left of these is a difference of a sum or maximum and a mean."""
+"""These reduce to the difference of a sum or maximum and a mean."""
 
 
 # Form -----------------------------------------------------------------------------------------------------------------
@@ -143,23 +143,23 @@ DIFFERENCES = (centred_linear, shifted_maximum, masked_maximum)
 
 @pytest.mark.parametrize("body", FORMS, ids=lambda body: body.__name__)
 def test_the_form_is_the_one_a_person_would_write(body: Callable[[Body], Folds]) -> None:
-    _, _, found = streamed(body(Body(F32)))
+    _, _, result = streamed(body(Body(F32)))
     accumulators, value = FORMS[body]
     got = [
         (fold.op, ", ".join(map(format_expr, fold.args)), format_expr(fold.carry) if fold.carry else "")
-        for fold in found.folds
+        for fold in result.folds
     ]
-    assert (got, format_expr(found.value)) == (accumulators, value)
+    assert (got, format_expr(result.value)) == (accumulators, value)
 
 
 def test_entropy_shares_the_sum_and_keeps_its_shift() -> None:
-    """x - m is small where x and m are not, so m stays; Σ exp(x - m) is there already."""
-    _, _, found = streamed(entropy(Body(F32)))
-    (fold,) = found.folds
+    """x - m is small where x and m are not, so m stays; Σ exp(x - m) exists already."""
+    _, _, result = streamed(entropy(Body(F32)))
+    (fold,) = result.folds
     assert format_expr(fold.args[0]).splitlines()[-1] == "exp(%1) * %1"
     assert fold.carry is not None
     assert "l' * where(m' == -inf, 0.0, where(m' == m, 0.0, m' - m))" in format_expr(fold.carry)
-    assert "log(" in format_expr(found.value)
+    assert "log(" in format_expr(result.value)
     assert "log(" not in format_expr(fold.args[0])
 
 
@@ -176,10 +176,10 @@ def test_of_layers_that_differ_in_names_only_the_first_is_tried(
         raise AssertionError("it was tried again")
 
     monkeypatch.setattr("fusion.schedule.online.Trial", again)
-    found, total, _ = streamed([other.fold(fold) for fold in folds])
+    result, total, _ = streamed([other.fold(fold) for fold in folds])
     parts = {fold.name: f"t9_{fold.name}" for fold in accumulators}
     other = Names(other.buffers, {**other.tiles, **parts})
-    assert found == tuple(other.fold(fold) for fold in accumulators)
+    assert result == tuple(other.fold(fold) for fold in accumulators)
     assert total is other.values([value])[0]
 
 
@@ -192,7 +192,7 @@ def test_factors_and_stand_ins_are_one_object() -> None:
     assert total.carry.children()[1] is mixed.carry.children()[1]
 
 
-def test_independent_folds_stay_what_they_are() -> None:
+def test_independent_folds_are_unchanged() -> None:
     b = Body()
     top, fold = b.top(), b.fold("t", "sum", b.x)
     assert online(fold, {"m": top}) == Online((fold,), fold.ref)
@@ -210,23 +210,23 @@ def test_a_rounding_stays_on_the_operand(narrow: torch.dtype) -> None:
     assert accumulators[2].args[0].arg is accumulators[1].args[0]
     assert accumulators[2].dtype is F32
     assert format_expr(result) == "o / where(m == -inf, nan, l)"
-    want = walk_by_walk(normalised_attention(Body()), inputs())
-    got = one_walk((top, total, mixed), inputs(), F32, narrow)
+    want = loop_by_loop(normalised_attention(Body()), inputs())
+    got = in_one_loop((top, total, mixed), inputs(), F32, narrow)
     torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2)
 
 
-def test_what_was_widened_is_not_rounded_again() -> None:
+def test_a_widened_operand_is_not_rounded_again() -> None:
     b = Body(F32)
     total, scale = b.squares()
     half = Load("h", (S,), F16)
     mixed = b.fold("o", "dot", Cast(mul(Cast(half, F32), scale), F16), Load("v", b.v.index, F16))
-    found = online(mixed, {"q": total})
-    assert isinstance(found, Online)
-    assert found.folds[0].args[0] is half
+    result = online(mixed, {"q": total})
+    assert isinstance(result, Online)
+    assert result.folds[0].args[0] is half
 
 
 def test_integers_that_divide_are_no_trouble() -> None:
-    """Numbers are drawn for what is loaded; where they give a divisor of 0, it is not what is tried."""
+    """Trials draw numbers for the loads; a divisor of 0 among them must not fail the trial."""
     b = Body(F32)
     number = Load("i", (S,), torch.int64)
     group = op("floordiv", number, sub(number, number))
@@ -237,15 +237,15 @@ def test_integers_that_divide_are_no_trouble() -> None:
 
 @pytest.mark.parametrize("kind", ["argmax", "sum", "max"])
 def test_running_integers_are_positions(kind: str) -> None:
-    """They are tried as integers, so that what is found at a position is chosen by one."""
+    """Trials draw them as integers, since they select positions."""
     b = Body(F32)
     given = (b.x, IndexValue(S)) if kind == "argmax" else (Load("i", (S,), torch.int64),)
     running = Fold("n", kind, given, (S,), torch.int64)
     one, two, three = (const(k, torch.int64) for k in (1, 2, 3))
     place = op("checked", op("remainder", running.ref, three), three, two, const(0, torch.int64))
-    found = online(b.fold("l", "sum", where(op("eq", place, one), b.x, b.c(0))), {"n": running})
-    assert isinstance(found, Online)
-    assert [fold.args for fold in found.folds] == [(b.x,)]
+    result = online(b.fold("l", "sum", where(op("eq", place, one), b.x, b.c(0))), {"n": running})
+    assert isinstance(result, Online)
+    assert [fold.args for fold in result.folds] == [(b.x,)]
 
 
 # Meaning --------------------------------------------------------------------------------------------------------------
@@ -253,10 +253,10 @@ def test_running_integers_are_positions(kind: str) -> None:
 
 @pytest.mark.parametrize("special", ["", "rising", "low", "masked", "infinite", "nan"])
 @pytest.mark.parametrize("body", ACCUMULATORS, ids=lambda body: body.__name__)
-def test_one_walk_gives_what_one_after_the_other_gives(body: Callable[[Body], Folds], special: str) -> None:
+def test_one_loop_agrees_with_separate_loops(body: Callable[[Body], Folds], special: str) -> None:
     folds, given = body(Body()), inputs(special)
-    want = walk_by_walk(folds, given)
-    got = one_walk(folds, given)
+    want = loop_by_loop(folds, given)
+    got = in_one_loop(folds, given)
     if not special:
         assert want.isfinite().all()
     size = max(1.0, float(want[want.isfinite()].abs().max())) if want.isfinite().any() else 1.0
@@ -269,7 +269,7 @@ def test_one_walk_gives_what_one_after_the_other_gives(body: Callable[[Body], Fo
 @pytest.mark.parametrize("operation", ["sum", "dot"])
 @pytest.mark.parametrize("sign", ["factor", "divisor", "own"])
 def test_a_sum_of_zeros_is_not_negative(operation: str, sign: str) -> None:
-    """It begins with 0.0, to which each −0.0 is added; what waits is negative."""
+    """It starts at 0.0, to which each −0.0 is added, while the pending factor is negative."""
     b = Body()
     total = b.fold("t", "sum", b.x)
     value = {
@@ -280,8 +280,8 @@ def test_a_sum_of_zeros_is_not_negative(operation: str, sign: str) -> None:
     folds = total, b.fold("o", operation, *((value, b.v) if operation == "dot" else (value,)))
     given = {**inputs(), "x": torch.full_like(inputs()["x"], -1.0), "y": torch.zeros_like(inputs()["y"])}
     given["v"] = given["v"].abs()
-    for walked in (walk_by_walk, one_walk):
-        got = walked(folds, given)
+    for looped in (loop_by_loop, in_one_loop):
+        got = looped(folds, given)
         assert not got.any() and not got.signbit().any()
 
 
@@ -293,12 +293,12 @@ def test_as_many_accumulators_as_the_rank(body: Callable[[Body], Folds]) -> None
 @pytest.mark.parametrize("special", ["", "rising", "low"])
 @pytest.mark.parametrize("body", ACCUMULATORS, ids=lambda body: body.__name__)
 def test_float32_is_as_exact_as_one_after_the_other(body: Callable[[Body], Folds], special: str) -> None:
-    """Twice the error of folding one after the other, and that of rounding what is added."""
+    """The error is at most twice that of separate loops, and that of rounding the terms."""
     given = {name: tensor.float().double() for name, tensor in inputs(special).items()}
     folds = body(Body(F32))
-    want = walk_by_walk(body(Body()), given)
+    want = loop_by_loop(body(Body()), given)
     direct = run([Loop((S,), (fold,)) for fold in folds], folds[-1].ref, given, F32, F32).double()
-    got = one_walk(folds, given, F32, F32).double()
+    got = in_one_loop(folds, given, F32, F32).double()
     finite = want.isfinite() & direct.isfinite()
     assert finite.any()
     size = float(want[finite].abs().max())
@@ -312,7 +312,7 @@ def test_float32_is_as_exact_as_one_after_the_other(body: Callable[[Body], Folds
 
 def test_a_fully_masked_row_is_nan_and_zero_where_that_is_asked_for() -> None:
     for body, expected in ((attention, float("nan")), (normalised_attention, float("nan")), (safe_attention, 0.0)):
-        got = one_walk(body(Body()), inputs("masked"))
+        got = in_one_loop(body(Body()), inputs("masked"))
         torch.testing.assert_close(got[0], torch.full((COLUMNS,), expected, dtype=F64), equal_nan=True)
         assert got[4].isfinite().all()
 
@@ -321,10 +321,10 @@ def test_a_fully_masked_row_is_nan_and_zero_where_that_is_asked_for() -> None:
 
 
 def test_a_running_value_is_not_the_final_one() -> None:
-    """What the carry is for: without it, a sum keeps what it added with older running values."""
+    """This is why folds carry: otherwise a sum would keep terms with older running values."""
     *earlier, last = denominator(Body())
     given = inputs("rising")
     with_running = replace(last, carry=last.before)
     got = run((Loop((S,), (*earlier, with_running)),), last.ref, given, F64, F64)
-    want = walk_by_walk((*earlier, last), given)
+    want = loop_by_loop((*earlier, last), given)
     assert (got > 1.5 * want).any()

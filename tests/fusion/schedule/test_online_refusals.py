@@ -85,13 +85,13 @@ def shifted_by_a_mean(b: Body) -> Folds:
 
 
 def shifted_by_another(b: Body) -> Folds:
-    """Where x has only seen -inf, y has seen something."""
+    """Where x has only been -inf, y has been finite."""
     top = b.top()
     return top, b.fold("o", "sum", exp(sub(b.y, top.ref)))
 
 
 def masked_late(b: Body) -> Folds:
-    """Σ exp(x - m) over some: NaN or 0, as the mask says, where all of them are -inf."""
+    """Σ exp(x - m) over a mask: where all x are -inf, it is NaN or 0, depending on the mask."""
     some = op("le", IndexValue(S), IndexValue(2 * ROW))
     top = b.top(where(some, b.x, b.c(-INF)))
     return top, b.fold("o", "sum", where(some, exp(sub(b.x, top.ref)), b.c(0)))
@@ -137,7 +137,7 @@ def half_overflow(b: Body) -> Folds:
 
 
 def sum_of_rounded(b: Body) -> Folds:
-    """What is left of each beside it reads the same rounded numbers."""
+    """The folds fused with each sum read the same rounded numbers."""
     b = Body(F32)
     top, total, power = b.softmax()
     return top, total, b.fold("o", "sum", Cast(Cast(div(power, total.ref), BF16), F32))
@@ -187,6 +187,6 @@ REFUSED: dict[Callable[[Body], Folds], str] = {
 @pytest.mark.parametrize("body", REFUSED, ids=lambda body: body.__name__)
 def test_refused_with_the_reason(body: Callable[[Body], Folds]) -> None:
     *earlier, last = body(Body())
-    found = online(last, {fold.name: fold for fold in earlier})
-    assert isinstance(found, str)
-    assert REFUSED[body] in found
+    result = online(last, {fold.name: fold for fold in earlier})
+    assert isinstance(result, str)
+    assert REFUSED[body] in result

@@ -30,7 +30,7 @@ GPU = TritonTarget("sm_90")
 
 
 def scheduled(function: Function, shapes: Sequence[tuple[int, ...]], target: Target | None = None) -> Schedule:
-    """The schedule for bfloat16 tensors that are never made."""
+    """Return the schedule for bfloat16 tensors that are never allocated."""
     target = target or ReferenceTarget()
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
@@ -75,7 +75,7 @@ def test_leaves_of_many_sizes_are_one_launch(target: Target) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 17), (3, 0), (0, 0)])
-def test_rows_without_elements_are_beside_nothing(shape: tuple[int, int]) -> None:
+def test_rows_without_elements_share_no_launch(shape: tuple[int, int]) -> None:
     def function(x: torch.Tensor, *empty: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.sigmoid(), *(y[None].expand(3, *shape).exp() for y in empty), *(y.mT * 2 for y in empty)
 
@@ -89,8 +89,8 @@ def test_a_launch_takes_no_more_tensors_than_a_target_allows() -> None:
         def capabilities(self) -> Capabilities:
             return replace(super().capabilities, max_params=6)
 
-    found = launches(leaves, *((n,) for n in range(10, 20)), target=Few())
-    assert [len(kernel(step).params) for step in found] == [6, 6, 6, 2]
+    result = launches(leaves, *((n,) for n in range(10, 20)), target=Few())
+    assert [len(kernel(step).params) for step in result] == [6, 6, 6, 2]
 
 
 def test_projections_of_a_row_with_grouped_heads_are_one_launch() -> None:
@@ -103,19 +103,19 @@ def test_kernels_of_other_needs_keep_their_launches() -> None:
         return torch.tanh(a), F.softmax(b, -1), F.softmax(c, -1)
 
     for widest, count in ((1024, 2), (16384, 3)):  # pointwise, a warp or two per row, sixteen
-        found = launches(f, (70,), (40, 700), (40, widest), target=GPU)
-        assert len(found) == count
+        result = launches(f, (70,), (40, 700), (40, widest), target=GPU)
+        assert len(result) == count
 
 
 def test_large_kernels_keep_their_launches() -> None:
     assert len(launches(leaves, (1 << 14, 1 << 14), (1 << 14, 1 << 13), target=GPU)) == 2
 
 
-# What must come before what -------------------------------------------------------------------------------------------
+# The order of launches -----------------------------------------------------------------------------------------------
 
 
 def test_a_path_keeps_kernels_apart() -> None:
-    """What comes before and after the extern are never beside each other; the third one is free."""
+    """Kernels before and after the extern never share a launch; the third one may join either."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         first = torch.tanh(x)
@@ -127,7 +127,7 @@ def test_a_path_keeps_kernels_apart() -> None:
     assert sum(isinstance(step, Extern) for step in steps) == 1
 
 
-def test_what_waits_for_a_later_input_is_launched_later() -> None:
+def test_a_kernel_that_waits_for_a_later_input_is_launched_later() -> None:
     """The free kernel comes first in the program, but may only share a launch after the extern."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -184,7 +184,7 @@ def test_sizes_that_change(target: str) -> None:
     assert len(report(fused).kernels) == 1
 
 
-def test_tables_of_zeros_are_made_when_they_are_needed() -> None:
+def test_tables_of_zeros_are_filled_when_they_are_needed() -> None:
     """Gradients of embeddings: each is held until it is cast, and so would all be that one kernel fills or adds to."""
 
     def added_up(*rows: torch.Tensor) -> list[torch.Tensor]:

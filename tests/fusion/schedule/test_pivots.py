@@ -19,8 +19,8 @@ def layer_norm(x: Tensor) -> Tensor:
 
 
 def residual(x: Tensor) -> tuple[Tensor, Tensor]:
-    made = x * 0.75 + 3
-    return made, layer_norm(made)
+    result = x * 0.75 + 3
+    return result, layer_norm(result)
 
 
 def by_hand(x: Tensor) -> Tensor:
@@ -44,15 +44,15 @@ CENTRED = (layer_norm, residual, by_hand, third_moment, behind_a_product, group_
 
 
 def kernels(function: Callable[..., object], *args: Tensor, target: str = "reference") -> list[str]:
-    found = fusion.explain(function, options={"target": target, "strict": True})(*args)
-    return [kernel.source for kernel in found.kernels]
+    explanation = fusion.explain(function, options={"target": target, "strict": True})(*args)
+    return [kernel.source for kernel in explanation.kernels]
 
 
 def has_pivot(text: str) -> bool:
-    """Is the first sum one of differences from what does not vary along it?"""
+    """Is the first sum over differences from an operand that does not vary along it?"""
     names = dict(re.findall(r"^  (%\d+) = (.*)$", text, re.MULTILINE))
-    found = re.search(r"sum0 = sum over (.*) of %\d+ - (.*)$", text, re.MULTILINE)
-    return found is not None and not any(axis in names.get(found[2], found[2]) for axis in found[1].split())
+    match = re.search(r"sum0 = sum over (.*) of %\d+ - (.*)$", text, re.MULTILINE)
+    return match is not None and not any(axis in names.get(match[2], match[2]) for axis in match[1].split())
 
 
 @pytest.mark.parametrize("target", ["reference", "c"])
@@ -87,7 +87,7 @@ def test_rows_that_may_be_empty_have_no_first_element() -> None:
 
 @pytest.mark.parametrize("target", ["reference", "c"])
 @pytest.mark.parametrize("function", CENTRED)
-def test_rows_are_as_near_as_eager_wherever_they_lie(function: Callable[[Tensor], object], target: str) -> None:
+def test_rows_around_any_mean_are_as_near_as_eager(function: Callable[[Tensor], object], target: str) -> None:
     fused = fusion.fuse(function, options={"target": target, "strict": True})
     for about in (0.0, 30.0, -1e4):
         x = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0)) + about
@@ -95,17 +95,17 @@ def test_rows_are_as_near_as_eager_wherever_they_lie(function: Callable[[Tensor]
 
 
 @pytest.mark.parametrize("target", ["reference", "c"])
-def test_a_first_element_far_from_all_others_costs_no_more_than_a_last_place_of_its_own(target: str) -> None:
+def test_a_distant_first_element_costs_at_most_one_unit_in_its_last_place(target: str) -> None:
     x = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0))
     x[:, 0] = 1e3
     exact = layer_norm(x.double())
-    found = fusion.fuse(layer_norm, options={"target": target, "strict": True})(x)
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2 * torch.finfo(x.dtype).eps * exact.max().item())
+    result = fusion.fuse(layer_norm, options={"target": target, "strict": True})(x)
+    torch.testing.assert_close(result.double(), exact, rtol=0, atol=2 * torch.finfo(x.dtype).eps * exact.max().item())
 
 
 @pytest.mark.parametrize("special", [float("inf"), float("nan")])
 @pytest.mark.parametrize("place", [0, 3, 39])
-def test_what_is_not_finite_is_seen(special: float, place: int) -> None:
+def test_numbers_that_are_not_finite_propagate(special: float, place: int) -> None:
     x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
     x[1, place] = special
     torch.testing.assert_close(fusion.fuse(layer_norm)(x), layer_norm(x), equal_nan=True)
@@ -116,31 +116,31 @@ def test_the_pivot_is_loaded_from_the_row(function: Callable[[Tensor], object]) 
     assert any(has_pivot(text) for text in kernels(function, torch.randn(8, 1200)))
 
 
-def norm_of_what_is_needed_no_more(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def norm_as_the_last_reader(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The product is last read by the norm, whose mean is stored, too."""
-    made = x @ w
-    norm, mean, factor = torch.native_layer_norm(made + made.amax(0) * y, made.shape[-1:], None, None, 1e-5)
+    result = x @ w
+    norm, mean, factor = torch.native_layer_norm(result + result.amax(0) * y, result.shape[-1:], None, None, 1e-5)
     return norm, mean, factor
 
 
 def test_a_row_whose_first_element_is_read_by_all_of_it_is_not_written_over() -> None:
     generator = torch.Generator().manual_seed(0)
     x, w, y = (torch.randn(*sizes, generator=generator) + 1 for sizes in ((256, 64), (64, 192), (256, 192)))
-    exact = norm_of_what_is_needed_no_more(x.double(), w.double(), y.double())
+    exact = norm_as_the_last_reader(x.double(), w.double(), y.double())
     for target in ("reference", "c"):
-        fused = fusion.fuse(norm_of_what_is_needed_no_more, options={"target": target, "strict": True})
-        for mine, theirs, truth in zip(fused(x, w, y), norm_of_what_is_needed_no_more(x, w, y), exact, strict=True):
+        fused = fusion.fuse(norm_as_the_last_reader, options={"target": target, "strict": True})
+        for mine, theirs, truth in zip(fused(x, w, y), norm_as_the_last_reader(x, w, y), exact, strict=True):
             assert_as_eager(mine, theirs, truth)
-    (text,) = (text for text in kernels(norm_of_what_is_needed_no_more, x, w, y) if "rsqrt" in text)
+    (text,) = (text for text in kernels(norm_as_the_last_reader, x, w, y) if "rsqrt" in text)
     assert "in0[192*i0 + r0] - in0[192*i0]\n" in text and "store in0" not in text
 
 
 def test_on_a_gpu_the_mean_that_is_stored_is_that_of_the_row() -> None:
-    """It is stored behind the norm, and was computed again from the first element, of the norm by then."""
+    """It is stored after the norm; a recomputation would read the first element of the normalised row."""
     pytest.importorskip("triton")
     given = (torch.empty(sizes, device="meta") for sizes in ((256, 300), (300, 192), (256, 192)))
-    made = fusion.export_kernels(norm_of_what_is_needed_no_more, *given, target="triton", arch="sm_90")
-    (text,) = (kernel.source for kernel in made.kernels if "tl.rsqrt" in kernel.source)
+    result = fusion.export_kernels(norm_as_the_last_reader, *given, target="triton", arch="sm_90")
+    (text,) = (kernel.source for kernel in result.kernels if "tl.rsqrt" in kernel.source)
     stores = text.index("tl.store")
     assert "tl.load" not in text[stores:]
 
@@ -167,6 +167,6 @@ def of_a_softmax(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", [mean, sum_and_deviations, of_a_softmax, of_a_costly_row, variance])
-def test_other_sums_are_taken_as_they_are(function: Callable[..., object]) -> None:
-    """Of no deviations, stored, of what other folds make, of what takes long to make, and corrected in another way."""
+def test_other_sums_have_no_pivot(function: Callable[..., object]) -> None:
+    """No deviations; a stored sum; an operand from another fold; a costly operand; a corrected mean."""
     assert not any(has_pivot(text) for text in kernels(function, torch.randn(8, 1200)))

@@ -70,7 +70,7 @@ LINEARS: Mapping[str, Linear] = {
 
 
 def inputs(linear: Linear, m: int, n: int, k: int, group: int = 128, dtype: torch.dtype = BF16) -> list[torch.Tensor]:
-    """x [m, k], weights of [n, k] as they are stored, scales."""
+    """x [m, k], stored weights of [n, k], scales."""
     x = torch.randn(m, k).to(dtype)
     grouped, stored_in_four = linear in (in_groups, packed_in_groups), linear in (packed, packed_in_groups)
     w = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
@@ -143,9 +143,9 @@ def mul(a: Expr, b: Expr) -> Expr:
 def test_factors_and_divisors_move_out_of_the_sum() -> None:
     half = const(0.5, F32)
     nested = Op("truediv", (mul(mul(half, W), GROUP), SCALE), F32)
-    found = hoist([nested], [K])
-    assert found.operands == (mul(W, GROUP),)
-    assert found.scaled(W) == Op("truediv", (mul(W, half), SCALE), F32)
+    result = hoist([nested], [K])
+    assert result.operands == (mul(W, GROUP),)
+    assert result.scaled(W) == Op("truediv", (mul(W, half), SCALE), F32)
 
 
 def test_a_sum_of_nothing_is_no_negative_zero() -> None:
@@ -160,15 +160,15 @@ def test_a_sum_of_nothing_is_no_negative_zero() -> None:
     assert hoist([half], [K]).summed(W) == half  # whose sign is known
 
 
-def test_what_varies_along_the_sum_or_not_at_all_stays() -> None:
+def test_factors_that_vary_along_the_sum_or_are_constant_stay() -> None:
     reciprocal = Op("truediv", (SCALE, W), F32)
     for operand in (W, GROUP, mul(W, GROUP), Op("add", (W, SCALE), F32), mul(SCALE, SCALE), reciprocal):
-        found = hoist([operand], [K])
-        assert found.operands == (operand,)
-        assert found.scaled(W) is W
+        result = hoist([operand], [K])
+        assert result.operands == (operand,)
+        assert result.scaled(W) is W
 
 
-def test_a_sum_gives_up_what_its_terms_share() -> None:
+def test_common_factors_of_the_terms_move_out_of_a_sum() -> None:
     x, y = Load("x", (K,), F32), Load("y", (K,), F32)
     shared = Op("add", (mul(mul(W, SCALE), x), mul(mul(W, SCALE), y)), F32)
     assert hoist([shared], [K]).operands == (Op("add", (mul(W, x), mul(W, y)), F32),)
@@ -178,9 +178,9 @@ def test_a_sum_gives_up_what_its_terms_share() -> None:
 
 def test_a_factor_moves_through_a_rounding_only_where_the_rest_stays_in_range() -> None:
     byte = Cast(Load("w", (N, K), torch.int8), F32)
-    found = hoist([Cast(mul(byte, SCALE), F16, True)], [K])
-    assert found.operands[0].dtype is F16
-    assert "scale" not in {load.buffer for load in loads(*found.operands)}
+    result = hoist([Cast(mul(byte, SCALE), F16, True)], [K])
+    assert result.operands[0].dtype is F16
+    assert "scale" not in {load.buffer for load in loads(*result.operands)}
     large = Cast(mul(W, SCALE), F16, True)  # float32 that only its scale brings into the range of float16
     assert hoist([large], [K]).operands == (large,)
     brain = hoist([Cast(mul(W, SCALE), BF16, True)], [K])
@@ -194,7 +194,7 @@ def test_a_factor_moves_through_a_rounding_only_where_the_rest_stays_in_range() 
 @pytest.mark.parametrize("m", [1, 2, 4, 5])
 @pytest.mark.parametrize("name", LINEARS)
 def test_blocked_kernels_compute_the_same(name: str, m: int) -> None:
-    """The rewritten kernel is an ordinary one: the evaluator runs it, and finds what eager finds or better."""
+    """The rewritten kernel is an ordinary one: the evaluator runs it, with an error not above eager's."""
     given = inputs(LINEARS[name], m, 96, 256)
     kernel = block(only_kernel(LINEARS[name], *given)).kernel
     verify_kernel(kernel)
@@ -204,10 +204,10 @@ def test_blocked_kernels_compute_the_same(name: str, m: int) -> None:
 
 
 def test_few_rows_are_sums_that_share_the_weight() -> None:
-    """Of halves up to four rows; of bytes one, unless they are multiplied in float32."""
-    found = folds(block(linear(4, 4096, 4096, BF16)).kernel)
-    weights = [load for fold in found for load in loads(*fold.args) if load.buffer == "w"]
-    assert {fold.op for fold in found} == {"sum"}
+    """Up to four rows of 16-bit floats; of bytes one row, unless they are multiplied in float32."""
+    result = folds(block(linear(4, 4096, 4096, BF16)).kernel)
+    weights = [load for fold in result for load in loads(*fold.args) if load.buffer == "w"]
+    assert {fold.op for fold in result} == {"sum"}
     assert len(weights) == 4
     assert len(set(weights)) == 1
     assert [fold.op for fold in folds(block(linear(6, 4096, 4096, BF16)).kernel)] == ["dot"]
@@ -237,13 +237,13 @@ def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
     assert {dim.name: int(dim.size) for dim in blocked.dims}["m"] == 64
 
 
-def test_packed_weights_are_walked_as_they_are_stored() -> None:
+def test_packed_weights_are_looped_over_in_storage_order() -> None:
     for m, n, op, count in ((1, 8192, "sum", 1), (1, 16384, "dot", 2), (2, 8192, "dot", 2), (16, 16384, "dot", 2)):
         kernel = block(only_kernel(packed, *inputs(packed, m, n, 1024))).kernel
-        found = [fold for fold in folds(kernel) if list(loads(*fold.args))]
-        assert [fold.op for fold in found] == [op] * count
+        results = [fold for fold in folds(kernel) if list(loads(*fold.args))]
+        assert [fold.op for fold in results] == [op] * count
         assert math.prod(int(axis.size) for axis in kernel.axes if axis.role is not Role.GRID) == 512
-        weights = {load for fold in found for load in loads(*fold.args) if load.buffer == "in1"}
+        weights = {load for fold in results for load in loads(*fold.args) if load.buffer == "in1"}
         assert len(weights) == 1
         assert all(load.mask is None for load in weights)
 
@@ -258,14 +258,14 @@ def test_packed_weights_with_few_long_rows_are_multiplied_in_parts_of_one_launch
     assert "tl.dot(" in source and "tl.atomic_add(counter + block, 1" in source
 
 
-def test_what_interleaves_is_one_load() -> None:
+def test_interleaved_elements_are_one_load() -> None:
     for m in (1, 16):
         source = TritonTarget("sm_90").emit(only_kernel(packed, *inputs(packed, m, 16384, 4096)))
         assert source.count("tl.split(") == 1
         assert source.count("tl.load(") == 3  # x, weights, scales
 
 
-def test_groups_are_held_whole_and_their_scale_loaded_once() -> None:
+def test_the_scale_of_a_group_is_loaded_once() -> None:
     kernel = block(only_kernel(in_groups, *inputs(in_groups, 1, 4096, 4096))).kernel
     assert [(int(axis.size), axis.role) for axis in kernel.axes[-2:]] == [(32, Role.LOOP), (128, Role.WHOLE)]
     part, total = folds(kernel)
@@ -329,7 +329,7 @@ def test_only_products_that_nothing_else_needs_have_one_accumulator() -> None:
 
 @pytest.mark.parametrize(("linear", "group", "together"), [(in_groups, 64, 2), (in_groups, 128, 1)])
 def test_steps_shorter_than_a_line_of_memory_are_taken_together(linear: Linear, group: int, together: int) -> None:
-    """64 bytes of each row at a time are half a line of it, of which the other half is wanted in the next step."""
+    """64 bytes of each row are half a cache line, of which the next step reads the other half."""
     target, kernel = TritonTarget("sm_90"), only_kernel(linear, *inputs(linear, 16, 16384, 4096, group))
     config = target.configs(kernel)[0]
     assert config.unrolled == together
@@ -360,9 +360,9 @@ def test_every_configuration_covers_the_groups(name: str) -> None:
     target = TritonTarget("sm_90")
     for m in (1, 16):
         kernel = only_kernel(LINEARS[name], *inputs(LINEARS[name], m, 4096, 4096))
-        found = target.configs(kernel)
-        assert len(set(found)) == len(found) > 1
-        assert all(target.emit(kernel, config) for config in found)
+        result = target.configs(kernel)
+        assert len(set(result)) == len(result) > 1
+        assert all(target.emit(kernel, config) for config in result)
 
 
 def test_a_tail_keeps_the_contraction_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Scans: what they fuse with, what they do not and why, gradients, rows too long to hold."""
+"""Scans: fusion with other nodes, refusals with reasons, gradients, rows too long to hold."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.test_schedule import GPU, schedule
 
 
-def kernels(found: Schedule) -> list[Kernel]:
-    return [step.kernel for step in found.steps if isinstance(step, KernelCall)]
+def kernels(result: Schedule) -> list[Kernel]:
+    return [step.kernel for step in result.steps if isinstance(step, KernelCall)]
 
 
 def one(function: Callable[..., object], *shape: int) -> Kernel:
@@ -51,7 +51,7 @@ def test_a_scan_stands_between_folds_of_its_rows() -> None:
     assert [type(stmt) for stmt in kernel.body] == [Fold, Fold, Prefix, Fold, Store]
 
 
-def test_a_long_row_is_scanned_in_every_walk_that_needs_it() -> None:
+def test_a_long_row_is_scanned_in_every_loop_that_needs_it() -> None:
     kernel = one(lambda x: (c := x.abs().cumsum(1)) / c.sum(1, keepdim=True), 300, 70_001)
     first, second = (stmt for stmt in kernel.body if isinstance(stmt, Loop))
     assert [type(stmt) for stmt in first.body] == [Prefix, Fold]
@@ -82,11 +82,11 @@ APART = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_what_stays_apart_says_why(name: str) -> None:
+def test_unfused_scans_report_a_reason(name: str) -> None:
     function, reason = APART[name]
-    found = schedule(function, torch.empty(300, 70))
-    assert len(kernels(found)) > 1
-    assert any(reason in refusal.reason for refusal in found.refusals), [str(r) for r in found.refusals]
+    scheduled = schedule(function, torch.empty(300, 70))
+    assert len(kernels(scheduled)) > 1
+    assert any(reason in refusal.reason for refusal in scheduled.refusals), [str(r) for r in scheduled.refusals]
 
 
 # What comes out -------------------------------------------------------------------------------------------------------
@@ -134,15 +134,15 @@ REPEATED = {
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_one_scan_is_written_to_many_places(name: str) -> None:
-    """The lanes run along an axis that what is scanned does not have."""
+    """The lanes run along an axis that the scanned operand does not have."""
     function, x = REPEATED[name], torch.randn(3, 6)
     fused = fusion.fuse(function, options={"target": "c", "strict": True})
-    found, eager, exact = (tree_leaves(call) for call in (fused(x), function(x), function(x.double())))
-    assert_as_eager(found, eager, exact)
+    result, eager, exact = (tree_leaves(call) for call in (fused(x), function(x), function(x.double())))
+    assert_as_eager(result, eager, exact)
 
 
-def test_what_a_scan_takes_has_a_name_in_the_folds_beside_it() -> None:
-    """C names an extreme value's operand more than once; the scan had written it into its own."""
+def test_operands_of_a_scan_are_named_in_folds_of_the_same_loop() -> None:
+    """C reads the operand of an extreme twice; it must not be named inside the scan alone."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         both = torch.cat([torch.nn.functional.hardswish(x), y])
@@ -156,7 +156,7 @@ def test_what_a_scan_takes_has_a_name_in_the_folds_beside_it() -> None:
 
 @pytest.mark.parametrize("target", ["reference", "c"])
 def test_long_rows(target: str) -> None:
-    """What no program holds whole is walked; what is needed in two loops is scanned twice."""
+    """A row that no program can hold is looped over; a scan that two loops need is computed twice."""
 
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         c = x.abs().cumsum(1)
@@ -194,9 +194,9 @@ def test_few_rows_are_scanned_in_parts(name: str) -> None:
     for x in (torch.randn(2, 1 << 16), torch.randn(1, 3, 1 << 17)[0], torch.randn(1 << 15, 6).t()):
         program = in_parts(function, x)
         assert any(name.endswith("_before") for name in program.buffers)
-        found = run_program(program, [x])
+        actual = run_program(program, [x])
         eager, exact = tree_leaves(function(x)), tree_leaves(function(x.double()))
-        assert_as_eager(found, eager, exact)
+        assert_as_eager(actual, eager, exact)
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cummax", "cummin", "logcumsumexp"])
@@ -206,13 +206,13 @@ def test_special_values_in_parts(name: str) -> None:
     x[0, 40_000], x[0, 60_000], x[1, 5:60_000:7], x[2, 0] = math.nan, math.nan, math.inf, -math.inf
     x[2, 1:9000] = -math.inf
     function = {**SPLIT, "cumsum": lambda x: x.cumsum(1)}[name]
-    found, eager = run_program(in_parts(function, x), [x]), tree_leaves(function(x))
-    for one, other in zip(found, eager, strict=True):
+    actual, eager = run_program(in_parts(function, x), [x]), tree_leaves(function(x))
+    for one, other in zip(actual, eager, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 def test_parts_take_three_launches_at_most() -> None:
-    """The totals of parts, their scan by the last program of that launch, the parts with what came before."""
+    """The totals of parts, their scan by the last program of that launch, then the parts with the preceding totals."""
     target = TARGETS["triton"]("sm_90")
     graph = make_fx(SPLIT["cumsum"], tracing_mode="fake")(torch.empty(1, 1 << 22))
     first, second = kernels(schedule_graph(graph, target, Trace(None, "x"))[1])
@@ -223,7 +223,7 @@ def test_parts_take_three_launches_at_most() -> None:
 
 
 @pytest.mark.parametrize("shape", [(300, 70), (2, 1 << 10), (2, 65_537), (500, 1 << 12), (60, 1 << 13)], ids=str)
-def test_what_is_left_whole(shape: tuple[int, ...]) -> None:
+def test_scans_that_are_not_split(shape: tuple[int, ...]) -> None:
     """Short rows, many of them, and lengths without a fitting divisor."""
     program = in_parts(lambda x: x.cumsum(1), torch.empty(shape))
     assert len(program.nodes) == 1

@@ -17,14 +17,14 @@ from fusion.lowering.kernel import Kernel, Store, statements
 from fusion.lowering.program import Extern
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
-from tests.fusion.capable import of_everything
+from tests.fusion.capabilities import of_everything
 from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
 
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}
 
 
 def together(functions: Mapping[str, Function], names: list[str]) -> Function:
-    """One function of all inputs that gives what each of `functions` gives."""
+    """Return one function of all inputs with the results of each of `functions`."""
 
     def call(*tensors: torch.Tensor) -> list[object]:
         given = dict(zip(names, tensors, strict=True))
@@ -63,12 +63,12 @@ def assert_generated(fused: object) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
 @pytest.mark.parametrize("group", FORWARD)
-def test_sources_that_meet(group, dtype):
+def test_colliding_sources(group, dtype):
     agrees(group, dtype, "c")
 
 
 @pytest.mark.parametrize("group", ["sums", "folded"])
-def test_sources_that_meet_as_on_a_gpu(group):
+def test_colliding_sources_as_on_a_gpu(group):
     """The evaluator updates elements from any program."""
     agrees(group, torch.float32, "reference")
 
@@ -107,13 +107,13 @@ def test_gradients(name, dtype):
 
 
 def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton") -> list[KernelCall | Extern]:
-    """The steps of a training step, views left out."""
+    """Return the steps of a training step, without views."""
     backend = TARGETS[target]("sm_90") if target == "triton" else TARGETS[target]()
-    found: list[KernelCall | Extern] = []
+    results: list[KernelCall | Extern] = []
 
     def compile_one(graph: torch.fx.GraphModule, label: str) -> Boxed:
         _, schedule = schedule_graph(graph, backend, Trace(None, label))
-        found.extend(step for step in schedule.steps if isinstance(step, KernelCall) or not step.is_view)
+        results.extend(step for step in schedule.steps if isinstance(step, KernelCall) or not step.is_view)
 
         def run(args: list[object]) -> tuple[object, ...]:
             given = tuple(args)
@@ -126,7 +126,7 @@ def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton"
     result = torch.compile(function, backend=aot_backend(compile_one, of_everything))(*tensors)
     if result.requires_grad:
         result.sum().backward()
-    return found
+    return results
 
 
 def updates(kernel: Kernel) -> list[Store]:
@@ -139,12 +139,12 @@ def test_updates_compile_to_machine_code(dtype):
     """Sums, extremes and gradients on sm_90, each with the operation of the device."""
     given, target = inputs(dtype), TARGETS["triton"]("sm_90")
     functions = [SUMS["of_row_sums"], FOLDED["amax"], FOLDED["amin"], FOLDED["mean_alone"], STORED["index_put"]]
-    found: dict[Kernel, None] = {}
+    result: dict[Kernel, None] = {}
     for function in functions:
         steps = scheduled(function, *arguments(function, given))
-        found.update(dict.fromkeys(step.kernel for step in steps if isinstance(step, KernelCall)))
+        result.update(dict.fromkeys(step.kernel for step in steps if isinstance(step, KernelCall)))
     text = ""
-    for kernel in (kernel for kernel in found if updates(kernel)):
+    for kernel in (kernel for kernel in result if updates(kernel)):
         text += str(dict(target.stages(kernel, target.emit(kernel)))["ptx"])
     for operation in ("add.f32", "max.s32", "min.u32", "max.u32", "min.s32", "add.u32"):
         assert f".relaxed.{operation}" in text
@@ -155,8 +155,8 @@ def embedded(weight: torch.Tensor, rows: torch.Tensor, scale: torch.Tensor) -> t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_leads_to_a_scatter_is_part_of_it(dtype):
-    """Zeros, then the gradient as it is scattered, summed in float32, then what is rounded: three kernels."""
+def test_operations_that_feed_a_scatter_share_its_kernel(dtype):
+    """Three kernels: zeros; the gradient with its scatter, summed in float32; the rounding."""
     weight = torch.randn(5000, 256, dtype=dtype, requires_grad=True)
     given = (weight, torch.randint(0, 5000, (4, 600)), torch.randn(4, 600, 1, dtype=dtype))
     _, *backward = scheduled(embedded, *given)
@@ -167,8 +167,8 @@ def test_what_leads_to_a_scatter_is_part_of_it(dtype):
     assert backward[1].over and not backward[1].written, "it takes the memory that was filled before it"
 
 
-def test_sources_are_spread_or_walked():
-    """A GPU updates elements from any program, a CPU walks what may meet in its order."""
+def test_sources_are_spread_over_programs_or_looped_over():
+    """A GPU updates elements from any program, a CPU loops over colliding sources in order."""
     given = (torch.randn(5000, 256), torch.randint(0, 5000, (600,)), torch.randn(600, 256))
     for target, roles in (("triton", {"grid"}), ("c", {"grid", "loop"})):
         steps = scheduled(lambda x, i, s: x.index_add(0, i, s * 2), *given, target=target)
@@ -210,7 +210,7 @@ def copied_into(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> tor
 
 
 def moved_within(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """What is written is read from where it is written to."""
+    """The written values are read from the memory they are written to."""
     cache[:, at] = cache[:, at.flip(0)] + new
     return cache.sum(-1)
 
@@ -262,8 +262,8 @@ def test_tensors_of_the_caller_are_updated(name, target):
 
 
 @pytest.mark.parametrize("function", IN_PLACE, ids=lambda function: function.__name__)
-def test_a_cache_is_updated_where_it_lies(function):
-    """Only what is new is written; nothing is copied."""
+def test_a_cache_is_updated_in_place(function):
+    """Only new elements are written; nothing is copied."""
     steps = scheduled(function, *cached())
     first, *others = [step for step in steps if isinstance(step, KernelCall)]
     assert updates(first.kernel) and not first.written and len(first.over) == 1
@@ -271,7 +271,7 @@ def test_a_cache_is_updated_where_it_lies(function):
 
 
 def test_sums_one_after_the_other_go_to_one_tensor():
-    """No copy and no rounding in between: zeros, all that is added, the result in bfloat16."""
+    """There is no copy and no rounding in between: zeros, all sums, the result in bfloat16."""
 
     def mixed(x, rows, others, new):
         out = torch.zeros_like(x)
@@ -301,14 +301,14 @@ def test_a_sum_that_is_wanted_by_itself_stays():
 
 
 def test_sums_that_are_added_up_are_one():
-    """The four neighbours of a pixel, for each of which eager has a tensor and a kernel."""
+    """The four neighbours of a pixel: eager has a tensor and a kernel for each."""
     x = torch.randn(2, 3, 40, 50, requires_grad=True)
     _, *backward = scheduled(lambda x: torch.nn.functional.interpolate(x, size=(80, 90), mode="bilinear"), x)
     assert [len(updates(step.kernel)) for step in backward if isinstance(step, KernelCall)] == [0, 4]
 
 
-def test_rows_that_data_name_are_walked_along():
-    """Their columns lie beside each other: walked down, each number would be fetched with a line of the cache."""
+def test_rows_at_loaded_indices_are_read_along_their_columns():
+    """Columns are contiguous: a loop down a column would fetch a cache line for each number."""
 
     def add(out: torch.Tensor, bag: torch.Tensor, row: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         return out.index_add(0, bag, table[row])
@@ -317,13 +317,13 @@ def test_rows_that_data_name_are_walked_along():
     given = torch.zeros(4000, 64), torch.arange(512) * 7, torch.arange(512) % 100, torch.randn(100, 64)
     torch.testing.assert_close(fused(*given), add(*given))
     update = report(fused).kernels[-1].source
-    *_, walked, innermost = re.findall(r"for \(int64_t (\w+)", update)
-    assert (walked, innermost) == ("r0", "i0")
+    *_, looped, innermost = re.findall(r"for \(int64_t (\w+)", update)
+    assert (looped, innermost) == ("r0", "i0")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_short_sums_at_computed_positions(dtype):
-    """GCC 12, if it cleared the sums by a call, would give each of several positions what one of them adds up to."""
+    """GCC 12 must not clear the sums by a call: each of several positions would get the total of one."""
 
     def counted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ones = x.new_ones(x.shape[0])

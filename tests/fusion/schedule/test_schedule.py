@@ -1,4 +1,4 @@
-"""Scheduling: which nodes become one kernel, what is refused and why, and determinism."""
+"""Scheduling: which nodes become one kernel, refusals with reasons, and determinism."""
 
 from __future__ import annotations
 
@@ -54,35 +54,35 @@ def schedule(function: Callable[..., object], *inputs: torch.Tensor, capabilitie
     return result
 
 
-def kernels(found: Schedule) -> list[KernelCall]:
-    return [step for step in found.steps if isinstance(step, KernelCall)]
+def kernels(result: Schedule) -> list[KernelCall]:
+    return [step for step in result.steps if isinstance(step, KernelCall)]
 
 
 def test_matmul_takes_its_epilogue_and_keeps_plain_indices() -> None:
     def f(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         return torch.relu(x @ w).view(4, 16, 128) + r
 
-    found = schedule(f, torch.randn(64, 32), torch.randn(32, 128), torch.randn(4, 16, 128))
-    (call,) = kernels(found)
-    assert len(found.steps) == 1
+    scheduled = schedule(f, torch.randn(64, 32), torch.randn(32, 128), torch.randn(4, 16, 128))
+    (call,) = kernels(scheduled)
+    assert len(scheduled.steps) == 1
     store = next(s for s in statements(call.kernel.body) if isinstance(s, Store))
     assert isinstance(store.offset, sympy.Expr) and not store.offset.has(FloorDiv, Mod)
 
 
 def test_lone_matmul_is_left_to_the_library() -> None:
-    found = schedule(lambda x, w: x @ w, torch.randn(64, 32), torch.randn(32, 128))
-    (step,) = found.steps
+    scheduled = schedule(lambda x, w: x @ w, torch.randn(64, 32), torch.randn(32, 128))
+    (step,) = scheduled.steps
     assert isinstance(step, Extern) and step.target is torch.ops.aten.mm.default
 
 
-def test_row_longer_than_the_limit_is_walked() -> None:
-    found = schedule(lambda x: F.softmax(x, -1), torch.randn(200, 20_000))
-    (call,) = kernels(found)
+def test_a_row_longer_than_the_limit_is_looped_over() -> None:
+    scheduled = schedule(lambda x: F.softmax(x, -1), torch.randn(200, 20_000))
+    (call,) = kernels(scheduled)
     assert call.kernel.with_role(Role.LOOP)
     assert sum(isinstance(s, Loop) for s in call.kernel.body) == 2  # maximum and sum, result
 
 
-def test_clusters_that_lie_between_each_other_do_not_wait_for_each_other() -> None:
+def test_interleaved_clusters_do_not_depend_on_each_other() -> None:
     """The rows need the count, the total needs the rows; count and total read the same weights, but cannot be one."""
 
     def both(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,29 +92,29 @@ def test_clusters_that_lie_between_each_other_do_not_wait_for_each_other() -> No
         result = total / count
         return result, x * torch.tanh(1.0 / count) / top[:, None]
 
-    found = schedule(both, torch.randn(5000, 300), torch.randn(5000))
-    made: set[str] = {str(name) for name in found.program.inputs}
-    for call in kernels(found):
-        assert {name for name in call.buffers if name not in call.written} <= made | set(call.written)
-        made.update(call.written)
+    scheduled = schedule(both, torch.randn(5000, 300), torch.randn(5000))
+    results: set[str] = {str(name) for name in scheduled.program.inputs}
+    for call in kernels(scheduled):
+        assert {name for name in call.buffers if name not in call.written} <= results | set(call.written)
+        results.update(call.written)
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_parts_are_pieces_of_memory(turned: bool) -> None:
     """Rows are cut, though columns are more; of a turned matrix its second axis."""
     few = replace(GPU, parallelism=2)
-    found = schedule(lambda x: (x.t() if turned else x).sum(), torch.randn(1001, 1003), capabilities=few)
-    first = kernels(found)[0].kernel
+    scheduled = schedule(lambda x: (x.t() if turned else x).sum(), torch.randn(1001, 1003), capabilities=few)
+    first = kernels(scheduled)[0].kernel
     (load,) = (load for stmt in statements(first.body) for value in values_of(stmt) for load in loads(value))
     sizes = first.axis_sizes()
     assert isinstance(load.index[0], sympy.Expr)
-    (walked,) = (symbol for symbol in load.index[0].free_symbols if load.index[0].coeff(symbol) == 1)
-    assert sizes[walked] % 1003 == 0
+    (looped,) = (symbol for symbol in load.index[0].free_symbols if load.index[0].coeff(symbol) == 1)
+    assert sizes[looped] % 1003 == 0
 
 
 def test_few_rows_are_reduced_in_two_stages_in_one_launch() -> None:
-    found = schedule(lambda x: x.sum(), torch.randn(1024, 1024))
-    (call,) = kernels(found)
+    scheduled = schedule(lambda x: x.sum(), torch.randn(1024, 1024))
+    (call,) = kernels(scheduled)
     assert call.kernel.then is not None
     assert int(sympy.Mul(*(a.size for a in call.kernel.with_role(Role.GRID)))) >= GPU.parallelism
 
@@ -128,13 +128,13 @@ def test_loss_over_rows_is_one_launch() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(x, y)
 
-    found = schedule(f, torch.randn(64, 1000), torch.randint(0, 1000, (64,)))
-    assert len(kernels(found)) == len(found.steps) == 1
+    scheduled = schedule(f, torch.randn(64, 1000), torch.randint(0, 1000, (64,)))
+    assert len(kernels(scheduled)) == len(scheduled.steps) == 1
 
 
 @pytest.mark.parametrize("saved", [False, True])
-def test_what_looks_at_one_position_keeps_no_earlier_layer_alive(saved: bool) -> None:
-    """Every sum of a residual stream is stored for the next layer: nobody needs to add it up anew."""
+def test_a_reader_of_one_position_keeps_no_earlier_layer_alive(saved: bool) -> None:
+    """Every sum of a residual stream is stored for the next layer, so that no reader has to recompute it."""
 
     def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
         sums = []
@@ -143,14 +143,14 @@ def test_what_looks_at_one_position_keeps_no_earlier_layer_alive(saved: bool) ->
             sums.append(x)
         return [F.layer_norm(x, (64,))[:, 0].sin(), *(sums if saved else ())]
 
-    found = schedule(f, torch.randn(8, 256, 64), *(torch.randn(64, 64) for _ in range(5)))
-    last = kernels(found)[-1]
-    products = {name for name in last.buffers if name in found.program.buffers} - set(found.program.inputs)
+    scheduled = schedule(f, torch.randn(8, 256, 64), *(torch.randn(64, 64) for _ in range(5)))
+    last = kernels(scheduled)[-1]
+    products = {name for name in last.buffers if name in scheduled.program.buffers} - set(scheduled.program.inputs)
     assert len(products - set(last.written)) <= 4  # the last product, the sum before it, and statistics of a row
 
 
 def test_a_product_that_is_finished_and_stored_is_not_stored_before_that_too() -> None:
-    """For the loss of the classes in logits that somebody else needs as a whole."""
+    """A loss of classes over logits that have another reader stores them once."""
 
     def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = torch.addmm(b, x, w)
@@ -158,25 +158,29 @@ def test_a_product_that_is_finished_and_stored_is_not_stored_before_that_too() -
 
     classes, half = 1000, torch.bfloat16
     given = torch.randn(512, 256, dtype=half), torch.randn(256, classes, dtype=half), torch.randn(classes, dtype=half)
-    found = schedule(f, *given, torch.randint(classes, (512,)))
-    made = [name for step in found.steps for name in (writes(step) if isinstance(step, Extern) else step.written)]
-    assert [name for name in made if found.program.buffers[name].numel == 512 * classes] == ["addmm_1"]
+    scheduled = schedule(f, *given, torch.randint(classes, (512,)))
+    results = [
+        name for step in scheduled.steps for name in (writes(step) if isinstance(step, Extern) else step.written)
+    ]
+    assert [name for name in results if scheduled.program.buffers[name].numel == 512 * classes] == ["addmm_1"]
 
 
-def test_copies_that_are_results_are_made_when_all_others_have_read_what_they_copy() -> None:
-    """Not at the end, where they stand, until when all of it would have to live."""
+def test_copies_that_are_results_follow_the_last_reader_of_their_source() -> None:
+    """If they ran at the end, where the graph has them, all their sources would stay alive until then."""
 
     def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
-        made = []
+        results = []
         for weight in weights:
-            made.append((x @ weight).sort()[0])
-            x = made[-1].sort(0)[0] @ weight.t()
-        return [x, *(each.view(-1, 16, 32).transpose(0, 1).clone() for each in made)]
+            results.append((x @ weight).sort()[0])
+            x = results[-1].sort(0)[0] @ weight.t()
+        return [x, *(each.view(-1, 16, 32).transpose(0, 1).clone() for each in results)]
 
-    found = schedule(f, torch.randn(4096, 64), *(torch.randn(64, 2048) for _ in range(4)))
-    copies = [k for k, step in enumerate(found.steps) if isinstance(step, KernelCall) and "clone" in step.kernel.name]
+    scheduled = schedule(f, torch.randn(4096, 64), *(torch.randn(64, 2048) for _ in range(4)))
+    copies = [
+        k for k, step in enumerate(scheduled.steps) if isinstance(step, KernelCall) and "clone" in step.kernel.name
+    ]
     assert len(copies) == 4
-    sorts = [k for k, step in enumerate(found.steps) if isinstance(step, Extern) and "sort" in step.name]
+    sorts = [k for k, step in enumerate(scheduled.steps) if isinstance(step, Extern) and "sort" in step.name]
     assert all(copy < later for copy, later in zip(copies, sorts[2::2], strict=False))
 
 
@@ -189,14 +193,14 @@ def test_independent_small_nodes_share_a_launch() -> None:
     def f(*tensors: torch.Tensor) -> list[torch.Tensor]:
         return [x.mul(0.9).add(1) for x in tensors]
 
-    found = schedule(f, *(torch.randn(65) for _ in range(6)))
-    (call,) = kernels(found)
+    scheduled = schedule(f, *(torch.randn(65) for _ in range(6)))
+    (call,) = kernels(scheduled)
     assert len(call.written) == 6
 
 
 def test_independent_large_nodes_keep_their_launches() -> None:
-    found = schedule(lambda a, b: (a + 1, b + 1), torch.randn(1 << 24), torch.randn(1 << 24))
-    assert len(kernels(found)) == 2
+    scheduled = schedule(lambda a, b: (a + 1, b + 1), torch.randn(1 << 24), torch.randn(1 << 24))
+    assert len(kernels(scheduled)) == 2
 
 
 def test_result_in_between_is_not_jumped_over() -> None:
@@ -206,15 +210,15 @@ def test_result_in_between_is_not_jumped_over() -> None:
         a = x.exp()
         return a.sin() + a.sort(-1)[0]
 
-    found = schedule(f, torch.randn(64, 100))
-    names = [getattr(step, "target", None) for step in found.steps]
+    scheduled = schedule(f, torch.randn(64, 100))
+    names = [getattr(step, "target", None) for step in scheduled.steps]
     assert torch.ops.aten.sort.default in names
-    assert len(kernels(found)) == 2
+    assert len(kernels(scheduled)) == 2
 
 
 def test_refusal_names_reason_and_cost() -> None:
-    found = schedule(lambda x: x.exp().sort(-1)[0] * 2, torch.randn(64, 100))
-    reasons = [r for r in found.refusals if "extern" in r.reason]
+    scheduled = schedule(lambda x: x.exp().sort(-1)[0] * 2, torch.randn(64, 100))
+    reasons = [r for r in scheduled.refusals if "extern" in r.reason]
     assert reasons and all(r.bytes > 0 and r.microseconds > 0 for r in reasons)
 
 
@@ -244,6 +248,6 @@ def test_long_chains_are_cut_and_fast(length: int) -> None:
         return x
 
     started = time.perf_counter()
-    found = schedule(f, torch.randn(8, 8))
-    assert len(kernels(found)) <= length // 8
+    scheduled = schedule(f, torch.randn(8, 8))
+    assert len(kernels(scheduled)) <= length // 8
     assert time.perf_counter() - started < 30

@@ -20,7 +20,7 @@ def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def momentum(x: torch.Tensor, y: torch.Tensor) -> None:
-    """Each update reads both tensors as they were."""
+    """Each update reads both tensors before the change."""
     x.mul_(0.9).add_(y)
     y.sub_(x * 0.1)
 
@@ -56,7 +56,7 @@ def returned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def read_later(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What the extern reads is the tensor as it was, by way of a view."""
+    """The extern reads the tensor before the change, through a view."""
     old = x.t().clone()
     x.mul_(y)
     return torch.kthvalue(old, 2, 0)[0] + x.t()
@@ -75,7 +75,7 @@ def lower_precision(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def normalised(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Running means: results of reductions, each mixed with what it overwrites."""
+    """Running means: results of reductions, each mixed with the value that it overwrites."""
     x[0].mul_(0.9).add_(y.mean(0), alpha=0.1)
     return y - y.mean(0)
 
@@ -90,7 +90,7 @@ def given_back(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What is copied is returned, too, as a tensor of its own."""
+    """The copied tensor is also returned, as a tensor of its own."""
     product = y * 2
     x.copy_(product)
     return product
@@ -120,7 +120,7 @@ OTHERS = {
 
 
 def run(function: Function, target: str, *, turned: bool = False) -> Report:
-    """Compare everything that a call gives and leaves behind with eager; returns what was compiled last."""
+    """Compare all results and effects of a call with eager; return the report of the last compilation."""
     given = [torch.randn(7, 5) for _ in range(2)]
     if turned:
         given = [tensor.t().contiguous().t() for tensor in given]
@@ -143,8 +143,8 @@ IN_PLACE = {
 }
 
 
-def test_what_is_held_already_is_not_written() -> None:
-    """A norm that is not trained hands its statistics back as they are."""
+def test_unchanged_statistics_are_not_written() -> None:
+    """A norm in evaluation returns its statistics as they are."""
 
     def f(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
         return torch._native_batch_norm_legit(x, None, None, mean, variance, False, 0.1, 1e-5)[0]
@@ -157,10 +157,10 @@ def test_what_is_held_already_is_not_written() -> None:
 @TARGETS
 @pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_is_written_where_it_lies(name: str, turned: bool, target: str) -> None:
-    found = run(IN_PLACE[name], target, turned=turned)
-    assert len(found.kernels) == 1 and not found.externs
-    assert not found.refusals  # there is no copy that could have been fused
+def test_updates_are_written_in_place(name: str, turned: bool, target: str) -> None:
+    result = run(IN_PLACE[name], target, turned=turned)
+    assert len(result.kernels) == 1 and not result.externs
+    assert not result.refusals  # there is no copy that could have been fused
 
 
 @TARGETS
@@ -172,16 +172,16 @@ def test_is_right_in_any_case(name: str, turned: bool, target: str) -> None:
 
 @TARGETS
 def test_copies_that_stay_are_one_call(target: str) -> None:
-    found = run(crossed, target)
-    assert [extern.name for extern in found.externs] in (["aten.copy_.default"], ["aten._foreach_copy_.default"])
-    assert all("changed in place" in extern.reason for extern in found.externs)
+    result = run(crossed, target)
+    assert [extern.name for extern in result.externs] in (["aten.copy_.default"], ["aten._foreach_copy_.default"])
+    assert all("changed in place" in extern.reason for extern in result.externs)
 
 
 @TARGETS
 def test_the_step_of_an_optimizer_is_a_few_launches(target: str) -> None:
     sizes = [(64,), (1000,), (33, 77), (5,), (128, 129), (3, 3, 3), (1,), (20, 10), (300,), (7, 9)] * 2
 
-    def made() -> tuple[list[torch.nn.Parameter], torch.optim.AdamW]:
+    def stepped() -> tuple[list[torch.nn.Parameter], torch.optim.AdamW]:
         torch.manual_seed(1)
         parameters = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
         for parameter in parameters:
@@ -190,7 +190,7 @@ def test_the_step_of_an_optimizer_is_a_few_launches(target: str) -> None:
         optimizer.step()
         return parameters, optimizer
 
-    (ours, optimizer), (theirs, eager) = made(), made()
+    (ours, optimizer), (theirs, eager) = stepped(), stepped()
     fused = fuse(optimizer.step, options={"target": target, "strict": True})
     for _ in range(2):
         fused()
@@ -200,13 +200,13 @@ def test_the_step_of_an_optimizer_is_a_few_launches(target: str) -> None:
         assert optimizer.state[one].keys() == eager.state[other].keys()
         for key, value in optimizer.state[one].items():
             torch.testing.assert_close(value, eager.state[other][key])
-    found = report(fused)
-    assert len(found.kernels) <= 4
-    assert [extern.name for extern in found.externs] == ["aten._foreach_copy_.default"]  # the counts of steps
+    result = report(fused)
+    assert len(result.kernels) <= 4
+    assert [extern.name for extern in result.externs] == ["aten._foreach_copy_.default"]  # the counts of steps
 
 
 @TARGETS
-def test_autograd_notices_what_was_overwritten(target: str) -> None:
+def test_autograd_notices_the_overwrite(target: str) -> None:
     x, y, weight = torch.randn(5), torch.randn(5), torch.randn(5, requires_grad=True)
     product = weight * x
     fuse(scaled, options={"target": target, "strict": True})(x, y)
@@ -217,14 +217,14 @@ def test_autograd_notices_what_was_overwritten(target: str) -> None:
 PUT = {
     "once": lambda x, at: x.index_put_((at,), torch.tensor(2.0)),
     "twice": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).index_add_(0, at + 1, x[:2] * 3),
-    "beside a result": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).sum() + x[0],
+    "with a result": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).sum() + x[0],
 }
 
 
 @TARGETS
 @pytest.mark.parametrize("name", PUT)
-def test_what_is_put_into_rows_with_gaps_between_them(name: str, target: str) -> None:
-    """What a scatter begins with is laid out as what it is copied to, too."""
+def test_scatters_into_rows_with_gaps(name: str, target: str) -> None:
+    """The initial value of a scatter has the layout of the tensor that it is copied to."""
     function, at = PUT[name], torch.tensor([5, 1])
     whole = torch.randn(7, 9)
     ours, theirs = whole.clone(), whole.clone()

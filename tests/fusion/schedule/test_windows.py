@@ -33,8 +33,8 @@ def test_pools(name: str, channels_last: bool, target: str, dtype: torch.dtype) 
 
     def outcome(run: Callable[[Tensor], object]) -> list[Tensor]:
         given = x.clone().requires_grad_()
-        made = run(given)
-        results = [made] if isinstance(made, Tensor) else list(made)  # type: ignore[call-overload]
+        result = run(given)
+        results = [result] if isinstance(result, Tensor) else list(result)  # type: ignore[call-overload]
         return [*results, *torch.autograd.grad(results[0].float().sin().nansum(), given)]
 
     for ours, theirs in zip(outcome(fused), outcome(POOLS[name]), strict=True):
@@ -74,12 +74,12 @@ def test_positions_are_kept_in_few_bytes(
     pool: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    made = fusion.fuse(pool, options={"strict": True})(x)
-    assert made.grad_fn is not None
-    kept = {saved.dtype for saved in made.grad_fn.saved_tensors}  # type: ignore[attr-defined]  # of a compiled function
+    result = fusion.fuse(pool, options={"strict": True})(x)
+    assert result.grad_fn is not None
+    kept = {saved.dtype for saved in result.grad_fn.saved_tensors}  # type: ignore[attr-defined]  # of a compiled function
     assert dtype in kept and torch.int64 not in kept
-    weights = made.detach().sin()
-    (ours,) = torch.autograd.grad(made, x, weights)
+    weights = result.detach().sin()
+    (ours,) = torch.autograd.grad(result, x, weights)
     torch.testing.assert_close(ours, torch.autograd.grad(pool(x), x, weights)[0])
 
 
@@ -104,7 +104,7 @@ def test_a_sum_of_one_number_is_no_fold() -> None:
 def test_gradients_of_maxima_are_added_where_they_belong_on_a_cpu(
     pool: Callable[[Tensor], Tensor], channels_last: bool
 ) -> None:
-    """Elements ask the windows around them where channels, along which lanes run, are last."""
+    """With channels last, along which lanes run, each element reads the windows around it."""
     x = torch.randn(2, 16, 13, 17).to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     given = x.requires_grad_()
     fused = fusion.fuse(pool, options={"strict": True})
@@ -118,7 +118,7 @@ def test_gradients_of_maxima_are_added_where_they_belong_on_a_cpu(
 
 @pytest.mark.parametrize("target", ["reference", "c"])
 def test_a_position_among_one_needs_no_values(target: str) -> None:
-    """Nothing is computed that nobody reads, a product least of all."""
+    """Nothing is computed without a reader, a product least of all."""
     options = {"target": target, "strict": True}
     x, weight = torch.randn(1, 20), torch.randn(20, 33)
 

@@ -1,4 +1,4 @@
-"""Arguments and results beside tensors: trees, numbers, None, objects; and exceptions."""
+"""Arguments and results other than tensors: trees, numbers, None, objects; and exceptions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_arguments_of_the_usual_kinds() -> None:
     agree(f, x, b=x + 1, c=x * 2, d=3.0, e=1, g=None)
 
 
-def test_objects_are_changed_as_the_function_says() -> None:
+def test_objects_are_changed_as_in_eager() -> None:
     class State:
         def __init__(self) -> None:
             self.steps, self.last, self.all = 0, None, []
@@ -143,7 +143,7 @@ class OwnError(Exception):
     pass
 
 
-def test_an_error_of_the_user_stays_what_it_is() -> None:
+def test_an_error_of_the_user_is_unchanged() -> None:
     def f(x: torch.Tensor, fail: bool) -> torch.Tensor:
         y = x * 2
         if fail:
@@ -191,7 +191,7 @@ def test_errors_that_the_function_catches() -> None:
 )
 def test_errors_of_shapes_and_arguments_have_eagers_type(f: object) -> None:
     x = torch.randn(3, 4)
-    with pytest.raises(Exception) as expected:  # noqa: PT011  # which one is what eager says
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # of the kind that eager raises
         f(x)
     with pytest.raises(Exception) as dynamos:  # noqa: PT011  # some releases put their own type around eager's
         torch.compile(f, backend="eager")(x)
@@ -239,7 +239,7 @@ def test_tensors_of_other_devices() -> None:
 
 
 def test_sizes_without_any_tensor() -> None:
-    """Of a program of numbers, and of what a break leaves of one of tensors, nothing has to be generated."""
+    """A program of numbers alone, and such a part after a graph break, generates nothing."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
         places = x.argwhere()  # of a size that only the numbers tell, in Python

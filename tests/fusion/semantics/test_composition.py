@@ -90,7 +90,7 @@ def test_threads_that_compile_several_functions_at_once() -> None:
 
 
 def test_a_thread_calls_a_fused_function_while_another_traces() -> None:
-    """A custom operation is asked for the form of its result during tracing: there the other thread calls."""
+    """During tracing, the fake function of a custom operation runs: the other thread calls there."""
     other = fusion.fuse(lambda x: x.exp() + 1, options=STRICT)
     x = torch.randn(4)
     expected = other(x)
@@ -177,8 +177,8 @@ def test_custom_operations() -> None:
         doubled_(y)
         return y.exp()
 
-    found = agree(f, torch.randn(4, requires_grad=True), backward=True)
-    assert any("halved_sum" in extern.name for extern in found.externs)
+    result = agree(f, torch.randn(4, requires_grad=True), backward=True)
+    assert any("halved_sum" in extern.name for extern in result.externs)
     agree(g, torch.randn(4))
 
     def h(x: torch.Tensor) -> torch.Tensor:
@@ -271,8 +271,8 @@ def scanned(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_control_flow_is_called_between_kernels(f: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:
     x = torch.randn(3, 5).abs()
-    found = agree(f, x, dynamic=dynamic)
-    assert any(extern.name in ("cond", "while_loop", "scan") for extern in found.externs)
+    result = agree(f, x, dynamic=dynamic)
+    assert any(extern.name in ("cond", "while_loop", "scan") for extern in result.externs)
     agree(f, -x, dynamic=dynamic)
 
 
@@ -290,7 +290,7 @@ def test_gradients_of_branches() -> None:
 
 
 def test_gradients_of_repeated_regions_of_any_size() -> None:
-    """Forward's calls of the region give sizes, too, which backward needs."""
+    """Forward's calls of the region also return sizes, which backward needs."""
     weight = torch.randn(5, 5, requires_grad=True)
     region = nested_compile_region(lambda x: torch.tanh(x @ weight))
     fused = torch.compile(lambda x: region(region(x.sin())) + 1, backend="fusion", dynamic=True, options=STRICT)
@@ -364,7 +364,7 @@ def test_complex_numbers_and_quantised_tensors_run() -> None:
 
 
 def test_distributed_tensors_are_compiled_in_their_parts() -> None:
-    """One process that takes itself for the first of two; nothing is sent."""
+    """One process that acts as the first of two; nothing is sent."""
     distributed = pytest.importorskip("torch.distributed")
     fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh

@@ -14,7 +14,7 @@ from tests.fusion.agreement import STRICT
 Program = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
 
 
-def apart(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+def independent(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     return x.sin() * 2, (y * y).sum(), z.exp()
 
 
@@ -23,9 +23,9 @@ def one_in_two(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
 
 
 def views_of_one(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
-    """Autograd sees what the views were taken of."""
-    made = x * z
-    return made.view(2, 3), y * 3, made.t()
+    """Autograd sees the base of the views."""
+    result = x * z
+    return result.view(2, 3), y * 3, result.t()
 
 
 def changed(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
@@ -39,18 +39,18 @@ def given_back(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     return x, y * z, y.t()
 
 
-def detached_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+def with_detached(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     """The same numbers as a result, once with a gradient and once without."""
-    made = x * 1
-    return made.t(), made.detach(), y * z
+    result = x * 1
+    return result.t(), result.detach(), y * z
 
 
-def positions_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
-    """A result without gradient stands between others."""
+def with_positions(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    """A result without gradient precedes others."""
     return (x * 2).argmax(), y.tanh(), z.square() + x.detach()
 
 
-PROGRAMS = [apart, one_in_two, views_of_one, changed, given_back, detached_beside, positions_beside]
+PROGRAMS = [independent, one_in_two, views_of_one, changed, given_back, with_detached, with_positions]
 
 
 def given() -> list[Tensor]:
@@ -99,13 +99,13 @@ def test_gradients_of_gradients_of_some_of_the_inputs() -> None:
     def gradients(function: Program) -> Sequence[Tensor | None]:
         leaves = given()
         first, _, _ = function(*leaves)
-        made = torch.autograd.grad(first.square().sum(), leaves, create_graph=True, allow_unused=True)
-        there = [grad.square().sum() for grad in made if grad is not None]
-        return *made, *torch.autograd.grad(there, leaves, allow_unused=True)
+        actual = torch.autograd.grad(first.square().sum(), leaves, create_graph=True, allow_unused=True)
+        there = [grad.square().sum() for grad in actual if grad is not None]
+        return *actual, *torch.autograd.grad(there, leaves, allow_unused=True)
 
     with pytest.warns(fusion.FusionWarning, match="gradients of gradients"):
-        found = gradients(fusion.fuse(one_in_two, options=STRICT))
-    torch.testing.assert_close(found, gradients(one_in_two))
+        result = gradients(fusion.fuse(one_in_two, options=STRICT))
+    torch.testing.assert_close(result, gradients(one_in_two))
 
 
 class TwoHeads(nn.Module):
@@ -138,7 +138,7 @@ def test_weights_of_a_head_that_is_not_trained_do_not_decay() -> None:
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_of_results_whose_elements_share_memory(size: int, step: int) -> None:
-    """Each element of the gradient counts, however few numbers the memory of the result holds."""
+    """Each element of the gradient counts, even if the result's memory holds fewer numbers."""
 
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
         return (x * x).unfold(1, size, step), x.sin().t()

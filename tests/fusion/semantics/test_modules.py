@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 class Tied(nn.Module):
-    """The weights of the embedding are those of the last layer."""
+    """The embedding and the last layer share weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_modes_of_autograd_within() -> None:
     compare(x.grad, twin.grad)
 
 
-def test_what_comes_out_of_inference_mode_goes_into_a_fused_function() -> None:
+def test_inference_tensors_are_accepted() -> None:
     with torch.inference_mode():
         x = torch.randn(4)
     f = fusion.fuse(lambda x: x.exp() * 2, options=STRICT)
@@ -118,8 +118,8 @@ def hooked(net: Net, kind: str, seen: list[object]) -> None:
         seen.append(("before", tuple(args[0].shape)))
         return (args[0] + 1,)
 
-    def backward(module: nn.Module, given: object, made: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        seen.append(("backward", tuple(made[0].shape)))
+    def backward(module: nn.Module, given: object, built: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        seen.append(("backward", tuple(built[0].shape)))
         return tuple(None if g is None else g * 3 for g in given)  # type: ignore[attr-defined]
 
     if kind == "forward":
@@ -138,7 +138,7 @@ def hooked(net: Net, kind: str, seen: list[object]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["forward", "before", "backward", "outermost", "parameter", "accumulated"])
-def test_hooks_run_and_change_what_they_see(kind: str) -> None:
+def test_hooks_run_and_may_change_values(kind: str) -> None:
     plain = Net().eval()
     twin = copy.deepcopy(plain)
     seen: list[object] = []
@@ -288,7 +288,7 @@ def test_a_fused_part_of_a_model() -> None:
 
 
 def test_modules_that_compute_their_weights() -> None:
-    """PyTorch refuses to copy what is parametrised by way of pickling."""
+    """PyTorch refuses to copy parametrised modules by pickling."""
     net = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
     fused = fusion.fuse(net, options=STRICT)
     x = torch.randn(5, 6)
@@ -359,7 +359,7 @@ def test_a_bound_method_is_fused_for_its_object() -> None:
 
 
 class Translator(nn.Module):
-    """PyTorch's own transformer, with a mask of which it does not say whether it is causal."""
+    """PyTorch's own transformer, with a mask that is not declared causal."""
 
     def __init__(self) -> None:
         super().__init__()

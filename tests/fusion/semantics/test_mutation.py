@@ -151,7 +151,7 @@ def test_in_other_dtypes(f: Function, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("f", [whole, row, diagonal, twice, shifted, masked])
-def test_a_view_of_a_larger_tensor_changes_where_it_lies(f: Function) -> None:
+def test_a_view_of_a_larger_tensor_is_changed_in_place(f: Function) -> None:
     base = torch.randn(7, 11)
     fused = fusion.fuse(f, options=STRICT)
     for layout in (lambda t: t[1:6, 2:7], lambda t: t[::3, ::4], lambda t: t.t()[1:4, 1:5], lambda t: t[2:, 3:]):
@@ -180,7 +180,7 @@ def refilled(total: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("f", [counted, emptied, refilled])
 def test_a_tensor_of_one_number_changes(f: Function, dtype: torch.dtype, dynamic: bool) -> None:
-    """PyTorch takes such a number in float64 for a float of the program, and traces again without it."""
+    """PyTorch treats such a float64 number as a float of the program, and traces again without it."""
     fused = fusion.fuse(f, dynamic=dynamic, options=STRICT)
     mine, yours = torch.tensor(2.0, dtype=dtype), torch.tensor(2.0, dtype=dtype)
     for scale in (3.0, 5.0, 7.0):
@@ -231,7 +231,7 @@ def test_same_code_with_and_without_shared_memory() -> None:
     compare(f(columns[:, :2].clone(), columns[:, 2:]), fused(columns[:, :2], columns[:, 2:]))
 
 
-def test_many_inputs_that_lay_apart() -> None:
+def test_many_inputs_that_were_disjoint() -> None:
     def f(*given: torch.Tensor) -> list[torch.Tensor]:
         given[3].add_(1)
         return [x * 2 for x in given]
@@ -315,7 +315,7 @@ def test_the_version_counter_moves() -> None:
     assert x._version > version
 
 
-def test_what_backward_needs_may_not_be_changed_in_between() -> None:
+def test_a_saved_tensor_may_not_be_changed_before_backward() -> None:
     fused = fusion.fuse(lambda x: x.sin().sum(), options=STRICT)
     x = torch.randn(4, requires_grad=True)
     loss = fused(x)
@@ -325,8 +325,8 @@ def test_what_backward_needs_may_not_be_changed_in_between() -> None:
         loss.backward()
 
 
-def test_what_autograd_cannot_trace_runs_eagerly_and_says_so() -> None:
-    """PyTorch cannot make a base of symbolic size for inputs that share memory and were made without one."""
+def test_mutations_that_aotautograd_cannot_trace_run_eagerly() -> None:
+    """PyTorch cannot create a base of symbolic size for inputs that share memory and were created without one."""
 
     def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a.add_(1)
@@ -352,7 +352,7 @@ def codebook(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-def made_of_a_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def using_a_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     result = x * y.t()[1:].sin().sum()
     y.neg_()
     return result
@@ -366,11 +366,11 @@ def of_a_part(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("f", [codebook, made_of_a_view, of_a_part], ids=lambda f: f.__name__)
-def test_gradients_are_made_of_what_an_input_held_before_it_is_changed(
+@pytest.mark.parametrize("f", [codebook, using_a_view, of_a_part], ids=lambda f: f.__name__)
+def test_gradients_use_the_value_of_an_input_before_its_change(
     f: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], strict: bool
 ) -> None:
-    """Backward would make it again from the input, which PyTorch's own partition lets it do."""
+    """PyTorch's own partition may let backward recompute from the changed input."""
     fused = fusion.fuse(f, options={**STRICT, "numerics": "strict"} if strict else STRICT)
 
     def training(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -389,7 +389,7 @@ def test_gradients_of_an_input_that_has_one_and_is_changed() -> None:
 
     def training(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
         x, y = (torch.linspace(low, 1, 6).requires_grad_() for low in (-1, -2))
-        made = x * 2
-        return torch.autograd.grad((function(made, y) + made * 3).sum(), [x, y])
+        result = x * 2
+        return torch.autograd.grad((function(result, y) + result * 3).sum(), [x, y])
 
     torch.testing.assert_close(training(fusion.fuse(f, options=STRICT)), training(f))

@@ -1,5 +1,6 @@
-"""Tensors that are negated where they are read: the imaginary part of a conjugate is a view whose memory holds other
-numbers, and kernels read memory."""
+"""Tensors with the negative bit: the imaginary part of a conjugate is a view of memory with the opposite sign, which
+kernels would read.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def imaginary(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("fusion_tests::imaginary", mutates_args=())
 def imaginary_operation(x: Tensor) -> Tensor:
-    """-x as a result of which nothing is said."""
+    """-x, as a result whose negative bit is not declared."""
     return torch._neg_view(x.clone())
 
 
@@ -71,7 +72,7 @@ def test_as_a_gradient() -> None:
         compare(mine.grad, yours.grad)
 
 
-def test_the_region_says_why_it_runs_eagerly() -> None:
+def test_the_region_reports_why_it_runs_eagerly() -> None:
     fused = fusion.fuse(lambda x: x.cosh() - 1)
     with pytest.warns(FusionWarning, match="negated where it is read"):
         fused(imaginary(torch.randn(3)))

@@ -102,7 +102,7 @@ def nothing(x: torch.Tensor) -> object:
 
 
 def read_by_a_call(x: torch.Tensor) -> object:
-    """The call wants the dimensions that a fold leaves out."""
+    """The call reads the dimensions that a fold removes."""
     y = x.amax(None, keepdim=True)
     return torch.polar(y, y), y, y[:, None]
 
@@ -118,7 +118,7 @@ FUNCTIONS: tuple[Function, ...] = (
 )
 
 UNCOMPUTED = (itself, a_view, nothing)
-"""Those that compute nothing."""
+"""Views that compute nothing."""
 
 
 @pytest.mark.parametrize("f", FUNCTIONS)
@@ -231,14 +231,14 @@ def test_strides_of_results_from_mixed_layouts() -> None:
     ],
     ids=["row", "column", "scalar", "offset", "rows", "transposed", "unfold", "overlap", "huge", "last"],
 )
-def test_inputs_that_lie_oddly(make: Callable[[], torch.Tensor]) -> None:
+def test_inputs_with_unusual_strides(make: Callable[[], torch.Tensor]) -> None:
     x = make()
     assert x.shape == (4, 6)
     agree(lambda x: (x.softmax(1) + 1, x.sum(0), x @ x.t(), x.t() * 2, x.amax()), x)
     agree(lambda x: (x.sin() * x).cumsum(1), x.detach().requires_grad_(), backward=True)
 
 
-def test_what_lies_elsewhere_runs_without_new_compilation_where_only_the_offset_differs() -> None:
+def test_another_storage_offset_needs_no_new_compilation() -> None:
     fused = fusion.fuse(lambda x: x.exp() + 1, options=STRICT)
     base = torch.randn(100)
     for start in (0, 1, 3, 17):
@@ -262,8 +262,8 @@ def test_products_of_nothing() -> None:
     agree(lambda x: (x.sum(0), x.prod(0), x.any(0), x.all(0), x.softmax(0), x.mean(0)), torch.randn(0, 4))
 
 
-def test_a_copy_that_a_call_reads_as_a_view_is_no_view_of_what_was_copied() -> None:
-    """The call may read the original; what is returned is of the copy."""
+def test_a_result_that_views_a_copy_is_no_view_of_its_source() -> None:
+    """A call may read the original; the result is a view of the copy."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> object:
         copied = torch.round(x) * 1

@@ -84,7 +84,7 @@ def sentences(step: int) -> torch.Tensor:
 
 
 def pictures(step: int) -> torch.Tensor:
-    """Noise with a stripe where the class of the picture says."""
+    """Noise with a stripe at a position that depends on the class of the image."""
     images = torch.randn(15, 3, 12, 12, generator=torch.Generator().manual_seed(step))
     for k in range(15):
         images[k, :, 2 * (k % 5)] += 2
@@ -92,14 +92,14 @@ def pictures(step: int) -> torch.Tensor:
 
 
 def losses(net: nn.Module, optimizer: torch.optim.Optimizer, data: Callable[[int], torch.Tensor]) -> torch.Tensor:
-    found = []
+    results = []
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = net(data(step))
         loss.backward()
         optimizer.step()
-        found.append(loss.detach())
-    return torch.stack(found).double()
+        results.append(loss.detach())
+    return torch.stack(results).double()
 
 
 def perturbed(net: nn.Module, seed: int) -> nn.Module:

@@ -32,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
     "lion": lambda p: Lion(p, lr=0.01),
 }
 LAUNCHES = {"sgd": 1, "sgd_momentum": 1, "sgd_nesterov": 1, "adam": 3, "adamw": 3, "adamw_amsgrad": 3, "rmsprop": 1}
-"""At most so many kernels for a step after the first, for all leaves together."""
+"""The greatest number of kernels for a step after the first, for all leaves together."""
 
 
 class Lion(torch.optim.Optimizer):
@@ -165,7 +165,7 @@ def test_a_schedule_changes_the_learning_rate_and_nothing_is_compiled_again(name
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_factors_that_change(dtype: torch.dtype) -> None:
-    """Each is an operand of a product, in one kernel with all the rest; halves are rounded once."""
+    """Each factor is an operand of a product, in one kernel with all the rest; 16-bit floats are rounded once."""
 
     def update(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
         y = x.add(a, alpha=factor).sub(b, alpha=factor * 2) + factor
@@ -176,14 +176,14 @@ def test_factors_that_change(dtype: torch.dtype) -> None:
     before = len(fusion.report(fused).graphs)  # of other dtypes
     given = [torch.linspace(-2, 2, 21).view(3, 7).roll(k, 1).to(dtype) for k in range(3)]
     for factor in (0.3, 0.7, -1.1, 2.5):
-        found, wide = fused(*given, factor), update(*(tensor.double() for tensor in given), factor)
-        error, own = ((result.double() - wide).abs().max() for result in (found, update(*given, factor)))
+        actual, wide = fused(*given, factor), update(*(tensor.double() for tensor in given), factor)
+        error, own = ((result.double() - wide).abs().max() for result in (actual, update(*given, factor)))
         assert error <= 2 * own + 1e-6
     graphs = fusion.report(fused).graphs[before:]
     assert len(graphs) == 2 and all(len(graph.kernels) == 1 and not graph.externs for graph in graphs)
 
 
-def test_a_whole_training_step_compiled() -> None:
+def test_a_compiled_training_step() -> None:
     """Forward and backward from one fused model, clipping and the step compiled, against eager."""
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
     twin = copy.deepcopy(net)

@@ -1,4 +1,4 @@
-"""Random numbers: eager's distributions, the same under a seed and in backward, others in the next call."""
+"""Random numbers: eager's distributions, equal under one seed and in backward, different in the next call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DRAWS: dict[str, Function] = {
 
 @pytest.fixture(autouse=True)
 def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What falls back to eager would be compared with itself."""
+    """Raise on a fallback, with which eager would be compared with itself."""
     monkeypatch.setenv("FUSION_STRICT", "1")
 
 
@@ -99,7 +99,7 @@ def test_dropout_that_keeps_all_or_nothing(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1])
-def test_dropout_refuses_what_eager_refuses(p: float) -> None:
+def test_dropout_refuses_the_probabilities_that_eager_refuses(p: float) -> None:
     with pytest.raises(Exception, match="probability has to be between 0 and 1"):
         fusion.fuse(lambda x: F.dropout(x, p))(torch.ones(3))
 

@@ -166,8 +166,10 @@ def test_backward_twice_where_the_first_call_kept_no_graph(sizes: tuple[int, ...
 
 
 @pytest.mark.parametrize("seen", ["by nobody", "by another backward", "by hooks"])
-def test_logits_become_their_gradient_unless_somebody_can_see_them(seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What forward kept for backward alone is written over, in a copy where others have it."""
+def test_the_gradient_overwrites_logits_unless_they_have_other_references(
+    seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor saved for backward alone is overwritten; if there are other references, a copy is."""
 
     def loss(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(x @ w, labels)
@@ -190,12 +192,12 @@ def test_logits_become_their_gradient_unless_somebody_can_see_them(seen: str, mo
 
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     with hooks if seen == "by hooks" else contextlib.nullcontext():
-        made = torch.compile(loss, backend=backend)(x, w, labels)
+        result = torch.compile(loss, backend=backend)(x, w, labels)
     before = [tensor.clone() for tensor in packed]
     monkeypatch.setattr(torch.Tensor, "clone", counted)
     for keeps in (True, False) if seen == "by another backward" else (False,):
-        found = torch.autograd.grad(made, (x, w), retain_graph=keeps)
-        torch.testing.assert_close(found, expected)
+        gradients = torch.autograd.grad(result, (x, w), retain_graph=keeps)
+        torch.testing.assert_close(gradients, expected)
     assert len(copied) == (seen != "by nobody")
     assert all(torch.equal(tensor, as_it_was) for tensor, as_it_was in zip(packed, before, strict=True))
     assert "take_over" in {extern.name for extern in backend.reports[-1].externs}
@@ -276,8 +278,8 @@ DRAWN_AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("numerics", ["default", "strict"])
 @pytest.mark.parametrize("name", DRAWN_AGAIN)
-def test_what_a_checkpoint_draws_again_is_the_same(name: str, numerics: str) -> None:
-    """y = x·m with a random m that y shows: dy/dx is y / x, where backward makes m again from a saved seed."""
+def test_a_checkpoint_draws_the_same_numbers_again(name: str, numerics: str) -> None:
+    """y = x·m with a random m that y shows: dy/dx is y / x, where backward draws m again from a saved seed."""
     function = DRAWN_AGAIN[name]
     fused = fusion.fuse(
         lambda x: checkpoint(function, x, use_reentrant=False), options={**STRICT, "numerics": numerics}
@@ -294,7 +296,7 @@ def test_what_a_checkpoint_draws_again_is_the_same(name: str, numerics: str) -> 
 
 
 @pytest.mark.parametrize("numerics", ["default", "strict"])
-def test_attention_that_drops_nothing_is_made_again_without_a_seed(numerics: str) -> None:
+def test_attention_without_dropout_is_recomputed_without_a_seed(numerics: str) -> None:
     def attend(x: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(x.sin(), x, x, is_causal=True)
 
@@ -346,14 +348,14 @@ def clipped(parameters: list[torch.Tensor]) -> torch.Tensor:
     "clip", [clipped, lambda parameters: torch.nn.utils.clip_grad_value_(parameters, 0.01)], ids=["norm", "value"]
 )
 def test_clipping(clip: Callable[[list[torch.Tensor]], object]) -> None:
-    def made() -> list[torch.Tensor]:
+    def parameters_with_gradients() -> list[torch.Tensor]:
         torch.manual_seed(2)
         parameters = [torch.zeros(shape, requires_grad=True) for shape in ((5, 3), (7,), (2, 2, 2), ())]
         for parameter in parameters:
             parameter.grad = torch.randn(parameter.shape)
         return parameters
 
-    mine, yours = made(), made()
+    mine, yours = parameters_with_gradients(), parameters_with_gradients()
     compare(clip(mine), fusion.fuse(clip, options=STRICT)(yours))
     compare([p.grad for p in mine], [p.grad for p in yours])
 

@@ -1,4 +1,4 @@
-"""Bags of embeddings, and masks with a source for each place, forward and backward against eager: no call is left."""
+"""Bags of embeddings, and masks with a source for each element, forward and backward against eager: no call remains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_bags(mode, dtype):
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("shape", [(4, 2), (1, 8), (8, 1)])
 def test_bags_of_one_length(mode, dtype, shape):
-    """They are rows of a reduction: no update waits for another one."""
+    """Bags of one length are rows of a reduction: no update waits for another."""
     table, indices = TABLE.to(dtype), INDICES.view(shape)
     check(lambda w, i: F.embedding_bag(i, w, mode=mode), table, indices)
     check(lambda w, i: F.embedding_bag(i, w, mode=mode, padding_idx=7), table, indices)
@@ -54,7 +54,7 @@ def test_weighted_bags():
 
 
 def gradient(grad, i, o, mode, by=None, padding=-1):
-    """By eager's own auxiliary results, of which the bags alone matter."""
+    """Compute the gradient from eager's own auxiliary results, of which only the bags matter."""
     bags = torch.searchsorted(o, torch.arange(8), right=True) - 1
     counted = torch.zeros(4, dtype=torch.long).index_add(0, bags, (i != padding).long())
     largest = torch.zeros(4, 5, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Distances between rows and products of three against eager: no call is left but for pairs of many rows."""
+"""Distances between rows, and triple products, against eager: calls remain only for pairs of many rows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def test_distances(p, dtype):
     x, y = rows(2, 5, 3, dtype=dtype), rows(2, 4, 3, dtype=dtype) + 1
     y[0, 1] = x[0, 2]
     check(lambda x, y: aten._cdist_forward(x, y, p, 2), x, y)
-    found = aten._cdist_forward(x, y, p, 2)
-    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, p, d), rows(2, 5, 4, dtype=dtype), x, y, found)
+    result = aten._cdist_forward(x, y, p, 2)
+    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, p, d), rows(2, 5, 4, dtype=dtype), x, y, result)
 
 
-def test_distances_of_what_is_broadcast():
+def test_distances_of_broadcast_operands():
     x, y = rows(3, 1, 5, 4), rows(2, 6, 4) + 0.5
-    found = aten._cdist_forward(x, y, 2.0, 2)
-    grad = rows(*found.shape)
-    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, 2.0, d), grad, x, y, found)
-    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, 2.0, d), grad[:, :, :, :0], x, y[:, :0], found[..., :0])
+    result = aten._cdist_forward(x, y, 2.0, 2)
+    grad = rows(*result.shape)
+    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, 2.0, d), grad, x, y, result)
+    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, 2.0, d), grad[:, :, :, :0], x, y[:, :0], result[..., :0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -40,8 +40,8 @@ def test_distances_among_the_rows_of_a_matrix(p, dtype):
         x = rows(count, 3, dtype=dtype) + torch.arange(count, dtype=dtype)[:, None] / 64
         x[-1] = x[0]
         check(lambda x: aten._pdist_forward(x, p), x)
-        found = aten._pdist_forward(x, p)
-        check(lambda g, x, d: aten._pdist_backward(g, x, p, d), rows(*found.shape, dtype=dtype), x, found)
+        result = aten._pdist_forward(x, p)
+        check(lambda g, x, d: aten._pdist_backward(g, x, p, d), rows(*result.shape, dtype=dtype), x, result)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
@@ -49,8 +49,8 @@ def test_pairs_of_many_rows_are_left_where_the_library_has_a_loop_of_vectors(p):
     x = rows(65, 3) + torch.arange(65)[:, None] / 64
     forward, backward = ([], []) if p == 3 else (["_pdist_forward.default"], ["_pdist_backward.default"])
     check(lambda x: aten._pdist_forward(x, p), x, leaves=forward)
-    found = aten._pdist_forward(x, p)
-    gradient = check(lambda g, x, d: aten._pdist_backward(g, x, p, d), rows(*found.shape), x, found, leaves=backward)
+    result = aten._pdist_forward(x, p)
+    gradient = check(lambda g, x, d: aten._pdist_backward(g, x, p, d), rows(*result.shape), x, result, leaves=backward)
     assert set(calls(gradient).values()) <= {"the library takes the pairs of many rows in their order"}
 
 

@@ -1,4 +1,4 @@
-"""Small matrices: factors, systems, inverses and determinants against eager; no call is left."""
+"""Small matrices: factors, systems, inverses and determinants against eager; no call remains."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_systems(batch: tuple[int, ...], size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("batch", "size"), SIZES)
 def test_determinants(batch: tuple[int, ...], size: int) -> None:
-    def found(a):
+    def determinants(a):
         return (*aten._linalg_det(a), *aten._linalg_slogdet(a))
 
     a = matrices(*batch, size, size)
-    check(found, a)
-    check(found, a.mT)
+    check(determinants, a)
+    check(determinants, a.mT)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (2, 4, 4), (0, 3, 2), (2, 0, 3), (1, 1)])
@@ -79,7 +79,7 @@ def test_gradients() -> None:
     check(lambda a: torch.func.grad(total)(a), matrices(2, 3, 3))
 
 
-def test_factors_without_exchanged_rows_are_those_of_a_gpu() -> None:
+def test_factors_without_exchanged_rows_agree_with_a_gpu() -> None:
     program = lowered(lambda a: torch.lu_unpack(*torch.linalg.lu_factor_ex(a, pivot=False)[:2]), matrices(3, 3))
     assert list(calls(program)) == ["linalg_lu_factor_ex.default"]
 

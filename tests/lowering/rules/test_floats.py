@@ -13,12 +13,12 @@ NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def numbers(dtype: torch.dtype) -> torch.Tensor:
-    """Of every size, powers of two and their neighbours, the extremes and what is no number."""
+    """Return numbers of every magnitude, powers of two and their neighbours, the extremes, infinities and NaN."""
     info = torch.finfo(dtype)
     powers = torch.exp2(torch.arange(math.log2(info.smallest_normal * info.eps), math.log2(info.max), 1.0).double())
     odd = torch.tensor([0.0, -0.0, info.max, info.smallest_normal, math.inf, -math.inf, math.nan]).double()
-    found = torch.cat([powers, powers * 1.3, powers * (1 - info.eps / 2), powers * (1 + info.eps), odd])
-    return torch.cat([found, -found]).to(dtype)
+    result = torch.cat([powers, powers * 1.3, powers * (1 - info.eps / 2), powers * (1 + info.eps), odd])
+    return torch.cat([result, -result]).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -35,7 +35,7 @@ def test_neighbours(dtype):
         check(torch.nextafter, x, goal, tolerance=0.0)
 
 
-def test_those_of_float64_are_left():
+def test_float64_stays_a_library_call():
     x = torch.randn(3, dtype=torch.float64)
     check(torch.nextafter, x, x + 1, leaves=["nextafter.default"])
     check(torch.frexp, x, leaves=["frexp.Tensor"])

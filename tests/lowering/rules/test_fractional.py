@@ -1,4 +1,4 @@
-"""Fractional max pooling and its gradient against eager, from the same random numbers: no call is left."""
+"""Fractional max pooling and its gradient against eager, from the same random numbers: no call remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histograms against eager, with NaN, ties with edges, weights and densities: no call is left."""
+"""Histograms against eager, with NaN, ties with edges, weights and densities: no call remains."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_histograms_of_rows(dtype, density):
     check(lambda x, w, *e: torch.histogramdd(x, e, weight=w, density=density), x, weight, *edges)
 
 
-def test_halves_are_left_to_the_library():
+def test_16_bit_floats_are_left_to_the_library():
     check(lambda x: torch.histc(x, 4, -1, 1), ROWS.bfloat16(), leaves=["histc.default"])

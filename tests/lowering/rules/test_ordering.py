@@ -37,7 +37,7 @@ def test_sort_of_integers_with_ties(dtype, dim):
     check(torch.sort, extremes)
 
 
-def test_sort_of_what_is_not_contiguous_or_has_few_elements():
+def test_sort_of_non_contiguous_and_small_tensors():
     x = torch.randn(8, 5, 3).permute(2, 0, 1)[:, ::2]
     for dim in range(3):
         check(lambda x: torch.sort(x, dim), x)  # noqa: B023

@@ -32,7 +32,7 @@ def numbers(dtype: torch.dtype) -> torch.Tensor:
 
 
 def finite(dtype: torch.dtype) -> torch.Tensor:
-    """Finite floats, without -0.0, [26]: on the others eager's own kernels disagree, between vectors and their rest."""
+    """Return finite floats, without -0.0, [26]: on others eager's kernels disagree between vectors and remainders."""
     return torch.tensor([n for n in NUMBERS if math.isfinite(n) and str(n) != "-0.0"], dtype=dtype)
 
 
@@ -337,7 +337,7 @@ def test_a_second_rule_is_refused():
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_integers_to_the_power_of_integers(dtype: torch.dtype):
-    """They wrap around; of negative powers only those of 1 and -1 are not 0."""
+    """Powers wrap around; negative powers of all integers but 1 and -1 are 0."""
     bases = torch.tensor([0, 1, -1, 2, -2, 3, -3, 7, 11, 127]).to(dtype)
     powers = torch.tensor([0, 1, 2, 3, 5, 63, -1, -2]).to(dtype)
     check(torch.pow, bases[:, None].contiguous(), powers)

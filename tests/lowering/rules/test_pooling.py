@@ -1,4 +1,4 @@
-"""Pooling and its gradients, windows and theirs, against eager: no call is left, ends and gaps are eager's."""
+"""Pooling and its gradients, windows and theirs, against eager: no call remains, ends and gaps agree with eager."""
 
 from __future__ import annotations
 

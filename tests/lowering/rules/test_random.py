@@ -16,7 +16,7 @@ from tests.lowering.lowered import calls, check, lowered
 
 aten = torch.ops.aten
 
-MADE: dict[str, Callable[[torch.Tensor], object]] = {
+CREATED: dict[str, Callable[[torch.Tensor], object]] = {
     "full": lambda x: (torch.full((2, 3), 1.5), torch.full((2,), 7), torch.full((2,), True), x.new_full((3,), 2)),
     "full_like": lambda x: (torch.full_like(x, -math.inf), torch.full_like(x, 3, dtype=torch.int32)),
     "zeros": lambda x: (torch.zeros(2, 3), torch.zeros_like(x), x.new_zeros(4, dtype=torch.bool)),
@@ -35,13 +35,13 @@ MADE: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_made_tensors(name: str):
-    program = check(MADE[name], torch.randn(4, 5))
+@pytest.mark.parametrize("name", CREATED)
+def test_created_tensors(name: str):
+    program = check(CREATED[name], torch.randn(4, 5))
     assert not calls(program)
 
 
-def test_a_made_tensor_that_is_only_read_costs_no_node():
+def test_a_created_tensor_that_is_only_read_costs_no_node():
     program = check(lambda x: x * torch.full_like(x, 2.0) + torch.arange(5) * torch.ones(4, 1), torch.randn(4, 5))
     assert len(program.nodes) == 3  # two products and their sum
 
@@ -64,7 +64,7 @@ SIZE = 20_000
 
 
 def drawn(function: Callable[..., object], *inputs: torch.Tensor) -> list[torch.Tensor]:
-    """What one run of the lowered function gives."""
+    """Return the result of one run of the lowered function."""
     program = lowered(function, *inputs)
     assert not calls(program)
     return [out for out in run_program(program, inputs) if isinstance(out, torch.Tensor)]
@@ -167,7 +167,7 @@ def test_fresh_each_call_and_the_same_under_the_same_seed():
     assert len({tuple(part.tolist()) for part in (*first, *second)}) == 4
 
 
-def test_what_is_drawn_does_not_depend_on_how_it_is_read():
+def test_random_numbers_do_not_depend_on_the_order_of_reads():
     x = torch.zeros(6, 4)
 
     def function(x: torch.Tensor) -> object:
@@ -255,7 +255,7 @@ def test_choices_by_weight(dtype: torch.dtype):
         for row, numbers in zip(weights.double(), places, strict=True):
             shares = torch.bincount(numbers, minlength=4) / SIZE
             assert (shares - row / row.sum()).abs().max() < 0.02  # five deviations
-            assert (shares == 0).equal(row == 0)  # never what has no weight
+            assert (shares == 0).equal(row == 0)  # never an element without weight
 
 
 def test_choices_without_replacement():
@@ -266,14 +266,14 @@ def test_choices_without_replacement():
     assert (places.sort(1).values.diff(dim=1) > 0).all()  # each once
     eager = torch.multinomial(weights, 3)
     for k in range(3):
-        ours, theirs = (torch.bincount(found[:, k], minlength=5) / SIZE for found in (places, eager))
+        ours, theirs = (torch.bincount(result[:, k], minlength=5) / SIZE for result in (places, eager))
         assert (ours - theirs).abs().max() < 0.03
     (alone,) = drawn(lambda w: torch.multinomial(w, 2, replacement=True), weights[0])
     assert alone.shape == (2,)
 
 
 def test_a_search_grows_with_its_steps_alone():
-    """Twice as many weights are one step more, which finds its place from the one before: nothing is computed twice."""
+    """Twice as many weights are one more step, which continues from the last position: nothing is computed twice."""
 
     def size(count: int) -> int:
         program = lowered(lambda w: torch.multinomial(w, 3, replacement=True), torch.rand(2, count))

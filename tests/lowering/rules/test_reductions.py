@@ -63,11 +63,11 @@ def test_reductions(name: str, dtype: torch.dtype):
 
 @pytest.mark.parametrize("name", [name for name in REDUCTIONS if name not in ("instance_norm", "prod", "normalize")])
 def test_reductions_of_computed_values(name: str):
-    """What is reduced over is an expression here, and what came out is used."""
+    """The reduced operand is an expression, and the result is used."""
 
     def around(x: torch.Tensor) -> object:
-        found = REDUCTIONS[name](x.transpose(0, 2) * 2 - 1)
-        return [part + 1 for part in found] if isinstance(found, tuple) else found + 1
+        result = REDUCTIONS[name](x.transpose(0, 2) * 2 - 1)
+        return [part + 1 for part in result] if isinstance(result, tuple) else result + 1
 
     check(around, torch.randn(5, 7, 3))
 
@@ -131,12 +131,12 @@ def test_a_sum_of_negative_zeros_is_positive(shape: tuple[int, ...], dtype: torc
         return x.sum(), x.sum((), keepdim=True), x.sum(0), x.sum(dtype=torch.float64), x.mean(), x.mean(0), x.nansum()
 
     x = torch.full(shape, -0.0, dtype=dtype)
-    found = run_program(lowered(sums, x), [x])
-    for mine, expected in zip(found, sums(x), strict=True):
+    actual = run_program(lowered(sums, x), [x])
+    for mine, expected in zip(actual, sums(x), strict=True):
         assert torch.equal(mine.signbit(), expected.signbit())
 
 
-def test_halves_are_summed_in_float32():
+def test_16_bit_floats_are_summed_in_float32():
     x = torch.full((4096,), 1.0, dtype=torch.float16)
     program = check(lambda a: (a.sum(), a.mean()), x)
     assert {node.dtype for node in program.nodes if isinstance(node, Reduce)} == {torch.float32}
@@ -185,8 +185,8 @@ def test_rms_norm(dtype: torch.dtype, affine: bool):
     rstd = rstd.to(torch.float32 if dtype.itemsize == 2 else dtype)
     out.backward(g)
     inputs = [tensor.detach() for tensor in (x, *([w] if affine else []))]
-    found = _run(aten._fused_rms_norm.default, (inputs[0], [8], *(inputs[1:] or [None]), 1e-5), (out.detach(), rstd))
-    _near(found, (out, rstd), dtype)
+    result = _run(aten._fused_rms_norm.default, (inputs[0], [8], *(inputs[1:] or [None]), 1e-5), (out.detach(), rstd))
+    _near(result, (out, rstd), dtype)
     back = (g, inputs[0], [8], rstd, *(inputs[1:] or [None]), [True, affine])
     _near(_run(aten._fused_rms_norm_backward.default, back, (x.grad, w.grad)), (x.grad, w.grad), dtype)
     unset = F.rms_norm(inputs[0], (8,))
@@ -202,9 +202,9 @@ def _run(
     return run_program(program, [arg for arg in args if isinstance(arg, torch.Tensor)])
 
 
-def _near(found: Sequence[object], expected: Sequence[torch.Tensor | None], dtype: torch.dtype) -> None:
+def _near(actual: Sequence[object], expected: Sequence[torch.Tensor | None], dtype: torch.dtype) -> None:
     close = 4 * TOLERANCE[dtype]
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other if other is None else other.detach(), rtol=close, atol=close)
 
 
@@ -317,7 +317,7 @@ def test_products_that_are_small_or_with_a_vector_are_sums():
     torch.testing.assert_close(run_program(program, [a, b])[0], a @ b)
 
 
-def test_the_library_form_of_a_product_is_made_of_calls():
+def test_the_library_form_of_a_product_consists_of_calls():
     for function in (
         lambda a, b: a @ b.t(),
         lambda a, b: a.view(3, 2, 4).transpose(1, 2) @ b.view(3, 4, 2).transpose(1, 2),
@@ -327,4 +327,4 @@ def test_the_library_form_of_a_product_is_made_of_calls():
     ):
         program = lowered(function, torch.randn(6, 4), torch.randn(6, 4))
         (product,) = (node for node in program.nodes if isinstance(node, Contract))
-        assert program.library[product.out]  # of what it is made, the verifier has seen
+        assert program.library[product.out]  # the verifier has checked its operands

@@ -30,11 +30,11 @@ REFUSED: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_eager_refuses_is_its_call(name: str) -> None:
+def test_calls_that_eager_refuses_stay_calls(name: str) -> None:
     x = torch.ones(8)
     with pytest.raises((RuntimeError, IndexError)) as expected:
         REFUSED[name](x)
     program = lowered(lambda x: REFUSED[name](x) + 1, x)
-    with pytest.raises(type(expected.value)) as found:
+    with pytest.raises(type(expected.value)) as actual:
         run_program(program, [x])
-    assert str(found.value) == str(expected.value)
+    assert str(actual.value) == str(expected.value)

@@ -1,4 +1,4 @@
-"""Antialiased resizing and its gradients against eager: no call is left."""
+"""Antialiased resizing and its gradients against eager: no call remains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_scales_that_are_given():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_rounded_once(dtype):
+def test_16_bit_floats_are_rounded_once(dtype):
     forward, _ = RULES["bilinear"]
     x = torch.randn(1, 2, 9, 30, dtype=dtype)
     program = lowered(lambda x: forward(x, [4, 7], False), x)

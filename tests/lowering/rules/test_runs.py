@@ -1,4 +1,4 @@
-"""Sums scattered to places that ascend against eager: where runs are known, nothing is scattered or compared."""
+"""Sums scattered to ascending positions against eager: where runs are known, nothing is scattered or compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def summed(program: Program) -> list[int]:
 
 
 def nearest(x: torch.Tensor, size: int, shift: float, count: int) -> torch.Tensor:
-    """The index of resampling by the nearest neighbour, as PyTorch takes it apart."""
+    """The index of nearest-neighbour resampling, as PyTorch decomposes it."""
     return ((torch.arange(count, dtype=torch.float32) + shift) * (size / count)).to(torch.int64)
 
 
@@ -31,7 +31,7 @@ def nearest(x: torch.Tensor, size: int, shift: float, count: int) -> torch.Tenso
 @pytest.mark.parametrize(
     ("sizes", "counts"), [((4, 6), (8, 18)), ((5, 7), (13, 9)), ((9, 8), (4, 8)), ((3, 1), (7, 5))]
 )
-def test_what_was_resampled(sizes, counts, shift, dtype):
+def test_gradients_of_resampling_are_sums_of_runs(sizes, counts, shift, dtype):
     grad = torch.randn(2, *counts, 3).movedim(-1, 1).to(dtype)
 
     def gradient(g: torch.Tensor) -> torch.Tensor:
@@ -41,14 +41,14 @@ def test_what_was_resampled(sizes, counts, shift, dtype):
     assert scatters(check(gradient, grad)) == 0
 
 
-def test_what_is_there_already_stays_and_other_dimensions_are_walked():
+def test_initial_values_are_added_and_other_dimensions_are_indexed():
     x, source = torch.randn(5, 4), torch.randn(9, 4)
     assert summed(check(lambda x, s: aten.index_put(x, [torch.arange(9) // 2], s, True), x, source)) == [2]
     ends = lambda: (torch.arange(8) * 2 - 1).clamp(0) // 4  # noqa: E731  # the first one and the last are others
     assert summed(check(lambda x, s: aten.index_put(x, [None, ends()], s.t(), True), x[:4], source[:8])) == [3]
 
 
-def test_what_does_not_ascend_or_is_loaded_is_scattered():
+def test_indices_that_do_not_ascend_or_are_loaded_are_scattered():
     x, source = torch.randn(40, 2000), torch.randn(64, 2000)
     down = lambda: (63 - torch.arange(64)) // 2  # noqa: E731
     assert scatters(check(lambda x, s: aten.index_put(x, [down()], s, True), x, source)) == 1

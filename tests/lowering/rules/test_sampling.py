@@ -1,4 +1,4 @@
-"""Samples of images and volumes at the positions of a grid, and their gradients, against eager: no call is left."""
+"""Samples of images and volumes at the positions of a grid, and their gradients, against eager: no call remains."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_samples_and_their_gradients(mode, sizes, padding, corners):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_sampled_in_float32(dtype):
-    """Eager samples halves as halves."""
+def test_16_bit_floats_are_sampled_in_float32(dtype):
+    """Eager samples them in 16 bits."""
     x, grid, grad = operands(4, 5, dtype=dtype)
 
     def both(grad: torch.Tensor, x: torch.Tensor, grid: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -60,11 +60,11 @@ def test_halves_are_sampled_in_float32(dtype):
     program = lowered(both, grad, x, grid)
     assert not calls(program)
     exact = both(grad.double(), x.double(), grid.double())
-    for found, want in zip(run_program(program, [grad, x, grid]), exact, strict=True):
-        torch.testing.assert_close(found, want.to(dtype))
+    for result, want in zip(run_program(program, [grad, x, grid]), exact, strict=True):
+        torch.testing.assert_close(result, want.to(dtype))
 
 
-def test_what_is_nowhere_is_nothing():
+def test_positions_that_are_nan_or_infinite_sample_zero():
     x, grid, _ = operands(4, 5, dtype=torch.float32)
     grid[0, 0, 0, 1] = math.nan
     grid[0, 0, 1, 0] = math.inf

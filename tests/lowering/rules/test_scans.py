@@ -46,7 +46,7 @@ def test_integers(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("out", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.float32, torch.bfloat16])
 def test_a_dtype_that_is_asked_for(out: torch.dtype) -> None:
-    """What does not fit wraps around, as in eager."""
+    """Numbers that do not fit the dtype wrap around, as in eager."""
     x = torch.randint(-90, 90, (4, 33))
     check(lambda x: (x.cumsum(1, dtype=out), (x % 5).cumprod(0, dtype=out)), x)
     check(lambda x: (x.cumsum(1, dtype=out),), torch.rand(4, 33) * 3)
@@ -76,8 +76,8 @@ def test_special_values(name: str) -> None:
     x = torch.tensor(SPECIAL)[picks]
     program = check(lambda x: SCANS[name](x, 1), x)
     if name in ("cummax", "cummin"):
-        found, eager = run_program(program, [x])[0], SCANS[name](x, 1)[0]
-        assert torch.equal(torch.signbit(found.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
+        result, eager = run_program(program, [x])[0], SCANS[name](x, 1)[0]
+        assert torch.equal(torch.signbit(result.nan_to_num(1)), torch.signbit(eager.nan_to_num(1)))
 
 
 @pytest.mark.parametrize("name", SCANS)
@@ -87,14 +87,14 @@ def test_little_or_nothing_to_scan(name: str) -> None:
         assert not any(isinstance(node, Scan) for node in program.nodes)
 
 
-def test_only_what_is_used_is_scanned() -> None:
+def test_only_used_results_are_scanned() -> None:
     program = lowered(lambda x: x.cummax(0)[1], torch.randn(5, 3))
     assert [node.op for node in program.nodes if isinstance(node, Scan)] == ["argmax"]
 
 
 @pytest.mark.parametrize("name", ["cumsum", "logcumsumexp"])
 def test_gradients(name: str) -> None:
-    """Backward is scans again, of flipped tensors."""
+    """Backward consists of scans of flipped tensors."""
 
     def backward(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
@@ -106,7 +106,7 @@ def test_gradients(name: str) -> None:
     torch.testing.assert_close(run_program(program, [x, grad])[0], backward(x, grad), rtol=1e-5, atol=1e-5)
 
 
-def test_what_pytorch_makes_of_scans() -> None:
+def test_operations_that_pytorch_decomposes_into_scans() -> None:
     x = torch.randn(4, 9)
     check(lambda x: torch.cumulative_trapezoid(x), x)
     check(lambda x: torch.cumulative_trapezoid(x, dx=0.5, dim=0), x)

@@ -1,4 +1,4 @@
-"""Writes to places held in a tensor, and searches in sorted sequences, against eager: no call is left."""
+"""Writes to positions held in a tensor, and searches in sorted sequences, against eager: no call remains."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ MEETING = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
 @pytest.mark.parametrize("name", MEETING)
 def test_few_sources_per_row(name, dtype):
-    """Small whole numbers, so that no order of summation can be seen."""
+    """Small integers, whose sums do not depend on their order."""
     x, source = torch.arange(24).view(4, 6).to(dtype), torch.arange(12).view(4, 3).to(dtype)
     check(lambda x, i, s: MEETING[name](x, i, s), x, ROWS, source)
     check(lambda x, i, s: MEETING[name](x, i, s), x.t().contiguous().t(), ROWS, source * 2)
@@ -159,7 +159,7 @@ def one_by_one(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
 @pytest.mark.usefixtures("one_by_one")
 def test_sources_find_their_places(dtype):
-    """Small whole numbers, so that no order of summation can be seen; where sources are stored, none meet."""
+    """Small integers, whose sums do not depend on their order; sources that are stored do not collide."""
     x, source = torch.arange(24).view(4, 6).to(dtype), torch.arange(12).view(4, 3).to(dtype)
     for function in (MEETING[name] for name in MEETING if "add" in name or "value" in name):
         check(lambda x, i, s, f=function: f(x, i, s), x.t().contiguous().t(), ROWS, source)

@@ -1,4 +1,4 @@
-"""Reductions of segments and their gradients against eager: no call is left."""
+"""Reductions of segments and their gradients against eager: no call remains."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def test_segments_and_their_gradients(dim, reduce, initial):
         x = x.clone()
         x[0, 0, 0], x[1, 1, 1] = math.nan, math.nan
     kwargs = {"axis": dim, "unsafe": True, "initial": initial}
-    for told in ({"lengths": lengths}, {"offsets": offsets_of(lengths) + (dim == 0)}):
-        ((name, tensor),) = told.items()
+    for reported in ({"lengths": lengths}, {"offsets": offsets_of(lengths) + (dim == 0)}):
+        ((name, tensor),) = reported.items()
         check(lambda x, t: torch.segment_reduce(x, reduce, **{name: t}, **kwargs), x, tensor)  # noqa: B023
-        out = torch.segment_reduce(x, reduce, **told, **kwargs)
+        out = torch.segment_reduce(x, reduce, **reported, **kwargs)
         grad = (torch.arange(out.numel()).double() % 7 - 3).view(out.shape)
         check(
             lambda g, o, x, t: aten._segment_reduce_backward(
@@ -69,8 +69,8 @@ def test_other_types(dtype):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_products_where_sources_cannot_meet_in_memory(dim):
-    """As on a GPU: each segment looks at all elements, of which there are few."""
+def test_products_without_atomic_updates_in_memory(dim):
+    """As on a GPU: each segment reads all elements, of which there are few."""
     x, lengths = numbers(dim), LENGTHS[dim]
 
     def product(x, n):
@@ -79,8 +79,8 @@ def test_products_where_sources_cannot_meet_in_memory(dim):
 
     program = lower(traced(product, (x, lengths)), scatters={"sum"})
     assert not calls(program) and not any(isinstance(node, Scatter) and node.op == "prod" for node in program.nodes)
-    for found, wanted in zip(run_program(program, [x, lengths]), product(x, lengths), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for actual, wanted in zip(run_program(program, [x, lengths]), product(x, lengths), strict=True):
+        torch.testing.assert_close(actual, wanted)
     long = torch.rand(5000).double()
     graph = traced(lambda x, n: torch.segment_reduce(x, "prod", lengths=n), (long, torch.tensor([2000, 3000])))
     assert list(calls(lower(graph, scatters={"sum"}))) == ["segment_reduce.default"]

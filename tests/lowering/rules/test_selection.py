@@ -1,4 +1,4 @@
-"""Selection by rank in short rows against eager, with NaN and infinities: no call is left."""
+"""Selection by rank in short rows against eager, with NaN and infinities: no call remains."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_most_frequent(dtype):
 
 
 def test_the_most_frequent_among_nan():
-    """Eager's sort of them is none: what it finds depends on where they are."""
+    """Eager's sort does not order NaN: its result depends on their positions."""
     rows = torch.cat([ODD, ODD[:, 1:4]], 1)
     values, places = run_program(lowered(torch.mode, rows), [rows])
     torch.testing.assert_close(values, torch.tensor([-0.5, 0.0, 1.0, math.nan]), equal_nan=True)

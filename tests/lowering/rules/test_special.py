@@ -77,13 +77,13 @@ def test_in_fewer_digits(name, dtype):
         pytest.skip("eager has no such kernel")
     program = lowered(function, x)
     assert not calls(program)
-    (found,), eager, exact = run_program(program, [x]), function(x), function(x.double())
-    assert torch.equal(found.isnan(), eager.isnan())
+    (result,), eager, exact = run_program(program, [x]), function(x), function(x.double())
+    assert torch.equal(result.isnan(), eager.isnan())
     rounded = exact.to(dtype).double()
     known = rounded.isfinite() & eager.isfinite()
-    assert torch.equal(found[~known & ~eager.isnan()], eager[~known & ~eager.isnan()])
+    assert torch.equal(result[~known & ~eager.isnan()], eager[~known & ~eager.isnan()])
     slack = 8 * torch.finfo(dtype).eps * rounded.abs().clamp(min=1e-6)
-    off, own = (found.double() - rounded).abs(), (eager.double() - rounded).abs()
+    off, own = (result.double() - rounded).abs(), (eager.double() - rounded).abs()
     assert bool((off <= 2 * own + slack)[known].all())
 
 
@@ -92,16 +92,16 @@ def test_the_inverse_of_erf_is_nearly_rounded_once():
     y = torch.cat(
         [torch.linspace(0, 0.999, 200_000), 1 - torch.arange(1, 200_000) * 2.0**-24, torch.rand(1000) * 1e-30]
     )
-    ((found,), exact) = run_program(lowered(torch.erfinv, y), [y]), torch.erfinv(y.double())
+    ((result,), exact) = run_program(lowered(torch.erfinv, y), [y]), torch.erfinv(y.double())
     unit = torch.nextafter(exact.float(), torch.tensor(torch.inf)) - exact.float()
-    assert ((found.double() - exact).abs() / unit).max() < 0.55
+    assert ((result.double() - exact).abs() / unit).max() < 0.55
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_inverse_of_erf_keeps_the_sign_of_zero(dtype: torch.dtype):
     y = torch.tensor([-0.0, 0.0], dtype=dtype)
-    (found,) = run_program(lowered(torch.erfinv, y), [y])
-    assert found.signbit().tolist() == [True, False]
+    (result,) = run_program(lowered(torch.erfinv, y), [y])
+    assert result.signbit().tolist() == [True, False]
 
 
 def test_integers_become_floats():
@@ -137,10 +137,10 @@ def test_bessel_and_airy_functions(name, dtype):
     function, truth, x = OSCILLATING[name]
     x = x.to(dtype)
     x = x[x.isfinite() & ((x > 0) if name[0] == "y" else True)]
-    (found,) = run_program(lowered(function, x), [x])
+    (result,) = run_program(lowered(function, x), [x])
     exact = torch.tensor([float(truth(mpmath.mpf(value))) for value in x.tolist()], dtype=torch.float64)
     slack = 2e-13 if dtype is torch.float64 else torch.finfo(dtype).eps
-    torch.testing.assert_close(found.double(), exact, rtol=slack, atol=slack)
+    torch.testing.assert_close(result.double(), exact, rtol=slack, atol=slack)
 
 
 def test_bessel_and_airy_functions_at_the_ends():
@@ -153,6 +153,6 @@ def test_bessel_and_airy_functions_at_the_ends():
         S.airy_ai: [0.0, NAN, NAN, 0.3550280538878172],
     }
     for function, expected in ends.items():
-        (found,) = run_program(lowered(function, x), [x])
+        (actual,) = run_program(lowered(function, x), [x])
         want = torch.tensor(expected, dtype=torch.float64)
-        torch.testing.assert_close(found[: len(want)], want, equal_nan=True)
+        torch.testing.assert_close(actual[: len(want)], want, equal_nan=True)

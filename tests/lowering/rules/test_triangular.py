@@ -1,4 +1,4 @@
-"""Small triangular systems and Cholesky factors against eager: no call is left."""
+"""Small triangular systems and Cholesky factors against eager: no call remains."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_gradients_of_a_factor() -> None:
     check(gradients, a)
 
 
-def test_large_matrices_and_halves_stay_calls() -> None:
+def test_large_matrices_and_16_bit_floats_stay_calls() -> None:
     large = triangles(LARGEST + 1, LARGEST + 1)
     program = lowered(lambda a: torch.linalg.solve_triangular(a, a, upper=True), large)
     assert calls(program) == {"linalg_solve_triangular.default": f"matrices of more than {LARGEST} rows or columns"}

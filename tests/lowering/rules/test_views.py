@@ -104,11 +104,11 @@ def test_a_returned_view_is_a_view(name: str):
 
 
 def between(name: str) -> Callable[[torch.Tensor], object]:
-    """A view or a copy of what is computed, of which something is computed."""
+    """A view or a copy of a computed tensor, with a reader."""
 
     def around(x: torch.Tensor) -> object:
-        found = {**VIEWS, **COPIES}[name](x * 2)
-        return [part + 1 for part in found] if isinstance(found, (tuple, list)) else found + 1
+        result = {**VIEWS, **COPIES}[name](x * 2)
+        return [part + 1 for part in result] if isinstance(result, (tuple, list)) else result + 1
 
     return around
 
@@ -128,7 +128,7 @@ def test_a_copy_has_memory_of_its_own(name: str):
 
 
 @pytest.mark.parametrize("name", [*VIEWS, *COPIES])
-def test_on_what_is_not_contiguous(name: str):
+def test_on_non_contiguous_tensors(name: str):
     function = {**VIEWS, **COPIES}[name]
     # The rule reads x through a transposition; eager gets the copy that it needs.
     check(lambda x: function(x.transpose(0, 2).contiguous()), torch.randn(5, 6, 4)[:, ::1].flip(1))
@@ -218,7 +218,7 @@ def test_a_part_of_memory_is_written():
     check(lambda x: x.as_strided_scatter(x[0] + 9, (6,), (2,), 0), gaps, leaves=["as_strided_scatter.default"])
 
 
-def test_a_copy_may_be_of_what_lies_around_in_memory():
+def test_a_copy_may_read_memory_around_its_operand():
     x = torch.randn(4, 12)[:, 1::2]
     program = lowered(lambda x: torch.as_strided_copy(x, (3, 2), (5, 1), 0), x)
     (call,) = calls(program)

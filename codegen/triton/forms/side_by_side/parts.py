@@ -44,11 +44,11 @@ class Part:
         return " * ".join(_blocks(self.layout, dim) for dim in self.layout.blocked.grid()) or "1"
 
     def call(self, program: str) -> str:
-        """Return the line that runs it."""
+        """Return the line that calls its function for the program with this number."""
         return call_of(self.name, self.layout, program)
 
     def function(self, writer: Writer) -> str:
-        """Return its function, which takes the number of its program."""
+        """Return the source of its function, whose argument is the number of the program within this part."""
         return self.form.function(self.layout, self.name, writer, FunctionRole(program=PROGRAM))
 
 

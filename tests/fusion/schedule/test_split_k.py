@@ -58,8 +58,8 @@ def in_parts(program: Program, cluster: Cluster, kernel: Kernel, ways: object) -
     """A clock by which parts are the fastest."""
     assert isinstance(ways, tuple) and all(isinstance(way, Alternative) for way in ways)
     (number,) = [number for number, way in enumerate(ways) if way.name.endswith("parts")]
-    found = weighed(kernel, ways)
-    return Tuning(found.subject, found.trials, number)
+    result = weighed(kernel, ways)
+    return Tuning(result.subject, result.trials, number)
 
 
 def scheduled(function: Function, *given: torch.Tensor, target: str = "reference", parts: bool = True) -> Schedule:
@@ -69,18 +69,18 @@ def scheduled(function: Function, *given: torch.Tensor, target: str = "reference
     return schedule_graph(graph, machine, Trace(None, "forward"), measure=measure)[1]
 
 
-def run(found: Schedule, given: list[torch.Tensor]) -> torch.Tensor:
+def run(result: Schedule, given: list[torch.Tensor]) -> torch.Tensor:
     """Evaluate the kernels of a schedule."""
-    buffers = dict(zip(found.program.inputs, given, strict=True))
-    for step in found.steps:
+    buffers = dict(zip(result.program.inputs, given, strict=True))
+    for step in result.steps:
         assert isinstance(step, KernelCall)
         for name in step.written:
-            buffer = found.program.buffers[name]
+            buffer = result.program.buffers[name]
             shape, strides = [int(size) for size in buffer.shape], [int(stride) for stride in buffer.strides]
             buffers[name] = torch.empty_strided(shape, strides, dtype=buffer.dtype)
         run_kernel(step.kernel, [buffers[name] for name in step.buffers])
         buffers |= {name: buffers[operand] for name, operand in step.over.items()}
-    (out,) = found.program.output_names()
+    (out,) = result.program.output_names()
     return buffers[out]
 
 
@@ -89,9 +89,9 @@ def run(found: Schedule, given: list[torch.Tensor]) -> torch.Tensor:
 def test_parts_give_the_same(name: str, dtype: torch.dtype, halved: None) -> None:
     function, shapes = CASES[name]
     given = [torch.randn(shape).to(dtype) for shape in shapes]
-    found = scheduled(function, *given)
+    actual = scheduled(function, *given)
     exact, eager = function(*(tensor.double() for tensor in given)), function(*given)
-    error, theirs = ((result.double() - exact).norm() / exact.norm() for result in (run(found, given), eager))
+    error, theirs = ((result.double() - exact).norm() / exact.norm() for result in (run(actual, given), eager))
     assert error <= 2 * theirs + 1e-6
 
 
@@ -108,13 +108,13 @@ def test_parts_are_one_more_axis_and_the_epilogue_follows_their_sum(
     (total,) = folds(second.kernel).values()
     assert isinstance(dot, Fold) and dot.op == "dot" and isinstance(total, Fold) and total.op == "sum"
     assert len(first.kernel.with_role(Role.GRID)) == (4 if name == "batched" else 3)
-    assert first.kernel.params[-1].dtype is torch.float32  # what is added up is not rounded before
+    assert first.kernel.params[-1].dtype is torch.float32  # partial sums are not rounded
     assert second.kernel.params[-1].dtype is torch.float16
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_are_added_up_in_the_launch_that_makes_them(name: str, halved: None) -> None:
-    """Tile by tile; of several products, tiles that lie apart, in another one."""
+def test_parts_are_summed_in_the_launch_that_computes_them(name: str, halved: None) -> None:
+    """They are summed tile by tile; of several products whose tiles are apart, in another launch."""
     function, shapes = CASES[name]
     first, *others = scheduled(function, *(torch.randn(shape).half() for shape in shapes)).steps
     assert isinstance(first, KernelCall) and len(others) == (name == "batched")
@@ -123,7 +123,7 @@ def test_parts_are_added_up_in_the_launch_that_makes_them(name: str, halved: Non
         assert last is not None and not folds(last) and len(first.kernel.awaited) == 1
         assert set(last.axes) | set(first.kernel.awaited) == set(first.kernel.with_role(Role.GRID))
         dtypes = [param.dtype for param in first.kernel.params if param.written]
-        assert dtypes == [torch.float32, torch.float16]  # what is added up is not rounded before
+        assert dtypes == [torch.float32, torch.float16]  # partial sums are not rounded
 
 
 def test_the_library_and_one_kernel_stay_candidates() -> None:
@@ -163,9 +163,9 @@ def test_kernels_of_parts_compile_ahead_of_time() -> None:
     target = TARGETS["triton"]("sm_90")
     for dtype in (torch.float32, torch.bfloat16):
         given = [torch.empty(shape, dtype=dtype) for shape in ((256, 8192), (256, 8192), (256,))]
-        found = scheduled(linear, *given, target="triton")
-        kernels = [step.kernel for step in found.steps if isinstance(step, KernelCall)]
-        assert len(kernels) == 2 and not any(isinstance(step, Extern) and not step.is_view for step in found.steps)
+        result = scheduled(linear, *given, target="triton")
+        kernels = [step.kernel for step in result.steps if isinstance(step, KernelCall)]
+        assert len(kernels) == 2 and not any(isinstance(step, Extern) and not step.is_view for step in result.steps)
         for kernel in kernels:
             assert dict(target.stages(kernel, target.emit(kernel)))["cubin"]
 
@@ -175,8 +175,8 @@ def test_few_rows_take_one_launch_on_a_gpu() -> None:
     pytest.importorskip("triton")
     target = TARGETS["triton"]("sm_90")
     given = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((8, 8192), (512, 8192), (512,))]
-    found = scheduled(linear, *given, target="triton")
-    (kernel,) = [step.kernel for step in found.steps if isinstance(step, KernelCall)]
+    result = scheduled(linear, *given, target="triton")
+    (kernel,) = [step.kernel for step in result.steps if isinstance(step, KernelCall)]
     verify_kernel(kernel)
     source = target.emit(kernel)
     assert kernel.awaited and "tl.atomic_add(counter + block, 1" in source

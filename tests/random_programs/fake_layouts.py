@@ -1,6 +1,6 @@
-"""A program whose results lie in memory as PyTorch's fake tensors say.
+"""A program whose results have the memory layout of PyTorch's fake tensors.
 
-The compiler lays out what it computes as they say, which is not everywhere as eager does.
+The compiler uses the same layouts, which are not everywhere those of eager.
 """
 
 from __future__ import annotations

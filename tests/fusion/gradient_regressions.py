@@ -1,4 +1,4 @@
-"""Failures with a backward that random programs have found, minimised."""
+"""Regressions with a backward: minimised failures of random programs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ GRADIENTS = {
         calls=({"A": 5, "B": 0},),
         backward=True,
     ),
-    "the sum over no elements of what is loaded once": Program(
+    "the sum over no elements of a value that is loaded once": Program(
         inputs=(Input("x0", (0, "A", 1), torch.float32, grad=True), Input("x1", (1,), torch.float32, grad=True)),
         source="""
             t0 = x1 / (x0.abs() + 0.5)
@@ -64,7 +64,7 @@ GRADIENTS = {
         calls=({"A": 5},),
         backward=True,
     ),
-    "a sum of two halves of what follows a product": Program(
+    "a sum of two halves of an epilogue": Program(
         inputs=(Input("x0", ("B", "B"), torch.float32, grad=True),),
         source="""
             t0 = F.glu(torch.cat([x0, x0 + 1], 0), 0)
@@ -74,7 +74,7 @@ GRADIENTS = {
         calls=({"B": 2},),
         backward=True,
     ),
-    "a row of a half that is stored, read by one kernel as it was made and by another as it is": Program(
+    "a stored 16-bit row, read unrounded by one kernel and rounded by another": Program(
         inputs=(
             Input("x0", ("A", "A"), torch.bfloat16, layout="expanded", values="positive", grad=True),
             Input("x1", (1, "A"), torch.bfloat16, values="positive", grad=True),
@@ -129,7 +129,7 @@ GRADIENTS = {
         calls=({"A": 7, "B": 20},),
         backward=True,
     ),
-    "the gradient of a smooth distance of what is not a number": Program(
+    "the gradient of a smooth distance of NaN": Program(
         inputs=(
             Input("x0", ("A",), torch.float32, values="special", grad=True),
             Input("x1", ("A",), torch.float32, values="grid", grad=True),

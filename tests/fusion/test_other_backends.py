@@ -1,4 +1,4 @@
-"""Other backends in a process see what they would see without Fusion, also after it has compiled something."""
+"""Other backends of a process trace as without Fusion, also after it has compiled something."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
-def seen(*steps: str) -> str:
-    """What another backend traces after some steps, in a process of its own, which also looks at PyTorch's tables."""
-    command = [sys.executable, "-m", "tests.fusion.seen_by_others", *steps]
+def traces_after(*steps: str) -> str:
+    """Return the traces of another backend after some steps in a separate process, which checks PyTorch's tables."""
+    command = [sys.executable, "-m", "tests.fusion.trace_other_backends", *steps]
     return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_without_fusion_a_mask_breaks_the_graph_and_dropout_is_a_copy() -> None:
-    """Else there would be nothing to see."""
-    alone = seen()
+    """Otherwise the comparison would be empty."""
+    alone = traces_after()
     assert alone.startswith("1 breaks: ['Unsupported Tensor.item()")
     assert "aten.clone.default" in alone
 
 
-def test_other_backends_see_what_they_see_without_fusion() -> None:
-    """And Fusion what it sees without them, whatever Dynamo was told to forget."""
-    assert seen("imported", "seen", "reset", "compiled", "reset", "compiled") == seen()
+def test_other_backends_trace_as_without_fusion() -> None:
+    """Fusion traces as without other backends, too, whatever state of Dynamo was reset."""
+    assert traces_after("imported", "trace_once", "reset", "compiled", "reset", "compiled") == traces_after()
 
 
 def other(graph: fx.GraphModule, inputs: object) -> fx.GraphModule:

@@ -25,7 +25,7 @@ from tests.codegen.triton.blocking import block
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
 from tests.fusion.schedule.online_bodies import attention
-from tests.fusion.schedule.online_walks import _param, inputs, kernel_of, streamed, walk_by_walk
+from tests.fusion.schedule.online_loops import _param, inputs, kernel_of, loop_by_loop, streamed
 from tests.fusion.schedule.test_online import ACCUMULATORS, DIFFERENCES
 from tests.fusion.schedule.test_quantised import calls
 
@@ -36,7 +36,7 @@ P = sympy.Symbol("p", integer=True, nonnegative=True)
 
 
 def in_parts(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The last of `folds`: accumulators of parts of the axis in one kernel, merged in another one."""
+    """Compute the last of `folds`: accumulators for parts of the axis in one kernel, merged in another."""
     accumulators, value, _ = streamed(folds)
     length = LENGTH // PARTS
     sizes = {ROW: ROWS, COLUMN: COLUMNS, P: PARTS, S: length}
@@ -67,17 +67,17 @@ def in_parts(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return out
 
 
-def _axes(sizes: dict[sympy.Symbol, sympy.Integer], walked: Role) -> tuple[KernelAxis, ...]:
-    roles = {ROW: Role.GRID, COLUMN: Role.GRID, P: Role.GRID if walked is Role.LOOP else walked, S: walked}
+def _axes(sizes: dict[sympy.Symbol, sympy.Integer], looped: Role) -> tuple[KernelAxis, ...]:
+    roles = {ROW: Role.GRID, COLUMN: Role.GRID, P: Role.GRID if looped is Role.LOOP else looped, S: looped}
     return tuple(KernelAxis(symbol, size, roles[symbol]) for symbol, size in sizes.items())
 
 
 @pytest.mark.parametrize("special", ["", "rising", "low", "masked", "infinite", "nan"])
 @pytest.mark.parametrize("body", ACCUMULATORS, ids=lambda body: body.__name__)
-def test_merged_parts_are_the_whole(body: Callable[[Body], Folds], special: str) -> None:
-    """Also where a part has only seen what is masked out (its maximum is -inf), and where all of them have."""
+def test_merged_parts_equal_the_unsplit_fold(body: Callable[[Body], Folds], special: str) -> None:
+    """Also where one part is fully masked out (its maximum is -inf), and where all parts are."""
     folds, given = body(Body()), inputs(special)
-    want, got = walk_by_walk(folds, given), in_parts(folds, given)
+    want, got = loop_by_loop(folds, given), in_parts(folds, given)
     size = max(1.0, float(want[want.isfinite()].abs().max())) if want.isfinite().any() else 1.0
     if body in DIFFERENCES:  # of infinite sums, where the sum of differences is NaN
         assert torch.equal(got.isfinite(), want.isfinite())
@@ -85,7 +85,7 @@ def test_merged_parts_are_the_whole(body: Callable[[Body], Folds], special: str)
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9 * size, equal_nan=True)
 
 
-def test_a_part_that_has_seen_nothing_counts_nothing() -> None:
+def test_a_fully_masked_part_contributes_nothing() -> None:
     """Of row 1 the first part is masked out, of row 2 the last one, of row 0 all of them."""
     got = in_parts(attention(Body()), inputs("masked"))
     assert got[1:].isfinite().all() and got[0].isnan().all()
@@ -107,28 +107,28 @@ def bent_gradients(
     return bent @ up, bent.T @ x.flatten(0, 2), bent.sum(0, dtype=torch.float32)
 
 
-def walks_of_an_image(side: int, width: int) -> list[Blocked]:
-    """The kernels with both products, for 64 square images of so many channels."""
+def loops_of_an_image(side: int, width: int) -> list[Blocked]:
+    """Return the kernels with both products, for 64 square images with that number of channels."""
     image, inner = (64, side, side, width), (64, side, side, 4 * width)
     sizes = (image, (width, 4 * width), inner, (4 * width, width), image)
     given = [torch.empty(size, dtype=torch.bfloat16) for size in sizes]
-    found = [block(call.kernel) for call in calls(bent_gradients, *given) if isinstance(call, KernelCall)]
-    return [blocked for blocked in found if len(blocked.dots) == 2]
+    results = [block(call.kernel) for call in calls(bent_gradients, *given) if isinstance(call, KernelCall)]
+    return [blocked for blocked in results if len(blocked.dots) == 2]
 
 
-def test_what_is_held_is_priced_as_it_is_padded() -> None:
+def test_whole_axes_are_priced_with_their_padding() -> None:
     """96 channels are held as 128: products computed twice of these took 500 µs of an H200, TorchInductor's 368."""
-    assert not walks_of_an_image(56, 96)
-    assert len(walks_of_an_image(56, 64)) == 2
+    assert not loops_of_an_image(56, 96)
+    assert len(loops_of_an_image(56, 64)) == 2
 
 
-def test_a_walk_whose_parts_cannot_end_anywhere_is_cut_into_whole_blocks() -> None:
-    """A point is a digit of the loop axis: 66 parts would be ragged, which takes an axis of its own; 44 are not.
+def test_a_loop_with_digits_is_split_at_whole_blocks() -> None:
+    """A point is a digit of the loop axis: 66 parts would be ragged, which takes another axis; 44 are not.
 
-    Uncut, four programs would walk it all.
+    Without parts, four programs would run all of the loop.
     """
-    walks, target = walks_of_an_image(22, 64), TritonTarget("sm_90")
-    assert len(walks) == 2 and all(programs(walk, target.configs(walk.kernel)[0]) > 90 for walk in walks)
+    walks, target = loops_of_an_image(22, 64), TritonTarget("sm_90")
+    assert len(walks) == 2 and all(programs(loop, target.configs(loop.kernel)[0]) > 90 for loop in walks)
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------
@@ -171,16 +171,16 @@ def decoding(
 
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU with so many cores that a few heads do not keep them busy."""
+    """A CPU with more cores than a few heads keep busy."""
     few = CTarget().capabilities
     monkeypatch.setattr(CTarget, "capabilities", property(lambda self: replace(few, parallelism=16, launch_us=0.1)))
 
 
 def kernels(function: Callable[..., object], *args: object, target: str = "c") -> list[str]:
     """The kernels of `function`, which leaves nothing to the library."""
-    found = fusion.explain(function, options={"target": target, "strict": True})(*args)
-    assert not [extern for extern in found.externs if "mm" in str(extern)], str(found)
-    return [kernel.source for kernel in found.kernels]
+    explanation = fusion.explain(function, options={"target": target, "strict": True})(*args)
+    assert not [extern for extern in explanation.externs if "mm" in str(extern)], str(explanation)
+    return [kernel.source for kernel in explanation.kernels]
 
 
 def check(function: Callable[..., torch.Tensor], *args: torch.Tensor, target: str = "c") -> None:
@@ -194,10 +194,10 @@ def check(function: Callable[..., torch.Tensor], *args: torch.Tensor, target: st
     ("keys", "dtype"), [(2048, torch.float16), (2111, torch.float32), (2111, torch.bfloat16)], ids=str
 )
 def test_decoding(keys: int, dtype: torch.dtype) -> None:
-    """One kernel walks parts of the keys, another one merges them; 2111 is no multiple of a part."""
+    """One kernel loops over parts of the keys, another merges them; 2111 is no multiple of a part."""
     given = decoding(4, 4, keys, dtype)
-    walk, merge = kernels(attend, *given)
-    assert "dot" in walk and "dot" not in merge
+    loop, merge = kernels(attend, *given)
+    assert "dot" in loop and "dot" not in merge
     check(attend, *given)
 
 
@@ -205,8 +205,8 @@ def test_decoding(keys: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("function", [repeated, expanded, as_rows], ids=lambda function: function.__name__)
 def test_heads_that_share_keys_are_rows_of_a_tile(function: Callable[..., torch.Tensor]) -> None:
     given = decoding(8, 2, 4096, batch=2)
-    walk, _ = kernels(function, *given, target="reference")
-    scores = next(line for line in walk.splitlines() if " dot over " in line)
+    loop, _ = kernels(function, *given, target="reference")
+    scores = next(line for line in loop.splitlines() if " dot over " in line)
     assert "//4" not in scores and "rows none" not in scores, scores
     check(function, *given)
 
@@ -214,7 +214,7 @@ def test_heads_that_share_keys_are_rows_of_a_tile(function: Callable[..., torch.
 @pytest.mark.usefixtures("many_cores")
 @pytest.mark.parametrize("keys", [1024, 1500])
 def test_masked_parts(keys: int) -> None:
-    """Ragged lengths: of one batch most parts are masked out, of another one everything."""
+    """Ragged lengths: in one batch most parts are masked out, in another all."""
     given = decoding(4, 2, keys, batch=3)
     lengths = torch.tensor([keys - 5, 70, 0]).view(3, 1, 1, 1)
     mask = torch.arange(keys).view(1, 1, 1, keys) < lengths
@@ -228,8 +228,8 @@ def with_symbolic_keys(given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, .
 
 
 def test_a_symbolic_length_is_cut_by_its_hint() -> None:
-    (walk, _) = kernels(attend, *with_symbolic_keys(decoding(8, 8, 4099)), target="reference")
-    assert "loop  r0: 64*((s" in walk
+    (loop, _) = kernels(attend, *with_symbolic_keys(decoding(8, 8, 4099)), target="reference")
+    assert "loop  r0: 64*((s" in loop
     fused = fusion.fuse(attend, options={"target": "reference", "strict": True})
     for keys in (4099, 2048, 300, 70):
         given = with_symbolic_keys(decoding(8, 8, keys))
@@ -262,14 +262,14 @@ LONG_ROWS = {
 @pytest.mark.parametrize("length", [1 << 17, 131_101])
 @pytest.mark.parametrize("name", LONG_ROWS)
 def test_few_long_rows(name: str, length: int) -> None:
-    """The maximum and the sum of exponentials of a part are made in one kernel, which reads it once."""
+    """One kernel computes the maximum and the sum of exponentials of a part, which it reads once."""
     function, count = LONG_ROWS[name]
     x = torch.randn(3, length, generator=torch.Generator().manual_seed(0))
     x[0, : length // 2] = -float("inf")  # many parts are nothing but that
     x[1] = -float("inf")
     x[2, 7] = 50.0
-    found = kernels(function, x, target="reference")
-    assert len(found) == count, found
+    result = kernels(function, x, target="reference")
+    assert len(result) == count, result
     check(function, x, target="reference")
 
 

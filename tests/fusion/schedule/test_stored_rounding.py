@@ -1,4 +1,4 @@
-"""Halves that are stored are read as they are stored, also where a copy, a choice or a part of them is."""
+"""Readers of a stored 16-bit tensor see the rounded numbers, also through a copy, a selection or a part of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 33
 
 
 def heavy(x: Tensor, y: Tensor) -> Tensor:
-    """Too much to be computed by every reader: a node of its own, of which others read copies."""
+    """An expression too costly to recompute in every reader: a node of its own, of which others read copies."""
     return (x * y).exp().tanh() + y
 
 
@@ -52,7 +52,7 @@ def given(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", COPIES)
-def test_what_is_computed_of_a_result_is_computed_of_what_is_stored(name: str, dtype: torch.dtype) -> None:
+def test_readers_of_a_result_read_the_stored_numbers(name: str, dtype: torch.dtype) -> None:
     def doubled(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         result = COPIES[name](x, y)
         return result, result.float() * 2
@@ -85,7 +85,7 @@ def test_a_row_that_backward_reads_has_the_mean_that_forward_has_kept(name: str,
 
 
 def test_a_copy_that_only_the_program_sees_is_not_rounded() -> None:
-    """What is chosen among halves in a kernel, and stored nowhere, keeps the numbers of float32."""
+    """A selection among 16-bit floats within a kernel, stored nowhere, keeps float32 numbers."""
 
     def f(x: Tensor, y: Tensor) -> Tensor:
         return (torch.cat([heavy(x, y), x * y]).float() * 3).to(torch.float64)
@@ -97,7 +97,7 @@ def test_a_copy_that_only_the_program_sees_is_not_rounded() -> None:
     assert torch.equal(fusion.fuse(f, options=STRICT)(*inputs), fusion.fuse(wide, options=STRICT)(*inputs))
 
 
-def test_rounded_is_what_is_stored_and_what_is_copied_into_it() -> None:
+def test_stored_nodes_and_their_copied_operands_are_rounded() -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         part, other = heavy(x, y), (x - y).exp().tanh()
         whole = torch.cat([part, x.tanh() * y]).flip(0)
@@ -106,12 +106,12 @@ def test_rounded_is_what_is_stored_and_what_is_copied_into_it() -> None:
     program = lowered(f, *given(torch.bfloat16))
     dependences = Dependences(program)
     rounded = {dependences.outs[k] for k in dependences.rounded(range(len(program.nodes)))}
-    assert {"add", "mul_1", "cat"} <= rounded  # parts of what is stored
+    assert {"add", "mul_1", "cat"} <= rounded  # parts of stored tensors
     assert not {"exp", "tanh", "exp_1", "tanh_1", "tanh_2"} & rounded
     assert dependences.rounded_anyway == dependences.rounded(dependences.generated)
 
 
-def test_what_is_computed_again_at_few_points_is_what_is_stored() -> None:
+def test_values_recomputed_at_few_points_equal_the_stored_ones() -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         rows = heavy(x, y).flip(0)
         return rows, rows[:1].float() * 2

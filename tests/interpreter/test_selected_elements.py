@@ -23,9 +23,9 @@ def less_the_chosen(length: int, dtype: torch.dtype, *, checks: bool) -> Kernel:
     if checks:
         place = op("checked", place, const(length, I64), const(length - 1, I64), const(1, I64))
     chosen = op("where", op("eq", IndexValue(R0), place), make_cast(element, F32), const(0.0, F32))
-    found = Fold("found0", "sum", (chosen,), (R0,), F32)
+    result = Fold("found0", "sum", (chosen,), (R0,), F32)
     largest = Fold("max0", "max", (make_cast(element, F32),), (R0,), F32)
-    changed = make_cast(op("add", op("sub", make_cast(element, F32), found.ref), largest.ref), dtype)
+    changed = make_cast(op("add", op("sub", make_cast(element, F32), result.ref), largest.ref), dtype)
     return kernel(
         "less_the_chosen",
         [
@@ -34,8 +34,8 @@ def less_the_chosen(length: int, dtype: torch.dtype, *, checks: bool) -> Kernel:
             param("out", F32, ROWS, written=True),
         ],
         {I0: (ROWS, Role.GRID), R0: (length, Role.LOOP)},
-        Loop((R0,), (largest, found)),
-        Store("out", I0, found.ref),
+        Loop((R0,), (largest, result)),
+        Store("out", I0, result.ref),
         Loop((R0,), (Store("x", length * I0 + R0, changed),)),
     )
 
@@ -44,13 +44,13 @@ def less_the_chosen(length: int, dtype: torch.dtype, *, checks: bool) -> Kernel:
 @pytest.mark.parametrize("length", [8192, 9001])
 @pytest.mark.parametrize("checks", [False, True])
 def test_the_element_is_loaded_before_its_row_is_overwritten(length: int, dtype: torch.dtype, checks: bool) -> None:
-    made = less_the_chosen(length, dtype, checks=checks)
-    given = tensors(made)
+    example = less_the_chosen(length, dtype, checks=checks)
+    given = tensors(example)
     given[1].copy_(torch.tensor([0, 4097, -1 if checks else length]))  # beyond the row there is nothing
-    want = expected(made, given)
-    source = TARGET.emit(made)
-    TARGET.build(made, source)(*given)
-    assert_same(made, given, want)
+    want = expected(example, given)
+    source = TARGET.emit(example)
+    TARGET.build(example, source)(*given)
+    assert_same(example, given, want)
     assert bool((want[2] != 0).all()) == checks
-    before, walk, *_ = source.split("for r0 in range(")
-    assert "tl.debug_barrier()" in before and "==" not in walk
+    before, loop, *_ = source.split("for r0 in range(")
+    assert "tl.debug_barrier()" in before and "==" not in loop

@@ -1,4 +1,4 @@
-"""Nothing runs eagerly without being said: in the report, by a warning, and under `strict` by an exception."""
+"""Every fallback to eager is visible: in the report, as a warning, and under `strict` as an exception."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def broken(*args: object, **kwargs: object) -> None:
     raise RuntimeError("a failure in a program with a break")
 
 
-# What AOTAutograd does not take ---------------------------------------------------------------------------------------
+# Refusals of AOTAutograd ----------------------------------------------------------------------------------------------
 
 
 def filled(x: Tensor, value: Tensor) -> Tensor:
-    """The gradient of the value needs to know which indices are named once: a size that only data tells."""
+    """The gradient of the value needs the number of distinct indices: a data-dependent size."""
     return torch.index_fill(x * 3, 0, torch.tensor([0, 3, 3]), value)
 
 
@@ -61,7 +61,7 @@ def test_a_gradient_of_unknown_size_is_reported():
 @REFUSED
 def test_a_gradient_of_unknown_size_is_raised_under_strict():
     fused = fusion.fuse(filled, options={"strict": True})
-    with pytest.raises(Exception, match=r"_unique[\s\S]*test_loud\.py:\d+"):
+    with pytest.raises(Exception, match=r"_unique[\s\S]*test_fallbacks\.py:\d+"):
         fused(X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True)).sum().backward()
 
 
@@ -74,28 +74,28 @@ def test_exceptions_of_dynamo_inside_of_the_backend(kind: type[Exception], monke
 
     monkeypatch.setattr(fusion.stages, "share_seeds", refuse)
     x = X.clone().requires_grad_()
-    with pytest.raises(Exception, match=r"no such thing[\s\S]*test_loud\.py:\d+"):
+    with pytest.raises(Exception, match=r"no such thing[\s\S]*test_fallbacks\.py:\d+"):
         fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
     fused = fusion.fuse(lambda x: x.exp() + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fusion.FusionWarning)
         torch.testing.assert_close(fused(x), x.exp() + 1)
-    assert kind.__name__ in fusion.report(fused).graphs[-1].failure  # those before: of the same code
+    assert kind.__name__ in fusion.report(fused).graphs[-1].failure  # earlier ones are of the same code
 
 
-def test_a_refusal_names_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch):
+def test_a_refusal_has_lines_and_a_hint(monkeypatch: pytest.MonkeyPatch):
     def refuse(*args: object) -> None:
         raise Unsupported("no such thing", hint="take another")
 
     monkeypatch.setattr(fusion.stages, "share_seeds", refuse)
     x = X.clone().requires_grad_()
-    with pytest.raises(Exception, match=r"no such thing\n  at: .*test_loud\.py:\d+\)\n  hint: take another"):
+    with pytest.raises(Exception, match=r"no such thing\n  at: .*test_fallbacks\.py:\d+\)\n  hint: take another"):
         fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
     fused = fusion.fuse(lambda x: x.exp() + 1)
     with pytest.warns(fusion.FusionWarning, match="hint: take another"):
         fused(x)
     graph = fusion.report(fused).graphs[-1]
-    assert graph.externs and all(call.origin.line.startswith("test_loud.py:") for call in graph.externs)
+    assert graph.externs and all(call.origin.line.startswith("test_fallbacks.py:") for call in graph.externs)
 
 
 def test_inputs_that_overlap_otherwise():
@@ -113,16 +113,16 @@ def test_inputs_that_overlap_otherwise():
     lax(memory[:5], memory[3:])
     assert [("overlap" in graph.failure) for graph in fusion.report(lax).graphs] == [False, True]
     before = memory.clone()
-    with pytest.raises(fusion.FusionError, match=r"overlap[\s\S]*test_loud\.py:\d+"):
+    with pytest.raises(fusion.FusionError, match=r"overlap[\s\S]*test_fallbacks\.py:\d+"):
         strict(memory[:5], memory[3:])
     assert torch.equal(memory, before)
 
 
-# What a target does not launch ----------------------------------------------------------------------------------------
+# Refusals of a target ------------------------------------------------------------------------------------------------
 
 
 class Late(ReferenceTarget):
-    """A target that can build everything but what works on rows of 7, which it notices when it is launched."""
+    """A target that builds every kernel, and refuses at the launch those on rows of 7."""
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         evaluate = super().build(kernel, source)
@@ -148,14 +148,14 @@ def late(monkeypatch: pytest.MonkeyPatch) -> str:
     return "late"
 
 
-def test_what_makes_launches_slow_is_reported(monkeypatch: pytest.MonkeyPatch):
+def test_the_cause_of_slow_launches_is_reported(monkeypatch: pytest.MonkeyPatch):
     class Lacking(ReferenceTarget):
         def lacking(self) -> str:
             return "no compiler"
 
     monkeypatch.setitem(TARGETS, "lacking", lambda arch, numerics: Lacking(numerics))
-    found = fusion.explain(torch.softmax, options={"target": "lacking"})(torch.randn(2, 5), -1)
-    assert "no compiler" in found.graphs[0].notes and "  no compiler" in str(found)
+    explanation = fusion.explain(torch.softmax, options={"target": "lacking"})(torch.randn(2, 5), -1)
+    assert "no compiler" in explanation.graphs[0].notes and "  no compiler" in str(explanation)
     viewed = fusion.explain(torch.t, options={"target": "lacking"})(torch.randn(2, 5))
     assert "no compiler" not in str(viewed)  # nothing is launched
 
@@ -208,7 +208,7 @@ def test_a_launch_that_is_refused_is_raised_under_strict(late: str):
         fused(torch.ones(2, 7), torch.zeros(3))
 
 
-# What Dynamo does not take --------------------------------------------------------------------------------------------
+# Refusals of Dynamo ---------------------------------------------------------------------------------------------------
 
 
 def between(x: Tensor) -> Tensor:
@@ -256,30 +256,30 @@ class Part(torch.nn.Module):
 @pytest.mark.parametrize(
     ("f", "kernels", "text"),
     [
-        (between, 2, r"^  graph break: between \(test_loud\.py:\d+\): .*graph_break"),
-        (at_first, 1, r"^graph break: at_first \(test_loud\.py:\d+\): .*graph_break"),
-        (in_a_loop, 0, r"^left to eager: in_a_loop \(test_loud\.py:\d+\): .*graph_break"),
-        (on_data, 2, r"^  graph break: on_data \(test_loud\.py:\d+\): generic_jump"),
-        (Model().eval(), 2, r"^  graph break: forward \(test_loud\.py:\d+\): .*graph_break"),
+        (between, 2, r"^  graph break: between \(test_fallbacks\.py:\d+\): .*graph_break"),
+        (at_first, 1, r"^graph break: at_first \(test_fallbacks\.py:\d+\): .*graph_break"),
+        (in_a_loop, 0, r"^left to eager: in_a_loop \(test_fallbacks\.py:\d+\): .*graph_break"),
+        (on_data, 2, r"^  graph break: on_data \(test_fallbacks\.py:\d+\): generic_jump"),
+        (Model().eval(), 2, r"^  graph break: forward \(test_fallbacks\.py:\d+\): .*graph_break"),
     ],
     ids=["between", "at first", "in a loop", "on data", "in a part"],
 )
 def test_breaks_are_reported(f: Callable[[Tensor], Tensor], kernels: int, text: str):
     fused = fusion.fuse(f)
     torch.testing.assert_close(fused(X), f(X))
-    for found in (fusion.report(fused), fusion.explain(f)(X)):
-        assert len(found.kernels) >= kernels
-        assert len(found.graph_breaks) == 1, found
-        assert re.search(text, str(found), re.MULTILINE), found
+    for result in (fusion.report(fused), fusion.explain(f)(X)):
+        assert len(result.kernels) >= kernels
+        assert len(result.graph_breaks) == 1, result
+        assert re.search(text, str(result), re.MULTILINE), result
 
 
-def test_what_dynamo_refuses_of_pytorchs_own_modules_is_reported():
+def test_pytorch_modules_that_dynamo_refuses_are_reported():
     fused = fusion.fuse(torch.nn.GRU(5, 3))
     other = fusion.fuse(torch.nn.Linear(5, 3))
     for net in (fused, other):
         net(torch.ones(2, 5))
-    (found,) = fusion.report(fused).graph_breaks
-    assert found.whole and found.origin.name == "GRU" and "RNN" in found.reason
+    (result,) = fusion.report(fused).graph_breaks
+    assert result.whole and result.origin.name == "GRU" and "RNN" in result.reason
     assert fusion.report(other).graph_breaks == ()
 
 
@@ -297,8 +297,8 @@ def test_the_limit_of_compilations_is_reported():
     fused = fusion.fuse(scaled)
     for by in ("a", "b", "c"):
         torch.testing.assert_close(fused(X, by), X)
-    (found,) = fusion.report(fused).graph_breaks
-    assert found.whole and "limit" in found.reason and found.origin.name == "scaled"
+    (result,) = fusion.report(fused).graph_breaks
+    assert result.whole and "limit" in result.reason and result.origin.name == "scaled"
 
 
 @torch._dynamo.config.patch(recompile_limit=1)
@@ -311,9 +311,11 @@ def test_the_limit_of_a_decorated_module_is_reported_where_that_is_written():
     fused = fusion.fuse(Decorated())
     for by in ("a", "bb"):
         torch.testing.assert_close(fused(X, by), X * len(by))
-    (found,) = fusion.report(fused).graph_breaks
+    (result,) = fusion.report(fused).graph_breaks
     line = inspect.unwrap(Decorated.forward).__code__.co_firstlineno
-    assert found.whole and found.origin.name.endswith("Decorated") and found.origin.line == f"test_loud.py:{line}"
+    assert (
+        result.whole and result.origin.name.endswith("Decorated") and result.origin.line == f"test_fallbacks.py:{line}"
+    )
 
 
 def passed_on(f: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -1,4 +1,4 @@
-"""A program whose own modules have names of the compiler's, and come first on Python's path."""
+"""A program's own modules may have names of the compiler's modules, and precede them on Python's path."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ def of_keys(q: torch.Tensor, k: torch.Tensor, of: Operands) -> torch.Tensor:
 
 
 def of_distances(q: torch.Tensor, k: torch.Tensor, of: Operands) -> torch.Tensor:
-    found = F.pad(q @ of[2].mT, (0, 1)).flatten(1)
-    return F.pad(found, (0, POINTS - 1)).view(BATCH, POINTS + 1, 2 * POINTS - 1)[:, :POINTS, POINTS - 1 :]
+    result = F.pad(q @ of[2].mT, (0, 1)).flatten(1)
+    return F.pad(result, (0, POINTS - 1)).view(BATCH, POINTS + 1, 2 * POINTS - 1)[:, :POINTS, POINTS - 1 :]
 
 
 def of_rows(q: torch.Tensor, k: torch.Tensor, of: Operands) -> torch.Tensor:
@@ -74,17 +74,19 @@ SINKS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def everything_walks() -> object:
-    """However small it is, and whatever it takes."""
+def everything_is_chained() -> object:
+    """Chain every product, of any size and price."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiles, "LEAST_TILE", 1)
-        patch.setattr(streams._Finder, "_is_worthwhile", lambda finder, found: True)
+        patch.setattr(streams._Finder, "_is_worthwhile", lambda finder, result: True)
         yield
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, database=None, suppress_health_check=tuple(HealthCheck))
 @given(st.lists(st.sampled_from(TILES), min_size=1, max_size=3), st.sampled_from(sorted(SINKS)), st.booleans())
-def test_every_kernel_of_a_walk_is_written(parts: list[Callable[..., torch.Tensor]], sink: str, scaled: bool) -> None:
+def test_every_kernel_of_chained_products_is_generated(
+    parts: list[Callable[..., torch.Tensor]], sink: str, scaled: bool
+) -> None:
     def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *of: torch.Tensor) -> torch.Tensor:
         first, *others = (part(q, k, of) for part in parts)
         for other in others:
@@ -96,7 +98,7 @@ def test_every_kernel_of_a_walk_is_written(parts: list[Callable[..., torch.Tenso
     graph = make_fx(program, tracing_mode="fake", decomposition_table=decompositions())(*inputs)
     schedule = schedule_graph(graph, GPU, Trace(None, "graph"))[1]
     assert all(GPU.emit(call.kernel) for call in schedule.launches())
-    told = {refusal.reason for refusal in schedule.refusals}
-    assert not {reason for reason in told if "more than a matrix" in reason or "spread other axes" in reason}
+    reported = {refusal.reason for refusal in schedule.refusals}
+    assert not {reason for reason in reported if "more than a matrix" in reason or "spread other axes" in reason}
     (got,) = run_program(schedule.program, inputs)
     torch.testing.assert_close(got, program(*inputs), rtol=1e-4, atol=1e-4)

@@ -57,7 +57,7 @@ class Views(nn.Module):
 
 
 def outcome(run: Callable[..., object], module: nn.Module, x: Tensor) -> list[Tensor]:
-    """Results, and the gradients of all that there is."""
+    """Return the results, and the gradients of all inputs that have one."""
     results = run(x)
     kept = [results] if isinstance(results, Tensor) else list(results)  # type: ignore[call-overload]
     loss = torch.stack([result.square().sum() for result in kept]).sum()
@@ -66,7 +66,7 @@ def outcome(run: Callable[..., object], module: nn.Module, x: Tensor) -> list[Te
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("kind", "shape"), [(Residual, (3, 3, 17, 22)), (Views, (2, 4, 5, 7))])
-def test_numbers_and_strides_are_those_of_eager(
+def test_numbers_and_strides_agree_with_eager(
     kind: type[nn.Module], shape: tuple[int, ...], training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "saved_bytes", lambda call, layouts: 1e9)
@@ -92,7 +92,7 @@ def two(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 SHAPES = (2, 3, 8, 9), (4, 3, 3, 3), (5, 4, 3, 3)
 
 
-def test_copies_are_made_at_the_edges_alone() -> None:
+def test_copies_are_only_at_the_edges() -> None:
     graph = traced(two, *SHAPES)
     assert prefer_channels_last(graph, LAYOUTS, lambda call: 1e9)
     copies = [node for node in graph.graph.nodes if node.target is aten.clone.default]
@@ -125,8 +125,8 @@ def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: s
     def both(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         y = F.conv2d(x, weight, padding=window // 2, groups=groups)
         settings = ([1, 1], [window // 2] * 2, [1, 1], False, [0, 0], groups)
-        made: tuple[Tensor, ...] = aten.convolution_backward(y, x, weight, None, *settings, [True, True, False])[:2]
-        return made
+        result: tuple[Tensor, ...] = aten.convolution_backward(y, x, weight, None, *settings, [True, True, False])[:2]
+        return result
 
     with FakeTensorMode():
         shapes = (8, channels, 14, 14), (channels, channels // groups, window, window)
@@ -134,7 +134,7 @@ def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: s
     return [formats.saved_bytes(node, LAYOUTS) for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS]
 
 
-def test_what_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gain_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gains(torch.float32, 64, 1, 3) == [0, 0]  # on a CPU
     monkeypatch.setattr(formats, "_on_matrix_units", lambda image: True)
     image, weight = 8 * 64 * 14 * 14 * 2, 64 * 64 * 9 * 2
@@ -147,7 +147,7 @@ def test_what_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gains(torch.bfloat16, 64, 64, 7) == [image / 2 * 49 * 1.5, image / 2 * 49 * 8]
 
 
-def test_those_of_wide_floats_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_of_float32_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With channels last, cuDNN may round to TF32 where it does not for eager."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -155,7 +155,7 @@ def test_those_of_wide_floats_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert gains(torch.float32, 64, 1, 3, "cuda") == gains(torch.float32, 64, 64, 7, "cuda") == [0, 0]
 
 
-def test_images_that_lie_so_already_are_left() -> None:
+def test_images_with_channels_last_are_unchanged() -> None:
     def last(x: Tensor, weight: Tensor) -> Tensor:
         return F.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2))
 

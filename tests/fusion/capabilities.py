@@ -9,5 +9,5 @@ from fusion.codegen.target import Capabilities
 
 
 def of_everything(device: torch.device) -> Capabilities:
-    """What the reference target can do, on any device."""
+    """Return the capabilities of the reference target, for any device."""
     return ReferenceTarget().capabilities

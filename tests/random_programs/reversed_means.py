@@ -1,7 +1,7 @@
-"""A program in which means beside variances are brought from number to number from the other end.
+"""A program that updates means, which accompany variances, number by number from the other end.
 
-Such a mean becomes an infinity where it meets one, and NaN with the next number.  So one that comes last is kept, and
-what comes last is a matter of the kernel.
+Such a mean becomes infinite at an infinity, and NaN at the next number.  So an infinity in the last position is kept,
+and the last position depends on the order of the kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 class Backwards(TorchDispatchMode):
-    """Rows are turned round before their mean and variance are taken."""
+    """Reverse rows before their mean and variance are computed."""
 
     def __torch_dispatch__(
         self,

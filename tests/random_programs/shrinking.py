@@ -13,16 +13,16 @@ from tests.random_programs.program import Program
 
 
 def smallest(program: Program, fails: Callable[[Program], bool], tries: int = 200) -> Program:
-    """The last program of a descent on which `fails` still holds."""
-    found = True
-    while found and tries > 0:
-        found = False
+    """Return the last program of a descent on which `fails` still holds."""
+    result = True
+    while result and tries > 0:
+        result = False
         for candidate in smaller(program):
             tries -= 1
             if tries < 0:
                 break
             if runs(candidate) and fails(candidate):
-                program, found = candidate, True
+                program, result = candidate, True
                 break
     return program
 
@@ -44,11 +44,11 @@ def smaller(program: Program) -> Iterator[Program]:
             yield _pruned(program, lines, [result])
         for result in results:
             yield _pruned(program, lines, [other for other in results if other != result])
-    for position in reversed(range(len(lines))):  # give out what a statement reads rather than what it makes
+    for position in reversed(range(len(lines))):  # return the operands of a statement instead of its result
         for name in dict.fromkeys(names_read(lines[position])):
             if name not in ("torch", "F") and len(name) < 4:
-                made = _targets(lines[position])
-                kept = [result for result in results if result not in made]
+                built = _targets(lines[position])
+                kept = [result for result in results if result not in built]
                 yield _pruned(program, lines[:position] + lines[position + 1 :], [*kept, name])
     for position in range(len(lines)):
         yield _pruned(program, lines[:position] + lines[position + 1 :], results)
@@ -70,7 +70,7 @@ def _pruned(program: Program, lines: list[str], results: list[str]) -> Program:
 
 
 def _given(program: Program, lines: list[str], results: list[str]) -> Iterator[Program]:
-    """With the result of a statement given as an input."""
+    """Yield programs in which the result of a statement is an input."""
     if len(program.calls) > 1:
         return
     names = {size: name for name, size in program.calls[0].items() if size > 1}

@@ -1,4 +1,4 @@
-"""Failures without a backward that random programs have found, minimised."""
+"""Regressions without a backward: minimised failures of random programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RESULTS = {
         calls=({"A": 8, "B": 5}, {"A": 7, "B": 9}),
         dynamic=True,
     ),
-    "a kernel that reads an input stays before what overwrites it": Program(
+    "a kernel that reads an input stays before the one that overwrites it": Program(
         inputs=(Input("x0", (2,), torch.float32), Input("x1", (2,), torch.float16)),
         source="""
             t0 = x1 / x1.numel()
@@ -39,7 +39,7 @@ RESULTS = {
         """,
         calls=({},),
     ),
-    "a copy that is only a view of an input stays what the input was": Program(
+    "a copy that is only a view of an input keeps the old values": Program(
         inputs=(Input("x0", ("A", "B"), torch.float32),),
         source="""
             t0 = x0.t()[:2].reshape(-1)
@@ -49,7 +49,7 @@ RESULTS = {
         """,
         calls=({"A": 4, "B": 5},),
     ),
-    "a copy of an input stays what it was where the input is returned as it is overwritten": Program(
+    "a copy of an input keeps the old values if the overwritten input is returned": Program(
         inputs=(Input("x0", ("A", 4), torch.float32, layout="transposed"), Input("x1", (4,), torch.float32)),
         source="""
             t0 = x0.to(torch.float32)
@@ -61,7 +61,7 @@ RESULTS = {
         """,
         calls=({"A": 3},),
     ),
-    "an input that is overwritten by what it holds, and returned": Program(
+    "an input that is overwritten by its own values, and returned": Program(
         inputs=(Input("x0", ("A", "B"), torch.float32),),
         source="""
             t0 = x0.to(torch.float32)
@@ -100,7 +100,7 @@ RESULTS = {
         """,
         calls=({},),
     ),
-    "a fold of one element beside a longer one": Program(
+    "a fold of one element fused with a longer one": Program(
         inputs=(Input("x0", ("A", "B"), torch.float32), Input("x1", ("A", "B"), torch.float32)),
         source="""
             t0, t1 = torch.var_mean(x0, 0, correction=0)
@@ -111,7 +111,7 @@ RESULTS = {
         """,
         calls=({"A": 1024, "B": 3},),
     ),
-    "a product whose walk is another one's even points": Program(
+    "a product whose loop is the even points of another one's": Program(
         inputs=(Input("x0", (5, 1), torch.float32, values="positive"), Input("x1", (5,), torch.float32)),
         source="""
             t0 = x1 @ x0
@@ -142,7 +142,7 @@ RESULTS = {
         """,
         calls=({"A": 40, "C": 1},),
     ),
-    "a product with what an extreme keeps as dimensions of one element": Program(
+    "a product with an extreme that keeps dimensions of one element": Program(
         inputs=(Input("x0", ("A", "C"), torch.float32), Input("x1", (1, "C"), torch.float32)),
         source="""
             t0 = (x0 + 1).amax((0, -1), keepdim=True)
@@ -150,7 +150,7 @@ RESULTS = {
         """,
         calls=({"A": 7, "C": 3},),
     ),
-    "the position of an extreme beside a softmax of the same row": Program(
+    "the position of an extreme with a softmax of the same row": Program(
         inputs=(Input("x0", ("B",), torch.float32),),
         source="""
             t0 = x0.argmax()
@@ -160,7 +160,7 @@ RESULTS = {
         calls=({"B": 9}, {"B": 6}),
         dynamic=True,
     ),
-    "views of what an extreme keeps as dimensions of one element": Program(
+    "views of an extreme that keeps dimensions of one element": Program(
         inputs=(Input("x0", (3, 3), torch.float32),),
         source="""
             t0 = (x0 + 1).max(-2, keepdim=True)[0]
@@ -178,7 +178,7 @@ RESULTS = {
         calls=({"B": 32},),
         seed=5,
     ),
-    "a slice of what is not known": Program(
+    "a slice of unknown size": Program(
         inputs=(Input("x0", ("A", 1), torch.float32), Input("x1", (1, 1), torch.float16)),
         source="""
             t0 = x0 / (x1.abs() + 0.5)
@@ -267,7 +267,7 @@ RESULTS = {
         calls=({"C": 33}, {"C": 35}),
         dynamic=True,
     ),
-    "a product with a matrix that is made of a size": Program(
+    "a product with a matrix that is computed from a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
         source="""
             t0 = F.linear(x0, torch.eye(x0.shape[-1], device=x0.device), x1).relu()
@@ -336,7 +336,7 @@ RESULTS = {
         dynamic=True,
         integers=("n", "m"),
     ),
-    "an operand whose order among dimensions of symbolic sizes is not told": Program(
+    "an operand whose order of dimensions is unknown for symbolic sizes": Program(
         inputs=(Input("x0", ("B", 1, 1, "B"), torch.int64, layout="expanded"), Input("x2", (1,), torch.int32)),
         source="""
             t0 = torch.logical_not(x0.to(torch.int16).sum(-2)) * 1

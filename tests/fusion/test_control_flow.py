@@ -38,7 +38,7 @@ def of_constants(x: Tensor, w: Tensor) -> Tensor:
 
 
 def recurrent(x: Tensor, w: Tensor) -> Tensor:
-    """Backward's body takes a gradient of which all elements are one, and stays as it is."""
+    """Backward's body takes a gradient whose elements share memory, and is not compiled."""
     last, rows = scan(lambda h, row: (torch.tanh(h @ w + row), (h * w[0]).sum()), x[0] * 0, x)
     return last.sum() + rows * 2
 
@@ -57,10 +57,10 @@ def test_bodies_and_their_gradients(program: Callable[..., object], dynamic: boo
     w = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     for sign in (1, -1):
         x = torch.rand(5, 5, dtype=torch.float64).mul(sign).requires_grad_()
-        found = agree(program, x, w, backward=True, dynamic=dynamic)
-        if not dynamic:  # symbolic strides leave a body as it is; a report holds what was compiled of a program before
-            assert "forward_body" in str(found)
-            assert ("backward_body" in str(found)) == (program is not recurrent)
+        result = agree(program, x, w, backward=True, dynamic=dynamic)
+        if not dynamic:  # symbolic strides leave a body as it is; a report includes earlier compilations
+            assert "forward_body" in str(result)
+            assert ("backward_body" in str(result)) == (program is not recurrent)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -69,8 +69,8 @@ def test_loops(dynamic: bool) -> None:
         start = (torch.tensor(0), x[:, :3].t().sin())
         return while_loop(lambda n, t: n < 4, lambda n, t: (n + 1, (t.t() @ t).t().sin() + t), start)[1] + 1
 
-    found = agree(doubled, torch.randn(3, 5, dtype=torch.float64), dynamic=dynamic)
-    assert {"lt", "add_mm_sin_add"} <= {kernel.name for kernel in found.kernels}
+    result = agree(doubled, torch.randn(3, 5, dtype=torch.float64), dynamic=dynamic)
+    assert {"lt", "add_mm_sin_add"} <= {kernel.name for kernel in result.kernels}
 
 
 def test_a_body_that_draws_numbers_stays() -> None:

@@ -27,12 +27,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fresh() -> Callable[[torch.Tensor], torch.Tensor]:
-    """A program of which no kernel was built in this process."""
+    """Return a program without kernels built in this process."""
     number = fresh.number = getattr(fresh, "number", 0) + 1
     return lambda x: torch.softmax(x, -1) * 1.5 + number
 
 
-def assert_eager_and_said(reason: str, hint: str, **options: object) -> None:
+def assert_eager_with_warning(reason: str, hint: str, **options: object) -> None:
     program = fresh()
     fused = fusion.fuse(program, options=options)
     with pytest.warns(fusion.FusionWarning, match=rf"(?s)running eagerly: \w+: {reason}.*hint: .*{hint}"):
@@ -46,15 +46,15 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CC", raising=False)
     with monkeypatch.context() as nowhere:
         nowhere.setenv("PATH", str(tmp_path))
-        assert_eager_and_said(r"no C compiler found \(tried cc, gcc, clang\)", "install gcc")
+        assert_eager_with_warning(r"no C compiler found \(tried cc, gcc, clang\)", "install gcc")
     with monkeypatch.context() as misspelt:
         misspelt.setenv("CC", "gccc")
-        assert_eager_and_said(r"no C compiler found \(tried gccc\)", r"\$CC")
+        assert_eager_with_warning(r"no C compiler found \(tried gccc\)", r"\$CC")
 
 
 @pytest.fixture
 def no_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Triton cannot be imported, and PyTorch, which remembers whether it can, has to look again."""
+    """Make importing Triton fail, and PyTorch check again whether it can be imported."""
     known = (_triton.has_triton_package, _triton.has_triton)
     with monkeypatch.context() as without:
         for name in list(sys.modules):
@@ -70,7 +70,7 @@ def no_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_no_triton(no_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusion.codegen.targets._builders", {})
-    assert_eager_and_said("the triton target cannot be used", "install the package triton", target="triton")
+    assert_eager_with_warning("the triton target cannot be used", "install the package triton", target="triton")
 
 
 def test_no_target_for_a_device() -> None:
@@ -78,10 +78,10 @@ def test_no_target_for_a_device() -> None:
         builder_for("meta")
 
 
-def test_no_place_for_what_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_directory_for_built_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "file" / "below"))
-    assert_eager_and_said("the cache directory .* cannot be used", "FUSION_CACHE_DIR")
+    assert_eager_with_warning("the cache directory .* cannot be used", "FUSION_CACHE_DIR")
 
 
 def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     program = fresh()
     torch.testing.assert_close(fusion.fuse(program, options={"strict": True})(X), program(X))
-    (made,) = tmp_path.glob("fusion-*/c/*.so")
-    assert cache.cache_dir() == made.parent.parent
+    (result,) = tmp_path.glob("fusion-*/c/*.so")
+    assert cache.cache_dir() == result.parent.parent
     assert stat.S_IMODE(cache.cache_dir().stat().st_mode) == 0o700
 
 
@@ -113,16 +113,16 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(cache.tempfile, "mkstemp", full)
-    assert_eager_and_said("cannot write .*No space left", "FUSION_CACHE_DIR")
+    assert_eager_with_warning("cannot write .*No space left", "FUSION_CACHE_DIR")
 
 
-def test_no_execution_where_objects_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_execution_in_the_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: str) -> None:
         raise OSError(f"{path}: failed to map segment from shared object")
 
     monkeypatch.setattr(build, "bind_openmp", lambda: None)
     monkeypatch.setattr(build.ctypes, "CDLL", refused)
-    assert_eager_and_said("kernel .* cannot be loaded", "where files may be executed")
+    assert_eager_with_warning("kernel .* cannot be loaded", "where files may be executed")
 
 
 def test_no_place_for_dumps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -133,4 +133,4 @@ def test_no_place_for_dumps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"dump must be a directory, and .* is a file"):
         fusion.fuse(torch.relu, options={"dump": tmp_path / "file"})
     monkeypatch.setattr(trace.Path, "write_bytes", refused)
-    assert_eager_and_said("the dump .* cannot be written: No space left", "FUSION_DUMP", dump=tmp_path)
+    assert_eager_with_warning("the dump .* cannot be written: No space left", "FUSION_DUMP", dump=tmp_path)

@@ -50,7 +50,7 @@ def test_saved_tensors_go_through_hooks() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly")
-def test_anomaly_mode_names_what_is_not_a_number() -> None:
+def test_anomaly_mode_detects_nan() -> None:
     fused = fusion.fuse(lambda x: x.sqrt() * 2 + 1, options=STRICT)
     with torch.autograd.detect_anomaly():
         torch.testing.assert_close(gradient(fused, torch.ones(3))[1], torch.full((3,), 6.0))
@@ -218,7 +218,7 @@ def test_bits_of_floats_are_refused_as_by_eager(f: Callable[[Tensor, Tensor], Te
             program(x, x)
 
 
-def test_what_is_no_exception() -> None:
+def test_base_exceptions_propagate() -> None:
     def halts(x: Tensor) -> Tensor:
         raise Halt(x.shape[0])
 
@@ -228,7 +228,7 @@ def test_what_is_no_exception() -> None:
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo does not trace `raise … from …` in this release")
-def test_what_has_a_cause() -> None:
+def test_exceptions_keep_their_cause() -> None:
     def chained(x: Tensor, table: dict[str, float]) -> Tensor:
         try:
             return x * table["scale"]
@@ -285,9 +285,7 @@ def bounded(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("f", "message"), [(positive, "to be positive"), (bounded, "to be small")])
-def test_what_data_break_of_a_programs_assertions_is_raised(
-    f: Callable[[Tensor], Tensor], message: str, grad: bool
-) -> None:
+def test_violated_assertions_of_a_program_are_raised(f: Callable[[Tensor], Tensor], message: str, grad: bool) -> None:
     fused, right = fusion.fuse(f, options=STRICT), torch.rand(6) + 0.5
     for _ in range(2):
         torch.testing.assert_close(fused(right.clone().requires_grad_(grad)), f(right))

@@ -27,8 +27,8 @@ def repeated(x: torch.Tensor, n: torch.Tensor) -> Tensors:
 
 
 def distinct(x: torch.Tensor, n: torch.Tensor) -> Tensors:
-    found, place = torch.unique(x.round().long()[:, 0], return_inverse=True)
-    return found * 2 + 1, place + 1
+    result, place = torch.unique(x.round().long()[:, 0], return_inverse=True)
+    return result * 2 + 1, place + 1
 
 
 def counted(x: torch.Tensor, n: torch.Tensor) -> Tensors:
@@ -39,8 +39,8 @@ def counted(x: torch.Tensor, n: torch.Tensor) -> Tensors:
 
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("program", [positions, selected, chosen, repeated, distinct, counted])
-def test_sizes_that_only_data_tells(program: Program, captured: bool) -> None:
-    """Captured or not, what is around them is compiled; captured, in one graph."""
+def test_data_dependent_sizes(program: Program, captured: bool) -> None:
+    """The operations around them are compiled; if Dynamo captures them, in one graph."""
     with torch._dynamo.config.patch(capture_scalar_outputs=captured, capture_dynamic_output_shape_ops=captured):
         ours, reports = fused(program, None)
         for size in (5, 8, 9):
@@ -54,14 +54,14 @@ def test_sizes_that_only_data_tells(program: Program, captured: bool) -> None:
 
 
 def test_sizes_behind_a_break_are_read_off_tensors() -> None:
-    """Dynamo passes those that it met before; the tensors behind the break have symbols of their own."""
+    """Dynamo passes sizes that it met before; the tensors after the break have symbols of their own."""
 
     def program(x: torch.Tensor, y: torch.Tensor) -> Tensors:
         same = y.to(torch.float32)
         _, lower = torch.unbind(same[:2])
         spread = x.unsqueeze(-1).expand(*x.shape, 2)
-        found = x.nonzero()
-        return lower, spread, found, (y * 1).transpose(0, -1) + 1, same
+        result = x.nonzero()
+        return lower, spread, result, (y * 1).transpose(0, -1) + 1, same
 
     ours, _ = fused(program, True)
     for size in (40, 7):
@@ -69,7 +69,7 @@ def test_sizes_behind_a_break_are_read_off_tensors() -> None:
         torch.testing.assert_close(ours(*given), program(*given))
 
 
-def test_what_is_checked_is_still_checked() -> None:
+def test_checks_of_data_dependent_sizes_are_kept() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         ours, _ = fused(counted, None)
         ours(normal(5, 6), torch.tensor(3))

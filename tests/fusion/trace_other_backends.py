@@ -1,6 +1,6 @@
-"""Prints what another backend sees: tables of PyTorch's, and graphs that it traces.
+"""Prints the traces of another backend: PyTorch's tables, and the graphs that it captures.
 
-`python -m tests.fusion.seen_by_others [step …]` takes the steps, then prints the graphs.
+`python -m tests.fusion.trace_other_backends [step …]` runs the steps, then prints the graphs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ X = torch.linspace(-1, 1, 48).view(2, 3, 8)
 
 
 class Masked(nn.Module):
-    """PyTorch's transformer, given a mask."""
+    """PyTorch's transformer with a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def programs() -> Iterator[tuple[Callable[..., Tensor], tuple[Any, ...], bool]]:
 
 
 def tables() -> list[object]:
-    """What PyTorch holds where Fusion has something else while it traces."""
+    """Return the entries of PyTorch's tables that Fusion replaces while it traces."""
     operations = torch.ops.aten.dropout, torch.ops.aten.constant_pad_nd, torch.ops.aten.linalg_vector_norm
     function = transformer._detect_is_causal_mask
     return [
@@ -74,7 +74,7 @@ def tables() -> list[object]:
 
 
 def traced() -> Iterator[str]:
-    """The graphs of another backend, where they break, and what is traced without any."""
+    """Yield the graphs of another backend, their breaks, and traces without any backend."""
     graphs: list[str] = []
 
     def kept(graph: fx.GraphModule, inputs: object) -> fx.GraphModule:
@@ -109,7 +109,7 @@ def imported() -> None:
 
 
 def compiled() -> None:
-    """Compile with Fusion, which takes each program whole, and gives eager's results."""
+    """Compile with Fusion, which captures each program in one graph, with eager's results."""
     import fusion
 
     options: dict[str, Any] = {"strict": True, "graph_cache": False}
@@ -117,26 +117,28 @@ def compiled() -> None:
         expected = program(*(each.clone() if isinstance(each, Tensor) else each for each in given))
         fused = fusion.fuse(program, options=options, dynamic=dynamic)
         for run in (fused, torch.compile(program, backend="fusion", options=options, dynamic=dynamic)):
-            found = run(*(each.clone() if isinstance(each, Tensor) else each for each in given))
-            torch.testing.assert_close(found, expected)
-            assert found.stride() == expected.stride()
+            actual = run(*(each.clone() if isinstance(each, Tensor) else each for each in given))
+            torch.testing.assert_close(actual, expected)
+            assert actual.stride() == expected.stride()
         assert fusion.report(fused).kernels and not fusion.report(fused).graph_breaks
     fusion.export_kernels(rested, X[0])
 
 
-def seen() -> None:
+def trace_once() -> None:
     """Trace with another backend."""
     assert list(traced())
 
 
 def reset() -> None:
-    """Have Dynamo forget what it can."""
+    """Reset Dynamo's state."""
     torch._dynamo.reset()
 
 
 if __name__ == "__main__":
     before = tables()
-    for step in map({each.__name__: each for each in (imported, compiled, seen, reset)}.__getitem__, sys.argv[1:]):
+    for step in map(
+        {each.__name__: each for each in (imported, compiled, trace_once, reset)}.__getitem__, sys.argv[1:]
+    ):
         step()
         assert step is reset or tables() == before, step.__name__
     print(*traced(), sep="\n")

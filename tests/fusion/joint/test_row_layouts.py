@@ -45,14 +45,14 @@ class Heard(nn.Module):
 
 
 def outcome(run: Callable[..., tuple[Tensor, ...]], module: nn.Module, x: Tensor) -> list[Tensor]:
-    """Results, and the gradients of all that there is."""
+    """Return the results, and the gradients of all inputs that have one."""
     results = run(x)
     loss = torch.stack([result.square().sum() for result in results]).sum()
     return [*results, *torch.autograd.grad(loss, [x, *module.parameters()])]
 
 
 @pytest.mark.parametrize("norm", [layer_norm, root_mean_square])
-def test_numbers_and_strides_are_those_of_eager(norm: Callable[[Tensor], Tensor]) -> None:
+def test_numbers_and_strides_agree_with_eager(norm: Callable[[Tensor], Tensor]) -> None:
     module = Heard(norm).double()
     x = torch.randn(2, 3, 7, dtype=torch.float64, requires_grad=True)
     fused = fusion.fuse(module, options={"strict": True})
@@ -112,7 +112,7 @@ def test_columns_that_are_summed_are_no_rows() -> None:
     assert not prefer_rows(graph, LAYOUTS)
 
 
-def test_what_is_read_as_it_lies_stays() -> None:
+def test_a_tensor_whose_layout_a_view_needs_keeps_it() -> None:
     def both(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.transpose(1, 2).sin()
         first = rows + layer_norm(rows) @ weight

@@ -61,7 +61,7 @@ def added_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 READ = {last: BATCH, last_kept: BATCH, capped: 12, of_a_matrix: 1, biased: 2 * LENGTH}
-"""Program → the rows that are left."""
+"""Program → the number of rows that are still computed."""
 
 
 def fused(program: Program) -> tuple[Program, list[Report], list[torch.fx.GraphModule]]:
@@ -77,8 +77,8 @@ def fused(program: Program) -> tuple[Program, list[Report], list[torch.fx.GraphM
     return torch.compile(program, backend=listening), backend.reports, graphs
 
 
-def rows_made(graph: torch.fx.GraphModule) -> int:
-    """The rows of the first product."""
+def rows_computed(graph: torch.fx.GraphModule) -> int:
+    """Return the number of rows of the first product."""
     names = {torch._C._nn.linear, torch.matmul, torch.ops.aten.linear.default}
     product = next(n for n in graph.graph.nodes if n.target in names or getattr(n.target, "__name__", "") == "matmul")
     val = product.meta["example_value"]
@@ -94,21 +94,21 @@ def outcome(program: Program, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def check(program: Program, ours: Program) -> None:
-    found = zip(*(outcome(f, d) for f, d in ((ours, torch.float32), (program, torch.float32))), strict=True)
-    for (got, eager), exact in zip(found, outcome(program, torch.float64), strict=True):
+    result = zip(*(outcome(f, d) for f, d in ((ours, torch.float32), (program, torch.float32))), strict=True)
+    for (got, eager), exact in zip(result, outcome(program, torch.float64), strict=True):
         assert (got.shape, got.stride(), got.dtype) == (eager.shape, eager.stride(), eager.dtype)
         assert (got - exact).norm() <= 2 * (eager - exact).norm() + 1e-6 * exact.norm()
 
 
 @pytest.mark.parametrize("program", READ, ids=lambda program: program.__name__)
-def test_only_the_rows_that_are_read_are_made(program: Program) -> None:
+def test_only_the_rows_that_are_read_are_computed(program: Program) -> None:
     ours, _, graphs = fused(program)
     check(program, ours)
-    assert [rows_made(graph) for graph in graphs] == [READ[program]]
+    assert [rows_computed(graph) for graph in graphs] == [READ[program]]
 
 
 @pytest.mark.parametrize("program", [columns, read_twice, returned, written, added_rows], ids=lambda f: f.__name__)
-def test_what_is_read_otherwise_is_made_whole(program: Program) -> None:
+def test_products_with_other_readers_are_computed_whole(program: Program) -> None:
     ours, _, graphs = fused(program)
     check(program, ours)
-    assert [rows_made(graph) for graph in graphs] == [BATCH * LENGTH]
+    assert [rows_computed(graph) for graph in graphs] == [BATCH * LENGTH]

@@ -13,10 +13,10 @@ aten = torch.ops.aten
 
 
 class Survived(TorchDispatchMode):
-    """Raises where eager would take the process down.
+    """Raises where eager would crash the process.
 
-    PyTorch's group norm of channels that lie last writes the gradient of its input where that is not asked for, too,
-    at address 0 (2.13 and before, on a CPU).  Its attention divides by the number of heads, which may be 0 (2.11).
+    PyTorch's group norm with channels last writes the gradient of its input even if it is not requested, at address 0
+    (2.13 and before, on a CPU).  Its attention divides by the number of heads, which may be 0 (2.11).
     """
 
     def __torch_dispatch__(

@@ -24,13 +24,13 @@ GPU = TritonTarget("sm_90")
 def relative(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Attention to positions by how far away they are: products with a table, moved along by padding each row."""
     count, length, _ = q.shape
-    found = F.pad(q @ table.T, (0, 1)).flatten(1)
-    found = F.pad(found, (0, length - 1)).view(count, length + 1, 2 * length - 1)[:, :length, length - 1 :]
-    return (q @ k.transpose(-1, -2) + found).softmax(-1) @ v
+    result = F.pad(q @ table.T, (0, 1)).flatten(1)
+    result = F.pad(result, (0, length - 1)).view(count, length + 1, 2 * length - 1)[:, :length, length - 1 :]
+    return (q @ k.transpose(-1, -2) + result).softmax(-1) @ v
 
 
 def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Scores in an image: what is added for a row of keys is a product with another matrix for each row of queries."""
+    """Scores in an image: the addend of a row of keys is a product with another matrix for each row of queries."""
     count, points, width = q.shape
     side = table.shape[0]
     added = torch.einsum("brcd,rkd->brck", q.view(count, side, side, width), table)
@@ -38,12 +38,12 @@ def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tens
 
 
 def by_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, each: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Scores to each of which a number is added that only its key has: of a batch, the product of a vector."""
+    """Scores to which a number of each key is added: per batch, a product with a vector."""
     return (q @ k.transpose(-1, -2) + (each @ table.T)[:, None]).softmax(-1) @ v
 
 
 def scheduled(function: object, *given: torch.Tensor) -> Schedule:
-    """What becomes of a program on a GPU."""
+    """Return the schedule of a program for a GPU."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
     return schedule_graph(graph, GPU, Trace(None, "graph"))[1]
 
@@ -62,7 +62,7 @@ BY_KEYS = ((256, 64, 8), (256, 1024, 8), (256, 1024, 8), (256, 8), (1024, 8))
 
 
 @pytest.mark.parametrize(("function", "shapes"), [(relative, RELATIVE), (by_rows, BY_ROWS), (by_keys, BY_KEYS)])
-def test_a_product_that_is_none_of_matrices_in_the_walk_is_made_before_it(
+def test_a_product_that_is_no_gemm_in_the_loop_is_computed_before_it(
     function: object, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     kernels = [call.kernel for call in scheduled(function, *operands(*shapes)).launches()]
@@ -81,33 +81,33 @@ def test_relative_positions_have_the_values_of_eager() -> None:
 def test_operands_that_are_more_than_matrices_are_refused_before_they_are_written(
     monkeypatch: pytest.MonkeyPatch, function: object, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
-    monkeypatch.setattr(streams, "products_of_vectors", lambda dependences, made: frozenset())
+    monkeypatch.setattr(streams, "products_of_vectors", lambda dependences, result: frozenset())
     schedule = scheduled(function, *operands(*shapes))
     assert any("more than a matrix" in refusal.reason for refusal in schedule.refusals)
     assert all(GPU.emit(call.kernel) for call in schedule.launches())
 
 
 def of_three(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """A program of one walk would hold rows of three products."""
+    """In one loop, a program would hold rows of three products."""
     first, second, third = (rows @ keys[number].T for number, rows in enumerate((x, y, z)))
     return (first[:, None, None] + second[None, :, None] + third[None, None]).logsumexp(-1)
 
 
-def test_a_walk_that_cannot_be_generated_comes_apart() -> None:
-    """Its nodes have kernels that can be, and what was not fused says why."""
+def test_a_chain_that_cannot_be_generated_is_split() -> None:
+    """Its nodes have kernels that can be generated, and the refusals give the reason."""
     schedule = scheduled(of_three, *operands((8, 4), (8, 4), (8, 4), (3, 32768, 4)))
     kernels = [call.kernel for call in schedule.launches()]
     assert len(kernels) > 1 and all(GPU.emit(kernel) for kernel in kernels)
     assert any("spread other axes over programs" in refusal.reason for refusal in schedule.refusals)
 
 
-def test_a_walk_that_came_apart_has_the_values_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_split_chain_agrees_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(target: ReferenceTarget, kernel: Kernel) -> str:
         return "one product to a kernel" if len(products(kernel)) > 1 else ""
 
     monkeypatch.setattr(ReferenceTarget, "refuses", refuses)
     given = operands(*RELATIVE)
-    found = fusion.explain(relative, options={"target": "reference", "strict": True})(*given)
-    assert "one product to a kernel" in {refusal.reason for refusal in found.refusals}
+    explanation = fusion.explain(relative, options={"target": "reference", "strict": True})(*given)
+    assert "one product to a kernel" in {refusal.reason for refusal in explanation.refusals}
     fused = fusion.fuse(relative, options={"target": "reference", "strict": True})
     assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))

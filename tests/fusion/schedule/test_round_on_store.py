@@ -46,7 +46,7 @@ def maps(program: Program) -> dict[str, torch.dtype]:
     return {node.out: program.buffers[node.out].dtype for node in program.nodes if isinstance(node, Map)}
 
 
-def test_what_everybody_rounds_is_stored_rounded() -> None:
+def test_a_value_that_all_readers_round_is_stored_rounded() -> None:
     program = before(read_rounded)
     narrow = store_rounded(program)
     assert maps(program) == {"erf": torch.float32, "exp": torch.float32}
@@ -57,7 +57,7 @@ def test_what_everybody_rounds_is_stored_rounded() -> None:
 
 
 @pytest.mark.parametrize("function", [read_wide, read_as_either, returned])
-def test_what_anybody_reads_otherwise_stays(function: Callable[..., object]) -> None:
+def test_a_value_with_an_unrounded_reader_stays(function: Callable[..., object]) -> None:
     program = before(function)
     assert torch.float32 in maps(program).values()
     assert store_rounded(program) is program

@@ -1,4 +1,4 @@
-"""Complex numbers between real ones: computed in parts, as eager computes them; others are left to the library."""
+"""Complex numbers between real ones: computed as pairs, as in eager; others are left to the library."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_lengths_are_generated() -> None:
     assert not report.externs, str(report)
 
 
-def test_a_given_complex_tensor_is_read_as_it_lies() -> None:
+def test_a_complex_input_is_read_in_place() -> None:
     def program(x: Tensor, turn: Tensor) -> Tensor:
         return torch.view_as_real(complex_of(x) * turn[:, ::2])
 
@@ -90,7 +90,7 @@ def returned(x: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("program", [transformed, returned], ids=lambda p: p.__name__)
-def test_what_a_library_or_the_caller_reads_stays_complex(program: Program) -> None:
+def test_complex_numbers_read_by_a_library_or_the_caller_stay_complex(program: Program) -> None:
     x, angle = torch.randn(5, 16), torch.rand(5, 8)
     fused = fusion.fuse(program, options={"strict": True})
     torch.testing.assert_close(fused(*copy.deepcopy((x, angle))), program(x, angle))

@@ -17,18 +17,18 @@ from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, INF, LENGTH, ROW, 
 
 
 def streamed(folds: Sequence[Fold]) -> tuple[Folds, Expr, Online]:
-    """One loop: its accumulators, the value of the last fold, and what the rule said of that one."""
+    """One loop: its accumulators, the value of the last fold, and the online rule's result for that fold."""
     values: dict[str, Expr] = {}
-    walked: dict[str, Fold] = {}
-    found = Online((), folds[-1].ref)
+    looped: dict[str, Fold] = {}
+    actual = Online((), folds[-1].ref)
     for fold in folds:
         args = rewrite(fold.args, lambda node: values.get(node.name) if isinstance(node, TileRef) else None)
-        result = online(replace(fold, args=tuple(args)), walked)
+        result = online(replace(fold, args=tuple(args)), looped)
         assert isinstance(result, Online), result
-        walked.update({each.name: each for each in result.folds})
+        looped.update({each.name: each for each in result.folds})
         values[fold.name] = result.value
-        found = result
-    return tuple(walked.values()), found.value, found
+        actual = result
+    return tuple(looped.values()), actual.value, actual
 
 
 def kernel_of(body: Sequence[Stmt], value: Expr, dtype: torch.dtype, products: torch.dtype) -> Kernel:
@@ -47,12 +47,12 @@ def _param(name: str, dtype: torch.dtype, shape: tuple[int, ...], written: bool)
 
 
 def inputs(special: str = "") -> dict[str, torch.Tensor]:
-    """Operands in float64.  Blocks are of 4: what comes first has a block of its own."""
+    """Operands in float64.  Blocks are of 4 elements, so that the first ones have a block of their own."""
     generator = torch.Generator().manual_seed(1)
     shapes = {**dict.fromkeys("xyg", (ROWS, LENGTH)), "v": (LENGTH, COLUMNS), "w": (LENGTH,)}
-    found = {name: torch.randn(shape, generator=generator, dtype=F64) for name, shape in shapes.items()}
-    found["w"] = found["w"].abs() + 0.1
-    x = found["x"]
+    results = {name: torch.randn(shape, generator=generator, dtype=F64) for name, shape in shapes.items()}
+    results["w"] = results["w"].abs() + 0.1
+    x = results["x"]
     if special == "rising":
         x += torch.arange(LENGTH) * 40.0
     elif special == "low":
@@ -65,25 +65,25 @@ def inputs(special: str = "") -> dict[str, torch.Tensor]:
     elif special == "nan":
         x[0, 5], x[1, 11], x[2, 0] = (float("nan"),) * 3
         x[3, :4], x[3, 6] = -INF, float("nan")
-    return found
+    return results
 
 
 def run(
     body: Sequence[Stmt], value: Expr, given: dict[str, torch.Tensor], dtype: torch.dtype, products: torch.dtype
 ) -> torch.Tensor:
-    made = kernel_of(body, value, dtype, products)
-    verify_kernel(made)
+    kernel = kernel_of(body, value, dtype, products)
+    verify_kernel(kernel)
     out = torch.full((ROWS, COLUMNS), 7.0, dtype=value.dtype)
-    run_kernel(made, [*(t.to(products if name == "v" else dtype) for name, t in given.items()), out])
+    run_kernel(kernel, [*(t.to(products if name == "v" else dtype) for name, t in given.items()), out])
     return out
 
 
-def one_walk(folds: Folds, given: dict[str, torch.Tensor], dtype: torch.dtype = F64, products: torch.dtype = F64):
+def in_one_loop(folds: Folds, given: dict[str, torch.Tensor], dtype: torch.dtype = F64, products: torch.dtype = F64):
     accumulators, value, _ = streamed(folds)
     loop = Loop((S,), accumulators)
     assert running(loop) or all(fold.carry is None for fold in accumulators)
     return run((loop,), value, given, dtype, products)
 
 
-def walk_by_walk(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
+def loop_by_loop(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
     return run([Loop((S,), (fold,)) for fold in folds], folds[-1].ref, given, F64, F64)

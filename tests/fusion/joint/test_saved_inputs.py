@@ -19,16 +19,16 @@ def grads(program: Program, given: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def saved(program: Program, given: list[Tensor]) -> list[Tensor]:
-    """What a call gives autograd to keep."""
-    found: list[Tensor] = []
+    """Return the tensors that a call saves for backward."""
+    results: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        results.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         program(*given)
-    return found
+    return results
 
 
 def turned(x: Tensor, w: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return torch.sin(x.view(-1, 6) @ w.view(3, 4, 6).permute(2, 0, 1).reshape(6, 12))
 
 
-def halves(x: Tensor, w: Tensor) -> Tensor:
+def parts_of_one_input(x: Tensor, w: Tensor) -> Tensor:
     a, b = x.view(8, 6).unbind(0)[:2]
     return torch.sin(a) * torch.cos(b) + w.sum()
 
@@ -47,12 +47,12 @@ def halves(x: Tensor, w: Tensor) -> Tensor:
 CASES: list[tuple[Program, tuple[tuple[int, ...], tuple[int, ...]]]] = [
     (turned, ((2, 4, 6), (6, 4))),
     (product, ((2, 4, 6), (12, 6))),
-    (halves, ((2, 4, 6), (3,))),
+    (parts_of_one_input, ((2, 4, 6), (3,))),
 ]
 
 
 @pytest.mark.parametrize(("program", "shapes"), CASES)
-def test_gradients_are_those_of_eager(program: Program, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_gradients_agree_with_eager(program: Program, shapes: tuple[tuple[int, ...], ...]) -> None:
     given = [torch.randn(shape, requires_grad=True) for shape in shapes]
     fused = fusion.fuse(program, options={"strict": True})
     for got, expected in zip(grads(fused, given), grads(program, given), strict=True):
@@ -60,7 +60,7 @@ def test_gradients_are_those_of_eager(program: Program, shapes: tuple[tuple[int,
 
 
 @pytest.mark.parametrize(("program", "shapes"), CASES[:2])
-def test_what_is_saved_of_an_input_is_the_input(program: Program, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_the_input_itself_is_saved(program: Program, shapes: tuple[tuple[int, ...], ...]) -> None:
     given = [torch.randn(shape, requires_grad=True) for shape in shapes]
     fused = fusion.fuse(program, options={"strict": True})
     kept = saved(fused, given)

@@ -11,7 +11,7 @@ import fusion.prewarm
 
 @pytest.fixture
 def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happens, in its order, where a device's target fails to begin."""
+    """Record the order of events, with a device whose target cannot be prepared."""
     order: list[str] = []
 
     def prepare(device_type: str) -> None:
@@ -28,20 +28,20 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return order
 
 
-def test_it_begins_with_dynamo_where_an_accelerator_is_in_use(order: list[str]) -> None:
-    """What fails then is no reason for Dynamo to fail."""
+def test_prewarming_starts_with_dynamo_if_an_accelerator_is_in_use(order: list[str]) -> None:
+    """A failure of the preparation does not make Dynamo fail."""
     for _ in range(2):
         assert torch.compile(torch.exp, backend="fusion")(torch.zeros(2)).sum() == 2
         torch._dynamo.reset()
     assert order == ["cuda", "traced"] * 2
 
 
-def test_it_does_not_begin_where_none_is(order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_prewarming_without_an_accelerator(order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert fusion.fuse(torch.exp)(torch.zeros(2)).sum() == 2
     assert order == ["traced"]
 
 
-def test_it_does_not_begin_for_other_backends(order: list[str]) -> None:
+def test_no_prewarming_for_other_backends(order: list[str]) -> None:
     assert torch.compile(torch.exp, backend="eager")(torch.zeros(2)).sum() == 2
     assert not order
