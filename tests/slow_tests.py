@@ -38,7 +38,7 @@ def slow_ones(seconds: Mapping[str, float]) -> set[str]:
     """
     cases: dict[str, list[str]] = defaultdict(list)
     for name in sorted(seconds, key=seconds.__getitem__):
-        cases[name.partition("[")[0]].append(name)
+        cases[_function(name)].append(name)
     return {
         name
         for names in cases.values()
@@ -103,14 +103,18 @@ def _file(name: str) -> str:
     return name.partition("::")[0]
 
 
+def _function(name: str) -> str:
+    return name.partition("[")[0]
+
+
 def check_that_all_exist(names: Iterable[str], items: Iterable[pytest.Item]) -> None:
-    """Check that no entry of a collected file names a test that is gone.
+    """Check that no entry of a collected file names a test function that is gone; cases may depend on the release.
 
     Raises:
         pytest.UsageError: some do.
     """
-    collected = {item.nodeid for item in items}
-    files = {_file(name) for name in collected}
-    gone = sorted(name for name in names if _file(name) in files and name not in collected)
+    functions = {_function(item.nodeid) for item in items}
+    files = {_file(name) for name in functions}
+    gone = sorted({_function(name) for name in names if _file(name) in files} - functions)
     if gone:
         raise pytest.UsageError(f"{LIST.name} lists tests that do not exist: {', '.join(gone)}")
