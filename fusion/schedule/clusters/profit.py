@@ -8,7 +8,10 @@ The constants come from the target.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import cached_property
+
+import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import Chunked
@@ -21,7 +24,7 @@ from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.rewrites.inline import cost
 
 CONTRACTION_TILE = 128
-"""Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
+"""Rows and columns of a contraction's tile."""
 
 EARLY = 1 << 22
 """Bytes that a kernel may compute long before they are needed, to share a launch: they are live that long."""
@@ -98,9 +101,11 @@ class Prices:
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
         points: dict[int, int] = {}
+        repeats: dict[int, int] = {}
         total = 0.0
         for member in reversed(cluster.members):  # readers come before what they read
             placement = cluster.places.get(member)
+            spanned = set[sympy.Symbol]()
             if placement is None:
                 points[member] = max(points.get(member, 1), 1)
             else:
@@ -111,12 +116,14 @@ class Prices:
                 odd = not cluster.space.streamed and self._odd(cluster, node)
                 total += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0) * shared
                 continue
-            repeat = self._tiles(cluster) if cluster.space.rigid and self._operand(cluster, member) else 1
-            total += self.work[member] * points[member] * repeat / self.capabilities.flops
+            if placement is not None:
+                repeats[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
+            total += self.work[member] * points[member] * repeats.get(member, 1) / self.capabilities.flops
             for load in self.dependences.loads[member]:
                 producer = inside.get(load.buffer)
                 if producer is not None and producer not in cluster.places:
                     points[producer] = points.get(producer, 0) + points[member]
+                    repeats[producer] = max(repeats.get(producer, 1), repeats.get(member, 1))
         return total
 
     def contraction(self, cluster: Cluster, node: Contract) -> float:
@@ -149,15 +156,30 @@ class Prices:
                 return True
         return False
 
-    def _operand(self, cluster: Cluster, member: int) -> bool:
-        """Return whether a member of a contraction's cluster is part of its prologue."""
-        reduced = {axis.symbol for axis in cluster.space.reduced}
-        placement = cluster.places.get(member)
-        return placement is None or any(expr.free_symbols & reduced for expr in placement.values())
+    def _evaluations(self, cluster: Cluster, spanned: Collection[sympy.Symbol]) -> int:
+        """Return how many programs evaluate each point of a member that spans these axes.
 
-    def _tiles(self, cluster: Cluster) -> int:
-        sides = sorted((self.dependences.estimate(axis.size) for axis in cluster.space.parallel), reverse=True)
-        return math.ceil(min(sides[:2], default=1) / CONTRACTION_TILE)
+        A program computes a tile of `CONTRACTION_TILE` rows and columns, or all columns of a chain.  A value is
+        evaluated once for each tile along the axes of rows or columns that it does not span, and for each point of the
+        other axes.  A value per point of the result is evaluated once.
+        """
+        parallel = {axis.symbol: self.dependences.estimate(axis.size) for axis in cluster.space.parallel}
+        apart = parallel.keys() - spanned - cluster.space.held
+        sides = [side - cluster.space.held for side in self._sides(cluster)]
+        tiles = [math.ceil(math.prod(parallel[axis] for axis in side & apart) / CONTRACTION_TILE) for side in sides]
+        others = apart.difference(*sides)
+        return math.prod(tiles) * math.prod(parallel[axis] for axis in others)
+
+    def _sides(self, cluster: Cluster) -> tuple[frozenset[sympy.Symbol], frozenset[sympy.Symbol]]:
+        """Return the axes of the rows, and those of the columns, of a cluster's contractions."""
+        rows, columns = set[sympy.Symbol](), set[sympy.Symbol]()
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            if isinstance(node, Contract):
+                rows.update(*(placement[axis].free_symbols for axis in node.rows))
+                columns.update(*(placement[axis].free_symbols for axis in node.columns))
+        parallel = {axis.symbol for axis in cluster.space.parallel}
+        return frozenset(rows & parallel), frozenset(columns & parallel - rows)
 
     def flops(self, cluster: Cluster) -> int:
         """Return the scalar operations (in additions) and multiply-adds (two each) of one launch."""
