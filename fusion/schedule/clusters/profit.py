@@ -97,34 +97,39 @@ class Prices:
         return min(1.0, max(1, rows) / self.capabilities.parallelism)
 
     def _arithmetic(self, cluster: Cluster) -> float:
+        shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
+        multiplied = 0.0
+        for member in cluster.members:
+            node = self.dependences.compute(member)
+            if isinstance(node, Contract):
+                odd = not cluster.space.streamed and self._odd(cluster, node)
+                multiplied += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0)
+        return multiplied * shared + sum(self.scalar_times(cluster).values())
+
+    def scalar_times(self, cluster: Cluster) -> dict[int, float]:
+        """Return the microseconds of the scalar units for each member that is no contraction."""
         sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
         inside = {self.dependences.outs[m]: m for m in cluster.members}
-        shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
         points: dict[int, int] = {}
-        repeats: dict[int, int] = {}
-        total = 0.0
+        evaluated: dict[int, int] = {}
+        times: dict[int, float] = {}
         for member in reversed(cluster.members):  # readers come before what they read
             placement = cluster.places.get(member)
-            spanned = set[sympy.Symbol]()
             if placement is None:
                 points[member] = max(points.get(member, 1), 1)
             else:
                 spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
-            node = self.dependences.compute(member)
-            if isinstance(node, Contract):
-                odd = not cluster.space.streamed and self._odd(cluster, node)
-                total += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0) * shared
+                evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
+            if isinstance(self.dependences.node(member), Contract):
                 continue
-            if placement is not None:
-                repeats[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
-            total += self.work[member] * points[member] * repeats.get(member, 1) / self.capabilities.flops
+            times[member] = self.work[member] * points[member] * evaluated.get(member, 1) / self.capabilities.flops
             for load in self.dependences.loads[member]:
                 producer = inside.get(load.buffer)
                 if producer is not None and producer not in cluster.places:
                     points[producer] = points.get(producer, 0) + points[member]
-                    repeats[producer] = max(repeats.get(producer, 1), repeats.get(member, 1))
-        return total
+                    evaluated[producer] = max(evaluated.get(producer, 1), evaluated.get(member, 1))
+        return times
 
     def contraction(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""

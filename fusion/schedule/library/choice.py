@@ -151,13 +151,15 @@ def _offer(
 ) -> _Offer:
     """Price the alternatives for a cluster.
 
-    A generated kernel takes the larger of its products, at its share of the library's speed, and its traffic, plus its
-    epilogue unless other programs hide that.
+    A generated kernel takes the larger of its products, at its share of the library's speed, with the prologue that each
+    program evaluates for its tile, and its traffic, plus its epilogue unless other programs hide that.
     """
     moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
-    generated = prices.capabilities.launch_us + max(multiplied, moved) / target.efficiency(kernel)
+    scalar, efficiency = prices.scalar_times(cluster), target.efficiency(kernel)
+    prologue = sum(scalar[member] for member in _parts(prices, cluster, products)[0])
+    generated = prices.capabilities.launch_us + max(multiplied / efficiency + prologue, moved / efficiency)
     if target.waits(kernel):
         generated += _epilogue_time(prices, cluster, products)
     calls = prices.dependences.program.library
