@@ -151,8 +151,8 @@ def _offer(
 ) -> _Offer:
     """Price the alternatives for a cluster.
 
-    A generated kernel takes the larger of its products, at its share of the library's speed, with the prologue that each
-    program evaluates for its tile, and its traffic, plus its epilogue unless other programs hide that.
+    A generated kernel takes the larger of its products, at its share of the library's speed, with the prologue that
+    each program evaluates for its tile, and its traffic, plus its epilogue unless other programs hide that.
     """
     moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
