@@ -13,6 +13,9 @@ import torch
 
 from fusion.lowering.errors import Unsupported
 
+FORWARD = 2
+"""The number of products in forward attention."""
+
 GENERATED = "generated"
 """The form of a chained kernel that every target generates; other forms have target-specific names."""
 
@@ -37,6 +40,7 @@ class Chain:
         loops: the properties of their loop; the least efficient one counts.
         columns: the columns that a row loops over, without skipped ones.
         backward: whether these are the products of backward.
+        computed: whether an operand that depends on no other product is computed in the kernel, not loaded.
     """
 
     dtype: torch.dtype
@@ -44,6 +48,7 @@ class Chain:
     loops: tuple[Loop, ...]
     columns: float
     backward: bool
+    computed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

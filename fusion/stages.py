@@ -276,7 +276,8 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 
 
 def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    clustering = grow(scheduled.program, at.capabilities, at.hints, scheduled.streams, joins=at.overrides.fused)
+    chains, joins = scheduled.streams, at.overrides.fused
+    clustering = grow(scheduled.program, at.capabilities, at.hints, chains, target=at.target, joins=joins)
     return replace(scheduled, clustering=clustering)
 
 

@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
 from fusion.autograd import aot_backend
-from fusion.codegen.chained import Chain, Loop
+from fusion.codegen.chained import FORWARD, Chain, Loop
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.targets import DEFAULTS
 from fusion.compile import schedule_graph
@@ -29,7 +29,7 @@ from fusion.lowering.program import writes
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.kernels.time import BLOCK, FORWARD, kernel_time
+from fusion.schedule.kernels.time import BLOCK, kernel_time
 
 BACKWARD, AGAIN = 5, 7
 """GEMMs of backward in one kernel, and in two kernels, which both compute the scores."""

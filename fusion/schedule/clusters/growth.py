@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import networkx as nx
 import sympy
 
-from fusion.codegen.target import Capabilities
+from fusion.codegen.target import Capabilities, Target
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.printer import format_bytes
@@ -84,11 +84,12 @@ def grow(
     hints: Mapping[sympy.Symbol, int] | None = None,
     given: Sequence[Cluster] = (),
     *,
+    target: Target | None = None,
     joins: bool = True,
 ) -> Clustering:
     """Group the nodes of `program` into clusters; `given` clusters may grow, but stay together.
 
-    Without `joins`, every other node is a cluster of its own.
+    With a target, its forms decide the price of chains.  Without `joins`, every other node is a cluster of its own.
 
     >>> from fusion.inspect.examples import TARGET, lowered
     >>> from torch import empty
@@ -96,16 +97,16 @@ def grow(
     >>> [[program.nodes[member].out for member in c.members] for c in grow(program, TARGET.capabilities).clusters]
     [['add', 'sum_1', 'mul']]
     """
-    return _Growth(Dependences(program, hints), capabilities).run(given, joins)
+    return _Growth(Dependences(program, hints), capabilities, target).run(given, joins)
 
 
 class _Growth:
     """The state of one clustering: the quotient graph, whose nodes are clusters."""
 
-    def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
+    def __init__(self, dependences: Dependences, capabilities: Capabilities, target: Target | None) -> None:
         self.dependences = dependences
         self.capabilities = capabilities
-        self.prices = Prices(dependences, capabilities)
+        self.prices = Prices(dependences, capabilities, target)
         self.clusters: dict[int, Cluster] = {}
         self.owner: dict[int, int] = {}  # node → cluster
         self.graph: nx.DiGraph[int] = nx.DiGraph()

@@ -13,13 +13,15 @@ from functools import cached_property
 
 import sympy
 
-from fusion.codegen.target import Capabilities
+from fusion.codegen.chained import FORWARD, Chain
+from fusion.codegen.target import Capabilities, Target
 from fusion.lowering.chunks import Chunked
+from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import loads
 from fusion.lowering.program import Contract, Extern, Scatter
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
-from fusion.schedule.iteration.contractions import slowdown
+from fusion.schedule.iteration.contractions import contractions, leading_to, slowdown
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.rewrites.inline import cost
 
@@ -33,9 +35,10 @@ EARLY = 1 << 22
 class Prices:
     """Predicted times, in microseconds, of clusters of one Program on one target."""
 
-    def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
+    def __init__(self, dependences: Dependences, capabilities: Capabilities, target: Target | None = None) -> None:
         self.dependences = dependences
         self.capabilities = capabilities
+        self.target = target
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
 
     @cached_property
@@ -135,8 +138,37 @@ class Prices:
         """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
         share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
-        share *= self.capabilities.streamed if cluster.space.streamed else 1.0
+        share *= self._chained_share(cluster) if cluster.space.streamed else 1.0
         return 2 * points / (self.capabilities.matrix_flops * share)
+
+    def _chained_share(self, cluster: Cluster) -> float:
+        """Return the efficiency of a chain in the fastest form that takes it: some take no computed operands."""
+        if self.target is None:
+            return self.capabilities.streamed
+        products = contractions(self.dependences, cluster.members)
+        first = self.dependences.compute(products[0])
+        assert isinstance(first, Contract)
+        chain = Chain(
+            dtype=first.lhs.dtype,
+            width=max((self.dependences.estimate(axis.size) for axis in cluster.space.private), default=1),
+            loops=("plain",),
+            columns=math.prod(self.dependences.estimate(axis.size) for axis in cluster.space.reduced),
+            backward=len(products) > FORWARD,
+            computed=any(self._computes_operand(cluster, product) for product in products),
+        )
+        try:
+            return self.target.chained_share(chain)
+        except Unsupported:  # not measured for these operands
+            return self.capabilities.streamed
+
+    def _computes_operand(self, cluster: Cluster, product: int) -> bool:
+        """Return whether a cluster computes an operand of a product from operands of its own alone."""
+        inside = {self.dependences.outs[m]: m for m in cluster.members}
+        producers = {inside[load.buffer] for load in self.dependences.loads[product] if load.buffer in inside}
+        return any(
+            not contractions(self.dependences, {each, *leading_to(self.dependences, cluster.members, each)})
+            for each in producers
+        )
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of the library's product on the matrix units."""

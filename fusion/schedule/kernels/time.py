@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from fusion.codegen.chained import Chain
+from fusion.codegen.chained import FORWARD, Chain
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.lowering.evaluate import Scope, evaluate
@@ -21,8 +21,6 @@ from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statem
 from fusion.lowering.sizes import with_values
 from fusion.schedule.kernels import KernelCall
 
-FORWARD = 2
-"""The number of products in forward attention."""
 BLOCK = 64
 """Rows and columns of a block that is skipped as a whole."""
 BANDS = 16
