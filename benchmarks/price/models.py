@@ -207,6 +207,7 @@ def _of_the_library(gpu: bool) -> tuple[Model, ...]:
     width, heads, inner, rows, length = (1024, 16, 4096, 8, 1024) if gpu else (256, 4, 1024, 2, 128)
     size = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner, "num_hidden_layers": 2}
     calm = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    text = {"vocab_size": WORDS, "max_position_embeddings": length}
     decoding = {"vocab_size": WORDS, "use_cache": False, "num_key_value_heads": heads // 4}
     pixels = {"image_size": 224 if gpu else 64}
     images = _normal(pixel_values=(32 if gpu else 4, 3, pixels["image_size"], pixels["image_size"]))
@@ -225,12 +226,12 @@ def _of_the_library(gpu: bool) -> tuple[Model, ...]:
     return (
         Model("GPT-2", of("GPT2", "LMHeadModel", **gpt2), words),
         Model("GPT-2, training", of("GPT2", "LMHeadModel", **gpt2), words, training=True),
-        Model("BERT", of("Bert", "Model", vocab_size=WORDS, **size, **calm), words),
-        Model("BERT, training", of("Bert", "Model", vocab_size=WORDS, **size, **calm), words, training=True),
+        Model("BERT", of("Bert", "Model", **text, **size, **calm), words),
+        Model("BERT, training", of("Bert", "Model", **text, **size, **calm), words, training=True),
         Model("Llama", of("Llama", "ForCausalLM", **size, **decoding), words),
         Model("Gemma 2", of("Gemma2", "ForCausalLM", **size, **decoding, head_dim=64, sliding_window=256), words),
         Model("T5", of("T5", "Model", **t5), _words(rows, length, "input_ids", "decoder_input_ids")),
-        Model("DeBERTa", of("DebertaV2", "Model", vocab_size=WORDS, **size, **calm, **relative), words),
+        Model("DeBERTa", of("DebertaV2", "Model", **text, **size, **calm, **relative), words),
         Model("ViT", of("ViT", "Model", **size, **calm, **pixels), images),
         Model("ConvNeXt", of("ConvNext", "Model", depths=[1, 1, 1, 1], **pixels), images),
     )
