@@ -40,7 +40,6 @@ class Chain:
         loops: the properties of their loop; the least efficient one counts.
         columns: the columns that a row loops over, without skipped ones.
         backward: whether these are the products of backward.
-        computed: whether an operand that depends on no other product is computed in the kernel, not loaded.
     """
 
     dtype: torch.dtype
@@ -48,7 +47,6 @@ class Chain:
     loops: tuple[Loop, ...]
     columns: float
     backward: bool
-    computed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

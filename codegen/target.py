@@ -219,7 +219,7 @@ class Target(Protocol):
         Args:
             chain: the products; those of generated backward kernels compute the scores twice, which counts as
                 arithmetic.
-            name: the name of a form, or of the library's kernel; empty: the fastest form that is generated for it.
+            name: the name of a form, or of the library's kernel; empty: the fastest form that is generated.
 
         Raises:
             Unsupported: it was not measured for these operands.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from fusion.codegen.chained import GENERATED, Chain, ChainSpeed
+from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
@@ -44,13 +44,9 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     )
 
 
-def chained_forms(device: Device, chain: Chain) -> tuple[str, ...]:
-    """Return the names of the forms that compute a chain.
-
-    The warp-specialised form is for forward alone, loads its operands through tensor descriptors, and reads no mask.
-    """
-    loaded = not (chain.computed or chain.backward or "masked" in chain.loops)
-    return (GENERATED, GROUPED) if loaded and device.has(Feature.WARP_GROUPS) else (GENERATED,)
+def chained_forms(device: Device) -> tuple[str, ...]:
+    """Return the names of the forms of kernels with chained products."""
+    return (GENERATED, GROUPED) if device.has(Feature.WARP_GROUPS) else (GENERATED,)
 
 
 @lru_cache

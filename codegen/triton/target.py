@@ -135,7 +135,7 @@ class TritonTarget:
 
     def chained_share(self, chain: Chain, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs."""
-        names = (name,) if name else chained_forms(self.device, chain)
+        names = (name,) if name else chained_forms(self.device)
         return fastest(chain_speeds(self.device, self.numerics), names, chain)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:

@@ -10,6 +10,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import networkx as nx
 import sympy
@@ -22,6 +23,7 @@ from fusion.lowering.program import Contract, Extern, Program, writes
 from fusion.schedule.clusters.legality import CannotJoin, Cluster, Link, may_join, may_share_body, single
 from fusion.schedule.clusters.profit import EARLY, Prices
 from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.kernels.time import share_of_chain
 
 MAX_SIBLINGS = 8
 """How many later readers of the same buffer a cluster is considered with."""
@@ -106,7 +108,8 @@ class _Growth:
     def __init__(self, dependences: Dependences, capabilities: Capabilities, target: Target | None) -> None:
         self.dependences = dependences
         self.capabilities = capabilities
-        self.prices = Prices(dependences, capabilities, target)
+        share = None if target is None else partial(share_of_chain, target=target)
+        self.prices = Prices(dependences, capabilities, share)
         self.clusters: dict[int, Cluster] = {}
         self.owner: dict[int, int] = {}  # node → cluster
         self.graph: nx.DiGraph[int] = nx.DiGraph()

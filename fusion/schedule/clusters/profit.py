@@ -8,37 +8,53 @@ The constants come from the target.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
+from typing import TypeAlias
 
 import sympy
+import torch
 
-from fusion.codegen.chained import FORWARD, Chain
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import Chunked
-from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import loads
+from fusion.lowering.expr import Cast, Expr, Op, loads, postorder
 from fusion.lowering.program import Contract, Extern, Scatter
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
-from fusion.schedule.iteration.contractions import contractions, leading_to, slowdown
+from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.rewrites.inline import cost
 
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile."""
 
+GATHER = 32
+"""Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one."""
+
+WIDE = 3
+"""Further additions for each operation, or cast, of integers of 64 bits: the device computes with halves of them."""
+
 EARLY = 1 << 22
 """Bytes that a kernel may compute long before they are needed, to share a launch: they are live that long."""
 
 
-class Prices:
-    """Predicted times, in microseconds, of clusters of one Program on one target."""
+ChainedShare: TypeAlias = "Callable[[Prices, Cluster], float]"
+"""Returns the efficiency of the contractions of a chain, relative to the library's; see `kernels/time.py`."""
 
-    def __init__(self, dependences: Dependences, capabilities: Capabilities, target: Target | None = None) -> None:
+
+class Prices:
+    """Predicted times, in microseconds, of clusters of one Program on one target.
+
+    Args:
+        chained_share: returns the efficiency of a chain; without it, it is the same for all chains of a target.
+    """
+
+    def __init__(
+        self, dependences: Dependences, capabilities: Capabilities, chained_share: ChainedShare | None = None
+    ) -> None:
         self.dependences = dependences
         self.capabilities = capabilities
-        self.target = target
+        self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.streamed)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
 
     @cached_property
@@ -48,6 +64,14 @@ class Prices:
             0 if isinstance(node, (Extern, Chunked)) else max(1, cost(*node.exprs))
             for node in self.dependences.program.nodes
         ]
+
+    @cached_property
+    def work_in_tiles(self) -> list[int]:
+        """Additions per point of each node in a kernel of products, where no memory time hides what they leave out."""
+        gathers = [sum(any(isinstance(i, Expr) for i in load.index) for load in at) for at in self.dependences.loads]
+        nodes = self.dependences.program.nodes
+        wide = [0 if isinstance(node, (Extern, Chunked)) else _wide(*node.exprs) for node in nodes]
+        return [sum(parts) for parts in zip(self.work, wide, (GATHER * count for count in gathers), strict=True)]
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """Return None if `joined` is predicted to be no slower than both separately; else why not."""
@@ -126,7 +150,8 @@ class Prices:
                 evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
             if isinstance(self.dependences.node(member), Contract):
                 continue
-            times[member] = self.work[member] * points[member] * evaluated.get(member, 1) / self.capabilities.flops
+            work = self.work_in_tiles if cluster.space.rigid else self.work
+            times[member] = work[member] * points[member] * evaluated.get(member, 1) / self.capabilities.flops
             for load in self.dependences.loads[member]:
                 producer = inside.get(load.buffer)
                 if producer is not None and producer not in cluster.places:
@@ -138,37 +163,8 @@ class Prices:
         """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
         share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
-        share *= self._chained_share(cluster) if cluster.space.streamed else 1.0
+        share *= self.chained_share(self, cluster) if cluster.space.streamed else 1.0
         return 2 * points / (self.capabilities.matrix_flops * share)
-
-    def _chained_share(self, cluster: Cluster) -> float:
-        """Return the efficiency of a chain in the fastest form that takes it: some take no computed operands."""
-        if self.target is None:
-            return self.capabilities.streamed
-        products = contractions(self.dependences, cluster.members)
-        first = self.dependences.compute(products[0])
-        assert isinstance(first, Contract)
-        chain = Chain(
-            dtype=first.lhs.dtype,
-            width=max((self.dependences.estimate(axis.size) for axis in cluster.space.private), default=1),
-            loops=("plain",),
-            columns=math.prod(self.dependences.estimate(axis.size) for axis in cluster.space.reduced),
-            backward=len(products) > FORWARD,
-            computed=any(self._computes_operand(cluster, product) for product in products),
-        )
-        try:
-            return self.target.chained_share(chain)
-        except Unsupported:  # not measured for these operands
-            return self.capabilities.streamed
-
-    def _computes_operand(self, cluster: Cluster, product: int) -> bool:
-        """Return whether a cluster computes an operand of a product from operands of its own alone."""
-        inside = {self.dependences.outs[m]: m for m in cluster.members}
-        producers = {inside[load.buffer] for load in self.dependences.loads[product] if load.buffer in inside}
-        return any(
-            not contractions(self.dependences, {each, *leading_to(self.dependences, cluster.members, each)})
-            for each in producers
-        )
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of the library's product on the matrix units."""
@@ -228,3 +224,12 @@ class Prices:
             points = math.prod(sizes[s] for s in spanned)
             total += points * (2 if isinstance(node, Contract) else self.work[member])
         return total
+
+
+def _wide(*exprs: Expr) -> int:
+    """Return the additions that integers of 64 bits cost beyond those of 32.
+
+    Comparisons of indices are not among them: indices have 32 bits where that is enough.
+    """
+    parts = (part for part in postorder(*exprs) if isinstance(part, (Op, Cast)))
+    return WIDE * sum(torch.int64 in (part.dtype, isinstance(part, Cast) and part.arg.dtype) for part in parts)

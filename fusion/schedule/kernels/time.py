@@ -15,11 +15,14 @@ import torch
 from fusion.codegen.chained import FORWARD, Chain
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
+from fusion.lowering.errors import Unsupported
 from fusion.lowering.evaluate import Scope, evaluate
 from fusion.lowering.expr import Expr, free_axes, loads
 from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
 from fusion.lowering.sizes import with_values
-from fusion.schedule.kernels import KernelCall
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.profit import Prices
+from fusion.schedule.kernels import KernelCall, kernel_of
 
 BLOCK = 64
 """Rows and columns of a block that is skipped as a whole."""
@@ -42,6 +45,20 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
     share = target.chained_share(chain, form or target.forms(call.kernel)[0].name)
     products = _products(kernel, counted, capabilities) / share
     return capabilities.launch_us + max(moved, products / _busy(kernel, capabilities))
+
+
+def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
+    """Return the efficiency of a chain's contractions in the form that its kernel takes, relative to the library's.
+
+    What a prologue or an epilogue costs in form is part of its price: a warp-specialised kernel loads its operands
+    through tensor descriptors, and cannot compute them.
+    """
+    kernel = _as_traced(kernel_of(prices, cluster).kernel)
+    chain = _chain(kernel, _dots(kernel), _columns_per_row(kernel, dict.fromkeys(statements(kernel.body, Loop), 1.0)))
+    try:
+        return target.chained_share(chain, target.forms(kernel)[0].name)
+    except Unsupported:  # not measured for these operands
+        return target.capabilities.streamed
 
 
 def weighed_forms(calls: Iterable[KernelCall], target: Target) -> Iterator[Tuning]:
