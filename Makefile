@@ -49,12 +49,15 @@ test: $(INSTALLED) ## lint, and the tests but for the slow ones (those that need
 	echo "==> pytest"; \
 	$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 --dist worksteal -m "not slow" || failed=1; \
 	echo "==> pytest under Triton's interpreter"; \
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2 --dist worksteal || failed=1; \
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2 --dist worksteal -m "not slow" || failed=1; \
 	wait $$lint || { echo "==> lint failed, see above"; failed=1; }; \
 	exit $$failed
 
-test-slow: $(INSTALLED) ## the slow tests: more architectures, and their kernels compiled for a GPU
-	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 --dist worksteal -m slow
+test-slow: $(INSTALLED) ## the slow tests: more cases, more architectures, and their kernels compiled for a GPU
+	@failed=0; \
+	$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 --dist worksteal -m slow || failed=1; \
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2 --dist worksteal -m slow || failed=1; \
+	exit $$failed
 
 docs: $(INSTALLED) ## build the documentation into build/site; fails on a link that leads nowhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
