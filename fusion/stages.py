@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import fx
 
@@ -53,6 +54,7 @@ from fusion.schedule.chained import stream
 from fusion.schedule.chunks import in_chunks
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.kernels.time import share_of_chain
 from fusion.schedule.launches.chain import chain_last_steps
 from fusion.schedule.launches.generate import kernels_of, refusals_of_steps
 from fusion.schedule.launches.last_block import finish_tiles
@@ -276,8 +278,9 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 
 
 def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    share = None if at.target is None else partial(share_of_chain, target=at.target)
     chains, joins = scheduled.streams, at.overrides.fused
-    clustering = grow(scheduled.program, at.capabilities, at.hints, chains, target=at.target, joins=joins)
+    clustering = grow(scheduled.program, at.capabilities, at.hints, chains, chained_share=share, joins=joins)
     return replace(scheduled, clustering=clustering)
 
 

@@ -18,10 +18,10 @@ import pytest
 
 LIST = Path(__file__).with_suffix(".txt")
 
-EACH_CASE = 0.7
+EACH_CASE = 0.35
 """CPU seconds, with child processes, above which a case of a parametrised test is slow."""
 
-ONE_CASE = 4.0
+ONE_CASE = 2.0
 """CPU seconds above which a test is slow even if no other one has its name."""
 
 

@@ -40,5 +40,5 @@ def test_a_row_has_its_maximum_where_it_is_compared(shape: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam"])
 def test_steps_of_an_optimizer_are_as_exact_as_eager(name: str) -> None:
-    error, own = errors_of_steps(name, "cuda")
-    assert error <= 2 * own
+    error, allowed = errors_of_steps(name, "cuda")
+    assert error <= allowed

@@ -204,7 +204,7 @@ def test_a_whole_program_passes() -> None:
         (with_library(z=Extern(("z",), aten.t.default, (BufferRef("t"),))), "its library form reads t too early"),
         (
             with_library(total=Extern(("total",), aten.t.default, (BufferRef("z"),))),
-            "stands with_library no product: total",
+            "stands beside no product: total",
         ),
         (changed(2, op="mean"), "no reduction 'mean'"),
         (changed(2, op="dot"), "a dot is a Contract, not a Reduce"),
@@ -248,8 +248,8 @@ CHANGED: list[tuple[Callable[[Program], Program], str]] = [
         "torch.float32 is written to",
     ),
     (lambda doubled: replace(doubled, inputs=doubled.inputs[:1]), "w is read before it is written"),
-    (lambda doubled: laid_out(doubled, "z", (1, 4)), "z has another layout than when the call was doubled"),
-    (lambda doubled: laid_out(doubled, "t", (4, 1)), "t has another layout than when the call was doubled"),
+    (lambda doubled: laid_out(doubled, "z", (1, 4)), "z has another layout than when the call was made"),
+    (lambda doubled: laid_out(doubled, "t", (4, 1)), "t has another layout than when the call was made"),
 ]
 
 

@@ -10,20 +10,18 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import networkx as nx
 import sympy
 
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Contract, Extern, Program, writes
 from fusion.schedule.clusters.legality import CannotJoin, Cluster, Link, may_join, may_share_body, single
-from fusion.schedule.clusters.profit import EARLY, Prices
+from fusion.schedule.clusters.profit import EARLY, ChainedShare, Prices
 from fusion.schedule.iteration.dependences import Dependences
-from fusion.schedule.kernels.time import share_of_chain
 
 MAX_SIBLINGS = 8
 """How many later readers of the same buffer a cluster is considered with."""
@@ -86,12 +84,13 @@ def grow(
     hints: Mapping[sympy.Symbol, int] | None = None,
     given: Sequence[Cluster] = (),
     *,
-    target: Target | None = None,
+    chained_share: ChainedShare | None = None,
     joins: bool = True,
 ) -> Clustering:
     """Group the nodes of `program` into clusters; `given` clusters may grow, but stay together.
 
-    With a target, its forms decide the price of chains.  Without `joins`, every other node is a cluster of its own.
+    `chained_share` returns the efficiency of a chain (see `Prices`).  Without `joins`, each other node is a cluster of
+    its own.
 
     >>> from fusion.inspect.examples import TARGET, lowered
     >>> from torch import empty
@@ -99,17 +98,18 @@ def grow(
     >>> [[program.nodes[member].out for member in c.members] for c in grow(program, TARGET.capabilities).clusters]
     [['add', 'sum_1', 'mul']]
     """
-    return _Growth(Dependences(program, hints), capabilities, target).run(given, joins)
+    return _Growth(Dependences(program, hints), capabilities, chained_share).run(given, joins)
 
 
 class _Growth:
     """The state of one clustering: the quotient graph, whose nodes are clusters."""
 
-    def __init__(self, dependences: Dependences, capabilities: Capabilities, target: Target | None) -> None:
+    def __init__(
+        self, dependences: Dependences, capabilities: Capabilities, chained_share: ChainedShare | None
+    ) -> None:
         self.dependences = dependences
         self.capabilities = capabilities
-        share = None if target is None else partial(share_of_chain, target=target)
-        self.prices = Prices(dependences, capabilities, share)
+        self.prices = Prices(dependences, capabilities, chained_share)
         self.clusters: dict[int, Cluster] = {}
         self.owner: dict[int, int] = {}  # node → cluster
         self.graph: nx.DiGraph[int] = nx.DiGraph()

@@ -88,7 +88,10 @@ def test_five_steps(name: str) -> None:
 
 
 def errors_of_steps(name: str, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """How far three compiled steps are from float64, and how far eager's are."""
+    """Return the distance of three compiled steps from float64, and twice eager's with a rounding of the weights.
+
+    The weights have float32: eager's own roundings may cancel.  (A factor 1 - 0.999**step in float32 is off by 6e-5.)
+    """
     weights: dict[str, torch.Tensor] = {}
     for how in ("exact", "eager", "compiled"):
         zeros = torch.zeros(40, dtype=torch.float64 if how == "exact" else torch.float32, device=device)
@@ -102,14 +105,14 @@ def errors_of_steps(name: str, device: str) -> tuple[torch.Tensor, torch.Tensor]
             step()
         weights[how] = parameter.detach().double()
     error, own = ((weights[how] - weights["exact"]).norm() for how in ("compiled", "eager"))
-    return error, own
+    return error, 2 * own + torch.finfo(torch.float32).eps * weights["exact"].norm()
 
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam"])
 def test_how_far_running_means_have_come_is_exact(name: str) -> None:
     """A compiled step has 1 - 0.999**step in float32, where eager has it in float64."""
-    error, own = errors_of_steps(name, "cpu")
-    assert error <= 2 * own
+    error, allowed = errors_of_steps(name, "cpu")
+    assert error <= allowed
 
 
 def test_by_name_and_with_a_schedule() -> None:
