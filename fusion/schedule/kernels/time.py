@@ -1,7 +1,7 @@
 """Predicts the time of a kernel, and the form that the target chooses for one whose loop has several products.
 
 A kernel takes the larger of its memory time and its product time, at the share of the library's speed that the target
-states for the form, without the blocks that are skipped.
+states: for one product that of its configuration, for several that of the form, without the blocks that are skipped.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
     if not dots:
         return capabilities.launch_us + max(moved, call.flops / capabilities.flops)
     counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
+    if len(dots) == 1 and not kernel.beside:
+        return capabilities.launch_us + max(moved, _products(kernel, counted, capabilities)) / target.efficiency(kernel)
     chain = _chain(kernel, dots, _columns_per_row(kernel, counted))
     share = target.chained_share(chain, form or target.forms(call.kernel)[0].name)
     products = _products(kernel, counted, capabilities) / share
