@@ -235,21 +235,21 @@ def laid_out(example: Program, name: str, strides: tuple[int, ...]) -> Program:
 
 
 CHANGED: list[tuple[Callable[[Program], Program], str]] = [
-    (lambda doubled: replace(doubled, nodes=doubled.nodes[::-1]), "z is read before it is written"),
-    (lambda doubled: replace(doubled, nodes=doubled.nodes[1:]), "y is read before it is written"),
-    (lambda doubled: replace(doubled, nodes=(*doubled.nodes, doubled.nodes[0])), "y is written twice"),
+    (lambda example: replace(example, nodes=example.nodes[::-1]), "z is read before it is written"),
+    (lambda example: replace(example, nodes=example.nodes[1:]), "y is read before it is written"),
+    (lambda example: replace(example, nodes=(*example.nodes, example.nodes[0])), "y is written twice"),
     (
-        lambda doubled: replace(doubled, buffers={**doubled.buffers, "x": buffer("x", (4, 6), F64)}),
+        lambda example: replace(example, buffers={**example.buffers, "x": buffer("x", (4, 6), F64)}),
         "x holds torch.float64",
     ),
-    (lambda doubled: replace(doubled, buffers={**doubled.buffers, "x": buffer("x", (4, 5))}), "outside \\[0, 5"),
+    (lambda example: replace(example, buffers={**example.buffers, "x": buffer("x", (4, 5))}), "outside \\[0, 5"),
     (
-        lambda doubled: replace(doubled, buffers={**doubled.buffers, "y": buffer("y", (4, 6), F64)}),
+        lambda example: replace(example, buffers={**example.buffers, "y": buffer("y", (4, 6), F64)}),
         "torch.float32 is written to",
     ),
-    (lambda doubled: replace(doubled, inputs=doubled.inputs[:1]), "w is read before it is written"),
-    (lambda doubled: laid_out(doubled, "z", (1, 4)), "z has another layout than when the call was made"),
-    (lambda doubled: laid_out(doubled, "t", (4, 1)), "t has another layout than when the call was made"),
+    (lambda example: replace(example, inputs=example.inputs[:1]), "w is read before it is written"),
+    (lambda example: laid_out(example, "z", (1, 4)), "z has another layout than when the call was made"),
+    (lambda example: laid_out(example, "t", (4, 1)), "t has another layout than when the call was made"),
 ]
 
 
