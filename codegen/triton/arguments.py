@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from fusion.codegen.triton.expressions.code import Code, Operand, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.lowering.kernel import Kernel, Param
 
@@ -48,9 +49,9 @@ def on_device(kernel: Kernel) -> int:
     return next((position for position, param in enumerate(kernel.params) if param.written), 0)
 
 
-def call_of(name: str, layout: Layout, *leading: str) -> str:
+def call_of(name: str, layout: Layout, *leading: Operand) -> Code:
     """Return a call of the function `name` of a kernel with this layout; `leading` are its first arguments."""
     kernel = layout.blocked.kernel
     arguments = [*leading, *map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-    arguments += [f"{constant}={block}" for constant, block in layout.constants.items()]
-    return f"{name}({', '.join(arguments)})"
+    constants = [Code(f"{constant}={block}") for constant, block in layout.constants.items()]
+    return compose("{}({})", name, listed([*arguments, *constants]))

@@ -13,8 +13,9 @@ from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Blocked, Dim, Lanes, extent
 from fusion.codegen.triton.expressions import bit_fields, interleaved
+from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT, UNARY, Code, typed
+from fusion.codegen.triton.expressions.scalar_code import typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
@@ -39,7 +40,7 @@ class _LoopState:
         self.axes = frozenset(loop.axes)
         self.follows = bool(running(loop))
         self.needed = running_folds.needed_before(loop)
-        self.ends: list[str] = []
+        self.ends: list[Code] = []
         self.lanes: Lanes | None = None
 
     def accumulates_blocks(self, fold: Fold) -> bool:
@@ -69,7 +70,7 @@ class Body:
         """Add the lines of the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
 
-    def in_loop(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[str]]:
+    def in_loop(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[Code]]:
         """Add the lines of these statements of `loop`; return the functions that complete its folds, and the end of its
         body.
         """
@@ -88,25 +89,25 @@ class Body:
         if self.layout.blocked.contraction:
             assign_block(values, self._program())
         elif len(grid) == 1:
-            values.starts[grid[0]] = self._start(grid[0], Code(values.program))
+            values.starts[grid[0]] = self._start(grid[0], values.program)
         elif grid:
             y, x = grid
             pid = self._program()
-            size = values.index_tile(x.size).code.text
-            count = values.name("x_blocks", Tile(Code(f"tl.cdiv({size}, {x.constant})"))).code.text
-            values.starts[y] = self._start(y, Code(f"{pid} // {count}", PRODUCT))
-            values.starts[x] = self._start(x, Code(f"{pid} % {count}", PRODUCT))
+            size = values.index_tile(x.size).code
+            count = values.name("x_blocks", Tile(compose("tl.cdiv({}, {})", size, x.constant))).code
+            values.starts[y] = self._start(y, compose("{} // {}", pid, count, binds=PRODUCT))
+            values.starts[x] = self._start(x, compose("{} % {}", pid, count, binds=PRODUCT))
 
-    def _program(self) -> str:
+    def _program(self) -> Code:
         """Return the name of the number of this program."""
-        text = self.values.program
-        return text if text.isidentifier() else self.values.name("pid", Tile(Code(text))).code.text
+        number = self.values.program
+        return number if number.is_name else self.values.name("pid", Tile(number)).code
 
-    def _start(self, dim: Dim, block: Code) -> str:
+    def _start(self, dim: Dim, block: Code) -> Code:
         """Return the first index of block number `block` of `dim`."""
         if dim in self.layout.wide:
-            block = Code(f"{block.at(UNARY + 1)}.to(tl.int64)")
-        return f"{block.at(PRODUCT)} * {dim.constant}" if dim in self.layout.tiled else block.text
+            block = compose("{}.to(tl.int64)", block.at(UNARY + 1))
+        return compose("{} * {}", block.at(PRODUCT), dim.constant) if dim in self.layout.tiled else block
 
     # Statements -------------------------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ class Body:
         for part in reversed(parts) if back else parts:
             if plain:  # no part of the loop, like no step, reads what others have stored
                 values.written = set(written)
-            later = self._part(part, dim, backwards=back and part.start == "0")
+            later = self._part(part, dim, backwards=back and part.start == Code("0"))
         values.full = frozenset()
         for complete in later:
             complete()
@@ -165,21 +166,23 @@ class Body:
         values.full = frozenset({dim}) if part.full else frozenset()
         step = start = values.open(f"{dim.name}_step" if backwards or part.gap is not None else f"{dim.name}0")
 
-        def named(text: str) -> str:
-            return values.name(f"{dim.name}0", Tile(Code(text), depth=values.depth)).code.text
+        def named(start: Code) -> Code:
+            return values.name(f"{dim.name}0", Tile(start, depth=values.depth)).code
 
         if backwards:
-            start = named(f"{part.end} - {dim.constant} - {step}")
+            start = named(compose("{} - {} - {}", part.end, dim.constant, step))
         if part.gap is not None:
-            start = named(f"{start} + tl.where({start} < {part.gap[0]}, 0, {part.gap[1]})")
+            start = named(compose("{0} + tl.where({0} < {1}, 0, {2})", start, *part.gap))
         values.starts[dim] = start
         later = self._run(part.loop.body)
         for line in self._state.ends:
-            values.line(line)
-        steps = f"{part.start}, {part.end}, {dim.constant}"
+            values.line("{}", line)
+        steps = compose("{}, {}, {}", part.start, part.end, dim.constant)
         count = self.layout.config.unrolled
-        text = f"range({steps})" if count == 1 else f"tl.range({steps}, loop_unroll_factor={count})"
-        values.close(f"for {step} in {text}:")
+        turns = compose("range({})", steps)
+        if count > 1:
+            turns = compose("tl.range({}, loop_unroll_factor={})", steps, count)
+        values.close("for {} in {}:", step, turns)
         return later
 
     def _fold(self, fold: Fold) -> Iterator[Callable[[], None]]:
@@ -216,29 +219,29 @@ class Body:
         transfer = values.store_through.get(stmt.param)
         tile = Tile(typed(tile.code, stmt.value.dtype), tile.dims, tile.depth)
         if transfer is not None:
-            dims, corner, transpose = values.block_corner(transfer)
-            text = f"{values.broadcast(tile, dims).code.text}{transpose}"
+            dims, corner, turned = values.block_corner(transfer)
+            code = compose(turned, values.broadcast(tile, dims).code)
             if transfer.batch is not None:
-                shape = values.layout.shape((transfer.rows, transfer.columns))
-                block = Tile(Code(f"tl.reshape({text}, [1, {shape[1:]})"), dims, values.depth)
-                text = values.name(stmt.param, block).code.text
+                shape = values.layout.shape((transfer.rows, transfer.columns), 1)
+                block = Tile(compose("tl.reshape({}, {})", code, shape), dims, values.depth)
+                code = values.name(stmt.param, block).code
             if transfer.staged:
-                values.line(f"_send({transfer.name}, {transfer.staged}, {corner}, {text})")
+                values.line("{}({}, {}, {}, {})", "_send", transfer.name, transfer.staged, corner, code)
             else:
-                values.line(f"{transfer.name}.store({corner}, {text})")
+                values.line("{}.store({}, {})", transfer.name, corner, code)
         else:
             pointer = values.pointer(stmt.param, stmt.offset)
             padding = [dim for dim in tile.dims if dim not in pointer.dims]
             assert all(dim.size == 1 for dim in padding), f"{stmt.param} is stored where its value varies more"
             if padding:  # the block of a dimension of size 1: all but its first lane are masked
                 pointer = values.broadcast(pointer, values.join((tile.dims, pointer.dims)))
-            text = f"{pointer.code.text}, {expand(tile.code, tile.dims, pointer.dims).text}"
+            arguments = [pointer.code, expand(tile.code, tile.dims, pointer.dims)]
             mask = values.masks(pointer.dims)
             if mask is not None:
-                text += f", mask={expand(mask.code, mask.dims, pointer.dims).text}"
+                arguments.append(compose("mask={}", expand(mask.code, mask.dims, pointer.dims)))
             if "evict_first" in values.eviction.values() and self._passes_cache(stmt.param):
-                text += ', eviction_policy="evict_first"'
-            values.line(f"tl.store({text})")
+                arguments.append(Code('eviction_policy="evict_first"'))
+            values.line("tl.store({})", listed(arguments))
         values.stored(stmt.param)
 
     def _passes_cache(self, name: str) -> bool:

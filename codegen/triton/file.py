@@ -1,7 +1,7 @@
 """File: the Python file around the functions of a kernel: imports, configuration, grid, and the launch function.
 
-Input: the texts of the functions and the launch of the last of them (`Launch`); output: the text of the file.
-What the file imports, and which functions it contains besides, follows from the names in the texts, as in a linker.
+Input: the functions as code and the launch of the last of them (`Launch`); output: the text of the file.
+What the file imports, and which functions it contains besides, follows from the names that they read, as in a linker.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fusion.codegen.triton.arguments import COUNTER, argument, on_device, type_o
 from fusion.codegen.triton.blocks import Config, Dim
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, names_in
 from fusion.codegen.triton.expressions.indices import Layout, index_code
 from fusion.codegen.triton.expressions.matrices import Hosted
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT, UNARY
 from fusion.codegen.triton.rewrites.denormals import may_flush
 from fusion.lowering.checks import has_checks
 from fusion.lowering.expr import TileRef, postorder
@@ -51,30 +51,38 @@ class Launch:
     per_multiprocessor: int = 0
 
 
-def file_of(launch: Launch, functions: Sequence[str], *, strict: bool) -> str:
+def file_of(launch: Launch, functions: Sequence[Code], *, strict: bool) -> str:
     """Return the text of the file: `functions`, of which the last is launched."""
     kernel = launch.kernel
-    helpers = prelude.needed("".join(functions))
-    described = any("make_tensor_descriptor(" in text for text in functions)
-    texts = [*functions, *helpers]
-    imports = _imports(described or kernel.then is not None, texts, descriptor_comments=bool(launch.hosted))
+    reads = names_in(functions)
+    helpers = prelude.needed(reads)
+    described = any(name.endswith(".make_tensor_descriptor") for name in reads)
+    reads += tuple(name for helper in helpers for name in prelude.READS.get(helper, ()))
+    imports = _imports(described or kernel.then is not None, reads, hosted=bool(launch.hosted))
     head = f"{_docstring(kernel)}\n\n{imports}"
     launch_sections = [_settings(launch, strict=strict), *_descriptors(launch), *_grid(launch)]
-    sections = [head, *helpers, *functions, *launch_sections, _launch_function(launch, described=described)]
+    sections = [head, *helpers.values(), *(function.text for function in functions), *launch_sections]
+    sections.append(_launch_function(launch, described=described))
     return "\n\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
 # The function that is launched ----------------------------------------------------------------------------------------
 
 
+def function_of(head: Sequence[str], lines: Sequence[Code], decorator: str = "triton.jit") -> Code:
+    """Return a function of the device: the lines of its signature, and of its body."""
+    text = "\n".join([f"@{decorator}", *head, *(INDENT + line.text for line in lines)])
+    return Code(text, reads=(decorator, *names_in(lines)))
+
+
 def signature(
     kernel: Kernel, name: str, further: Mapping[str, str], constants: list[str], leading: Sequence[str] = ()
 ) -> list[str]:
-    """Return the first lines of a `@triton.jit` function.
+    """Return the lines of the signature of a function.
 
     `leading` are arguments before its own; `further` are arguments after them, each with a comment.
     """
-    lines = ["@triton.jit", f"def {name}(", *(f"{INDENT}{number}," for number in leading)]
+    lines = [f"def {name}(", *(f"{INDENT}{number}," for number in leading)]
     lines += [f"{INDENT}{_declared(param)},  # {format_param(param)}" for param in kernel.params]
     lines += [f"{INDENT}{size.name}," for size in kernel.sizes]
     lines += [f"{INDENT}{name},  # {summary}" for name, summary in further.items()]
@@ -96,7 +104,7 @@ def blocks_of(layout: Layout, dim: Dim) -> str:
     """Return the number of blocks of a GRID dimension, as Python text."""
     size = index_code(dim.size, layout, lambda symbol: symbol.name)
     if dim not in layout.tiled:
-        return size.at(PRODUCT if dim.size.is_Integer else UNARY)
+        return size.at(PRODUCT if dim.size.is_Integer else UNARY).text
     return f'triton.cdiv({size.text}, CONFIG["{dim.constant}"])'
 
 
@@ -110,16 +118,16 @@ def _docstring(kernel: Kernel) -> str:
     return f'"""{text}"""'
 
 
-def _imports(needs_torch: bool, texts: list[str], *, descriptor_comments: bool) -> str:
+def _imports(needs_torch: bool, reads: Sequence[str], *, hosted: bool) -> str:
     lines = ["import torch"] if needs_torch else []
     lines += ["import triton", "import triton.language as tl"]
-    if any("@gluon.jit" in text for text in texts):
+    if "gluon.jit" in reads:
         lines.append("from triton.experimental import gluon")
         lines.append("from triton.experimental.gluon import language as gl")
         lines.append("from triton.experimental.gluon.language.nvidia import hopper")
-    if any("libdevice." in text for text in texts):
+    if any(name.startswith("libdevice.") for name in reads):
         lines.append("from triton.language.extra import libdevice")
-    if descriptor_comments:
+    if hosted:
         lines.append("from triton.tools.tensor_descriptor import TensorDescriptor")
     return "\n".join(lines)
 

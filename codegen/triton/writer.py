@@ -1,7 +1,7 @@
 """Writer: one `@triton.jit` function of a kernel, from its first line to its last.
 
-Input: the layout of a kernel, and the function by which its form opens the program (`Open`); output: the text of a
-function.  Forms (`forms`) decide which functions a launch has and in which order they run.
+Input: the layout of a kernel, and the function by which its form opens the program (`Open`); output: a function as
+code.  Forms (`forms`) decide which functions a launch has and in which order they run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.code import Code, as_code
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.limits import limit_of
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.scopes import Names
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import INDENT, descriptor_comments, signature
+from fusion.codegen.triton.file import descriptor_comments, function_of, signature
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
@@ -53,7 +54,7 @@ class FunctionRole:
     program: str = ""
     starts: Mapping[Dim, str] = field(default_factory=dict)
     behind: frozenset[str] = frozenset()
-    ending: Callable[[Values], list[str]] | None = None
+    ending: Callable[[Values], list[Code]] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
     reserved: Sequence[str] = ()
 
@@ -85,7 +86,7 @@ class Writer:
         *,
         role: FunctionRole = ALONE,
         hosted: dict[str, Hosted] | None = None,
-    ) -> str:
+    ) -> Code:
         """Return the `@triton.jit` function of one kernel.  Descriptors that it adds to `hosted` are passed to it."""
         kernel = layout.blocked.kernel
         leading = [*([role.program] if role.program else []), *role.starts.values()]
@@ -93,15 +94,15 @@ class Writer:
         names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
         names += [*leading, *role.counters, *role.reserved]
         values = self.values(layout, Names([*names, name, *prelude.FUNCTIONS]), role.behind)
-        values.program, values.hosted = role.program or values.program, hosted
-        values.starts.update(role.starts)
+        values.program, values.hosted = as_code(role.program) if role.program else values.program, hosted
+        values.starts.update({dim: as_code(start) for dim, start in role.starts.items()})
         body = Body(values)
         if role.ending is None and not role.program:
             return_if_factor_is_one(values)
         open_(body)
         lines = values.scopes[0].lines + (role.ending(values) if role.ending is not None else [])
         further = {**role.counters, **descriptor_comments(hosted or {})}
-        return "\n".join([*signature(kernel, name, further, constants, leading), *(INDENT + line for line in lines)])
+        return function_of(signature(kernel, name, further, constants, leading), lines)
 
     def values(self, layout: Layout, names: Names, behind: frozenset[str] = frozenset()) -> Values:
         """Return the emitter of the expressions of one function; `behind`: see `FunctionRole`."""

@@ -74,11 +74,6 @@ class Lanes(Dim):
     count: int = 0
     word: int = 0
 
-    @property
-    def constant(self) -> str:
-        """Return the number of threads, as text."""
-        return str(self.count)
-
 
 @dataclass(frozen=True, slots=True)
 class Blocked:

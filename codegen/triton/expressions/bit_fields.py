@@ -22,7 +22,8 @@ from functools import partial
 import torch
 
 from fusion.codegen.triton.devices import Feature
-from fusion.codegen.triton.expressions.scalar_code import TYPES, Code
+from fusion.codegen.triton.expressions.code import Code, compose, listed
+from fusion.codegen.triton.expressions.scalar_code import TYPES
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
@@ -190,5 +191,6 @@ def convert(values: Values, roots: Sequence[Expr] | None = None) -> None:
 
 def _converted(values: Values, field: Field, dtype: torch.dtype) -> Tile:
     byte = values.value(field.byte)
-    arguments = f"{byte.code.text}, {field.shift}, {field.mask}, {field.flip}, {field.offset}"
-    return replace(byte, code=Code(f"_bits_to_{TYPES[dtype].removeprefix('tl.')}({arguments})"), narrow=False)
+    function = f"_bits_to_{TYPES[dtype].removeprefix('tl.')}"
+    arguments = listed([byte.code, field.shift, Code(str(field.mask)), field.flip, field.offset])
+    return replace(byte, code=compose("{}({})", function, arguments), narrow=False)

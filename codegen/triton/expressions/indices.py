@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, Lanes
-from fusion.codegen.triton.expressions.scalar_code import ATOM, PRODUCT, SUM, UNARY, Code
+from fusion.codegen.triton.expressions.code import ATOM, PRODUCT, SUM, UNARY, Code, Operand, as_code, compose, listed
 from fusion.lowering.division import may_be_negative
 from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.indexing import FloorDiv, Mod, bounds
@@ -58,9 +58,11 @@ class Layout:
             return self
         return replace(self, parted=(dim,), depth={**self.depth, dim: self.depth[dim] + 1})
 
-    def width(self, dim: Dim) -> str:
-        """Return the elements of `dim` in a tile, as text."""
-        return f"{dim.constant} // {self.parts}" if dim in self.parted else dim.constant
+    def width(self, dim: Dim) -> Code:
+        """Return the elements of `dim` in a tile: the threads, where each has one."""
+        if isinstance(dim, Lanes):
+            return as_code(dim.count)
+        return compose("{} // {}", dim.constant, self.parts) if dim in self.parted else as_code(dim.constant)
 
     def dim(self, symbol: sympy.Symbol) -> Dim | None:
         """Return the dimension whose linear index is `symbol`."""
@@ -102,9 +104,9 @@ class Layout:
             return False
         return fits(_reach([index], self.blocked.sizes()))
 
-    def shape(self, dims: Sequence[Dim]) -> str:
-        """Return the shape of a tile over `dims`, as text."""
-        return f"[{', '.join(self.width(dim) for dim in dims)}]"
+    def shape(self, dims: Sequence[Dim], *before: int) -> Code:
+        """Return the shape of a tile over `dims`, perhaps with further dimensions `before` them."""
+        return compose("[{}]", listed([*before, *(self.width(dim) for dim in dims)]))
 
     def summands(self, offset: sympy.Expr) -> list[sympy.Expr]:
         """Return `offset` as terms in the order in which to add them to a pointer.
@@ -219,13 +221,13 @@ def expand(code: Code, has: Sequence[Dim], wants: Sequence[Dim]) -> Code:
         return code
     if isinstance(has[0], Lanes):
         (along,) = wants
-        return Code(f"_of_lanes({code.text}, {along.constant}, {has[0].count}, {has[0].word})")
-    index = ", ".join(":" if dim in has else "None" for dim in wants)
-    return Code(f"{code.at(ATOM)}[{index}]")
+        return compose("{}({}, {}, {}, {})", "_of_lanes", code, along.constant, has[0].count, has[0].word)
+    index = listed(Code(":" if dim in has else "None") for dim in wants)
+    return compose("{}[{}]", code.at(ATOM), index)
 
 
-def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symbol], str]) -> Code:
-    """Return `index` as integer text over the dimensions it spans; `variable` names the symbols in it."""
+def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symbol], Operand]) -> Code:
+    """Return `index` as integer code over the dimensions it spans; `variable` names the symbols in it."""
     wants = layout.spanned(index)
 
     def code_of(expr: sympy.Expr) -> Code:
@@ -234,32 +236,35 @@ def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symb
         if isinstance(expr, sympy.Symbol):
             dim = layout.dim(expr)
             has = (dim,) if dim is not None and dim in layout.tiled else ()
-            return expand(Code(variable(expr)), has, wants)
+            return expand(as_code(variable(expr)), has, wants)
         if expr.is_Add:
-            text = ""
-            for term in sorted(expr.args, key=_written_order):
+            first, *others = sorted(expr.args, key=_written_order)
+            total = code_of(first).at(SUM)
+            for term in others:
                 factor, rest = term.as_coeff_Mul()
-                minus = bool(text) and bool(factor < 0)
-                part = code_of(-factor * rest if minus else term)
-                text += (" - " if minus else " + ") * bool(text) + part.at(PRODUCT if minus else SUM)
-            return Code(text, SUM)
+                if factor < 0:
+                    total = compose("{} - {}", total, code_of(-factor * rest).at(PRODUCT))
+                else:
+                    total = compose("{} + {}", total, code_of(term).at(SUM))
+            return replace(total, binds=SUM)
         if expr.is_Mul:
             first, *others = sorted(expr.args, key=lambda arg: (arg.is_Integer, str(arg)))
-            text = code_of(first).at(PRODUCT)
-            for other in others:
-                text += f" * {code_of(other).at(UNARY)}"
-            return Code(text, PRODUCT)
+            factors = [code_of(first).at(PRODUCT), *(code_of(other).at(UNARY) for other in others)]
+            return listed(factors, " * ", PRODUCT)
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
-            return Code(" * ".join([code_of(expr.base).at(UNARY)] * int(expr.exp)), PRODUCT)
+            return listed([code_of(expr.base).at(UNARY)] * int(expr.exp), " * ", PRODUCT)
         assert isinstance(expr, (FloorDiv, Mod)), f"no text for index {expr}"
         whole, divisor = expr.args
         by = code_of(divisor).at(UNARY)
-        left = Code(f"{code_of(whole).at(PRODUCT)} % {by}", PRODUCT)
+        left = compose("{} % {}", code_of(whole).at(PRODUCT), by, binds=PRODUCT)
         if may_be_negative(whole):  # the device's division rounds to zero
-            left = Code(f"({left.at(SUM)} + {by}) % {by}", PRODUCT)
-            whole_text = f"({code_of(whole).at(SUM)} - {left.at(PRODUCT)})"
-            return Code(f"{whole_text} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else left
-        return Code(f"{code_of(whole).at(PRODUCT)} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else left
+            left = compose("({0} + {1}) % {1}", left.at(SUM), by, binds=PRODUCT)
+            multiple = compose("{} - {}", code_of(whole).at(SUM), left.at(PRODUCT), binds=SUM)
+        else:
+            multiple = code_of(whole)
+        if isinstance(expr, Mod):
+            return left
+        return compose("{} // {}", multiple.at(PRODUCT), by, binds=PRODUCT)
 
     return code_of(index)
 

@@ -18,8 +18,9 @@ from functools import partial
 import sympy
 
 from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.code import AND, COMPARE, SUM, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand
-from fusion.codegen.triton.expressions.scalar_code import AND, COMPARE, SUM, Code, literal
+from fusion.codegen.triton.expressions.scalar_code import literal
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Expr, Load, loads
@@ -89,13 +90,14 @@ def _split(values: Values, pair: Pair) -> None:
     layout, dim = values.layout, pair.along
     both = _both(values, pair)
     others = tuple(other for other in both.dims if other is not dim)
-    shape = ", ".join([*(other.constant for other in others), dim.constant, "2"])
+    shape = listed([*(other.constant for other in others), dim.constant, 2])
     names = [values.fresh(f"{pair.loads[0].buffer}_{word}", both.depth) for word in ("even", "odd")]
-    values.line(f"{', '.join(names)} = tl.split(tl.reshape({both.code.text}, [{shape}]))", both.depth)
+    values.line("{} = tl.split(tl.reshape({}, [{}]))", listed(names), both.code, shape, depth=both.depth)
     has, wants = (*others, dim), values.join((both.dims,))
-    order = "" if has == wants else f", {', '.join(str(has.index(want)) for want in wants)}"
-    for name, load in zip(names, pair.loads, strict=True):
-        code = Code(f"tl.permute({name}{order})" if order else name)
+    for half, load in zip(names, pair.loads, strict=True):
+        code = as_code(half)
+        if has != wants:
+            code = compose("tl.permute({}, {})", half, listed(has.index(want) for want in wants))
         values.bind(("half", load), Tile(code, wants, max(both.depth, layout.depth[dim])))
 
 
@@ -104,22 +106,24 @@ def _both(values: Values, pair: Pair) -> Tile:
     layout, dim, first = values.layout, pair.along, pair.loads[0]
     pointer = values.pointer(first.buffer, pair.rest)
     others = pointer.dims
-    start = values.starts.get(dim, "")
+    start = values.starts.get(dim)
     index = values.find(("both", dim))
     if index is None:
-        text = (f"2 * {start} + " if start else "") + f"tl.arange(0, 2 * {dim.constant})"
-        index = values.bind(
-            ("both", dim), values.name(f"{dim.name}i_both", Tile(Code(text, SUM), (dim,), layout.depth[dim]))
-        )
+        points = compose("tl.arange(0, 2 * {})", dim.constant)
+        if start is not None:
+            points = compose("2 * {} + {}", start, points, binds=SUM)
+        index = values.bind(("both", dim), values.name(f"{dim.name}i_both", Tile(points, (dim,), layout.depth[dim])))
     dims = (*others, dim)
-    text = f"{expand(pointer.code, others, dims).at(SUM)} + {expand(index.code, (dim,), dims).at(SUM + 1)}"
+    arguments = compose(
+        "{} + {}", expand(pointer.code, others, dims).at(SUM), expand(index.code, (dim,), dims).at(SUM + 1)
+    )
     inside = values.masks(others)
     checks = [] if inside is None else [expand(inside.code, inside.dims, dims)]
     if layout.masked(dim):
         limit = values.index_tile(2 * dim.size).code.at(COMPARE + 1)
-        checks.append(expand(Code(f"{index.code.text} < {limit}", COMPARE), (dim,), dims))
+        checks.append(expand(compose("{} < {}", index.code, limit, binds=COMPARE), (dim,), dims))
     if checks:
-        mask = " & ".join(check.at(AND + 1) for check in checks) if len(checks) > 1 else checks[0].text
-        text += f", mask={mask}, other={literal(0, first.dtype).text}"
+        mask = listed((check.at(AND + 1) for check in checks), " & ") if len(checks) > 1 else checks[0]
+        arguments = compose("{}, mask={}, other={}", arguments, mask, literal(0, first.dtype))
     depth = max(pointer.depth, index.depth, 0 if inside is None else inside.depth)
-    return values.name(f"{first.buffer}_both", Tile(Code(f"tl.load({text})"), dims, depth))
+    return values.name(f"{first.buffer}_both", Tile(compose("tl.load({})", arguments), dims, depth))

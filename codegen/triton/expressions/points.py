@@ -12,8 +12,8 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.code import AND, COMPARE, Code, Operand, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
-from fusion.codegen.triton.expressions.scalar_code import AND, COMPARE, Code
 from fusion.codegen.triton.expressions.scopes import Lines, Names, Tile
 from fusion.lowering.expr import TileRef
 
@@ -24,8 +24,8 @@ class Points(Lines):
     def __init__(self, layout: Layout, names: Names) -> None:
         super().__init__(names)
         self.layout = layout
-        self.row_layout = ""  # Gluon layout of one-dimensional tiles filled with a number, where one is needed
-        self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
+        self.row_layout: Operand | None = None  # Gluon layout of one-dimensional tiles filled with a number, if needed
+        self.starts: dict[Dim, Code] = {}  # the first index of a program's or an iteration's block
         self.full: frozenset[Dim] = frozenset()  # dimensions whose current block is known not to reach past the end
 
     def index(self, dim: Dim) -> Tile:
@@ -33,24 +33,28 @@ class Points(Lines):
         known = self.find(("index", dim))
         if known is not None:
             return known
-        depth, text = self.layout.depth[dim], self.starts.get(dim, "")
+        depth, start = self.layout.depth[dim], self.starts.get(dim)
         is_tile = dim in self.layout.tiled
+        code = start
         if is_tile:
-            text = (f"{text} + " if text else "") + f"tl.arange(0, {self.layout.width(dim)})"
+            code = compose("tl.arange(0, {})", self.layout.width(dim))
+            if start is not None:
+                code = compose("{} + {}", start, code)
             # A start that is cast where it is computed makes the sum an int64.
-            if dim in self.layout.wide and ".to(tl.int64)" not in text:
-                text = f"({text}).to(tl.int64)"
-        tile = Tile(Code(text), (dim,) if is_tile else (), depth)
+            if dim in self.layout.wide and ".to(tl.int64)" not in code.text:
+                code = compose("({}).to(tl.int64)", code)
+        assert code is not None, f"{dim.name} has no start"
+        tile = Tile(code, (dim,) if is_tile else (), depth)
         if not tile.code.is_name:
             tile = self.name(dim.symbol.name, tile)
         return self.bind(("index", dim), tile)
 
-    def shift(self, dim: Dim) -> str:
-        """Return the name of the first index of a row in a shifted loop."""
+    def shift(self, dim: Dim) -> Code:
+        """Return the first index of a row in a shifted loop."""
         known = self.find(("shift", dim)) or self.bind(
             ("shift", dim), self.name(f"{dim.name}_shift", self.index_tile(dim.shift))
         )
-        return known.code.text
+        return known.code
 
     def mask(self, dim: Dim, word: int = 1) -> Tile:
         """Return the mask of indices of `dim` inside it, or inside a word of `word` elements that contains an element
@@ -61,20 +65,20 @@ class Points(Lines):
             return known
         index = self.index(dim)
         if word > 1:
-            code = Code(f"{index.code.text} < {self._end_of_words(dim, word)}", COMPARE)
+            code = compose("{} < {}", index.code, self._end_of_words(dim, word), binds=COMPARE)
             return self.bind(("mask", dim, word), self.name(f"{dim.name}_words", replace(index, code=code)))
         limit = self.index_tile(dim.size).code.at(COMPARE + 1)
-        code = Code(f"{index.code.text} < {limit}", COMPARE)
+        code = compose("{} < {}", index.code, limit, binds=COMPARE)
         if dim.shift != 0:
             start = self.shift(dim)
-            code = Code(f"({index.code.text} >= {start}) & ({index.code.text} < {start} + {limit})", AND)
+            code = compose("({0} >= {1}) & ({0} < {1} + {2})", index.code, start, limit, binds=AND)
         return self.bind(("mask", dim, word), self.name(f"{dim.name}_mask", replace(index, code=code)))
 
-    def _end_of_words(self, dim: Dim, word: int) -> str:
+    def _end_of_words(self, dim: Dim, word: int) -> Operand:
         """Return the index at which the last word of a row ends."""
         if dim.shift == 0:
-            return str(-(-int(dim.size) // word) * word)
-        return f"({self.shift(dim)} + {int(dim.size) + word - 1}) // {word} * {word}"
+            return -(-int(dim.size) // word) * word
+        return compose("({0} + {1}) // {2} * {2}", self.shift(dim), int(dim.size) + word - 1, word)
 
     def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
         """Return where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
@@ -96,7 +100,7 @@ class Points(Lines):
     def _both(self, parts: Sequence[Tile]) -> Tile:
         wants = self.join(part.dims for part in parts)
         codes = [expand(part.code, part.dims, wants) for part in parts]
-        code = codes[0] if len(codes) == 1 else Code(" & ".join(c.at(AND + 1) for c in codes), AND)
+        code = codes[0] if len(codes) == 1 else listed((c.at(AND + 1) for c in codes), " & ", AND)
         return Tile(code, wants, max(part.depth for part in parts))
 
     def join(self, spans: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
@@ -110,23 +114,23 @@ class Points(Lines):
         index = self.layout.by_block(index)
         return Tile(index_code(index, self.layout, self._variable), self.layout.spanned(index), depth)
 
-    def _variable(self, symbol: sympy.Symbol) -> str:
+    def _variable(self, symbol: sympy.Symbol) -> Operand:
         dim = self.layout.dim(symbol)
         if dim is not None:
-            return self.index(dim).code.text
+            return self.index(dim).code
         return next((start for dim, start in self.starts.items() if start_symbol(dim) == symbol), symbol.name)
 
-    def filled(self, dims: Sequence[Dim], number: str, dtype: str) -> Code:
+    def filled(self, dims: Sequence[Dim], number: Operand, dtype: str) -> Code:
         """Return a tile in which each element is `number`."""
-        laid_out = f", {self.row_layout}" if self.row_layout else ""
-        return Code(f"tl.full({self.layout.shape(dims)}, {number}, {dtype}{laid_out})")
+        arguments = [self.layout.shape(dims), number, dtype]
+        return compose("tl.full({})", listed(arguments if self.row_layout is None else [*arguments, self.row_layout]))
 
     def broadcast(self, tile: Tile, dims: Sequence[Dim]) -> Tile:
         """Return `tile`, which has a type, broadcast to a full tile over `dims`."""
         if tile.dims == tuple(dims):
             return tile
         code = expand(tile.code, tile.dims, dims)
-        code = Code(f"tl.broadcast_to({code.text}, {self.layout.shape(dims)})")
+        code = compose("tl.broadcast_to({}, {})", code, self.layout.shape(dims))
         return replace(tile, code=code, dims=tuple(dims))
 
     def forget(self, dim: Dim) -> None:

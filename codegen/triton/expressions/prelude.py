@@ -1,13 +1,13 @@
 """Prelude: small device functions that a generated file contains when its kernel calls them.
 
 Operations that take more than one line of Triton, or that a reduction needs as a function, are written here once, as
-text, because every generated file must be self-contained.  `needed` selects the functions that a text calls, including
-their callees, by name, as a linker does.
+text, because every generated file must be self-contained.  `needed` selects the functions among the names that a
+kernel reads, including their callees, as a linker does.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 
 import triton
 
@@ -16,8 +16,6 @@ _RENAMED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
 # Gluon's names for the copies between global and shared memory.
 LOAD = "hopper.tma.async_load" if _RENAMED else "hopper.tma.async_copy_global_to_shared"
 STORE = "hopper.tma.async_store" if _RENAMED else "hopper.tma.async_copy_shared_to_global"
-
-_CALL = re.compile(r"\b(_[a-z_]+[0-9]*)\b")
 
 
 def _bits_to_half(name: str, pair: str, bits: int, word: str) -> str:
@@ -285,19 +283,25 @@ def _shift_right(a, b):
 }
 
 
-def needed(text: str) -> list[str]:
-    """Return the sources of the functions that `text` calls, callees first.
+READS: dict[str, tuple[str, ...]] = {
+    "_zigzag_turns": ("_zigzag",),
+    "_wrapped": ("_inside",),
+    "_float_floordiv": ("libdevice.fmod", "_divide"),
+    "_float_remainder": ("libdevice.fmod",),
+    "_quick_erfc": ("libdevice.fast_dividef",),
+}
+"""The functions that a function calls: others of this table, and those of libraries that a file imports for them."""
 
-    >>> [source.split("(")[0] for source in needed("t = _float_remainder(a, b)")]
-    ['@triton.jit\\ndef _float_remainder']
+
+def needed(reads: Iterable[str]) -> dict[str, str]:
+    """Return the sources of the functions among the names `reads`, by name, callees first.
+
+    >>> list(needed(["a", "_float_remainder", "_float_floordiv"]))
+    ['_float_remainder', '_divide', '_float_floordiv']
     """
-    names: dict[str, None] = {}
-
-    def visit(body: str) -> None:
-        for name in _CALL.findall(body):
-            if name in FUNCTIONS and name not in names and not body.startswith(f"\ndef {name}("):
-                visit(FUNCTIONS[name])
-                names[name] = None
-
-    visit(text)
-    return [f"@triton.jit{FUNCTIONS[name]}" for name in names]
+    sources: dict[str, str] = {}
+    for name in reads:
+        if name in FUNCTIONS and name not in sources:
+            sources |= needed(READS.get(name, ()))
+            sources[name] = f"@triton.jit{FUNCTIONS[name]}"
+    return sources

@@ -1,6 +1,6 @@
-"""Scalar code: one scalar operation, cast or constant of the IR as Triton text.
+"""Scalar code: one scalar operation, cast or constant of the IR as Triton code.
 
-Input: the text of the operands; output: text.  `EMITTERS` has a row per operation of `lowering/scalar_ops.py`, with the
+Input: the code of the operands; output: code.  `EMITTERS` has a row per operation of `lowering/scalar_ops.py`, with the
 meaning defined there: floor division floors, `maximum` propagates NaN, shifts past the width give eager's results.
 Operands that are 16-bit floats are widened to float32 and the result is rounded again, as eager does.  An operation
 without a row is refused by the capabilities of the target, never here.
@@ -13,17 +13,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
 
+from fusion.codegen.triton.expressions.code import (
+    AND,
+    ATOM,
+    COMPARE,
+    OR,
+    PRODUCT,
+    SHIFT,
+    SUM,
+    UNARY,
+    XOR,
+    Code,
+    compose,
+    listed,
+)
 from fusion.lowering.expr import Scalar
 from fusion.lowering.scalar_ops import HALVES, SCALAR_OPS, ScalarName
-
-# Precedence of Python's operators, lowest first.
-COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)
-
 
 TYPES: dict[torch.dtype, str] = {
     torch.float16: "tl.float16",
@@ -39,31 +48,8 @@ TYPES: dict[torch.dtype, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Code:
-    """An expression as text, its precedence, and the number that it is if it is a bare literal."""
-
-    text: str
-    binds: int = ATOM
-    number: Scalar | None = None
-
-    @property
-    def literal(self) -> bool:
-        """Is it a bare literal, which has no type in Triton?"""
-        return self.number is not None
-
-    @property
-    def is_name(self) -> bool:
-        """Is it a name, which may be repeated at no cost?"""
-        return self.text.isidentifier()
-
-    def at(self, level: int) -> str:
-        """Return the text, in parentheses if its precedence is below `level`."""
-        return self.text if self.binds >= level else f"({self.text})"
-
-
 Emitter: TypeAlias = Callable[[Sequence[Code], torch.dtype, bool], Code]
-"""(operands, their dtype, fast) → text.  The dtype is never a 16-bit float: `scalar_code` has widened those."""
+"""(operands, their dtype, fast) → code.  The dtype is never a 16-bit float: `scalar_code` has widened those."""
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> Code:
@@ -83,7 +69,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
         text = 'float("inf")' if math.isinf(number) else repr(abs(number))
         negative = math.copysign(1.0, number) < 0
         if number == 0 and negative:
-            return Code(f"tl.full([], 0.0, {TYPES[dtype]}) * -1.0", PRODUCT)
+            return compose("tl.full([], 0.0, {}) * -1.0", TYPES[dtype], binds=PRODUCT)
     else:
         number, negative = value if dtype is torch.bool else int(value), value < 0
         text = repr(abs(number) if negative else number)
@@ -92,7 +78,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
 
 def typed(code: Code, dtype: torch.dtype) -> Code:
     """Return `code` as a value with a type: a literal becomes a scalar of `dtype`."""
-    return Code(f"tl.full([], {code.text}, {TYPES[dtype]})") if code.literal else code
+    return compose("tl.full([], {}, {})", code, TYPES[dtype]) if code.literal else code
 
 
 def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
@@ -100,16 +86,16 @@ def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
     if source is target:
         return code
     if target is torch.bool:
-        zero = "0.0" if source.is_floating_point else "0"
+        zero = Code("0.0" if source.is_floating_point else "0")
         wide = cast(code, source, torch.float32) if source in HALVES else code
-        return Code(f"{wide.at(COMPARE + 1)} != {zero}", COMPARE)
+        return compose("{} != {}", wide.at(COMPARE + 1), zero, binds=COMPARE)
     code = typed(code, source)
     if target is torch.uint8 and source.is_floating_point:
         # Through int64, so that -1.0 wraps to 255 as it does in eager.
-        return Code(f"{code.at(ATOM)}.to(tl.int64).to(tl.uint8)")
+        return compose("{}.to(tl.int64).to(tl.uint8)", code.at(ATOM))
     if source is torch.float64 and target in HALVES:  # eager converts by way of float32, and so rounds twice
-        return Code(f"{code.at(ATOM)}.to(tl.float32).to({TYPES[target]})")
-    return Code(f"{code.at(ATOM)}.to({TYPES[target]})")
+        return compose("{}.to(tl.float32).to({})", code.at(ATOM), TYPES[target])
+    return compose("{}.to({})", code.at(ATOM), TYPES[target])
 
 
 def scalar_code(name: ScalarName, operands: Sequence[Code], dtype: torch.dtype, fast: bool = False) -> Code:
@@ -137,7 +123,7 @@ def infix(sign: str, level: int) -> Emitter:
     left = level + 1 if level == COMPARE else level
 
     def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
-        return Code(f"{args[0].at(left)} {sign} {args[1].at(level + 1)}", level)
+        return listed([args[0].at(left), args[1].at(level + 1)], f" {sign} ", level)
 
     return emitted
 
@@ -149,7 +135,7 @@ def call(function: str) -> Emitter:
     def emitted(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
         if not (literals_fit and dtype in (torch.float32, torch.int32)):
             args = [typed(arg, dtype) for arg in args]
-        return Code(f"{function}({', '.join(arg.text for arg in args)})")
+        return compose("{}({})", function, listed(args))
 
     return emitted
 
@@ -207,13 +193,13 @@ def _truediv(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
 
 
 def _truncdiv(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
-    return Code(f"libdevice.trunc({_truediv(args, dtype, False).text})")
+    return compose("{}({})", "libdevice.trunc", _truediv(args, dtype, False))
 
 
 def _neg(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     if dtype.is_floating_point:  # Triton's unary minus is 0 - x, which loses the sign of zero
-        return Code(f"{args[0].at(PRODUCT)} * -1.0", PRODUCT)
-    return Code(f"-{args[0].at(UNARY)}", UNARY)
+        return compose("{} * -1.0", args[0].at(PRODUCT), binds=PRODUCT)
+    return compose("-{}", args[0].at(UNARY), binds=UNARY)
 
 
 def _shift(sign: str, checked: str) -> Emitter:
@@ -227,13 +213,13 @@ def _shift(sign: str, checked: str) -> Emitter:
 
 
 def _isinf(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
-    return Code(f'tl.abs({args[0].text}) == float("inf")', COMPARE)
+    return compose('tl.abs({}) == float("inf")', args[0], binds=COMPARE)
 
 
 def _not(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     if dtype is torch.uint8:  # Triton's interpreter has no ~ for it
-        return Code(f"{args[0].at(XOR)} ^ 255", XOR)
-    return Code(f"~{args[0].at(UNARY)}", UNARY)
+        return compose("{} ^ 255", args[0].at(XOR), binds=XOR)
+    return compose("~{}", args[0].at(UNARY), binds=UNARY)
 
 
 def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
@@ -241,8 +227,8 @@ def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     index, wrap, last, here = args
     index = typed(index, dtype)
     if wrap.number == 0:
-        return Code(f"_inside({index.text}, {last.text}, {here.text})")
-    return Code(f"_wrapped({index.text}, {wrap.text}, {last.text}, {here.text})")
+        return compose("{}({}, {}, {})", "_inside", index, last, here)
+    return compose("{}({}, {}, {}, {})", "_wrapped", index, wrap, last, here)
 
 
 EMITTERS: dict[str, Emitter] = {

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.expressions.scalar_code import Code
+from fusion.codegen.triton.expressions.code import Code, Operand, as_code, compose
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A value in the source: its text, the tiled dimensions it spans, the loop depth at which it is known.
+    """A value in the source: its code, the tiled dimensions it spans, the loop depth at which it is known.
 
     `narrow`: an int64 of the IR that is computed in int32, because it is known to fit.
     """
@@ -34,7 +34,7 @@ class Transfer:
     """A tensor descriptor called `name`: a matrix over two dimensions, moved a block at a time.
 
     With `batch` it holds a matrix for each point of that dimension; with `staged`, stores go through the shared memory
-    of that name; `corner` is the text of the block's corner, derived from the block if empty.
+    of that name; `corner` is the block's corner, derived from the block if None.
     """
 
     name: str
@@ -42,14 +42,14 @@ class Transfer:
     columns: Dim
     batch: Dim | None = None
     staged: str = ""
-    corner: str = ""
+    corner: Code | None = None
 
 
 @dataclass(slots=True)
 class Scope:
     """The lines of one loop body (or of the kernel), the values they have computed, and the names they use."""
 
-    lines: list[str] = field(default_factory=list)
+    lines: list[Code] = field(default_factory=list)
     known: dict[object, Tile] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
 
@@ -97,25 +97,24 @@ class Lines:
         """Return the number of open loops."""
         return len(self.scopes) - 1
 
-    def open(self, wish: str) -> str:
-        """Open the body of a loop; return the name of its variable."""
+    def open(self, wish: str) -> Code:
+        """Open the body of a loop; return its variable."""
         self.scopes.append(Scope())
-        return self.fresh(wish, self.depth)
+        return as_code(self.fresh(wish, self.depth))
 
-    def close(self, header: str) -> None:
+    def close(self, header: str, *operands: Operand) -> None:
         """Close the body of a loop: it is added under `header`, after the lines it added to the enclosing scope."""
         body = self.scopes.pop()
         self.names.release(body.names)
-        self.line(header)
+        self.line(header, *operands)
         for line in body.lines:
-            self.line(f"    {line}")
+            self.line("    {}", line)
 
     def inline(self) -> None:
         """Close a body that turned out to be no loop: its lines and names move to the enclosing scope."""
         body = self.scopes.pop()
         self.scopes[-1].names.extend(body.names)
-        for line in body.lines:
-            self.line(line)
+        self.scopes[-1].lines.extend(body.lines)
 
     def fresh(self, wish: str, depth: int) -> str:
         """Return a new name for the scope at `depth`."""
@@ -123,16 +122,16 @@ class Lines:
         self.scopes[depth].names.append(name)
         return name
 
-    def line(self, text: str, depth: int | None = None) -> None:
-        """Add a line to the current scope, or to the one at `depth`."""
-        self.scopes[self.depth if depth is None else depth].lines.append(text)
+    def line(self, template: str, *operands: Operand, depth: int | None = None) -> None:
+        """Add a line to the current scope, or to the one at `depth`: a template and its operands (`compose`)."""
+        self.scopes[self.depth if depth is None else depth].lines.append(compose(template, *operands))
 
     def name(self, wish: str, tile: Tile, depth: int | None = None) -> Tile:
         """Give `tile` a name, in the scope where it is known or at `depth`."""
         depth = tile.depth if depth is None else depth
         name = self.fresh(wish, depth)
-        self.line(f"{name} = {tile.code.text}", depth)
-        return replace(tile, code=Code(name), depth=depth)
+        self.line("{} = {}", name, tile.code, depth=depth)
+        return replace(tile, code=as_code(name), depth=depth)
 
     def accumulator(self, wish: str, start: Tile) -> Tile:
         """Return the accumulator of the current loop, which starts as `start` outside of it; the same in every part of

@@ -1,6 +1,6 @@
 """Values: expressions of a kernel as lines of Triton, each computed once, as far out of the loops as possible.
 
-Input: an expression over linear indices; output: a `Tile`: text and the dimensions it spans.  Lines are added to the
+Input: an expression over linear indices; output: a `Tile`: code and the dimensions it spans.  Lines are added to the
 scope of the innermost loop that the expression depends on, so that loop-invariant values are computed before it.
 Loads, shared expressions and long ones get a name; others are written where they are used.
 """
@@ -18,10 +18,11 @@ from typing_extensions import assert_never
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.blocks.word_loads import word_load
 from fusion.codegen.triton.devices import Device
+from fusion.codegen.triton.expressions.code import ATOM, SUM, UNARY, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
 from fusion.codegen.triton.expressions.points import Points
-from fusion.codegen.triton.expressions.scalar_code import ATOM, SUM, UNARY, Code, cast, literal, scalar_code, typed
+from fusion.codegen.triton.expressions.scalar_code import cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
 from fusion.codegen.triton.rewrites.interior import unconditional
@@ -48,8 +49,8 @@ class Values(Points):
         super().__init__(layout, names)
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
         self.quick: frozenset[Expr] = frozenset()  # expressions that are fast even if others are not
-        self.program = "tl.program_id(0)"  # the number of the program, as text
-        self.block = ""  # the number of its block of rows and columns in a contraction
+        self.program = Code("tl.program_id(0)")  # the number of the program
+        self.block: Code | None = None  # the number of its block of rows and columns in a contraction
         self.load_through: dict[Load, Transfer] = {}
         self.emitters: dict[Expr, Callable[[], Tile]] = {}  # functions that emit expressions in a form of their own
         self.stack: Stack | None = None  # two products computed as one
@@ -93,7 +94,7 @@ class Values(Points):
 
     def pointer(self, param: str, offset: sympy.Expr | Expr) -> Tile:
         """Return the addresses `param + offset`; loop-invariant terms are added before the loop."""
-        pointer = Tile(Code(self.pointer_name(param)))
+        pointer = Tile(as_code(self.pointer_name(param)))
         if isinstance(offset, Expr):
             return self._advance(pointer, self.value(offset))
         for part in self.layout.summands(offset):
@@ -106,25 +107,27 @@ class Values(Points):
             pointer = self._advance(pointer, step)
         return pointer
 
-    def block_corner(self, transfer: Transfer) -> tuple[tuple[Dim, ...], str, str]:
-        """Return the dimensions of a transfer in tile order, its corner as text, and `.T` if it must be transposed."""
+    def block_corner(self, transfer: Transfer) -> tuple[tuple[Dim, ...], Code, str]:
+        """Return the dimensions of a transfer in tile order, its corner, and the template that transposes its block."""
         rows, columns = transfer.rows, transfer.columns
         dims = self.join(((rows,), (columns,)))
         coordinates = [dim for dim in (transfer.batch, rows, columns) if dim is not None]
-        corner = transfer.corner or f"[{', '.join(self._coordinate(dim) for dim in coordinates)}]"
-        return dims, corner, "" if dims[0] is rows else ".T"
+        corner = transfer.corner or compose("[{}]", listed(self._coordinate(dim) for dim in coordinates))
+        return dims, corner, "{}" if dims[0] is rows else "{}.T"
 
-    def _coordinate(self, dim: Dim) -> str:
+    def _coordinate(self, dim: Dim) -> Code:
         """Return the start of a transfer along `dim`: an int32, whatever type offsets have."""
-        start = self.starts.get(dim, "0")
-        return f"tl.cast({start}, tl.int32)" if dim in self.layout.wide and start.isidentifier() else start
+        start = self.starts.get(dim, Code("0"))
+        return compose("tl.cast({}, tl.int32)", start) if dim in self.layout.wide and start.is_name else start
 
     def _advance(self, pointer: Tile, step: Tile) -> Tile:
         dims = self.join((pointer.dims, step.dims))
-        text = expand(step.code, step.dims, dims).at(SUM + 1)
-        added = f"- {text[1:]}" if text.startswith("-") and step.code.binds == UNARY else f"+ {text}"
-        text = f"{expand(pointer.code, pointer.dims, dims).at(SUM)} {added}"
-        return Tile(Code(text, SUM), dims, max(pointer.depth, step.depth))
+        base, added = expand(pointer.code, pointer.dims, dims).at(SUM), expand(step.code, step.dims, dims).at(SUM + 1)
+        negative = added.text.startswith("-") and step.code.binds == UNARY
+        if negative:
+            added = replace(added, text=added.text[1:])
+        code = listed([base, added], " - " if negative else " + ", SUM)
+        return Tile(code, dims, max(pointer.depth, step.depth))
 
     def pointer_name(self, param: str) -> str:
         """Return the name of the pointer to a parameter."""
@@ -132,7 +135,7 @@ class Values(Points):
 
     def _load(self, node: Load) -> Tile:
         if node.buffer in self._numbers:
-            number, zero = Tile(Code(node.buffer)), Tile(literal(0, node.dtype))
+            number, zero = Tile(as_code(node.buffer)), Tile(literal(0, node.dtype))
             return number if node.mask is None else self.select(self.value(node.mask), number, zero)
         transfer = self.load_through.get(node)
         if transfer is not None:
@@ -147,23 +150,23 @@ class Values(Points):
         depth = max(pointer.depth, 0 if mask is None else mask.depth)
         code = expand(pointer.code, pointer.dims, dims)
         if dims and not pointer.dims:
-            code = Code(f"tl.broadcast_to({code.text}, {self.layout.shape(dims)})")
-        text = code.text
+            code = compose("tl.broadcast_to({}, {})", code, self.layout.shape(dims))
+        arguments = [code]
         if mask is not None:
-            text += f", mask={expand(mask.code, mask.dims, dims).text}"
+            arguments.append(compose("mask={}", expand(mask.code, mask.dims, dims)))
             if node.mask is not None or self.zero_fill:
-                text += f", other={literal(0, node.dtype).text}"
+                arguments.append(compose("other={}", literal(0, node.dtype)))
         policy = self.eviction.get(node)
         if node.buffer in self.behind:
-            text += ', cache_modifier=".cg"'
+            arguments.append(Code('cache_modifier=".cg"'))
         elif policy:
-            text += f', eviction_policy="{policy}"'
+            arguments.append(Code(f'eviction_policy="{policy}"'))
         if node.buffer in self.written and node.buffer in self._mutable:
             self.line("tl.debug_barrier()")  # other threads of this program wrote the elements read here
             depth = self.depth
-        return Tile(Code(f"tl.load({text})"), dims, depth)
+        return Tile(compose("tl.load({})", listed(arguments)), dims, depth)
 
-    def load_at(self, node: Load, dim: Dim, start: str) -> Tile:
+    def load_at(self, node: Load, dim: Dim, start: Code) -> Tile:
         """Return `node` for the block of `dim` that starts at `start`, on which only its index depends."""
         kept, self.starts[dim] = self.starts[dim], start
         tile = self._load(node)
@@ -172,12 +175,12 @@ class Values(Points):
 
     def _fetched(self, transfer: Transfer) -> Tile:
         """Return a block that is loaded through a descriptor."""
-        dims, corner, turn = self.block_corner(transfer)
+        dims, corner, turned = self.block_corner(transfer)
         depth = max(self.layout.depth[dim] for dim in dims)
-        text = f"{transfer.name}.load({corner})"
+        code = compose("{}.load({})", transfer.name, corner)
         if transfer.batch is not None:
-            text = f"tl.reshape({text}, {self.layout.shape((transfer.rows, transfer.columns))})"
-        return Tile(Code(f"{text}{turn}"), dims, depth)
+            code = compose("tl.reshape({}, {})", code, self.layout.shape((transfer.rows, transfer.columns)))
+        return Tile(compose(turned, code), dims, depth)
 
     # Expressions ------------------------------------------------------------------------------------------------------
 
@@ -243,8 +246,8 @@ class Values(Points):
             case Random(kind, key, counter):
                 seed, offset = self.value(key), self._index_value(IndexValue(counter))
                 function = {"uniform": "tl.rand", "normal": "tl.randn"}[kind]
-                text = f"{function}({seed.code.text}, {typed(offset.code, torch.int64).text})"
-                return Tile(Code(text), offset.dims, max(seed.depth, offset.depth))
+                code = compose("{}({}, {})", function, seed.code, typed(offset.code, torch.int64))
+                return Tile(code, offset.dims, max(seed.depth, offset.depth))
             case Cast() as cast:
                 return self._cast(cast)
             case Op() as op:
@@ -299,14 +302,14 @@ class Values(Points):
         codes = [expand(tile.code, tile.dims, wants) for tile in parts]
         if condition.dims not in ((), wants) and a.dims != wants:
             # Triton broadcasts a condition to its second operand only.
-            codes[0] = Code(f"tl.broadcast_to({codes[0].text}, {self.layout.shape(wants)})")
-        return Tile(Code(f"tl.where({', '.join(code.text for code in codes)})"), wants, max(t.depth for t in parts))
+            codes[0] = compose("tl.broadcast_to({}, {})", codes[0], self.layout.shape(wants))
+        return Tile(compose("tl.where({})", listed(codes)), wants, max(t.depth for t in parts))
 
     def widened(self, tile: Tile) -> Tile:
         """Return an int64 of the IR as an int64 of Triton."""
         if not tile.narrow or tile.code.literal:
             return tile
-        return replace(tile, code=Code(f"{tile.code.at(ATOM)}.to(tl.int64)"), narrow=False)
+        return replace(tile, code=compose("{}.to(tl.int64)", tile.code.at(ATOM)), narrow=False)
 
 
 def _uses(roots: Sequence[Expr]) -> tuple[Counter[Expr], dict[Expr, Expr]]:

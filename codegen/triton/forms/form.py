@@ -18,6 +18,7 @@ from fusion.codegen.numerics import Numerics
 from fusion.codegen.triton.blocks import Blocked, Config, block
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.devices import Device
+from fusion.codegen.triton.expressions.code import Code
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.file import Launch, blocks_of, file_of
@@ -134,13 +135,13 @@ class Form(ABC):
         """Return the layout of the kernel in a configuration."""
         return lay_out(self.blocked, config, within_limit=writer.within_limit)
 
-    def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[str]:
+    def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
         """Return the functions of the kernel, of which the last is launched.  The descriptors in `hosted` are passed to
         it.
         """
         return [writer.function(layout, layout.blocked.kernel.name, self.open)]
 
-    def function(self, layout: Layout, name: str, writer: Writer, role: FunctionRole) -> str:
+    def function(self, layout: Layout, name: str, writer: Writer, role: FunctionRole) -> Code:
         """Return the only function of the kernel, with its role in a launch of several."""
         return writer.function(layout, name, self.open, role=role)
 

@@ -22,6 +22,7 @@ from fusion.codegen.numerics import Numerics
 from fusion.codegen.triton.arguments import COUNTER, call_of
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
 from fusion.codegen.triton.devices import Device
+from fusion.codegen.triton.expressions.code import Code, compose
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import Launch, blocks_of, file_of
@@ -117,7 +118,7 @@ class _Follower:
     starts: tuple[str, ...] = ()
 
     @property
-    def call(self) -> str:
+    def call(self) -> Code:
         """Return the line that runs it."""
         return call_of(self.name, self.layout, *self.starts)
 
@@ -199,8 +200,9 @@ def _elements(config: Config) -> int:
 def _leading(kernel: Kernel, followers: Sequence[_Follower]) -> FunctionRole:
     """Return the role of the first function, which counts its programs and runs the followers."""
 
-    def ending(values: Values) -> list[str]:
+    def ending(values: Values) -> list[Code]:
         if kernel.awaited:
+            assert values.block is not None, "a kernel with awaited programs is a contraction"
             parts = sympy.Mul(*(axis.size for axis in kernel.awaited))
             return _end_of_tile(followers[0], values.block, parts)
         return _end(followers)
@@ -212,32 +214,35 @@ def _leading(kernel: Kernel, followers: Sequence[_Follower]) -> FunctionRole:
     )
 
 
-def _end_of_tile(step: _Follower, tile: str, parts: sympy.Expr) -> list[str]:
+_WRITTEN = "what all of them have written."
+
+
+def _end_of_tile(step: _Follower, tile: Code, parts: sympy.Expr) -> list[Code]:
     """Return the last lines of the first function, which `step` follows once all `parts` of the tile of this number
     exist.
 
     A program's stores come before its count, and the last count comes before the loads of the last program.
     """
     return [
-        "# The last program to get here of those that make parts of a tile goes on with what all of them have written.",
-        "tl.debug_barrier()",
-        f'done = tl.atomic_add({COUNTER} + {tile}, 1, sem="acq_rel")',
-        f"if done == {parts - 1}:",
-        f"    {step.call}",
-        f"    tl.store({COUNTER} + {tile}, 0)  # for the next launch",
+        Code(f"# The last program to get here of those that make parts of a tile goes on with {_WRITTEN}"),
+        Code("tl.debug_barrier()"),
+        compose('done = tl.atomic_add({} + {}, 1, sem="acq_rel")', COUNTER, tile),
+        Code(f"if done == {parts - 1}:"),
+        compose("    {}", step.call),
+        compose("    tl.store({} + {}, 0)  # for the next launch", COUNTER, tile),
     ]
 
 
-def _end(followers: Sequence[_Follower]) -> list[str]:
+def _end(followers: Sequence[_Follower]) -> list[Code]:
     """Return the last lines of the first function."""
     lines = [
-        "# The last program to get here goes on with what all of them have written.",
-        "tl.debug_barrier()",
-        f'done = tl.atomic_add({COUNTER}, 1, sem="acq_rel")',
-        "if done == tl.num_programs(0) - 1:",
+        Code(f"# The last program to get here goes on with {_WRITTEN}"),
+        Code("tl.debug_barrier()"),
+        compose('done = tl.atomic_add({}, 1, sem="acq_rel")', COUNTER),
+        Code("if done == tl.num_programs(0) - 1:"),
     ]
     for number, step in enumerate(followers):
         if number:
-            lines.append("    tl.debug_barrier()")
-        lines.append(f"    {step.call}")
-    return [*lines, f"    tl.store({COUNTER}, 0)  # for the next launch"]
+            lines.append(Code("    tl.debug_barrier()"))
+        lines.append(compose("    {}", step.call))
+    return [*lines, compose("    tl.store({}, 0)  # for the next launch", COUNTER)]

@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusion.codegen.triton.blocks import Dim, extent, power_of_two
+from fusion.codegen.triton.expressions.code import ATOM, Code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
-from fusion.codegen.triton.expressions.scalar_code import ATOM, TYPES, Code, literal, typed
+from fusion.codegen.triton.expressions.scalar_code import TYPES, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
@@ -39,15 +40,15 @@ _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Names of the bounds that a lookup computes: the condition may hold only in blocks from `start` to before `end`.
+    """The bounds that a lookup computes: the condition may hold only in blocks from `start` to before `end`.
 
-    From `first`, a block boundary, to before `after` it holds for all rows; "" if not requested.
+    From `first`, a block boundary, to before `after` it holds for all rows; None if not requested.
     """
 
-    start: str
-    end: str
-    first: str = ""
-    after: str = ""
+    start: Code
+    end: Code
+    first: Code | None = None
+    after: Code | None = None
 
 
 def applies(layout: Layout, where: Expr, dim: Dim) -> bool:
@@ -80,7 +81,7 @@ def _varying(layout: Layout, expr: Expr) -> tuple[Dim, ...]:
     return tuple(dim for dim in layout.tiled if dim.symbol in axes)
 
 
-def look_up(values: Values, where: Expr, dim: Dim, start: str, end: str, *, runs: bool) -> Bounds:
+def look_up(values: Values, where: Expr, dim: Dim, start: Code, end: Code, *, runs: bool) -> Bounds:
     """Add the lines that examine the blocks of `dim` from `start` to before `end`.
 
     Args:
@@ -89,41 +90,44 @@ def look_up(values: Values, where: Expr, dim: Dim, start: str, end: str, *, runs
     """
     dtype = TYPES[torch.int64 if dim in values.layout.wide else torch.int32]
 
-    def named(wish: str, text: str) -> str:
-        return values.name(wish, Tile(Code(text), depth=values.depth)).code.text
+    def named(wish: str, code: Code) -> Code:
+        return values.name(wish, Tile(code, depth=values.depth)).code
 
     if dim.symbol not in free_axes(where):
         step = _Step(values, dim)
-        upper = named(f"{dim.name}_upper", f"tl.where({step.holds(where, every=False)}, {end}, {start})")
+        upper = named(f"{dim.name}_upper", compose("tl.where({}, {}, {})", step.holds(where, every=False), end, start))
         if not runs:
             return Bounds(start, upper)
-        return Bounds(start, upper, named("first", f"tl.where({step.holds(where, every=True)}, {start}, {end})"), end)
+        every = step.holds(where, every=True)
+        return Bounds(start, upper, named("first", compose("tl.where({}, {}, {})", every, start, end)), end)
     values.line("# Which blocks can count: from the first point that some row may see to the last.")
     lower, upper = (
-        named(f"{dim.name}_{wish}", f"tl.full([], {text}, {dtype})")
-        for wish, text in (("lower", end), ("upper", start))
+        named(f"{dim.name}_{wish}", compose("tl.full([], {}, {})", bound, dtype))
+        for wish, bound in (("lower", end), ("upper", start))
     )
-    first = after = ""
+    first = after = None
     if runs:
-        first, after = (named(f"{dim.name}_{wish}", f"tl.full([], {end}, {dtype})") for wish in ("first", "after"))
+        first, after = (
+            named(f"{dim.name}_{wish}", compose("tl.full([], {}, {})", end, dtype)) for wish in ("first", "after")
+        )
     length = min(32 * values.layout.config.num_warps * _PER_THREAD, power_of_two(extent(dim.size)))
     enclosing = values.layout, values.full
     at = values.open(f"{dim.name}_at")
     step = _Step(values, dim, length)
-    point = step.advance(at, all_inside=start == "0" and bool((dim.size / length).is_integer))
+    point = step.advance(at, all_inside=start == Code("0") and bool((dim.size / length).is_integer))
     some = named("some", step.holds(where, every=False))
-    values.line(f"{lower} = tl.minimum({lower}, tl.min(tl.where({some}, {point}, {lower}), 0))")
-    values.line(f"{upper} = tl.maximum({upper}, tl.max(tl.where({some}, {point} + 1, {upper}), 0))")
-    if runs:
+    values.line("{0} = tl.minimum({0}, tl.min(tl.where({1}, {2}, {0}), 0))", lower, some, point)
+    values.line("{0} = tl.maximum({0}, tl.max(tl.where({1}, {2} + 1, {0}), 0))", upper, some, point)
+    if first is not None and after is not None:
         every = named("every", step.holds(where, every=True))
-        values.line(f"{first} = tl.minimum({first}, tl.min(tl.where({every}, {point}, {first}), 0))")
-        kept = f"tl.where({every} | ({point} <= {first}), {after}, {point})"
-        values.line(f"{after} = tl.minimum({after}, tl.min({kept}, 0))")
+        values.line("{0} = tl.minimum({0}, tl.min(tl.where({1}, {2}, {0}), 0))", first, every, point)
+        kept = compose("tl.where({0} | ({1} <= {2}), {3}, {1})", every, point, first, after)
+        values.line("{0} = tl.minimum({0}, tl.min({1}, 0))", after, kept)
     values.layout, values.full = enclosing
-    values.close(f"for {at} in range({start}, {end}, {length}):")
-    lower = named(f"{dim.name}_start", f"{lower} // {dim.constant} * {dim.constant}")
-    if runs:
-        first = named(f"{dim.name}_first", f"tl.cdiv({first}, {dim.constant}) * {dim.constant}")
+    values.close("for {} in range({}, {}, {}):", at, start, end, length)
+    lower = named(f"{dim.name}_start", compose("{0} // {1} * {1}", lower, dim.constant))
+    if first is not None:
+        first = named(f"{dim.name}_first", compose("tl.cdiv({0}, {1}) * {1}", first, dim.constant))
     return Bounds(lower, upper, first, after)
 
 
@@ -133,10 +137,10 @@ class _Step:
     def __init__(self, values: Values, dim: Dim, length: int = 0) -> None:
         self.values, self.dim, self.length = values, dim, length
         self.points = Dim("scan", dim.axes, Role.WHOLE)
-        self._intervals: dict[Expr, tuple[str, str]] = {}
+        self._intervals: dict[Expr, tuple[Code, Code]] = {}
 
-    def advance(self, at: str, *, all_inside: bool) -> str:
-        """Bind the points of the current loop to those from `at` on; return the name of their indices.
+    def advance(self, at: Code, *, all_inside: bool) -> Code:
+        """Bind the points of the current loop to those from `at` on; return their indices.
 
         Args:
             whole: none of them is past the end.
@@ -152,48 +156,48 @@ class _Step:
             wide=layout.wide | ({self.points} if dim in layout.wide else set()),
         )
         values.full = frozenset({self.points})  # past the end the last point repeats, which changes no bound
-        text = f"{at} + tl.arange(0, {self.length})"
+        code = compose("{} + tl.arange(0, {})", at, self.length)
         if not all_inside:
-            text = f"tl.minimum({text}, {values.index_tile(dim.size - 1).code.text})"
-        index = values.name(self.points.symbol.name, Tile(Code(text), (self.points,), values.depth))
+            code = compose("tl.minimum({}, {})", code, values.index_tile(dim.size - 1).code)
+        index = values.name(self.points.symbol.name, Tile(code, (self.points,), values.depth))
         values.bind(("index", self.points), index)
-        return index.code.text
+        return index.code
 
-    def holds(self, where: Expr, *, every: bool) -> str:
+    def holds(self, where: Expr, *, every: bool) -> Code:
         """Return the condition that `where` holds for some row at each point, or for all rows if `every`."""
         if isinstance(where, Op) and where.name in ("and", "or"):
             sign = " & " if where.name == "and" else " | "
-            return f"({sign.join(self.holds(arg, every=every) for arg in where.args)})"
+            return compose("({})", listed((self.holds(arg, every=every) for arg in where.args), sign))
         if len(_varying(self.values.layout, self._here(where))) <= 1:
             low, high = self._interval(where)
-            return f"({low if every else high} != 0)"
+            return compose("({} != 0)", low if every else high)
         assert isinstance(where, Op)
         a, b = (self._interval(arg) for arg in where.args)
         (least, greatest), (other_least, other_greatest) = a, b
         sometimes = {
-            "eq": f"({least} <= {other_greatest}) & ({other_least} <= {greatest})",
-            "ne": f"({least} != {other_greatest}) | ({other_least} != {greatest})",
-            "lt": f"{least} < {other_greatest}",
-            "le": f"{least} <= {other_greatest}",
-            "gt": f"{greatest} > {other_least}",
-            "ge": f"{greatest} >= {other_least}",
+            "eq": compose("({} <= {}) & ({} <= {})", least, other_greatest, other_least, greatest),
+            "ne": compose("({} != {}) | ({} != {})", least, other_greatest, other_least, greatest),
+            "lt": compose("{} < {}", least, other_greatest),
+            "le": compose("{} <= {}", least, other_greatest),
+            "gt": compose("{} > {}", greatest, other_least),
+            "ge": compose("{} >= {}", greatest, other_least),
         }
         always = {
-            "eq": f"({least} == {other_greatest}) & ({other_least} == {greatest})",
-            "ne": f"({least} > {other_greatest}) | ({other_least} > {greatest})",
-            "lt": f"{greatest} < {other_least}",
-            "le": f"{greatest} <= {other_least}",
-            "gt": f"{least} > {other_greatest}",
-            "ge": f"{least} >= {other_greatest}",
+            "eq": compose("({} == {}) & ({} == {})", least, other_greatest, other_least, greatest),
+            "ne": compose("({} > {}) | ({} > {})", least, other_greatest, other_least, greatest),
+            "lt": compose("{} < {}", greatest, other_least),
+            "le": compose("{} <= {}", greatest, other_least),
+            "gt": compose("{} > {}", least, other_greatest),
+            "ge": compose("{} >= {}", least, other_greatest),
         }
-        return f"({(always if every else sometimes)[where.name]})"
+        return compose("({})", (always if every else sometimes)[where.name])
 
     def _here(self, expr: Expr) -> Expr:
         """Return `expr` along the points of this step."""
         sizes = self.values.layout.blocked.sizes()
         return substitute_all([expr], {self.dim.symbol: self.points.symbol}, sizes)[0]
 
-    def _interval(self, expr: Expr) -> tuple[str, str]:
+    def _interval(self, expr: Expr) -> tuple[Code, Code]:
         """Return the least and the greatest value of `expr` over the rows of the program; at each point it has only
         one.
         """
@@ -202,27 +206,29 @@ class _Step:
             known = self._intervals[expr] = self._bounded(self._here(expr))
         return known
 
-    def _bounded(self, expr: Expr) -> tuple[str, str]:
+    def _bounded(self, expr: Expr) -> tuple[Code, Code]:
         values = self.values
         tile = values.widened(values.value(expr))
         if isinstance(expr, Const):
-            text = typed(tile.code, expr.dtype).text
-            return text, text
+            number = typed(tile.code, expr.dtype)
+            return number, number
         if expr.dtype not in (torch.int32, torch.int64):
-            tile = replace(tile, code=Code(f"{typed(tile.code, expr.dtype).at(ATOM)}.to(tl.int32)"))
-        name = tile.code.text if tile.code.is_name else values.name("value", tile).code.text
+            tile = replace(tile, code=compose("{}.to(tl.int32)", typed(tile.code, expr.dtype).at(ATOM)))
+        name = tile.code if tile.code.is_name else values.name("value", tile).code
         if not tile.dims or tile.dims == (self.points,):
             return name, name
-        least, greatest = (f"{f}({self._inside(name, tile, expr.dtype, f)}, 0)" for f in ("tl.min", "tl.max"))
-        low = values.name("least", Tile(Code(least), depth=tile.depth))
-        high = values.name("greatest", Tile(Code(greatest), depth=tile.depth))
-        return low.code.text, high.code.text
+        least, greatest = (
+            compose("{}({}, 0)", f, self._inside(name, tile, expr.dtype, f)) for f in ("tl.min", "tl.max")
+        )
+        low = values.name("least", Tile(least, depth=tile.depth))
+        high = values.name("greatest", Tile(greatest, depth=tile.depth))
+        return low.code, high.code
 
-    def _inside(self, name: str, tile: Tile, dtype: torch.dtype, function: str) -> str:
+    def _inside(self, name: Code, tile: Tile, dtype: torch.dtype, function: str) -> Code:
         """Return a vector along rows with the identity of `function` in the lanes past the end."""
         mask = self.values.masks(tile.dims)
         if mask is None:
             return name
         info = torch.iinfo(torch.int64 if dtype is torch.int64 else torch.int32)
         other = literal(info.max if function == "tl.min" else info.min, torch.int64)
-        return f"tl.where({mask.code.text}, {name}, {other.text})"
+        return compose("tl.where({}, {}, {})", mask.code, name, other)

@@ -1,6 +1,6 @@
 """Skips: the range of blocks that a loop has to run over, derived from its condition.
 
-Input: a loop with a `where` over linear indices; output: the text of its first and last index in this program, rounded
+Input: a loop with a `where` over linear indices; output: its first and last index in this program, rounded
 to blocks, and of the range within it in which the condition holds for every row, so that it need not be evaluated
 there.  Supported are comparisons that are linear in the index of the loop and in the indices of the program, joined by
 `and` and `or`; parts of the condition that read tensors are evaluated before the loop (`lookup`); any other part is
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Dim
+from fusion.codegen.triton.expressions.code import PRODUCT, Code, Operand, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import index_code
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT
+from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import lookup
 from fusion.codegen.triton.rewrites.interior import unconditional
@@ -26,16 +27,17 @@ from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, make_op
 from fusion.lowering.indexing import ONE, FloorDiv, coefficient
 from fusion.lowering.kernel import Loop, Role, Store
 
+_ZERO = Code("0")
 _DIFFERENCES = {"le": (1, 0), "lt": (1, 1), "ge": (-1, 0), "gt": (-1, 1)}
 """For a comparison of a and b, the (sign, constant) with which it is sign · (a - b) + constant ≤ 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The indices of a loop from `start` to before `end`, as text; None where there is no bound."""
+    """The indices of a loop from `start` to before `end`; None where there is no bound."""
 
-    start: str | None = None
-    end: str | None = None
+    start: Code | None = None
+    end: Code | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +50,33 @@ class Part:
     """
 
     loop: Loop
-    start: str
-    end: str
+    start: Code
+    end: Code
     full: bool = False
-    gap: tuple[str, str] | None = None
+    gap: tuple[Code, Code] | None = None
 
 
 def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, ...]:
     """Return the loop as one part, or with `split` as two or more, some of which evaluate neither the condition nor
     masks.
     """
-    size = values.index_tile(dim.size).code.text
+    size = values.index_tile(dim.size).code
     split &= not any(isinstance(stmt, Loop) for stmt in loop.body)
     if dim.shift != 0:
         return _from_aligned(values, loop, dim, size)
     if loop.where is None:
-        return _with_ragged_end(values, loop, dim, "0", size) if split else (Part(loop, "0", size),)
+        return _with_ragged_end(values, loop, dim, _ZERO, size) if split else (Part(loop, _ZERO, size),)
     every_part = [p for p in conjuncts(loop.where) if not (isinstance(p, Op) and p.name == "and")]
     looked_up = [part for part in every_part if lookup.applies(values.layout, part, dim)]
     from_indices = _conjunction([part for part in every_part if part not in looked_up])
     some, every = (
         Range() if from_indices is None else _range(values, from_indices, dim, every=flag) for flag in (False, True)
     )
-    start, end, block = "0", size, dim.constant
+    start, end, block = _ZERO, size, dim.constant
     if some.start is not None:
-        start = _named(values, f"{dim.name}_start", f"tl.maximum({some.start}, 0) // {block} * {block}")
+        start = _named(values, f"{dim.name}_start", compose("tl.maximum({0}, 0) // {1} * {1}", some.start, block))
     if some.end is not None:
-        end = _named(values, f"{dim.name}_end", f"tl.minimum({some.end}, {size})")
+        end = _named(values, f"{dim.name}_end", compose("tl.minimum({}, {})", some.end, size))
     where = _conjunction(looked_up)
     if where is not None:
         split &= from_indices is None or every != Range()
@@ -82,12 +84,12 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
     if not split:
         return (Part(loop, start, end),)
     if every.end is not None and some.start is None:
-        text = f"tl.maximum(tl.minimum({every.end}, {size}), 0) // {block} * {block}"
-        middle = _named(values, f"{dim.name}_middle", text)
+        code = compose("tl.maximum(tl.minimum({0}, {1}), 0) // {2} * {2}", every.end, size, block)
+        middle = _named(values, f"{dim.name}_middle", code)
         return Part(unconditional(loop), start, middle, full=True), Part(loop, middle, end)
     if every.start is not None and some.end is None:
-        text = f"tl.minimum(tl.cdiv(tl.maximum({every.start}, 0), {block}) * {block}, {size})"
-        middle = _named(values, f"{dim.name}_middle", text)
+        code = compose("tl.minimum(tl.cdiv(tl.maximum({0}, 0), {1}) * {1}, {2})", every.start, block, size)
+        middle = _named(values, f"{dim.name}_middle", code)
         return Part(loop, start, middle), Part(unconditional(loop), middle, end)
     return _with_ragged_end(values, loop, dim, start, end)
 
@@ -137,38 +139,39 @@ def _by_lookup(
     """Return the loop within `some`, narrowed by tensors: `where` is looked up before it."""
     assert some.start is not None and some.end is not None
     bounds = lookup.look_up(values, where, dim, some.start, some.end, runs=split)
-    end = _named(values, f"{dim.name}_end", f"tl.minimum({bounds.end}, {some.end})")
+    end = _named(values, f"{dim.name}_end", compose("tl.minimum({}, {})", bounds.end, some.end))
     if not split:
         return (Part(loop, bounds.start, end),)
     first, after = _run(values, bounds, every, dim)
-    length = _named(values, f"{dim.name}_run", f"{after} - {first}")
-    rest = Part(loop, bounds.start, f"{end} - {length}", gap=(first, length))
+    length = _named(values, f"{dim.name}_run", compose("{} - {}", after, first))
+    rest = Part(loop, bounds.start, compose("{} - {}", end, length), gap=(first, length))
     return Part(unconditional(loop), first, after, full=True), rest
 
 
-def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple[str, str]:
+def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple[Code, Code]:
     """Return the bounds of the full blocks in which all of the condition holds: those of a lookup, within `every`."""
     block, first, after = dim.constant, bounds.first, bounds.after
+    assert first is not None and after is not None, "called for a lookup of both"
     if every.start is not None:
-        first = f"tl.maximum({first}, tl.cdiv(tl.maximum({every.start}, 0), {block}) * {block})"
+        first = compose("tl.maximum({0}, tl.cdiv(tl.maximum({1}, 0), {2}) * {2})", first, every.start, block)
     if every.end is not None:
-        after = f"tl.minimum({after}, tl.maximum({every.end}, 0))"
+        after = compose("tl.minimum({}, tl.maximum({}, 0))", after, every.end)
     first = _named(values, f"{dim.name}_first", first) if first != bounds.first else first
-    return first, _named(values, f"{dim.name}_after", f"tl.maximum({after} // {block} * {block}, {first})")
+    return first, _named(values, f"{dim.name}_after", compose("tl.maximum({0} // {1} * {1}, {2})", after, block, first))
 
 
-def _from_aligned(values: Values, loop: Loop, dim: Dim, size: str) -> tuple[Part, ...]:
+def _from_aligned(values: Values, loop: Loop, dim: Dim, size: Code) -> tuple[Part, ...]:
     """Return the block in which a row begins, the full ones, and the one in which it ends."""
-    end = _named(values, f"{dim.name}_end", f"{values.shift(dim)} + {size}")
-    middle = _named(values, f"{dim.name}_middle", f"tl.maximum({end} // {dim.constant}, 1) * {dim.constant}")
+    end = _named(values, f"{dim.name}_end", compose("{} + {}", values.shift(dim), size))
+    middle = _named(values, f"{dim.name}_middle", compose("tl.maximum({0} // {1}, 1) * {1}", end, dim.constant))
     return (
-        Part(loop, "0", dim.constant),
-        Part(loop, dim.constant, middle, full=True),
+        Part(loop, _ZERO, as_code(dim.constant)),
+        Part(loop, as_code(dim.constant), middle, full=True),
         Part(loop, middle, end),
     )
 
 
-def _with_ragged_end(values: Values, loop: Loop, dim: Dim, start: str, end: str) -> tuple[Part, ...]:
+def _with_ragged_end(values: Values, loop: Loop, dim: Dim, start: Code, end: Code) -> tuple[Part, ...]:
     """Return the full blocks from `start` to before `end`, then the block that reaches past the end of the axis, if any
     does.
     """
@@ -176,11 +179,11 @@ def _with_ragged_end(values: Values, loop: Loop, dim: Dim, start: str, end: str)
     if short or not values.layout.masked(dim):
         return (Part(loop, start, end),)
     size = values.index_tile(dim.size).code
-    middle = f"{size.at(PRODUCT)} // {dim.constant} * {dim.constant}"
-    if start != "0":  # full blocks come before it, perhaps all of them
-        middle = f"tl.maximum({start}, {middle})"
+    middle = compose("{0} // {1} * {1}", size.at(PRODUCT), dim.constant)
+    if start != _ZERO:  # full blocks come before it, perhaps all of them
+        middle = compose("tl.maximum({}, {})", start, middle)
     middle = _named(values, f"{dim.name}_middle", middle)
-    before = middle if end == size.text else f"tl.minimum({middle}, {end})"
+    before = middle if end == size else compose("tl.minimum({}, {})", middle, end)
     return Part(loop, start, before, full=True), Part(loop, middle, end)
 
 
@@ -253,7 +256,7 @@ def _linear(expr: Expr) -> sympy.Expr | None:
     return None
 
 
-# Bounds as text -------------------------------------------------------------------------------------------------------
+# Bounds as code -------------------------------------------------------------------------------------------------------
 
 
 def _range(values: Values, where: Expr, dim: Dim, *, every: bool) -> Range:
@@ -277,8 +280,8 @@ def _range(values: Values, where: Expr, dim: Dim, *, every: bool) -> Range:
     if rest is None:
         return Range()
     if slope > 0:  # x ≤ -rest / slope
-        return Range(end=_text(values, _quotient(-rest, slope) + 1))
-    return Range(start=_text(values, _quotient(rest - slope - 1, -slope)))
+        return Range(end=_code(values, _quotient(-rest, slope) + 1))
+    return Range(start=_code(values, _quotient(rest - slope - 1, -slope)))
 
 
 def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
@@ -286,12 +289,12 @@ def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
     return a if b == ONE else FloorDiv(a, b)
 
 
-def _joined(function: str, texts: Iterable[str | None], *, all_needed: bool) -> str | None:
-    every = list(texts)
-    known = [text for text in every if text is not None]
+def _joined(function: str, bounds: Iterable[Code | None], *, all_needed: bool) -> Code | None:
+    every = list(bounds)
+    known = [bound for bound in every if bound is not None]
     if not known or (all_needed and len(known) < len(every)):
         return None
-    return known[0] if len(known) == 1 else f"{function}({', '.join(known)})"
+    return known[0] if len(known) == 1 else compose("{}({})", function, listed(known))
 
 
 def _extreme(values: Values, rest: sympy.Expr, *, greatest: bool) -> sympy.Expr | None:
@@ -313,22 +316,20 @@ def _extreme(values: Values, rest: sympy.Expr, *, greatest: bool) -> sympy.Expr 
     return sympy.expand(rest)
 
 
-def _text(values: Values, index: sympy.Expr) -> str:
+def _code(values: Values, index: sympy.Expr) -> Code:
     layout = values.layout
-    starts = {f"{dim.name} first": values.starts.get(dim, "0") for dim in layout.blocked.dims}
+    starts = {f"{dim.name} first": values.starts.get(dim, _ZERO) for dim in layout.blocked.dims}
 
-    def variable(symbol: sympy.Symbol) -> str:
+    def variable(symbol: sympy.Symbol) -> Operand:
         if symbol.name in starts:
             start = starts[symbol.name]
-            return start if start.isidentifier() else f"({start})"
+            return start if start.is_name else compose("({})", start)
         dim = layout.dim(symbol)
-        return symbol.name if dim is None else values.index(dim).code.text
+        return symbol.name if dim is None else values.index(dim).code
 
-    text = index_code(index, layout, variable).text
-    return f"tl.full([], {text}, tl.int32)" if index.is_Integer else text
+    code = index_code(index, layout, variable)
+    return compose("tl.full([], {}, tl.int32)", code) if index.is_Integer else code
 
 
-def _named(values: Values, wish: str, text: str) -> str:
-    name = values.fresh(wish, values.depth)
-    values.line(f"{name} = {text}")
-    return name
+def _named(values: Values, wish: str, code: Code) -> Code:
+    return values.name(wish, Tile(code, depth=values.depth)).code

@@ -27,8 +27,9 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions import bit_fields
+from fusion.codegen.triton.expressions.code import ATOM, SUM, Code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand, start_symbol
-from fusion.codegen.triton.expressions.scalar_code import ATOM, SUM, TYPES, Code, cast, literal, scalar_code, typed
+from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.rewrites.totals import Total, total_of
@@ -54,7 +55,7 @@ class Product:
     """The computation of one `dot`.
 
     Attributes:
-        factors: the operands as text, lhs first, with their dimensions in the order of the product.
+        factors: the operands, lhs first, with their dimensions in the order of the product.
         spans: the dimensions of each of them, in that order.
         over: the dimension that is summed over.
         dims: dimensions of the result, in tile order.
@@ -71,20 +72,20 @@ class Product:
     matrix: bool
     precision: str = ""
 
-    def text(self, values: Values, running: str | None = None) -> str:
+    def code(self, values: Values, running: Code | None = None) -> Code:
         """Return the product of one pair of blocks, added to `running` if there is one."""
         a, b = self.factors
         if not self.matrix:
             wants = values.join(self.spans)
             first, second = (expand(code, dims, wants) for code, dims in zip(self.factors, self.spans, strict=True))
-            text = f"tl.sum({first.text} * {second.text}, {wants.index(self.over)})"
-            return text if running is None else f"{running} + {text}"
-        inputs = [a.text, b.text, *([] if running is None else [running])]
+            code = compose("tl.sum({} * {}, {})", first, second, wants.index(self.over))
+            return code if running is None else compose("{} + {}", running, code)
+        inputs = [a, b, *([] if running is None else [running])]
         if self.precision:
-            inputs.append(f'input_precision="{self.precision}"')
+            inputs.append(Code(f'input_precision="{self.precision}"'))
         if self.sums is not torch.float32:
-            inputs.append(f"out_dtype={TYPES[self.sums]}")
-        return f"tl.dot({', '.join(inputs)})"
+            inputs.append(compose("out_dtype={}", TYPES[self.sums]))
+        return compose("tl.dot({})", listed(inputs))
 
 
 def product(values: Values, fold: Fold) -> Product:
@@ -134,18 +135,18 @@ def dot_in_loop(values: Values, fold: Fold) -> Callable[[], None]:
     if total is None or not dot.matrix or dot.sums is not fold.dtype or not _scaled_alike(values, total):
         total = Total(fold.ref, (fold,))
     running = values.accumulator(total.folds[0].name, zeros(values, dot, values.depth - 1))
-    name, place = running.code.text, total.folds.index(fold)
+    name, place = running.code, total.folds.index(fold)
     if hoisted.scales:
         before = values.find(("product", total.folds[place - 1])) if place > 0 else None
-        text = dot.text(values, None if before is None else before.code.text)
+        code = dot.code(values, None if before is None else before.code)
         if fold is total.folds[-1]:
-            values.line(f"{name} += {_scaled(values, dot, text, hoisted.scales)}")
+            values.line("{} += {}", name, _scaled(values, dot, code, hoisted.scales))
         else:
-            values.bind(("product", fold), values.name("product", Tile(Code(text), dot.dims, values.depth)))
+            values.bind(("product", fold), values.name("product", Tile(code, dot.dims, values.depth)))
     elif dot.matrix:
-        values.line(f"{name} = {dot.text(values, name)}")
+        values.line("{} = {}", name, dot.code(values, name))
     else:
-        values.line(f"{name} += {dot.text(values)}")
+        values.line("{} += {}", name, dot.code(values))
     return lambda: bind(values, total.value, fold.dtype, dot, running) if fold is total.folds[-1] else None
 
 
@@ -159,13 +160,13 @@ def _prefetch_scales(values: Values, scales: Sequence[Scale], over: Dim) -> None
         if over.symbol in layout.by_block(index).free_symbols or load.mask is not None:
             continue
         first = replace(load, index=(index.xreplace({over.symbol: ZERO}),))
-        first_scale = replace(values.load_at(first, over, "0"), depth=depth - 1)
-        ahead = values.name(f"{load.buffer}_next", first_scale).code.text
-        values.bind(load, values.name(load.buffer, replace(first_scale, code=Code(ahead), depth=depth)))
-        last = values.index_tile(over.size - layout.config.block(over.name)).code.text
-        step = Tile(Code(f"tl.minimum({values.starts[over]} + {over.constant}, {last})"), (), depth)
-        start = values.name(f"{over.name}_next", step).code.text
-        values.line(f"{ahead} = {values.load_at(load, over, start).code.text}")
+        first_scale = replace(values.load_at(first, over, Code("0")), depth=depth - 1)
+        ahead = values.name(f"{load.buffer}_next", first_scale).code
+        values.bind(load, values.name(load.buffer, replace(first_scale, code=ahead, depth=depth)))
+        last = values.index_tile(over.size - layout.config.block(over.name)).code
+        step = Tile(compose("tl.minimum({} + {}, {})", values.starts[over], over.constant, last), (), depth)
+        start = values.name(f"{over.name}_next", step).code
+        values.line("{} = {}", ahead, values.load_at(load, over, start).code)
 
 
 def _scaled_alike(values: Values, total: Total) -> bool:
@@ -199,25 +200,25 @@ def _hoisted(values: Values, fold: Fold) -> Hoisted:
     return Hoisted(tuple(operands), tuple(zip((name for name, _ in without_factors.scales), factors, strict=True)))
 
 
-def _scaled(values: Values, dot: Product, text: str, scales: Sequence[Scale]) -> str:
-    """Return the product of one pair of blocks, `text`, times its scales."""
-    code = Code(text, ATOM if dot.matrix else SUM)
+def _scaled(values: Values, dot: Product, code: Code, scales: Sequence[Scale]) -> Code:
+    """Return the product of one pair of blocks, `code`, times its scales."""
+    code = replace(code, binds=ATOM if dot.matrix else SUM)
     for name, factor in scales:
         tile = values.value(make_cast(factor, dot.sums))
         code = scalar_code(name, [code, expand(tile.code, tile.dims, dot.dims)], dot.sums)
-    return code.text
+    return code
 
 
 def dot_now(values: Values, fold: Fold) -> None:
     """Add the lines of a contraction over a dimension held whole, or over the current block alone."""
     dot = product(values, fold)
-    result = values.name(fold.name, Tile(Code(dot.text(values)), dot.dims, values.depth))
+    result = values.name(fold.name, Tile(dot.code(values), dot.dims, values.depth))
     bind(values, fold.ref, fold.dtype, dot, result)
 
 
 def zeros(values: Values, dot: Product, depth: int) -> Tile:
     """Return the initial value of the accumulator."""
-    return Tile(Code(f"tl.zeros({values.layout.shape(dot.dims)}, {TYPES[dot.sums]})"), dot.dims, depth)
+    return Tile(compose("tl.zeros({}, {})", values.layout.shape(dot.dims), TYPES[dot.sums]), dot.dims, depth)
 
 
 def bind(values: Values, value: Expr, dtype: torch.dtype, dot: Product, result: Tile) -> None:
@@ -238,7 +239,7 @@ def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: 
     tile = values.broadcast(tile, order)
     code = tile.code
     if order != dims:
-        code = Code(f"{code.at(ATOM)}.T" if len(dims) == 2 else f"tl.permute({code.text}, 0, 2, 1)")
+        code = compose("{}.T", code.at(ATOM)) if len(dims) == 2 else compose("tl.permute({}, 0, 2, 1)", code)
     return code if code.is_name else values.name(wish, replace(tile, code=code)).code
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Dim, extent
+from fusion.codegen.triton.expressions.code import as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
-from fusion.codegen.triton.expressions.scalar_code import Code
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Expr, Load, loads
@@ -140,25 +140,23 @@ class Descriptors:
         return self._created[matrix]
 
 
-def _text(values: Values, size: sympy.Expr) -> str:
-    return values.index_tile(size).code.text
-
-
 def describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
     """Return a descriptor of `matrix`, in the blocks of `layout`: one that is passed, or one that a line creates."""
     batch = _batch(values.layout.blocked, matrix) if values.layout.grid_depth else None
-    dims, base, strides = (matrix.rows, matrix.columns), matrix.base, f"{matrix.stride}, 1"
-    sizes = [dim.size for dim in dims]
+    dims, base = (matrix.rows, matrix.columns), matrix.base
+    sizes, strides = [dim.size for dim in dims], [as_code(int(matrix.stride)), as_code(1)]
     block = layout.shape(dims)
     if batch is not None and batch[1] is not None:  # one descriptor holds the matrices that programs loop over
         base = sympy.expand(base - batch[1] * batch[0].symbol)
-        sizes, strides, block = [batch[0].size, *sizes], f"{_text(values, batch[1])}, {strides}", f"[1, {block[1:]}"
-    shape = ", ".join(_text(values, size) for size in sizes)
+        sizes, strides = [batch[0].size, *sizes], [values.index_tile(batch[1]).code, *strides]
+        block = layout.shape(dims, 1)
+    shape = compose("[{}]", listed(values.index_tile(size).code for size in sizes))
+    steps = compose("[{}]", listed(strides))
     if values.hosted is not None and base == 0:
         name = values.fresh(f"{matrix.param}_desc", 0)
-        values.hosted[name] = Hosted(matrix.param, f"[{shape}]", f"[{strides}]", block)
+        values.hosted[name] = Hosted(matrix.param, shape.text, steps.text, block.text)
     else:
-        pointer = values.pointer(matrix.param, base).code.text
-        text = f"tl.make_tensor_descriptor({pointer}, [{shape}], [{strides}], {block})"
-        name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text
+        pointer = values.pointer(matrix.param, base).code
+        code = compose("{}({}, {}, {}, {})", "tl.make_tensor_descriptor", pointer, shape, steps, block)
+        name = values.name(f"{matrix.param}_desc", Tile(code)).code.text
     return Transfer(name, *dims, batch[0] if batch is not None and batch[1] is not None else None)

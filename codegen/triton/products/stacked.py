@@ -21,8 +21,9 @@ from dataclasses import replace
 import torch
 
 from fusion.codegen.triton.blocks import Blocked
+from fusion.codegen.triton.expressions.code import compose
 from fusion.codegen.triton.expressions.matrices import Stack
-from fusion.codegen.triton.expressions.scalar_code import TYPES, Code, cast
+from fusion.codegen.triton.expressions.scalar_code import TYPES, cast
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products.contract import operand
@@ -58,17 +59,19 @@ def describe(values: Values) -> None:
         return
     first = stack.matrices[0]
     element = values.layout.blocked.kernel.param(first.param).dtype
-    addresses = [Code(f"({values.pointer(m.param, m.base).code.text}).to(tl.int64)") for m in stack.matrices]
-    a, b = (values.name("address", Tile(address)).code.text for address in addresses)
-    lower = f"tl.minimum({a}, {b}).to(tl.pointer_type({TYPES[element]}))"
-    lower = values.name("lower", Tile(Code(lower))).code.text
+    addresses = [compose("({}).to(tl.int64)", values.pointer(m.param, m.base).code) for m in stack.matrices]
+    a, b = (values.name("address", Tile(address)).code for address in addresses)
+    lower = compose("tl.minimum({}, {}).to(tl.pointer_type({}))", a, b, TYPES[element])
+    lower = values.name("lower", Tile(lower)).code
     size = element.itemsize
-    distance = f"(tl.maximum({a}, {b}) - tl.minimum({a}, {b})) // {size}"
-    gap = values.name("gap", Tile(Code(f"tl.multiple_of({distance}, {16 // size})"))).code.text
-    shape = f"[2, {first.rows.size}, {first.columns.size}], [{gap}, {first.stride}, 1]"
-    block = f"[2, {first.rows.constant}, {first.columns.constant}]"
-    both = values.name("both_desc", Tile(Code(f"tl.make_tensor_descriptor({lower}, {shape}, {block})"))).code.text
-    swapped = values.name("swapped", Tile(Code(f"{b} < {a}"))).code.text
+    distance = compose("(tl.maximum({0}, {1}) - tl.minimum({0}, {1})) // {2}", a, b, size)
+    gap = values.name("gap", Tile(compose("tl.multiple_of({}, {})", distance, 16 // size))).code
+    sizes = (values.index_tile(dim.size).code for dim in (first.rows, first.columns))
+    shape = compose("[2, {}, {}], [{}, {}, 1]", *sizes, gap, int(first.stride))
+    block = compose("[2, {}, {}]", first.rows.constant, first.columns.constant)
+    described = compose("{}({}, {}, {})", "tl.make_tensor_descriptor", lower, shape, block)
+    both = values.name("both_desc", Tile(described)).code.text
+    swapped = values.name("swapped", Tile(compose("{} < {}", b, a))).code.text
     values.stack = replace(stack, descriptor=both, swapped=swapped)
     for dot in stack.folds:
         for arg in dot.args:
@@ -81,21 +84,21 @@ def dot_in_loop(values: Values, stack: Stack) -> Callable[[], None]:
     """Accumulate both products in the current loop; return a function that binds both results after it."""
     rows, columns, over = stack.rows, stack.columns, stack.over
     lhs = operand(values, stack.shared, (rows, over), over, "lhs")
-    wide = f"2 * {columns.constant}"
-    zeros = Tile(Code(f"tl.zeros([{rows.constant}, {wide}], tl.float32)"), (rows, columns), values.depth - 1)
-    name = values.accumulator("dots", zeros).code.text
-    corner = f"[0, {values.starts[columns]}, {values.starts[over]}]"
-    loaded = f"tl.reshape({stack.descriptor}.load({corner}), [{wide}, {over.constant}])"
-    both = values.name("both", Tile(Code(loaded), (columns, over), values.depth)).code.text
-    values.line(f"{name} = tl.dot({lhs.text}, {both}.T, {name})")
+    wide = compose("2 * {}", columns.constant)
+    zeros = Tile(compose("tl.zeros([{}, {}], tl.float32)", rows.constant, wide), (rows, columns), values.depth - 1)
+    name = values.accumulator("dots", zeros).code
+    corner = compose("[0, {}, {}]", values.starts[columns], values.starts[over])
+    loaded = compose("tl.reshape({}.load({}), [{}, {}])", stack.descriptor, corner, wide, over.constant)
+    both = values.name("both", Tile(loaded, (columns, over), values.depth)).code
+    values.line("{0} = tl.dot({1}, {2}.T, {0})", name, lhs, both)
 
     def finish() -> None:
         depth = values.depth
         lower, upper = (values.fresh(wish, depth) for wish in ("lower_part", "upper_part"))
-        apart = f"tl.permute(tl.reshape({name}, [{rows.constant}, 2, {columns.constant}]), (0, 2, 1))"
-        values.line(f"{lower}, {upper} = tl.split({apart})")
+        apart = compose("tl.permute(tl.reshape({}, [{}, 2, {}]), (0, 2, 1))", name, rows.constant, columns.constant)
+        values.line("{}, {} = tl.split({})", lower, upper, apart)
         for fold, (this, other) in zip(stack.folds, ((lower, upper), (upper, lower)), strict=True):
-            picked = Tile(Code(f"tl.where({stack.swapped}, {other}, {this})"), (rows, columns), depth)
+            picked = Tile(compose("tl.where({}, {}, {})", stack.swapped, other, this), (rows, columns), depth)
             result = values.name(fold.name, picked)
             values.bind(fold.ref, replace(result, code=cast(result.code, torch.float32, fold.dtype)))
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusion.codegen.triton.expressions.scalar_code import COMPARE
+from fusion.codegen.triton.expressions.code import COMPARE
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Cast, Expr, Load, Op, free_axes, loads
 from fusion.lowering.kernel import Kernel, Stmt, Store, stored
@@ -27,8 +27,7 @@ def return_if_factor_is_one(values: Values) -> None:
     """Add the lines that return at once if every store would multiply by 1, and so leave memory unchanged."""
     number = _factor(values.layout.blocked.kernel, values.layout.blocked.body)
     if number is not None:
-        text = values.value(number).code.at(COMPARE + 1)
-        values.line(f"if {text} == 1.0:")
+        values.line("if {} == 1.0:", values.value(number).code.at(COMPARE + 1))
         values.line("    return  # times 1 everything stays as it is")
 
 

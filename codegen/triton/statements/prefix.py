@@ -1,4 +1,4 @@
-"""Prefixes: a scan as Triton text.
+"""Prefixes: a scan as lines of Triton.
 
 Input: a `Prefix` over tiles; output: lines.  Along a dimension held whole it is one `tl.cumsum` or
 `tl.associative_scan`.  In a loop each block is scanned by itself and combined with the result of all blocks before it,
@@ -16,17 +16,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.code import COMPARE, PRODUCT, SUM, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand
-from fusion.codegen.triton.expressions.scalar_code import (
-    COMPARE,
-    PRODUCT,
-    SUM,
-    TYPES,
-    Code,
-    literal,
-    scalar_code,
-    typed,
-)
+from fusion.codegen.triton.expressions.scalar_code import TYPES, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import IndexValue, Scalar
@@ -112,7 +104,7 @@ def _operands(values: Values, prefix: Prefix, dim: Dim) -> list[_Part]:
         value = replace(first, wish=f"{prefix.name}_value")
         return [value, _Part(prefix.name, tiles[1], dtypes[1], 0)]
     if prefix.op == "logsumexp":
-        one = Code(f"tl.full({values.layout.shape(dims)}, 1.0, {TYPES[dtypes[0]]})")
+        one = compose("tl.full({}, 1.0, {})", values.layout.shape(dims), TYPES[dtypes[0]])
         largest = replace(first, wish=f"{prefix.name}_largest")
         return [largest, _Part(f"{prefix.name}_total", replace(tiles[0], code=one), dtypes[0], 0.0)]
     return [first]
@@ -122,19 +114,19 @@ def _scanned(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) -
     """Return the block scanned up to each of its lanes."""
     depth = max(part.tile.depth for part in parts)
     axis = parts[0].tile.dims.index(dim)
-    operands = ", ".join(part.tile.code.text for part in parts)
-    operands = operands if len(parts) == 1 else f"({operands})"
+    operands = listed(part.tile.code for part in parts)
+    operands = operands if len(parts) == 1 else compose("({})", operands)
     if prefix.op in _WHOLE:
-        return _named(values, parts, f"{_WHOLE[prefix.op]}({operands}, {axis})", depth)
-    return _named(values, parts, f"tl.associative_scan({operands}, {axis}, {_COMBINE[prefix.op]})", depth)
+        return _named(values, parts, compose("{}({}, {})", _WHOLE[prefix.op], operands, axis), depth)
+    return _named(values, parts, compose("tl.associative_scan({}, {}, {})", operands, axis, _COMBINE[prefix.op]), depth)
 
 
-def _named(values: Values, parts: Sequence[_Part], text: str, depth: int) -> list[_Part]:
-    """Bind names to the results of the expression `text`, one for each of `parts`, and return the parts with them."""
+def _named(values: Values, parts: Sequence[_Part], code: Code, depth: int) -> list[_Part]:
+    """Bind names to the results of the expression `code`, one for each of `parts`, and return the parts with them."""
     names = [values.fresh(part.wish, depth) for part in parts]
-    values.line(f"{', '.join(names)} = {text}", depth)
+    values.line("{} = {}", listed(names), code, depth=depth)
     pairs = zip(parts, names, strict=True)
-    return [replace(part, tile=replace(part.tile, code=Code(name), depth=depth)) for part, name in pairs]
+    return [replace(part, tile=replace(part.tile, code=as_code(name), depth=depth)) for part, name in pairs]
 
 
 def _result(values: Values, prefix: Prefix, parts: Sequence[_Part]) -> Tile:
@@ -158,23 +150,23 @@ def _joined(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) ->
     before = [expand(state.code, rest, dims) for state in states]
     if prefix.op in _SIGNS:
         sign, binds = _SIGNS[prefix.op]
-        text = f"{before[0].at(binds)} {sign} {parts[0].tile.code.at(binds + 1)}"
+        code = listed([before[0].at(binds), parts[0].tile.code.at(binds + 1)], f" {sign} ")
     else:
         operands = (*before, *(part.tile.code for part in parts))
-        text = f"{_COMBINE[prefix.op]}({', '.join(code.text for code in operands)})"
-    joined = _named(values, parts, text, values.depth)
-    last = expand(_last_lane(values, dim), (dim,), dims).text
+        code = compose("{}({})", _COMBINE[prefix.op], listed(operands))
+    joined = _named(values, parts, code, values.depth)
+    last = expand(_last_lane(values, dim), (dim,), dims)
     for state, part in zip(states, joined, strict=True):
-        zero = "-0.0" if part.dtype.is_floating_point else "0"
-        chosen = f"tl.where({last}, {part.tile.code.text}, {zero})"
-        values.line(f"{state.code.text} = tl.sum({chosen}, {dims.index(dim)})")
+        zero = Code("-0.0" if part.dtype.is_floating_point else "0")
+        chosen = compose("tl.where({}, {}, {})", last, part.tile.code, zero)
+        values.line("{} = tl.sum({}, {})", state.code, chosen, dims.index(dim))
     return joined
 
 
 def _state(values: Values, part: _Part, rest: Sequence[Dim]) -> Tile:
     """Return the result of all blocks so far, which starts as the identity."""
-    start = literal(part.start, part.dtype).text
-    code = Code(f"tl.full({values.layout.shape(rest)}, {start}, {TYPES[part.dtype]})")
+    start = literal(part.start, part.dtype)
+    code = compose("tl.full({}, {}, {})", values.layout.shape(rest), start, TYPES[part.dtype])
     return values.accumulator(f"{part.wish}_before", Tile(code, tuple(rest), values.depth - 1, part.tile.narrow))
 
 
@@ -182,6 +174,6 @@ def _last_lane(values: Values, dim: Dim) -> Code:
     """Return a mask of the last lane of a block, the same for all blocks of a loop."""
     known = values.find(("last", dim))
     if known is None:
-        lanes = Tile(Code(f"tl.arange(0, {dim.constant}) == {dim.constant} - 1", COMPARE), (dim,), values.depth - 1)
+        lanes = Tile(compose("tl.arange(0, {0}) == {0} - 1", dim.constant, binds=COMPARE), (dim,), values.depth - 1)
         known = values.bind(("last", dim), values.name(f"{dim.name}_last", lanes))
     return known.code

@@ -17,21 +17,21 @@ from dataclasses import replace
 import torch
 
 from fusion.codegen.triton.blocks import Dim, Lanes
-from fusion.codegen.triton.expressions.indices import expand
-from fusion.codegen.triton.expressions.scalar_code import (
+from fusion.codegen.triton.expressions.code import (
     AND,
     ATOM,
     COMPARE,
     OR,
     PRODUCT,
     SUM,
-    TYPES,
     UNARY,
     Code,
-    cast,
-    literal,
-    typed,
+    as_code,
+    compose,
+    listed,
 )
+from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.kernel import Fold
@@ -46,7 +46,7 @@ def fold_now(values: Values, fold: Fold, over: Sequence[Dim]) -> None:
     """Add the lines that reduce over dimensions held whole (or over none: axes of size 1)."""
     tiles = _operands(values, fold, over)
     if not over and fold.op == "sum" and fold.dtype.is_floating_point:  # a sum starts with 0: the sum of -0.0 is 0.0
-        tiles = [replace(tile, code=Code(f"{tile.code.at(SUM)} + 0.0", SUM)) for tile in tiles]
+        tiles = [replace(tile, code=compose("{} + 0.0", tile.code.at(SUM), binds=SUM)) for tile in tiles]
     _finish(values, fold, tiles, over)
 
 
@@ -60,7 +60,7 @@ def block_value(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Tile, 
 def lane_value(values: Values, fold: Fold, over: Dim, lanes: Lanes) -> tuple[Tile, torch.dtype]:
     """Return a fold of one operand over each thread's part of the current block, and the type of its accumulator."""
     (tile,) = (values.widened(tile) for tile in _operands(values, fold, (over,)))
-    codes = [Code(f"_by_lane({tile.code.text}, {lanes.count}, {lanes.word})")]
+    codes = [compose("{}({}, {}, {})", "_by_lane", tile.code, lanes.count, lanes.word)]
     for position in (2, 0):
         codes = _reduce(values, fold, codes, position, tile.depth)
     return Tile(codes[0], (lanes,), tile.depth, tile.narrow), _carrier(fold, 0, tile)
@@ -75,8 +75,8 @@ def combined(fold: Fold, before: Code, block: Code) -> Code:
     """Return the fold of `before` and `block`, which are its values over two parts."""
     sign = _SIGNS.get(fold.op)
     if sign is not None:
-        return Code(f"{before.at(sign[1])} {sign[0]} {block.at(sign[1] + 1)}", sign[1])
-    return Code(f"{_COMBINE[fold.op]}({before.text}, {block.text})")
+        return listed([before.at(sign[1]), block.at(sign[1] + 1)], f" {sign[0]} ", sign[1])
+    return compose("{}({}, {})", _COMBINE[fold.op], before, block)
 
 
 def fold_in_loop(values: Values, fold: Fold, over: Sequence[Dim]) -> Callable[[], None]:
@@ -88,19 +88,19 @@ def fold_in_loop(values: Values, fold: Fold, over: Sequence[Dim]) -> Callable[[]
     lanes: list[Tile] = []
     for position, tile in enumerate(tiles):
         dtype = _carrier(fold, position, tile)
-        start = literal(_identity(fold, position, dtype), dtype).text
-        code = Code(f"tl.full({values.layout.shape(dims)}, {start}, {TYPES[dtype]})")
+        start = literal(_identity(fold, position, dtype), dtype)
+        code = compose("tl.full({}, {}, {})", values.layout.shape(dims), start, TYPES[dtype])
         wish = f"{fold.name}_lanes" if position == len(tiles) - 1 else f"{fold.name}_values"
         lanes.append(values.accumulator(wish, Tile(code, dims, values.depth - 1, tile.narrow)))
-    values.line(_accumulate(fold, lanes, [expand(tile.code, tile.dims, dims) for tile in tiles]))
+    values.line("{}", _accumulate(fold, lanes, [expand(tile.code, tile.dims, dims) for tile in tiles]))
     return lambda: _finish(values, fold, lanes, over)
 
 
-def _accumulate(fold: Fold, lanes: Sequence[Tile], codes: Sequence[Code]) -> str:
-    names = ", ".join(tile.code.text for tile in lanes)
+def _accumulate(fold: Fold, lanes: Sequence[Tile], codes: Sequence[Code]) -> Code:
+    names = listed(tile.code for tile in lanes)
     if fold.op in _SIGNS:
-        return f"{names} {_SIGNS[fold.op][0]}= {codes[0].text}"
-    return f"{names} = {_COMBINE[fold.op]}({names}, {', '.join(code.text for code in codes)})"
+        return listed([names, codes[0]], f" {_SIGNS[fold.op][0]}= ")
+    return compose("{0} = {1}({0}, {2})", names, _COMBINE[fold.op], listed(codes))
 
 
 def _finish(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> None:
@@ -119,24 +119,23 @@ def _reduced(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[D
     codes = [tile.code for tile in tiles]
     logical = fold.op in ("any", "all") and bool(over)
     if logical:
-        codes = [Code(f"{codes[0].at(ATOM)}.to(tl.int32)")]
+        codes = [compose("{}.to(tl.int32)", codes[0].at(ATOM))]
     for dim in sorted(over, key=dims.index, reverse=True):
         codes = _reduce(values, fold, codes, dims.index(dim), depth)
         dims.remove(dim)
-    code = Code(f"{codes[0].at(COMPARE + 1)} != 0", COMPARE) if logical else codes[-1]
+    code = compose("{} != 0", codes[0].at(COMPARE + 1), binds=COMPARE) if logical else codes[-1]
     return Tile(code, tuple(dims), depth, tiles[-1].narrow)
 
 
 def _reduce(values: Values, fold: Fold, codes: Sequence[Code], position: int, depth: int) -> list[Code]:
     if fold.op in ("sum", "any", "all"):
         function = {"sum": "tl.sum", "any": "tl.max", "all": "tl.min"}[fold.op]
-        return [Code(f"{function}({codes[0].text}, {position})")]
+        return [compose("{}({}, {})", function, codes[0], position)]
     if len(codes) == 1:
-        return [Code(f"tl.reduce({codes[0].text}, {position}, {_COMBINE[fold.op]})")]
+        return [compose("tl.reduce({}, {}, {})", codes[0], position, _COMBINE[fold.op])]
     names = [values.fresh(f"{fold.name}_value", depth), values.fresh(fold.name, depth)]
-    pair = ", ".join(code.text for code in codes)
-    values.line(f"{', '.join(names)} = tl.reduce(({pair}), {position}, {_COMBINE[fold.op]})", depth)
-    return [Code(name) for name in names]
+    values.line("{} = tl.reduce(({}), {}, {})", listed(names), listed(codes), position, _COMBINE[fold.op], depth=depth)
+    return [as_code(name) for name in names]
 
 
 # Operands -------------------------------------------------------------------------------------------------------------
@@ -163,9 +162,9 @@ def _operand(values: Values, fold: Fold, position: int, over: Sequence[Dim]) -> 
     if fold.op in ("any", "all"):
         dims = values.join((tile.dims, mask.dims))
         operand, inside = expand(tile.code, tile.dims, dims), expand(mask.code, mask.dims, dims)
-        code = Code(f"{operand.at(AND)} & {inside.at(AND + 1)}", AND)
+        code = compose("{} & {}", operand.at(AND), inside.at(AND + 1), binds=AND)
         if fold.op == "all":
-            code = Code(f"{operand.at(OR)} | ~{inside.at(UNARY)}", OR)
+            code = compose("{} | ~{}", operand.at(OR), inside.at(UNARY), binds=OR)
         return Tile(code, dims, max(tile.depth, mask.depth))
     other = Tile(literal(_identity(fold, position, carried), carried))
     return replace(values.select(mask, tile, other), narrow=tile.narrow)

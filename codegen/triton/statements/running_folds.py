@@ -20,7 +20,8 @@ import torch
 from fusion.codegen.triton.blocks import Lanes
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.devices import Feature
-from fusion.codegen.triton.expressions.scalar_code import TYPES, Code, cast, literal, typed
+from fusion.codegen.triton.expressions.code import Code, as_code, compose
+from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products import contract
@@ -59,7 +60,7 @@ def _allows_lanes(fold: Fold, loop: Loop) -> bool:
 
 def accumulate(
     values: Values, fold: Fold, *, depth: int, kept: bool, lanes: Lanes | None = None
-) -> tuple[Callable[[], None], tuple[str, ...]]:
+) -> tuple[Callable[[], None], tuple[Code, ...]]:
     """Add the lines that accumulate the current block into a running fold, of which each thread has one where `lanes`
     is set.
 
@@ -76,20 +77,20 @@ def accumulate(
             block, carried = reduce.block_value(values, fold, over)
         else:
             block, carried = reduce.lane_value(values, fold, over[0], lanes)
-        first = literal(identity(fold.op, fold.args[0].dtype), carried).text
+        first = literal(identity(fold.op, fold.args[0].dtype), carried)
         start = Tile(values.filled(block.dims, first, TYPES[carried]), block.dims, depth)
     state = values.accumulator(fold.name, start)
     _bind(values, fold.before, state, carried, inside)
     before = _carried(values, fold, state, carried)
     if product is not None:
-        text = product.text(values, before.text)
+        code = product.code(values, before)
     else:
         assert block is not None
-        text = reduce.combined(fold, before, block.code).text
-    name = values.fresh(f"{fold.name}_now", inside) if kept else state.code.text
-    values.line(f"{name} = {text}")
-    _bind(values, fold.ref, replace(state, code=Code(name)), carried, inside)
-    ends = (f"{state.code.text} = {name}",) if kept else ()
+        code = reduce.combined(fold, before, block.code)
+    name = as_code(values.fresh(f"{fold.name}_now", inside)) if kept else state.code
+    values.line("{} = {}", name, code)
+    _bind(values, fold.ref, replace(state, code=name), carried, inside)
+    ends = (compose("{} = {}", state.code, name),) if kept else ()
     return lambda: _complete(values, fold, state, carried, depth), ends
 
 

@@ -6,8 +6,11 @@ each point.  A NaN is given the sign with which it wins, because maxima and mini
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fusion.codegen.triton.expressions.code import Code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand
-from fusion.codegen.triton.expressions.scalar_code import Code, typed
+from fusion.codegen.triton.expressions.scalar_code import typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.kernel import Store
@@ -26,13 +29,14 @@ def update(values: Values, stmt: Store) -> None:
     value = Tile(typed(value.code, stmt.value.dtype), value.dims, value.depth)
     if stmt.op in ("max", "min") and stmt.value.dtype.is_floating_point:
         value = values.name(stmt.op, value)
-        nan = "float('nan')" if stmt.op == "max" else "-float('nan')"
-        text = f"tl.where({value.code.text} != {value.code.text}, {nan}, {value.code.text})"
-        value = Tile(Code(text), value.dims, value.depth)
+        nan = Code("float('nan')" if stmt.op == "max" else "-float('nan')")
+        value = replace(value, code=compose("tl.where({0} != {0}, {1}, {0})", value.code, nan))
     pointer = values.pointer(stmt.param, stmt.offset)
-    text = ", ".join(values.broadcast(tile, dims).code.text for tile in (pointer, value))
+    arguments = [values.broadcast(tile, dims).code for tile in (pointer, value)]
     mask = values.masks(dims, condition)
     if mask is not None:
-        text += f", mask={expand(mask.code, mask.dims, dims).text}"
-    values.line(f"tl.store({text})" if stmt.op == "store" else f'{ATOMIC[stmt.op]}({text}, sem="relaxed")')
+        arguments.append(compose("mask={}", expand(mask.code, mask.dims, dims)))
+    if stmt.op != "store":
+        arguments.append(Code('sem="relaxed"'))
+    values.line("{}({})", "tl.store" if stmt.op == "store" else ATOMIC[stmt.op], listed(arguments))
     values.stored(stmt.param)

@@ -76,6 +76,19 @@ def test_no_key_loop_is_inside_a_loop_of_its_function(name: str) -> None:
     assert nests["attention_compute"] == (2 if name == "causal" else 1), "sections of heads, and turns"
 
 
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_function_takes_what_it_reads(name: str) -> None:
+    tree = ast.parse(TARGET.emit(TAKEN[name], grouped(TAKEN[name])))
+    functions = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.decorator_list]
+    defined = {each.name for each in functions} | {"tl", "gl", "hopper", "range", "float"}
+    for function in functions:
+        names = [node for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)]
+        read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+        takes = {each.arg for each in function.args.args}
+        assert read <= takes | {node.id for node in names if isinstance(node.ctx, ast.Store)} | defined
+        assert takes <= read or not function.name.endswith("_block")
+
+
 def _depth(node: ast.AST) -> int:
     inside = max((_depth(each) for each in ast.iter_child_nodes(node)), default=0)
     return inside + isinstance(node, ast.For)

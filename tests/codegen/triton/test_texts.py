@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ pytest.importorskip("triton")
 
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.arguments import POINTERS
+from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.scalar_code import EMITTERS
 from fusion.lowering.builder import GENERATED_DTYPES
 from fusion.lowering.errors import BuildError
@@ -91,6 +93,40 @@ def test_text_is_python_and_always_the_same(name: str) -> None:
     ast.parse(source)
     assert source == TritonTarget("sm_90").emit(SMALL[name])
     assert max(map(len, source.splitlines())) < 160
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_file_defines_all_names_that_its_functions_read(name: str) -> None:
+    tree = ast.parse(TARGET.emit(SMALL[name]))
+    defined = {each for node in tree.body for each in _defined(node)} | {*dir(builtins)}
+    for function in tree.body:
+        if isinstance(function, ast.FunctionDef):
+            own = {each for node in ast.walk(function) for each in _defined(node)}
+            assert _read(function) <= own | defined, function.name
+
+
+def test_functions_of_the_prelude_state_what_they_call() -> None:
+    for name, text in prelude.FUNCTIONS.items():
+        tree = ast.parse(text)
+        called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+        stated = {each for each in called if each in prelude.FUNCTIONS or each.startswith("libdevice.")}
+        assert stated == {*prelude.READS.get(name, ())}, name
+
+
+def _defined(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):  # `import a.b as c` binds c, `import a.b` binds a
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign):
+        return {each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return {node.id}
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    return {node.arg} if isinstance(node, ast.arg) else set()
+
+
+def _read(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
 
 
 def test_masks_only_where_a_block_can_reach_past_the_end() -> None:

@@ -18,6 +18,7 @@ from typing_extensions import Self
 from fusion.codegen.triton.blocks import Config, extent, programs
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.devices import speeds
+from fusion.codegen.triton.expressions.code import Code
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.forms import efficiency
@@ -88,7 +89,7 @@ class PersistentProduct(Form):
         parts = config.parts if isinstance(config, PersistentConfig) else 1
         return lay_out(self.blocked, config, 1, parts=parts, within_limit=writer.within_limit)
 
-    def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[str]:
+    def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
         """Return one function, to which descriptors are passed."""
         return [writer.function(layout, layout.blocked.kernel.name, self.open, hosted=hosted)]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fusion.codegen.triton.expressions.scalar_code import SUM, Code
+from fusion.codegen.triton.expressions.code import SUM, compose
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 
@@ -36,15 +36,15 @@ def in_parts(values: Values) -> Iterator[None]:
         assert tile is not None
         assert values.find(("index", n)) is None
         halves[ref] = values.name(
-            f"{tile.code.text}_parts", Tile(Code(f"_halves({tile.code.text})"), tile.dims, tile.depth)
+            f"{tile.code.text}_parts", Tile(compose("{}({})", "_halves", tile.code), tile.dims, tile.depth)
         )
     start = values.starts[n]
     part = values.open("part")
     values.layout = layout.in_parts(n)
-    text = f"{start} + {part} * ({values.layout.width(n)})"
-    values.starts[n] = values.name("n1", Tile(Code(text, SUM), depth=values.depth)).code.text
+    code = compose("{} + {} * ({})", start, part, values.layout.width(n), binds=SUM)
+    values.starts[n] = values.name("n1", Tile(code, depth=values.depth)).code
     for ref, tile in halves.items():
-        values.bind(ref, Tile(Code(f"{tile.code.text}[{part}]"), tile.dims, values.depth))
+        values.bind(ref, Tile(compose("{}[{}]", tile.code, part), tile.dims, values.depth))
     yield
     values.layout, values.starts[n] = layout, start
-    values.close(f"for {part} in tl.static_range({layout.parts}):")
+    values.close("for {} in tl.static_range({}):", part, layout.parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusion.codegen.triton.body import Body
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code
+from fusion.codegen.triton.expressions.code import PRODUCT, Code, compose, listed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.persistent_product.column_parts import in_parts
@@ -20,7 +20,7 @@ def write(body: Body) -> None:
     stacked.describe(body.values)
     header = _open(body.values)
     one_block(body)
-    body.values.close(header)
+    body.values.close("{}", header)
 
 
 def one_block(body: Body) -> None:
@@ -30,26 +30,27 @@ def one_block(body: Body) -> None:
         body.stores()
 
 
-def over_blocks(values: Values, number: str, blocks: str) -> str:
+def over_blocks(values: Values, number: Code, blocks: Code) -> Code:
     """Return the header of the loop over `blocks` blocks."""
-    return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
+    return compose("for {} in tl.range({}, {}, tl.num_programs(0), flatten=True):", number, values.program, blocks)
 
 
-def _open(values: Values) -> str:
+def _open(values: Values) -> Code:
     """Add the descriptors, open the loop over blocks and compute the start of each; return the header of that loop."""
     blocked = values.layout.blocked
     _describe_all(values)
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in blocked.dims if dim.name == "b"]
     counts += [
-        f"tl.cdiv({values.index_tile(dim.size).code.text}, {dim.constant})" for dim in map(blocked.named, ("m", "n"))
+        compose("tl.cdiv({}, {})", values.index_tile(dim.size).code, dim.constant)
+        for dim in map(blocked.named, ("m", "n"))
     ]
-    total = as_int32(Code(" * ".join(counts), PRODUCT), known=all(dim.size.is_Integer for dim in blocked.grid()))
-    blocks = values.name("blocks", Tile(total)).code.text
+    total = as_int32(listed(counts, " * ", PRODUCT), known=all(dim.size.is_Integer for dim in blocked.grid()))
+    blocks = values.name("blocks", Tile(total)).code
     number = values.open("block")
     assign_block(values, number)
     for dim in blocked.dims:
         if dim.name == "b":
-            values.starts[dim] = values.name("batch", Tile(Code(values.starts[dim]), depth=values.depth)).code.text
+            values.starts[dim] = values.name("batch", Tile(values.starts[dim], depth=values.depth)).code
     return over_blocks(values, number, blocks)
 
 

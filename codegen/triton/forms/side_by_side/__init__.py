@@ -22,7 +22,8 @@ from typing_extensions import Self
 
 from fusion.codegen.triton.arguments import PROGRAM
 from fusion.codegen.triton.blocks import Config
-from fusion.codegen.triton.file import INDENT, Launch, file_of, signature
+from fusion.codegen.triton.expressions.code import Code, compose
+from fusion.codegen.triton.file import Launch, file_of, function_of, signature
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.codegen.triton.forms.side_by_side.joined import JoinedProducts
@@ -60,28 +61,28 @@ class SideBySide(Form):
         each = parts[0].form.per_multiprocessor(parts[0].layout.config)
         lines = dispatch(parts, persistent=each > 0)
         functions = [part.function(writer) for part in parts]
-        functions.append("\n".join([*signature(kernel, kernel.name, {}, []), *(INDENT + line for line in lines)]))
+        functions.append(function_of(signature(kernel, kernel.name, {}, []), lines))
         count = " + ".join(part.blocks for part in parts)
         launch = Launch(kernel, writer.device, parts[0].layout.config, {}, count, limit, per_multiprocessor=each)
         return file_of(launch, functions, strict=writer.numerics.strict)
 
 
-def dispatch(parts: Sequence[Part], *, persistent: bool) -> list[str]:
+def dispatch(parts: Sequence[Part], *, persistent: bool) -> list[Code]:
     """Return the lines of the launched function."""
-    lines = [f"{PROGRAM} = tl.program_id(0)"]
+    lines = [compose("{} = tl.program_id(0)", PROGRAM)]
     if persistent:
-        lines.append("programs = tl.num_programs(0)")
-        lines.append(parts[0].call(PROGRAM))
+        lines += [Code("programs = tl.num_programs(0)"), parts[0].call(PROGRAM)]
         before = parts[0].blocks
         for part in parts[1:]:
-            lines.append(part.call(f"({PROGRAM} + programs - ({before}) % programs) % programs"))
+            lines.append(part.call(compose("({} + programs - ({}) % programs) % programs", PROGRAM, Code(before))))
             before += f" + {part.blocks}"
         return lines
-    lines.append(f"end = {parts[0].blocks}")
-    lines += [f"if {PROGRAM} < end:", f"    {parts[0].call(PROGRAM)}"]
+    lines += [Code(f"end = {parts[0].blocks}"), compose("if {} < end:", PROGRAM)]
+    lines.append(compose("    {}", parts[0].call(PROGRAM)))
     for part in parts[1:]:
-        lines += ["start = end", f"end = start + {part.blocks}"]
-        lines += [f"if ({PROGRAM} >= start) & ({PROGRAM} < end):", f"    {part.call(f'{PROGRAM} - start')}"]
+        lines += [Code("start = end"), Code(f"end = start + {part.blocks}")]
+        lines.append(compose("if ({0} >= start) & ({0} < end):", PROGRAM))
+        lines.append(compose("    {}", part.call(compose("{} - start", PROGRAM))))
     return lines
 
 

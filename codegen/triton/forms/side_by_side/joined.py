@@ -36,12 +36,12 @@ from fusion.codegen.triton.arguments import argument
 from fusion.codegen.triton.blocks import Blocked, Config, block
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.code import SUM, Code, as_code, compose
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
-from fusion.codegen.triton.expressions.scalar_code import SUM, Code
 from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import INDENT, Launch, descriptor_comments, file_of, signature
+from fusion.codegen.triton.file import Launch, descriptor_comments, file_of, function_of, signature
 from fusion.codegen.triton.file import blocks_of as count_blocks
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct
@@ -98,7 +98,7 @@ class JoinedProducts(Form):
         values.hosted = hosted
         lines = _lines(values, layouts)
         head = signature(kernel, kernel.name, descriptor_comments(hosted), list(constants))
-        function = "\n".join([*head, *(INDENT + line for line in lines)])
+        function = function_of(head, lines)
 
         def blocks(name: str) -> list[str]:
             dims = ((layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name)
@@ -194,7 +194,7 @@ def _common(blocked: Blocked) -> object:
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
-def _lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
+def _lines(values: Values, layouts: Sequence[Layout]) -> list[Code]:
     """Return the lines of one function that computes these products; `values` emits the expressions of the first."""
     products = [moves for layout in layouts if (moves := _moves(layout.blocked)) is not None]
     assert len(products) == len(layouts), "called for products that `products_of` refuses"
@@ -203,37 +203,38 @@ def _lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
     values.load_through[own.rows] = descriptors.describe(values, own.of_rows, layouts[0])
     m_blocks = blocks_of(values, m)
     choices: list[list[Transfer]] = []
-    limits: list[str] = []
+    limits: list[Code] = []
     for layout, moves in zip(layouts, products, strict=True):
         end = layout.in_parts(layout.blocked.named("n"))
         choices.append([descriptors.describe(values, moves.of_columns, layout)])
         choices[-1] += [descriptors.describe(values, matrix, end) for matrix in (*moves.of_tiles, moves.of_result)]
         count = blocks_of(values, layout.blocked.named("n"))
-        limits.append(values.name("n_end", Tile(Code(f"{limits[-1]} + {count}"))).code.text if limits else count)
+        limits.append(values.name("n_end", Tile(compose("{} + {}", limits[-1], count))).code if limits else count)
     number = values.open("block")
     m_block, n_block = swizzled(values, number, m_blocks, limits[-1])
     columns, *tiles, result, first = _select(values, choices, n_block, limits)
     for load, transfer, name in zip((own.columns, *own.tiles), choices[0], (columns, *tiles), strict=False):
         values.load_through[load] = replace(transfer, name=name)
     values.store_through[own.store.param] = replace(choices[0][-1], name=result)
-    start_block(values, m, Code(m_block))
-    start_block(values, n, Code(f"{n_block} - {first}", SUM))
+    start_block(values, m, m_block)
+    start_block(values, n, compose("{} - {}", n_block, first, binds=SUM))
     one_block(Body(values))
-    values.close(over_blocks(values, number, f"{m_blocks} * {limits[-1]}"))
+    values.close("{}", over_blocks(values, number, compose("{} * {}", m_blocks, limits[-1])))
     return values.scopes[0].lines
 
 
 def _select(
-    values: Values, choices: Sequence[Sequence[Transfer]], n_block: str, limits: Sequence[str]
+    values: Values, choices: Sequence[Sequence[Transfer]], n_block: Code, limits: Sequence[Code]
 ) -> tuple[str, ...]:
     """Add the lines that select the product of a block of columns; return its descriptors and first block by name."""
     tiles = ["tile"] * (len(choices[0]) - 2)
     names = tuple(values.fresh(wish, values.depth) for wish in ("columns", *tiles, "result", "first"))
     values.line("# The product that this block of columns belongs to.")
-    for transfers, start in zip(choices, ("0", *limits[:-1]), strict=True):
-        indent = "" if transfers is choices[0] else "    "
-        if indent:
-            values.line(f"if {n_block} >= {start}:")
-        for name, chosen in zip(names, (*(transfer.name for transfer in transfers), start), strict=True):
-            values.line(f"{indent}{name} = {chosen}")
+    for transfers, start in zip(choices, (Code("0"), *limits[:-1]), strict=True):
+        first = transfers is choices[0]
+        if not first:
+            values.line("if {} >= {}:", n_block, start)
+        described = (as_code(transfer.name) for transfer in transfers)
+        for name, chosen in zip(names, (*described, start), strict=True):
+            values.line("{} = {}" if first else "    {} = {}", name, chosen)
     return names

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from fusion.codegen.triton.arguments import PROGRAM, call_of
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
+from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, Operand
 from fusion.codegen.triton.expressions.indices import Layout, index_code
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT, UNARY
 from fusion.codegen.triton.forms import alone
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
@@ -43,11 +43,11 @@ class Part:
         """Return the number of its blocks, as text that is valid in Python and in Triton."""
         return " * ".join(_blocks(self.layout, dim) for dim in self.layout.blocked.grid()) or "1"
 
-    def call(self, program: str) -> str:
+    def call(self, program: Operand) -> Code:
         """Return the line that calls its function for the program with this number."""
         return call_of(self.name, self.layout, program)
 
-    def function(self, writer: Writer) -> str:
+    def function(self, writer: Writer) -> Code:
         """Return the source of its function, whose argument is the number of the program within this part."""
         return self.form.function(self.layout, self.name, writer, FunctionRole(program=PROGRAM))
 
@@ -136,7 +136,7 @@ def _widened(blocked: Blocked, config: Config, warps: int) -> Config:
 def _blocks(layout: Layout, dim: Dim) -> str:
     size = index_code(dim.size, layout, lambda symbol: symbol.name)
     if dim not in layout.tiled:
-        return size.at(PRODUCT if dim.size.is_Integer else UNARY)
+        return size.at(PRODUCT if dim.size.is_Integer else UNARY).text
     if dim.size.is_Integer:
         return str(-(-int(dim.size) // layout.config.block(dim.name)))
     return f"(({size.text} + {layout.config.block(dim.name) - 1}) // {layout.config.block(dim.name)})"

@@ -14,11 +14,12 @@ from typing_extensions import Self
 from fusion.codegen.triton.arguments import argument
 from fusion.codegen.triton.blocks import Blocked, Config, extent, keeps_busy, power_of_two, programs
 from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.code import Code
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.scopes import Names
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import INDENT, signature
+from fusion.codegen.triton.file import INDENT, function_of, signature
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
@@ -100,7 +101,7 @@ class WarpSpecialised(Form):
         """Return the layout; GRID indices are defined in the loops over blocks."""
         return lay_out(self.blocked, config, turns.depth(self.blocked, config), within_limit=writer.within_limit)
 
-    def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[str]:
+    def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
         """Return the functions of the loading warp and of a group, and the one that starts them."""
         kernel, constants = layout.blocked.kernel, list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
@@ -110,21 +111,20 @@ class WarpSpecialised(Form):
         def values() -> Values:
             return writer.values(layout, Names([*names, *prelude.FUNCTIONS]))
 
-        def text(function: Function) -> str:
+        def written(function: Function) -> Code:
             typed = (f"{each}: tl.constexpr" if each in function.constants else each for each in function.takes)
             head = [
-                "@gluon.jit",
                 f"def {kernel.name}_{function.suffix}(",
                 *(f"{INDENT}{each}," for each in typed),
                 "):",
             ]
-            return "\n".join([*head, *(INDENT + line for line in in_gluon(function.lines))])
+            return function_of(head, in_gluon(function.lines), "gluon.jit")
 
-        launched = ["@gluon.jit", *signature(kernel, kernel.name, {}, constants)[1:]]
+        launched = signature(kernel, kernel.name, {}, constants)
         return [
-            *map(text, program.fetch(values())),
-            *map(text, program.compute(values())),
-            "\n".join([*launched, *(INDENT + line for line in program.launched(values()))]),
+            *map(written, program.fetch(values())),
+            *map(written, program.compute(values())),
+            function_of(launched, program.launched(values()), "gluon.jit"),
         ]
 
     def per_multiprocessor(self, config: Config) -> int:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Dim
+from fusion.codegen.triton.expressions.code import PRODUCT, Code, Operand, as_code, compose, listed
 from fusion.codegen.triton.expressions.matrices import Matrix
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT, TYPES, Code
+from fusion.codegen.triton.expressions.scalar_code import TYPES
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, bounds
 
@@ -65,28 +66,32 @@ def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
 
 def describe(values: Values, name: str, box: Box, block: Sequence[Code], slots: int) -> None:
     """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for `slots` of them, if any."""
-    matrix = box.matrix
+    matrix, layout = box.matrix, f"{name}_layout"
     element = TYPES[values.layout.blocked.kernel.param(matrix.param).dtype]
-    shape = f"[{', '.join([*('1' for _ in box.outer), *(size.text for size in block)])}]"
-    values.line(f"{name}_layout: tl.constexpr = gl.NVMMASharedLayout.get_default_for({shape}, {element})")
-    pointer = values.pointer_name(matrix.param)
+    ahead = [1] * len(box.outer)
+    shape = compose("[{}]", listed([*ahead, *block]))
+    values.line("{}: tl.constexpr = gl.NVMMASharedLayout.get_default_for({}, {})", layout, shape, element)
+    pointer = as_code(values.pointer_name(matrix.param))
     if box.start != 0:
-        pointer += f" + {values.index_tile(box.start).code.at(PRODUCT)}"
+        pointer = compose("{} + {}", pointer, values.index_tile(box.start).code.at(PRODUCT))
     sizes = [*(count for _, count, _ in box.outer), matrix.rows.size, matrix.columns.size]
     steps = [*(step for _, _, step in box.outer), matrix.stride, sympy.Integer(1)]
-    listed = (", ".join(values.index_tile(each).code.text for each in axis) for axis in (sizes, steps))
-    text = ", ".join(f"[{each}]" for each in listed)
-    values.line(f"{name}_desc = hopper.tma.make_tensor_descriptor({pointer}, {text}, {shape}, {name}_layout)")
+    counts, strides = (
+        compose("[{}]", listed(values.index_tile(each).code for each in axis)) for axis in (sizes, steps)
+    )
+    arguments = listed([pointer, counts, strides, shape, layout])
+    values.line("{} = {}({})", f"{name}_desc", "hopper.tma.make_tensor_descriptor", arguments)
     if slots:
-        values.line(f"{name} = gl.allocate_shared_memory({element}, [{slots}, {shape[1:]}, {name}_layout)")
+        ring = compose("[{}]", listed([slots, *ahead, *block]))
+        values.line("{} = gl.allocate_shared_memory({}, {}, {})", name, element, ring, layout)
 
 
-def corner(values: Values, box: Box, rows: str, columns: str = "") -> str:
-    """Return the corner of the block of the matrix that starts at `rows` and `columns` of it, as text."""
+def corner(values: Values, box: Box, rows: Operand, columns: Operand = 0) -> Code:
+    """Return the corner of the block of the matrix that starts at `rows` and `columns` of it."""
     coordinates = [
         *(values.index_tile(index).code for index, _, _ in box.outer),
-        Code(rows or "0"),
-        Code(columns or "0"),
+        as_code(rows),
+        as_code(columns),
     ]
     narrow = not values.layout.wide and (values.layout.within_limit or not values.layout.blocked.kernel.sizes)
-    return f"[{', '.join(code.text if narrow else f'tl.cast({code.text}, tl.int32)' for code in coordinates)}]"
+    return compose("[{}]", listed(code if narrow else compose("tl.cast({}, tl.int32)", code) for code in coordinates))

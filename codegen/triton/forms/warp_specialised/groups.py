@@ -16,15 +16,15 @@ warp starts with the phase before the first, which counts as completed, because 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import triton
 
 from fusion.codegen.triton.blocks import Config, Dim
 from fusion.codegen.triton.devices import Device, Feature
+from fusion.codegen.triton.expressions.code import PRODUCT, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code
 from fusion.codegen.triton.expressions.values import Values
 
 GROUP = "group"
@@ -60,14 +60,14 @@ def groups_of(config: Config) -> int:
 _TILE_CONSTRUCTORS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}
 
 
-def in_gluon(lines: Sequence[str]) -> list[str]:
+def in_gluon(lines: Sequence[Code]) -> list[Code]:
     """Return lines of Triton as lines of Gluon, where constructors of tiles give them a layout.
 
     The text is changed, so that emitters of expressions need not know in which language they are read.
     """
     converted = list(lines)
     for ours, theirs in _TILE_CONSTRUCTORS.items():
-        converted = [line.replace(ours, theirs) for line in converted]
+        converted = [replace(line, text=line.text.replace(ours, theirs)) for line in converted]
     return converted
 
 
@@ -117,8 +117,8 @@ def start(values: Values, name: str, program: Functions, count: int) -> None:
     values.line("gl.warp_specialize(")
     values.line("    [")
     for group in range(count):
-        values.line(f"        ({name}_compute, ({', '.join([str(group), *program.compute_takes])})),")
-    values.line(f"        ({name}_fetch, ({', '.join(program.fetch_takes)})),")
+        values.line("        ({}, ({})),", f"{name}_compute", listed([group, *program.compute_takes]))
+    values.line("        ({}, ({})),", f"{name}_fetch", listed(program.fetch_takes))
     values.line("    ],")
     workers = count - 1
     values.line(f"    {[*[4] * workers, 1]},")
@@ -129,4 +129,7 @@ def start(values: Values, name: str, program: Functions, count: int) -> None:
 def shape(layout: Layout, dims: Sequence[Dim], parted: Dim) -> list[Code]:
     """Return the shape of a block over `dims`, of which one is divided between the groups."""
     count = groups_of(layout.config)
-    return [Code(f"{dim.constant} // {count}", PRODUCT) if dim is parted else Code(dim.constant) for dim in dims]
+    return [
+        compose("{} // {}", dim.constant, count, binds=PRODUCT) if dim is parted else as_code(dim.constant)
+        for dim in dims
+    ]

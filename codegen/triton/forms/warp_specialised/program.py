@@ -28,9 +28,10 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.expressions.code import PRODUCT, Code, Operand, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.prelude import LOAD
-from fusion.codegen.triton.expressions.scalar_code import PRODUCT, Code, cast
+from fusion.codegen.triton.expressions.scalar_code import cast
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.warp_specialised import boxes, groups
@@ -44,10 +45,13 @@ from fusion.codegen.triton.products import contract
 from fusion.lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
-_CARRIED = ("slot", "phase", "begun")
+_RING = ("slot", "phase")
+_BEHIND = ("behind", "behind_phase")
+_ADVANCE = "{0}, {1} = {2}({0}, {1}, {3})"
+_CARRIED = (*_RING, "begun")
 """Variables that a program carries from block to block."""
 
-_NAMES = (*_CARRIED, "behind", "behind_phase", "weights", "next_scores", "next_sums", "sums")
+_NAMES = (*_CARRIED, *_BEHIND, "weights", "next_scores", "next_sums", "sums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,9 @@ class _Block:
         ends, later: the lines that end the block, and the functions that complete the folds after the loop.
     """
 
-    weights: str
+    weights: Code
     factor: Tile
-    ends: tuple[str, ...]
+    ends: tuple[Code, ...]
     later: tuple[Callable[[], None], ...]
 
 
@@ -72,7 +76,7 @@ class Program:
     def __init__(self, layout: Layout, plan: Chain, signature: Signature) -> None:
         self.layout, self.signature, self.plan = layout, signature, plan
         self.groups = groups_of(layout.config)
-        self.share = f"{plan.m.constant} // {self.groups}"
+        self.share = compose("{} // {}", plan.m.constant, self.groups)
 
     @property
     def rings(self) -> list[str]:
@@ -106,15 +110,16 @@ class Program:
         """Return other names that the lines use."""
         return [*_NAMES, _SCORES, _SUMS, _STAGED, GROUP]
 
-    def launched(self, values: Values) -> list[str]:
+    def launched(self, values: Values) -> list[Code]:
         """Return the lines of the launched function: descriptors, shared memory, barriers."""
         depth = self.layout.config.num_stages
         counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups if self.staging else 0}
         for ring, box in self._boxes().items():
             boxes.describe(values, ring, box, self._shape(box), counts[ring])
         for ring in self.rings:
-            values.line(f"{ring}_filled = _barriers({counts[ring]}, 1)")
-            values.line(f"{ring}_emptied = _barriers({counts[ring]}, {1 if ring == 'left' else self.groups})")
+            arrivals = {"filled": 1, "emptied": 1 if ring == "left" else self.groups}
+            for state, count in arrivals.items():
+                values.line("{} = {}({}, {})", f"{ring}_{state}", "_barriers", counts[ring], count)
         groups.start(values, self.signature.name, self, self.groups)
         return values.scopes[0].lines
 
@@ -125,12 +130,11 @@ class Program:
     def _shape(self, box: Box) -> list[Code]:
         return groups.shape(self.layout, box.dims, self.plan.m)
 
-    def _slot(self, ring: str, number: str) -> str:
-        """Return one slot of a ring as a matrix, as text."""
+    def _slot(self, ring: str, number: str) -> Code:
+        """Return one slot of a ring as a matrix."""
         box = self._boxes()[ring]
-        return f"{ring}.index({number})" + (
-            f".reshape([{', '.join(size.text for size in self._shape(box))}])" if box.outer else ""
-        )
+        slot = compose("{}.index({})", ring, number)
+        return compose("{}.reshape([{}])", slot, listed(self._shape(box))) if box.outer else slot
 
     # The loading warp -------------------------------------------------------------------------------------------------
 
@@ -142,26 +146,26 @@ class Program:
         m0 = values.starts[plan.m]
         order = order_of(values, plan.loop, plan.n)
         for group in range(self.groups):
-            start = m0 if group == 0 else f"{m0} + {group} * ({self.share})"
-            self._fetch(values, "left", str(group), "begun", {plan.m: start})
+            start = m0 if group == 0 else compose("{} + {} * ({})", m0, group, self.share)
+            self._fetch(values, "left", group, "begun", {plan.m: start})
         values.line("begun ^= 1")
         turn = self._open_block(values, order)
         for ring in ("right", "other"):
             self._fetch(values, ring, "slot", "phase", {plan.n: values.starts[plan.n]})
-        values.line(f"slot, phase = _next_slot(slot, phase, {depth})")
-        values.close(f"for {turn} in {order.every}:")
+        values.line(_ADVANCE, *_RING, "_next_slot", depth)
+        values.close("for {} in {}:", turn, order.every)
         block = self._end_turn(values, turns, "fetch_block", self.fetch_takes)
         return [block, Function("fetch", self.fetch_takes, values.scopes[0].lines, self.signature.constants)]
 
-    def _fetch(self, values: Values, ring: str, slot: str, phase: str, starts: dict[Dim, str]) -> None:
+    def _fetch(self, values: Values, ring: str, slot: Operand, phase: str, starts: dict[Dim, Code]) -> None:
         box = self._boxes()[ring]
         size = values.layout.blocked.kernel.param(box.matrix.param).dtype.itemsize
-        count = " * ".join(size.at(PRODUCT + 1) for size in self._shape(box))
-        corner = boxes.corner(values, box, *(starts.get(dim, "") for dim in box.dims))
-        filled = f"{ring}_filled.index({slot})"
-        values.line(f"hopper.mbarrier.wait({ring}_emptied.index({slot}), {phase})")
-        values.line(f"hopper.mbarrier.expect({filled}, {count} * {size})")
-        values.line(f"{LOAD}({ring}_desc, {corner}, {filled}, {ring}.index({slot}))")
+        count = listed((size.at(PRODUCT + 1) for size in self._shape(box)), " * ")
+        corner = boxes.corner(values, box, *(starts.get(dim, 0) for dim in box.dims))
+        filled, emptied = (compose("{}.index({})", f"{ring}_{state}", slot) for state in ("filled", "emptied"))
+        values.line("hopper.mbarrier.wait({}, {})", emptied, phase)
+        values.line("hopper.mbarrier.expect({}, {} * {})", filled, count, size)
+        values.line("{}({}, {}, {}, {}.index({}))", LOAD, f"{ring}_desc", corner, filled, ring, slot)
 
     # The computing groups ---------------------------------------------------------------------------------------------
 
@@ -169,27 +173,26 @@ class Program:
         """Return the functions of a group: for one block, and for all."""
         plan = self.plan
         for name, columns in ((_SCORES, plan.n), (_SUMS, plan.e)):
-            values.line(
-                f"{name}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {columns.constant}, 16])"
-            )
-        values.line(f"{_STAGED} = {'left' if plan.in_place else 'out'}.index({GROUP})")
+            instruction = compose("[16, {}, 16]", columns.constant)
+            values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], {})", name, instruction)
+        values.line("{} = {}.index({})", _STAGED, "left" if plan.in_place else "out", GROUP)
         values.line("slot, phase, begun = 0, 0, 0")
         turns = open_turns(values, plan.m)
         order = order_of(values, plan.loop, plan.n)
-        start = Code(f"{values.starts[plan.m]} + {GROUP} * ({self.share})", PRODUCT)
-        values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code.text
+        start = compose("{} + {} * ({})", values.starts[plan.m], GROUP, self.share, binds=PRODUCT)
+        values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code
         values.layout = replace(self.layout, parted=(plan.m,), parts=self.groups)
-        values.row_layout = f"gl.SliceLayout(1, {_SCORES})"
+        values.row_layout = compose("gl.SliceLayout(1, {})", _SCORES)
         body = Body(values)
-        values.line(f"hopper.mbarrier.wait(left_filled.index({GROUP}), begun)")
+        values.line("hopper.mbarrier.wait({}.index({}), {})", "left_filled", GROUP, "begun")
         values.line("begun ^= 1")
         later = self._loop(values, body, order)
-        release = f"hopper.mbarrier.arrive(left_emptied.index({GROUP}), count=1)"
+        release = compose("hopper.mbarrier.arrive({}.index({}), count=1)", "left_emptied", GROUP)
         if not plan.in_place:
-            values.line(release)
+            values.line("{}", release)
         self._begin_second(values)
         self._end_second(values)
-        sums = Tile(Code("sums"), (plan.m, plan.e), values.depth)
+        sums = Tile(as_code("sums"), (plan.m, plan.e), values.depth)
         values.bind(plan.second.ref, replace(sums, code=cast(sums.code, torch.float32, plan.second.dtype)))
         for finish in later:
             finish()
@@ -200,7 +203,7 @@ class Program:
         body.stores()
         if plan.in_place:  # the staged result is read from there
             values.line("hopper.tma.store_wait(0)")
-            values.line(release)
+            values.line("{}", release)
         takes = [GROUP, *self.compute_takes]
         block = self._end_turn(values, turns, "compute_block", [*takes, _STAGED])
         values.line("hopper.tma.store_wait(0)")
@@ -211,8 +214,8 @@ class Program:
         constants = [*self.signature.constants, _SCORES, _SUMS]
         block = split_off(values, turns.begin, suffix, known, constants, _CARRIED)
         # The number of a group is not a constant there, so that the function is read once for all equal groups.
-        signature = (f"gl.to_tensor({name})" if name == GROUP else name for name in block.takes)
-        values.line(f"{', '.join(_CARRIED)} = {self.signature.name}_{suffix}({', '.join(signature)})")
+        arguments = (compose("gl.to_tensor({})", name) if name == GROUP else name for name in block.takes)
+        values.line("{} = {}({})", listed(_CARRIED), f"{self.signature.name}_{suffix}", listed(arguments))
         turns.close()
         return block
 
@@ -222,41 +225,42 @@ class Program:
         """
         plan = self.plan
         values.open("n0")
-        values.starts[plan.n] = "" if order.first == "0" else order.first
-        values.line("hopper.mbarrier.wait(right_filled.index(slot), phase)")
+        if order.first != Code("0"):
+            values.starts[plan.n] = order.first
+        values.line("hopper.mbarrier.wait({}.index({}), {})", "right_filled", *_RING)
         scores = values.fresh(plan.first.name, values.depth)
-        values.line(f"{scores} = hopper.warpgroup_mma_wait(0, deps=({self._first()},))")
-        values.line("hopper.mbarrier.arrive(right_emptied.index(slot), count=1)")
+        values.line("{} = hopper.warpgroup_mma_wait(0, deps=({},))", scores, self._first())
+        values.line("hopper.mbarrier.arrive({}.index({}), count=1)", "right_emptied", "slot")
         block = self._between(values, body, plan.loop, scores)
-        shape = f"[{self.share}, {plan.e.constant}]"
-        values.line(f"weights = {block.weights}")
-        values.line(f"sums = gl.full({shape}, 0.0, gl.float32, {_SUMS})")
+        shape = compose("[{}, {}]", self.share, plan.e.constant)
+        values.line("weights = {}", block.weights)
+        values.line("sums = gl.full({}, 0.0, gl.float32, {})", shape, _SUMS)
         self._step(values, block)
         values.inline()
         for part, turns in order.others:
             turn = self._open_block(values, order)
             values.full = frozenset({plan.n}) if part.full else frozenset()
-            values.line("hopper.mbarrier.wait(right_filled.index(slot), phase)")
+            values.line("hopper.mbarrier.wait({}.index({}), {})", "right_filled", *_RING)
             scores = values.fresh(plan.first.name, values.depth)
-            values.line(f"next_scores = {self._first()}")
+            values.line("next_scores = {}", self._first())
             self._begin_second(values)
-            values.line(f"{scores} = hopper.warpgroup_mma_wait(1, deps=(next_scores,))")
-            values.line("hopper.mbarrier.arrive(right_emptied.index(slot), count=1)")
+            values.line("{} = hopper.warpgroup_mma_wait(1, deps=(next_scores,))", scores)
+            values.line("hopper.mbarrier.arrive({}.index({}), count=1)", "right_emptied", "slot")
             block = self._between(values, body, part.loop, scores)
             self._end_second(values)
-            values.line(f"sums = sums * {self._factor(block.factor)}")
-            values.line(f"weights = {block.weights}")
+            values.line("sums = sums * {}", self._factor(block.factor))
+            values.line("weights = {}", block.weights)
             self._step(values, block)
-            values.close(f"for {turn} in {turns}:")
+            values.close("for {} in {}:", turn, turns)
         values.full = frozenset()
         return block.later
 
-    def _open_block(self, values: Values, order: Order) -> str:
+    def _open_block(self, values: Values, order: Order) -> Code:
         """Open a loop over blocks and define the start of each; return the name of its variable."""
         turn = values.open("below" if order.down else "n0")
         start = order.start(turn)
         if order.down:
-            start = values.name("n0", Tile(Code(start), depth=values.depth)).code.text
+            start = values.name("n0", Tile(start, depth=values.depth)).code
         values.starts[self.plan.n] = start
         return turn
 
@@ -265,63 +269,66 @@ class Program:
         plan = self.plan
         folds = [stmt for stmt in loop.body if isinstance(stmt, Fold)]
         first, second = folds[0], next(fold for fold in folds if fold.name == plan.second.name)
-        scores = Tile(Code(name), (plan.m, plan.n), values.depth)
+        scores = Tile(as_code(name), (plan.m, plan.n), values.depth)
         values.bind(first.ref, replace(scores, code=cast(scores.code, torch.float32, first.dtype)))
         others = [stmt for stmt in loop.body if stmt is not first and stmt is not second]
         later, ends = body.in_loop(loop, others)
-        lhs = contract.operand(values, second.args[0], (plan.m, plan.n), plan.n, "lhs").text
+        lhs = contract.operand(values, second.args[0], (plan.m, plan.n), plan.n, "lhs")
         factor = factor_of(second)
         assert factor is not None, "called for a kernel that is refused"
         tile = values.value(factor)
-        return _Block(f"gl.convert_layout({lhs}, gl.DotOperandLayout(0, {_SUMS}, 2))", tile, tuple(ends), tuple(later))
+        return _Block(
+            compose("gl.convert_layout({}, gl.DotOperandLayout(0, {}, 2))", lhs, _SUMS), tile, tuple(ends), tuple(later)
+        )
 
-    def _first(self) -> str:
+    def _first(self) -> Code:
         over_first = self.plan.right.matrix.rows is not self.plan.n
-        return f"_begin_product({self._slot('left', GROUP)}, {self._slot('right', 'slot')}, {over_first}, {_SCORES})"
+        operands = listed([self._slot("left", GROUP), self._slot("right", "slot")])
+        return compose("{}({}, {}, {})", "_begin_product", operands, over_first, _SCORES)
 
     def _begin_second(self, values: Values) -> None:
         other = self._slot("other", "behind")
         if self.plan.other.matrix.rows is not self.plan.n:
-            other += ".permute((1, 0))"
-        values.line("hopper.mbarrier.wait(other_filled.index(behind), behind_phase)")
-        values.line(f"next_sums = hopper.warpgroup_mma(weights, {other}, sums, is_async=True)")
+            other = compose("{}.permute((1, 0))", other)
+        values.line("hopper.mbarrier.wait({}.index({}), {})", "other_filled", *_BEHIND)
+        values.line("next_sums = hopper.warpgroup_mma(weights, {}, sums, is_async=True)", other)
 
     def _end_second(self, values: Values) -> None:
         values.line("sums = hopper.warpgroup_mma_wait(0, deps=(next_sums,))")
-        values.line("hopper.mbarrier.arrive(other_emptied.index(behind), count=1)")
+        values.line("hopper.mbarrier.arrive({}.index({}), count=1)", "other_emptied", "behind")
 
     @property
     def _same_layout(self) -> bool:
         """Do scores and sums have the same layout?"""
         return self.layout.config.block(self.plan.e.name) == self.layout.config.block(self.plan.n.name)
 
-    def _factor(self, tile: Tile) -> str:
+    def _factor(self, tile: Tile) -> Code:
         """Return the factor of the carry, in the layout of the sums."""
         plan = self.plan
         if tile.dims != (plan.m,):
             return tile.code.at(PRODUCT + 1)
         rows = tile.code
         if not self._same_layout:
-            rows = Code(f"gl.convert_layout({rows.text}, gl.SliceLayout(1, {_SUMS}))")
-        return expand(rows, tile.dims, (plan.m, plan.e)).text
+            rows = compose("gl.convert_layout({}, gl.SliceLayout(1, {}))", rows, _SUMS)
+        return expand(rows, tile.dims, (plan.m, plan.e))
 
     def _convert_rows(self, values: Values) -> None:
         """Convert numbers of each row to the layout of the sums, for the epilogue on both."""
         plan = self.plan
         if self._same_layout:
             return
-        values.row_layout = f"gl.SliceLayout(1, {_SUMS})"
+        values.row_layout = compose("gl.SliceLayout(1, {})", _SUMS)
         for stmt in plan.loop.body:
             known = values.find(stmt.ref) if isinstance(stmt, Fold) else None
             if known is not None and known.dims == (plan.m,):
                 assert isinstance(stmt, Fold)
-                text = f"gl.convert_layout({known.code.text}, {values.row_layout})"
-                values.bind(stmt.ref, values.name(stmt.name, replace(known, code=Code(text), depth=values.depth)))
+                code = compose("gl.convert_layout({}, {})", known.code, values.row_layout)
+                values.bind(stmt.ref, values.name(stmt.name, replace(known, code=code, depth=values.depth)))
         values.forget(plan.m)
 
     def _step(self, values: Values, block: _Block) -> None:
         """End a block: the block of the latest first product is now the one of the next second product."""
         for line in block.ends:
-            values.line(line)
-        values.line("behind, behind_phase = slot, phase")
-        values.line(f"slot, phase = _next_slot(slot, phase, {self.layout.config.num_stages})")
+            values.line("{}", line)
+        values.line("{}, {} = {}, {}", *_BEHIND, *_RING)
+        values.line(_ADVANCE, *_RING, "_next_slot", self.layout.config.num_stages)

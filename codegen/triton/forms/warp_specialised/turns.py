@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent
-from fusion.codegen.triton.expressions.scalar_code import ATOM, PRODUCT, SUM, Code
+from fusion.codegen.triton.expressions.code import PRODUCT, SUM, Code, compose, listed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.forms.warp_specialised.functions import Mark
 from fusion.codegen.triton.products.block_order import assign_block
 
 
@@ -25,11 +26,11 @@ class Turns:
     """The open loop over the blocks of a program.
 
     Attributes:
-        begin: the line of its body from which on the number of the block is known.
+        begin: the place in its body from which on the number of the block is known.
         close: closes the loop.
     """
 
-    begin: int
+    begin: Mark
     close: Callable[[], None]
 
 
@@ -47,30 +48,32 @@ def _sections(blocked: Blocked, config: Config) -> Dim | None:
 def open_turns(values: Values, m: Dim) -> Turns:
     """Open the loop over the blocks of a program and define the start of each."""
     layout = values.layout
-    rows = f"tl.cdiv({values.index_tile(m.size).code.text}, {m.constant})"
+    rows = compose("tl.cdiv({}, {})", values.index_tile(m.size).code, m.constant)
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in layout.blocked.grid() if dim.name == "b"]
-    blocks = values.name("blocks", Tile(Code(" * ".join([*counts, rows])))).code.text
+    blocks = values.name("blocks", Tile(listed([*counts, rows], " * "))).code
     batch = _sections(layout.blocked, layout.config)
     if batch is None:
-        return _open(values, blocks, "0", "")
-    together = values.name("together", Tile(Code(f"{layout.config.group} * {rows}"))).code.text
+        return _open(values, blocks, Code("0"))
+    together = values.name("together", Tile(compose("{} * {}", layout.config.group, rows))).code
     section = values.open("section")
-    first = values.name("first", Tile(Code(f"{section} * {together}"), depth=values.depth)).code.text
-    count = Code(f"tl.minimum({together}, {blocks} - {first})")
-    turns = _open(values, values.name("count", Tile(count, depth=values.depth)).code.text, section, f"{first} + ")
+    first = values.name("first", Tile(compose("{} * {}", section, together), depth=values.depth)).code
+    count = compose("tl.minimum({}, {} - {})", together, blocks, first)
+    turns = _open(values, values.name("count", Tile(count, depth=values.depth)).code, section, first)
 
     def close_both() -> None:
         turns.close()
-        values.close(f"for {section} in range(tl.cdiv({blocks}, {together})):")
+        values.close("for {} in range(tl.cdiv({}, {})):", section, blocks, together)
 
     return replace(turns, close=close_both)
 
 
-def _open(values: Values, blocks: str, section: str, before: str) -> Turns:
-    """Open the turns of one section, which starts after the blocks `before`."""
+def _open(values: Values, blocks: Code, section: Code, first: Code | None = None) -> Turns:
+    """Open the turns of one section, which starts at the block `first`."""
     turn = values.open("turn")
-    code = Code(f"{before}_zigzag({turn}, {section})", SUM if before else ATOM)
-    number = values.name("number", Tile(code, depth=values.depth)).code.text
-    begin = len(values.scopes[-1].lines)
+    code = compose("{}({}, {})", "_zigzag", turn, section)
+    if first is not None:
+        code = compose("{} + {}", first, code, binds=SUM)
+    number = values.name("number", Tile(code, depth=values.depth)).code
+    begin = Mark.here(values)
     assign_block(values, number)
-    return Turns(begin, lambda: values.close(f"for {turn} in range(_zigzag_turns({blocks}, {section})):"))
+    return Turns(begin, lambda: values.close("for {} in range({}({}, {})):", turn, "_zigzag_turns", blocks, section))
