@@ -29,10 +29,15 @@ CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile."""
 
 GATHER = 32
-"""Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one."""
+"""Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one.
+
+An estimate for GPUs, used for every target; not measured.
+"""
 
 WIDE = 3
-"""Further additions for each operation, or cast, of integers of 64 bits: the device computes with halves of them."""
+"""Further additions for each operation, or cast, of integers of 64 bits, which are computed by halves; an estimate, as
+`GATHER` is.
+"""
 
 EARLY = 1 << 22
 """Bytes that a kernel may compute long before they are needed, to share a launch: they are live that long."""
