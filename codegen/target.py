@@ -15,6 +15,7 @@ import sympy
 
 from fusion.codegen.chained import Chain
 from fusion.codegen.numerics import Numerics
+from fusion.codegen.price import Rates
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 
@@ -119,13 +120,7 @@ class Capabilities:
         window_limit: the most points of an overlapping window that a map computes; a larger one is folded.  With 1,
             only windows without a fold are maps.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
-        launch_us: microseconds of one launch.
-        product_us: microseconds of the library's smallest GEMM beside its launch.
-        bandwidth: bytes per microsecond to memory.
-        flops: float operations per microsecond of the scalar units.
-        matrix_flops: float operations per microsecond of the tensor cores (16-bit operands), in the library.
-        matrix_share: bytes of an operand's element → rate of the tensor cores, or of their substitute, relative to
-            16-bit operands.
+        rates: what the device does in a microsecond.
         streamed: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
         padded: whether WHOLE axes are padded to a power of two.
@@ -150,16 +145,11 @@ class Capabilities:
     fold_ops: frozenset[str]
     whole_limit: int
     parallelism: int
-    launch_us: float
-    bandwidth: float
-    flops: float
-    matrix_flops: float
-    matrix_share: Mapping[int, float] = field(default_factory=lambda: {1: 2.0, 2: 1.0, 4: 0.07, 8: 0.08})
+    rates: Rates
     streamed: float = 0.5
     padded: bool = False
     alignment: int = 1
     lone_products: bool = True
-    product_us: float = 0.0
     window_limit: int = 0
     follows: bool = True
     crowding: float = 0.0

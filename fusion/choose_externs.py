@@ -46,8 +46,9 @@ def lower_for(
 
 def _small(capabilities: Capabilities) -> int:
     """Return the number of multiplications that the scalar units do in the launch time of a library call."""
-    behind = 1 / capabilities.flops - 1 / capabilities.matrix_flops
-    return int(capabilities.launch_us / behind / 2)
+    rates = capabilities.rates
+    behind = 1 / rates.flops - 1 / rates.matrix_flops
+    return int(rates.launch_us / behind / 2)
 
 
 def _products(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
+from fusion.codegen.price import Rates
 from fusion.codegen.target import Layouts
 
 
@@ -30,7 +31,7 @@ class Cpu:
         attention: (form, or kernel of the library, bytes of an element) → its speed.
         layouts: the costs of other tensor layouts.
 
-    >>> replace(EPYC, threads=4).flops / EPYC.flops
+    >>> replace(EPYC, threads=4).rates.flops / EPYC.rates.flops
     4.0
     """
 
@@ -46,19 +47,15 @@ class Cpu:
     layouts: Layouts
 
     @property
-    def bandwidth(self) -> float:
-        """Bytes per microsecond to memory."""
-        return self.core_bandwidth * min(self.threads, self.memory_cores)
-
-    @property
-    def flops(self) -> float:
-        """Float32 operations per microsecond in generated loops."""
-        return self.core_flops * self.threads
-
-    @property
-    def matrix_flops(self) -> float:
-        """Operations per microsecond of the library's GEMMs."""
-        return self.core_matrix_flops * self.threads
+    def rates(self) -> Rates:
+        """What the threads do together in a microsecond."""
+        return Rates(
+            launch_us=self.launch_us,
+            bandwidth=self.core_bandwidth * min(self.threads, self.memory_cores),
+            flops=self.core_flops * self.threads,
+            matrix_flops=self.core_matrix_flops * self.threads,
+            matrix_share=self.matrix_share,
+        )
 
 
 EPYC = Cpu(

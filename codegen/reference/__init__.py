@@ -14,6 +14,7 @@ import torch
 
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.price import Rates
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.errors import BuildError
 from fusion.lowering.interpret import run_kernel
@@ -50,10 +51,7 @@ class ReferenceTarget:
             whole_limit=1 << 15,
             window_limit=25,
             parallelism=128,
-            launch_us=5.0,
-            bandwidth=1e6,
-            flops=2e7,
-            matrix_flops=2e8,
+            rates=Rates(launch_us=5.0, bandwidth=1e6, flops=2e7, matrix_flops=2e8),
             streamed=1.0,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
+from fusion.codegen.price import Rates
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
 from fusion.codegen.triton.statements.updates import ATOMIC
@@ -23,12 +24,14 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         whole_limit=32_768,  # elements of a row: 32 per thread of 1024; for 50257, a loop took 0.75 of the time
         window_limit=25,  # longer windows are folded across threads: a pool of 3 by 3 took 13 times as long
         parallelism=2 * device.multiprocessors,
-        launch_us=measured.launch_us,
-        bandwidth=measured.bandwidth,
-        flops=measured.flops,
-        matrix_flops=measured.matrix_flops,
-        matrix_share=share,
-        product_us=measured.product_us,
+        rates=Rates(
+            launch_us=measured.launch_us,
+            bandwidth=measured.bandwidth,
+            flops=measured.flops,
+            matrix_flops=measured.matrix_flops,
+            matrix_share=share,
+            product_us=measured.product_us,
+        ),
         padded=True,
         alignment=16,
         crowding=0.02,

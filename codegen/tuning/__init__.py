@@ -156,17 +156,16 @@ def predicted(kernel: Kernel, price: float, capabilities: Capabilities) -> float
     """
     sizes = kernel.axis_sizes()
     moved = sum(float(param.extent) * param.dtype.itemsize for param in kernel.params if param.extent.is_Integer)
-    time = moved / capabilities.bandwidth
+    rates = capabilities.rates
+    time = rates.memory_us(moved)
     for stmt in statements(kernel.body):
         if isinstance(stmt, Fold) and stmt.op == "dot":
             spanned = free_axes(*stmt.args) & sizes.keys()
             points = 2.0
             for symbol in spanned:
                 points *= float(sizes[symbol]) if sizes[symbol].is_Integer else 1.0
-            time = max(
-                time, points / capabilities.matrix_flops / capabilities.matrix_share[stmt.args[0].dtype.itemsize]
-            )
-    return capabilities.launch_us + time * min(price, 1e3)
+            time = max(time, rates.product_us_of(points, stmt.args[0].dtype.itemsize))
+    return rates.launch_us + time * min(price, 1e3)
 
 
 __all__ = ["Trial", "Tuner", "Tuning"]

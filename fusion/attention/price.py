@@ -71,8 +71,8 @@ def library_time(call: Call, kernel: str, target: Target) -> float:
     capabilities = target.capabilities
     forward, backward = _shares(call, kernel, target)
     product = _product(call, capabilities)
-    total = capabilities.launch_us + FORWARD * product / forward
-    return total + (capabilities.launch_us + BACKWARD * product / backward if call.training else 0.0)
+    total = capabilities.rates.launch_us + FORWARD * product / forward
+    return total + (capabilities.rates.launch_us + BACKWARD * product / backward if call.training else 0.0)
 
 
 def least_time(call: Call, target: Target) -> float:
@@ -86,8 +86,8 @@ def least_time(call: Call, target: Target) -> float:
     if call.computes_mask:
         return 0.0
     product = _product(call, capabilities)
-    total = capabilities.launch_us + FORWARD * product / forward
-    return total + (2 * capabilities.launch_us + AGAIN * product / backward if call.training else 0.0)
+    total = capabilities.rates.launch_us + FORWARD * product / forward
+    return total + (2 * capabilities.rates.launch_us + AGAIN * product / backward if call.training else 0.0)
 
 
 def _shares(call: Call, kernel: str, target: Target) -> tuple[float, float]:
@@ -103,8 +103,7 @@ def _shares(call: Call, kernel: str, target: Target) -> tuple[float, float]:
 
 def _product(call: Call, capabilities: Capabilities) -> float:
     """Return the microseconds of half the arithmetic of forward, at the speed of the library's GEMMs."""
-    rate = capabilities.matrix_flops * capabilities.matrix_share[call.query.dtype.itemsize]
-    return call.scores * sum(call.widths) * _causal(call) / rate
+    return capabilities.rates.product_us_of(call.scores * sum(call.widths) * _causal(call), call.query.dtype.itemsize)
 
 
 def _causal(call: Call) -> float:
@@ -149,7 +148,7 @@ def _time(schedule: Schedule, target: Target, scores: int) -> float:
             total += kernel_time(step, target)
             touched, who = step.written, "what is generated would write"
         elif isinstance(step, Chunked) or not step.is_view:
-            total += target.capabilities.launch_us
+            total += target.capabilities.rates.launch_us
             touched, who = (*step.reads, *writes(step)), f"{step.name} would take"
         else:
             continue

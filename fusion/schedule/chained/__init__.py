@@ -162,8 +162,9 @@ class _Finder:
         """Return whether these chains together are predicted to be faster than tiles in memory."""
         tiles = {p for chain in chains_found for p in chain.places if p in self.tiles}
         capabilities, dependences = self.capabilities, self.dependences
-        unfused = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles) / capabilities.bandwidth
-        unfused += sum(time_alone(dependences, p, capabilities) for p in tiles) + capabilities.launch_us * len(tiles)
+        trips = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles)
+        unfused = capabilities.rates.price(trips, launches=len(tiles)).total
+        unfused += sum(time_alone(dependences, p, capabilities) for p in tiles)
         unfused += sum(time_alone(dependences, sink, capabilities) for chain in chains_found for sink in chain.sinks)
         counts = [
             best_cut(dependences, Cluster.of(chain.space, chain.places), capabilities)[0] for chain in chains_found

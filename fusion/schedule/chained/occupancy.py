@@ -12,6 +12,7 @@ import math
 import sympy
 from typing_extensions import assert_never
 
+from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities, busy
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import free_axes
@@ -21,7 +22,6 @@ from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd
 from fusion.schedule.iteration.dependences import Dependences
-from fusion.schedule.rewrites.inline import cost
 
 BLOCK = 64
 """Elements of the looped axis that a program processes at once, and rows of a tile: parts end with a block."""
@@ -74,7 +74,8 @@ def time_in_parts(dependences: Dependences, chain: Chain | Cluster, parts: int, 
     """Return the microseconds of a chain in this many parts, with its launches and its sums' trip through memory."""
     count = parts * max(1, programs(dependences, chain))
     slots = capabilities.parallelism  # a partly idle last wave is not counted
-    loop_us = capabilities.launch_us + loop_time(dependences, chain, capabilities) / busy(min(count, slots), slots)
+    rates = capabilities.rates
+    loop_us = rates.launch_us + loop_price(dependences, chain, capabilities).busy / busy(min(count, slots), slots)
     if parts == 1:
         return loop_us
     looped = {axis.symbol for axis in chain.space.reduced}
@@ -83,7 +84,7 @@ def time_in_parts(dependences: Dependences, chain: Chain | Cluster, parts: int, 
         node = dependences.compute(member)
         if any(looped & at[axis.symbol].free_symbols for axis in node.over):
             sums += math.prod(dependences.estimate(axis.size) for axis in node.axes)
-    return loop_us + capabilities.launch_us + 2 * 4 * parts * sums / capabilities.bandwidth
+    return loop_us + rates.price(2 * 4 * parts * sums).total
 
 
 def length_of_part(length: sympy.Expr, parts: int) -> sympy.Expr:
@@ -104,11 +105,11 @@ def time_alone(dependences: Dependences, position: int, capabilities: Capabiliti
     if not isinstance(node, Contract):
         return 0.0
     moved = sum(dependences.bytes(load.buffer) for load in {*dependences.loads[position]})
-    return max(product_time(dependences, position, capabilities), moved / capabilities.bandwidth)
+    return capabilities.rates.price(moved, products=product_time(dependences, position, capabilities)).busy
 
 
-def loop_time(dependences: Dependences, chain: Chain | Cluster, capabilities: Capabilities) -> float:
-    """Return the microseconds of a chain's loop if it keeps the full device busy."""
+def loop_price(dependences: Dependences, chain: Chain | Cluster, capabilities: Capabilities) -> Price:
+    """Return the price of a chain's loop if it keeps the full device busy."""
     outs = {dependences.compute(p).out for p in chain.places}
     inputs = {load.buffer for p in chain.places for load in dependences.loads[p]} - outs
     moved = sum(map(dependences.bytes, inputs))
@@ -120,9 +121,8 @@ def loop_time(dependences: Dependences, chain: Chain | Cluster, capabilities: Ca
     multiplied = {load.buffer for p in chain.places if _is_product(dependences, p) for load in dependences.loads[p]}
     if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & inputs):
         products /= capabilities.odd_rows.walked
-    return max(
-        products + sum(_work(dependences, p, capabilities) for p in chain.places), moved / capabilities.bandwidth
-    )
+    scalars = sum(_work(dependences, p, capabilities) for p in chain.places)
+    return capabilities.rates.price(moved, products=products, scalars=scalars)
 
 
 def _padding(dependences: Dependences, chain: Chain | Cluster, position: int) -> float:
@@ -143,7 +143,7 @@ def product_time(dependences: Dependences, position: int, capabilities: Capabili
     if not isinstance(node, Contract):
         return 0.0
     points = math.prod(dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-    return 2 * points / (capabilities.matrix_flops * capabilities.matrix_share[node.lhs.dtype.itemsize])
+    return capabilities.rates.product_us_of(2 * points, node.lhs.dtype.itemsize)
 
 
 def _is_product(dependences: Dependences, position: int) -> bool:
@@ -157,6 +157,6 @@ def _work(dependences: Dependences, position: int, capabilities: Capabilities) -
             return 0.0
         case Map() | Reduce() | Scan() | Scatter():
             points = math.prod(dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-            return cost(*node.exprs) * points / capabilities.flops
+            return capabilities.rates.scalar_us(capabilities.rates.cost(*node.exprs) * points)
         case _:
             assert_never(node)

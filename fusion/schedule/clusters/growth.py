@@ -75,7 +75,7 @@ def refusals_of(
             out = next(iter(writes(program.nodes[reader])), None)
             origin = program.origins.get(out or name, Origin(name))
             size = 2 * dependences.bytes(name)
-            yield Refusal(name, out or "?", reason, origin, size, size / capabilities.bandwidth)
+            yield Refusal(name, out or "?", reason, origin, size, capabilities.rates.memory_us(size))
 
 
 def grow(
@@ -251,7 +251,7 @@ class _Growth:
         indices.  Kernels over other axes share a launch later, each with a body of its own (`pack.py`).
         """
         alike: dict[tuple[object, ...], int] = {}
-        small = 2 * self.capabilities.launch_us
+        small = 2 * self.capabilities.rates.launch_us
         # Folds are not merged: each holds registers until its loop ends, and many of them together spill.
         for b in sorted(self.clusters, key=lambda c: self.clusters[c].members[0]):
             cluster = self.clusters[b]

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
+from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Expr, Op, loads, postorder
@@ -23,7 +24,6 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
 from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
-from fusion.schedule.rewrites.inline import cost
 
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile."""
@@ -58,20 +58,20 @@ class Prices:
         self, dependences: Dependences, capabilities: Capabilities, chained_share: ChainedShare | None = None
     ) -> None:
         self.dependences = dependences
-        self.capabilities = capabilities
+        self.capabilities, self.rates = capabilities, capabilities.rates
         self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.streamed)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
 
     @cached_property
-    def work(self) -> list[int]:
+    def work(self) -> list[float]:
         """Additions per point of each node."""
         return [
-            0 if isinstance(node, (Extern, Chunked)) else max(1, cost(*node.exprs))
+            0 if isinstance(node, (Extern, Chunked)) else max(1, self.rates.cost(*node.exprs))
             for node in self.dependences.program.nodes
         ]
 
     @cached_property
-    def work_in_tiles(self) -> list[int]:
+    def work_in_tiles(self) -> list[float]:
         """Additions per point of each node in a kernel of products, where no memory time hides what they leave out."""
         gathers = [sum(any(isinstance(i, Expr) for i in load.index) for load in at) for at in self.dependences.loads]
         nodes = self.dependences.program.nodes
@@ -93,9 +93,13 @@ class Prices:
 
     def time(self, cluster: Cluster) -> float:
         """Return the predicted microseconds of one launch of `cluster`, launch overhead included."""
-        traffic = self.traffic(cluster)
-        memory = sum(traffic) / self.capabilities.bandwidth / self._busy(cluster)
-        return self.capabilities.launch_us + max(memory, self._arithmetic(cluster))
+        return self.price(cluster).total
+
+    def price(self, cluster: Cluster) -> Price:
+        """Return the predicted microseconds of one launch of `cluster`, by part."""
+        share = self._busy(cluster)
+        products, scalars = self._products(cluster) * share, sum(self.scalar_times(cluster).values()) * share
+        return self.rates.price(sum(self.traffic(cluster)), products=products, scalars=scalars, share=share)
 
     def traffic(self, cluster: Cluster) -> tuple[int, int]:
         """Return the bytes (read, written): every tensor from outside once, every stored result once."""
@@ -128,7 +132,7 @@ class Prices:
         rows = math.prod(self.dependences.estimate(axis.size) for axis in cluster.space.parallel)
         return min(1.0, max(1, rows) / self.capabilities.parallelism)
 
-    def _arithmetic(self, cluster: Cluster) -> float:
+    def _products(self, cluster: Cluster) -> float:
         shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
         multiplied = 0.0
         for member in cluster.members:
@@ -136,7 +140,7 @@ class Prices:
             if isinstance(node, Contract):
                 odd = not cluster.space.streamed and self._odd(cluster, node)
                 multiplied += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0)
-        return multiplied * shared + sum(self.scalar_times(cluster).values())
+        return multiplied * shared
 
     def scalar_times(self, cluster: Cluster) -> dict[int, float]:
         """Return the microseconds of the scalar units for each member that is no contraction."""
@@ -156,7 +160,7 @@ class Prices:
             if isinstance(self.dependences.node(member), Contract):
                 continue
             work = self.work_in_tiles if cluster.space.rigid else self.work
-            times[member] = work[member] * points[member] * evaluated.get(member, 1) / self.capabilities.flops
+            times[member] = self.rates.scalar_us(work[member] * points[member] * evaluated.get(member, 1))
             for load in self.dependences.loads[member]:
                 producer = inside.get(load.buffer)
                 if producer is not None and producer not in cluster.places:
@@ -167,9 +171,8 @@ class Prices:
     def contraction(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-        share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
-        share *= self.chained_share(self, cluster) if cluster.space.streamed else 1.0
-        return 2 * points / (self.capabilities.matrix_flops * share)
+        share = self.chained_share(self, cluster) if cluster.space.streamed else 1.0
+        return self.rates.product_us_of(2 * points, node.lhs.dtype.itemsize) / share
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of the library's product on the matrix units."""
@@ -222,13 +225,13 @@ class Prices:
     def flops(self, cluster: Cluster) -> int:
         """Return the scalar operations (in additions) and multiply-adds (two each) of one launch."""
         sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
-        total = 0
+        total = 0.0
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)
             spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
             points = math.prod(sizes[s] for s in spanned)
             total += points * (2 if isinstance(node, Contract) else self.work[member])
-        return total
+        return round(total)
 
 
 def _wide(*exprs: Expr) -> int:

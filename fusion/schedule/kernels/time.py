@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from fusion.codegen.chained import FORWARD, Chain
+from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.lowering.errors import Unsupported
@@ -35,18 +36,21 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
 
     Symbolic sizes are taken as they were when the graph was traced.
     """
+    return kernel_price(call, target, form).total
+
+
+def kernel_price(call: KernelCall, target: Target, form: str = "") -> Price:
+    """Return the predicted time of one launch, by part; see `kernel_time`."""
     capabilities, kernel = target.capabilities, _as_traced(call.kernel)
-    moved = (call.bytes_read + call.bytes_written) / capabilities.bandwidth
-    dots = _dots(kernel)
+    rates, moved, dots = capabilities.rates, call.bytes_read + call.bytes_written, _dots(kernel)
     if not dots:
-        return capabilities.launch_us + max(moved, call.flops / capabilities.flops)
+        return rates.price(moved, scalars=rates.scalar_us(call.flops))
     counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
     if len(dots) == 1 and not kernel.beside:
-        return capabilities.launch_us + max(moved, _products(kernel, counted, capabilities)) / target.efficiency(kernel)
+        return rates.price(moved, products=_products(kernel, counted, rates), share=target.efficiency(kernel))
     chain = _chain(kernel, dots, _columns_per_row(kernel, counted))
     share = target.chained_share(chain, form or target.forms(call.kernel)[0].name)
-    products = _products(kernel, counted, capabilities) / share
-    return capabilities.launch_us + max(moved, products / _busy(kernel, capabilities))
+    return rates.price(moved, products=_products(kernel, counted, rates) / share / _busy(kernel, capabilities))
 
 
 def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
@@ -112,7 +116,7 @@ def _columns_per_row(kernel: Kernel, counted: Mapping[Loop, float]) -> float:
     return max(counts, default=math.inf)
 
 
-def _products(kernel: Kernel, counted: Mapping[Loop, float], capabilities: Capabilities) -> float:
+def _products(kernel: Kernel, counted: Mapping[Loop, float], rates: Rates) -> float:
     """Return the microseconds of a kernel's products at the library's speed, without skipped blocks."""
     sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
     varies = spans(kernel)
@@ -124,8 +128,8 @@ def _products(kernel: Kernel, counted: Mapping[Loop, float], capabilities: Capab
                 total += of(stmt.body, share * counted[stmt])
             elif isinstance(stmt, Fold) and stmt.op == "dot":
                 axes = frozenset(stmt.over).union(*(varies[arg] for arg in stmt.args))
-                rate = capabilities.matrix_flops * capabilities.matrix_share[stmt.args[0].dtype.itemsize]
-                total += 2 * share * math.prod(sizes[axis] for axis in axes) / rate
+                operations = 2 * share * math.prod(sizes[axis] for axis in axes)
+                total += rates.product_us_of(operations, stmt.args[0].dtype.itemsize)
         return total
 
     return of(kernel.body, 1.0)

@@ -113,7 +113,9 @@ class _Packing:
         capabilities = self.target.capabilities
         if len({*first.buffers, *second.buffers}) > capabilities.max_params:
             return False
-        if capabilities.launch_us < capabilities.crowding * (_time(first, capabilities) + _time(second, capabilities)):
+        if capabilities.rates.launch_us < capabilities.crowding * (
+            _time(first, capabilities) + _time(second, capabilities)
+        ):
             return False
         # Predecessors of the host run before the kernels in it, and these before this one: no path leads back.
         return not nx.has_path(self.graph, host, number) and self.target.packs(first.kernel.parts[0], second.kernel)
@@ -154,7 +156,8 @@ def _time(call: KernelCall, capabilities: Capabilities) -> float:
     """Return the microseconds that packing may slow down; contractions of one form lose nothing."""
     if any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(call.kernel.body)):
         return 0.0
-    return max((call.bytes_read + call.bytes_written) / capabilities.bandwidth, call.flops / capabilities.flops)
+    rates = capabilities.rates
+    return rates.price(call.bytes_read + call.bytes_written, scalars=rates.scalar_us(call.flops)).busy
 
 
 __all__ = ["pack_launches"]

@@ -91,15 +91,16 @@ def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mappin
 
     def moved(buffers: Iterable[str]) -> float:
         touched = (program.buffers[each] for each in buffers)
-        return sum(estimate(b.numel, hints) * b.dtype.itemsize for b in touched) / capabilities.bandwidth
+        return capabilities.rates.memory_us(sum(estimate(b.numel, hints) * b.dtype.itemsize for b in touched))
 
     lost = 0.0
     for node in program.nodes:
         if isinstance(node, Contract) and name in reads(node):
             points = math.prod(estimate(axis.size, hints) for axis in (*node.axes, *node.over))
-            multiplied, memory = 2 * points / capabilities.matrix_flops, moved({node.out, *reads(node)})
+            multiplied = capabilities.rates.product_us_of(2 * points, node.lhs.dtype.itemsize)
+            memory = moved({node.out, *reads(node)})
             lost += max(multiplied / capabilities.odd_rows.product, memory) - max(multiplied, memory)
-    return lost > 2 * moved([name]) + capabilities.launch_us
+    return lost > 2 * moved([name]) + capabilities.rates.launch_us
 
 
 def _with_copies(program: Program, misaligned: Collection[str]) -> Program:

@@ -123,7 +123,7 @@ def _groups(prices: Prices, offers: Sequence[_Offer], target: Target) -> list[li
             groups.append([offer])
         else:
             group.append(offer)
-    launch = prices.capabilities.launch_us
+    launch = prices.rates.launch_us
     return [
         group
         for group in groups
@@ -154,19 +154,20 @@ def _offer(
     A generated kernel takes the larger of its products, at its share of the library's speed, with the prologue that
     each program evaluates for its tile, and its traffic, plus its epilogue unless other programs hide that.
     """
-    moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
+    moved = sum(prices.traffic(cluster))
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
     scalar, efficiency = prices.scalar_times(cluster), target.efficiency(kernel)
     prologue = sum(scalar[member] for member in _parts(prices, cluster, products)[0])
-    generated = prices.capabilities.launch_us + max(multiplied / efficiency + prologue, moved / efficiency)
-    if target.waits(kernel):
-        generated += _epilogue_time(prices, cluster, products)
+    epilogue = _epilogue_time(prices, cluster, products) if target.waits(kernel) else 0.0
+    generated = prices.rates.price(
+        moved, products=multiplied, scalars=prologue * efficiency, epilogue=epilogue, share=efficiency
+    )
     calls = prices.dependences.program.library
     library = {position: calls[contract.out] for position, contract in products.items()}
     parts = split_k(prices, cluster, products, target)
     ways = (
-        Alternative(ONE_KERNEL, generated),
+        Alternative(ONE_KERNEL, generated.total),
         *([] if parts is None else [parts]),
         Alternative(LIBRARY, _library_time(prices, cluster, products), library),
     )
@@ -177,7 +178,7 @@ def _offer(
 def _epilogue_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
     """Return the microseconds of a cluster's epilogue."""
     after = replace(cluster, places={member: cluster.places[member] for member in _parts(prices, cluster, products)[1]})
-    return prices.flops(after) / prices.capabilities.flops
+    return prices.rates.scalar_us(prices.flops(after))
 
 
 def _parts(
@@ -197,8 +198,8 @@ def _library_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contr
         if not members:
             continue
         part = tuple(sorted(members))
-        moved = sum(prices.traffic(replace(cluster, members=part))) / prices.capabilities.bandwidth
+        moved = sum(prices.traffic(replace(cluster, members=part)))
         multiplied = sum(prices.by_library(cluster, products[member]) for member in part if member in products)
-        overhead = prices.capabilities.product_us if any(member in products for member in part) else 0.0
-        total += prices.capabilities.launch_us + overhead + max(multiplied, moved)
+        total += prices.rates.price(moved, products=multiplied).total
+        total += prices.rates.product_us if any(member in products for member in part) else 0.0
     return total

@@ -75,11 +75,12 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
         tiles = batch * math.ceil(max(rows, columns) / BLOCK)
         return max((count for count in counts if count * tiles <= room and count <= MOST), default=1)
     tiles = batch * math.ceil(rows / TILE_ROWS) * math.ceil(columns / TILE_COLUMNS)
-    rate = capabilities.matrix_flops * capabilities.matrix_share[product.lhs.dtype.itemsize]
+    rates = capabilities.rates
+    multiplied = rates.product_us_of(2 * results * length, product.lhs.dtype.itemsize)
 
     def time(count: int) -> float:
-        adding = capabilities.launch_us + 8 * count * results / capabilities.bandwidth if count > 1 else 0.0
-        return 2 * results * length / rate / busy(tiles * count, capabilities.parallelism) + adding
+        adding = rates.price(8 * count * results).total if count > 1 else 0.0
+        return multiplied / busy(tiles * count, capabilities.parallelism) + adding
 
     return min(counts, key=time, default=1)
 
@@ -116,10 +117,10 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Alternative
     multiplied, share = prices.contraction(cluster, product), target.efficiency(kernel)
     if min(_sides(product)) < BLOCK:
         share = min(share, capabilities.narrow_share)
-    first = max(multiplied, (sum(prices.traffic(cluster)) + sums) / capabilities.bandwidth) / share
+    first = capabilities.rates.price(sum(prices.traffic(cluster)) + sums, products=multiplied, share=share)
     axis = part_axis(kernel)
     # Unpacking is not in that kernel yet: with it, the matrix units are used for few rows too.
     packed = min(_sides(product)) <= SUMMED and _is_packed(prices, cluster, product)
     in_one_launch = axis is not None and (packed or target.finishes(kernel, axis.symbol))
     adding = capabilities.waiting if in_one_launch else 1
-    return (1 + adding) * capabilities.launch_us + first + sums / capabilities.bandwidth
+    return first.total + capabilities.rates.price(sums, launches=adding).total

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.codegen.price import RANDOM
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from fusion.lowering.indexing import substitute
@@ -43,9 +44,6 @@ from fusion.lowering.scalar_ops import SCALAR_OPS
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
-
-RANDOM = 60
-"""The cost of a random number, in additions: more than all readers may recompute, so that it is drawn once."""
 
 FEW = 64
 """A reader with this many times fewer points than a map computes the points it needs itself."""

@@ -141,7 +141,7 @@ def test_devices_and_their_records_are_values() -> None:
     same = replace(H200)
     assert same == H200 and hash(same) == hash(H200)
     assert capabilities(same, DEFAULT) is capabilities(H200, DEFAULT)
-    assert capabilities(H200, Numerics(tf32=True)).matrix_share[4] == 0.5
+    assert capabilities(H200, Numerics(tf32=True)).rates.matrix_share[4] == 0.5
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------

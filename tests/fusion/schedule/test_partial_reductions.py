@@ -173,7 +173,11 @@ def decoding(
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with more cores than a few heads keep busy."""
     few = CTarget().capabilities
-    monkeypatch.setattr(CTarget, "capabilities", property(lambda self: replace(few, parallelism=16, launch_us=0.1)))
+    monkeypatch.setattr(
+        CTarget,
+        "capabilities",
+        property(lambda self: replace(few, parallelism=16, rates=replace(few.rates, launch_us=0.1))),
+    )
 
 
 def kernels(function: Callable[..., object], *args: object, target: str = "c") -> list[str]:

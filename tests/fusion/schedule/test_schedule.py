@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusion.codegen.price import Rates
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Capabilities
 from fusion.lowering.decompositions import decompositions
@@ -34,10 +35,7 @@ GPU = Capabilities(
     fold_ops=frozenset(FOLD_OPS),
     whole_limit=16384,
     parallelism=132,
-    launch_us=4.0,
-    bandwidth=4.3e6,
-    flops=6e7,
-    matrix_flops=7e8,
+    rates=Rates(launch_us=4.0, bandwidth=4.3e6, flops=6e7, matrix_flops=7e8),
 )
 """A machine with matrix units, to schedule for without having it."""
 
