@@ -64,6 +64,7 @@ FOLDERS: Mapping[str, str] = {
     "tuned": "measurements",
     "graphs": "finished graphs",
     "regions": "traced regions",
+    "devices": "measured speeds of devices",
 }
 """The folders of the cache directory → their contents."""
 

@@ -31,9 +31,10 @@ class Price:
         memory: the traffic to and from memory, or the cache that holds the tensors.
         products: GEMMs.
         scalars: all other arithmetic.
+        hidden: the time in which memory and arithmetic overlap.
         epilogue: arithmetic after the products that no other program hides.
 
-    >>> price = Price(launch=4.0, memory=10.0, products=6.0, scalars=1.0, epilogue=2.0)
+    >>> price = Price(launch=4.0, memory=10.0, products=6.0, scalars=1.0, hidden=7.0, epilogue=2.0)
     >>> price.total, price.bound
     (16.0, 'memory')
     """
@@ -42,12 +43,13 @@ class Price:
     memory: float = 0.0
     products: float = 0.0
     scalars: float = 0.0
+    hidden: float = 0.0
     epilogue: float = 0.0
 
     @property
     def busy(self) -> float:
-        """The microseconds without launches and epilogue: the larger of memory and arithmetic."""
-        return max(self.memory, self.products + self.scalars)
+        """The microseconds of memory and arithmetic, without launches and epilogue."""
+        return self.memory + self.products + self.scalars - self.hidden
 
     @property
     def total(self) -> float:
@@ -57,7 +59,29 @@ class Price:
     @property
     def bound(self) -> str:
         """The name of the part that takes longest."""
-        return max((part.name for part in fields(self)), key=lambda name: float(getattr(self, name)))
+        parts = (part.name for part in fields(self) if part.name != "hidden")
+        return max(parts, key=lambda name: float(getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The cost of work that SIMD lanes do not share, in additions; 0 on devices where it costs nothing beyond.
+
+    Attributes:
+        fold: combining the lanes of a row that is folded.
+        window: the factor of operations on the elements of a window that reaches into padding.
+        turned: an element that is read across the rows in which results are written.
+        scanned: an element of a scan.
+        updated: an element that a scatter updates.
+        gathered: an element whose position depends on data that differs from lane to lane.
+    """
+
+    fold: float = 0.0
+    window: float = 1.0
+    turned: float = 0.0
+    scanned: float = 0.0
+    updated: float = 0.0
+    gathered: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +96,8 @@ class Rates:
         matrix_share: bytes of an operand's element → the rate of the library's GEMMs, relative to that.
         product_us: microseconds of the library's smallest GEMM beside its launch.
         costs: scalar operations whose cost differs from `ScalarOp.cost`, in additions.
-        fold: additions that take as long as combining the lanes of one folded row.
+        steps: the further cost of work that lanes do not share.
+        overlap: how far memory and arithmetic overlap: the exponent of their norm; infinite: the larger one counts.
 
     >>> round(Rates(2.0, ((1e6, 1e5), (1e8, 1e4)), 1e4, 1e5).memory_us(1e7))
     316
@@ -85,7 +110,8 @@ class Rates:
     matrix_share: Mapping[int, float] = field(default_factory=lambda: MATRIX_RATES, hash=False)
     product_us: float = 0.0
     costs: Mapping[str, float] = field(default_factory=dict, hash=False)
-    fold: float = 0.0
+    steps: Steps = Steps()
+    overlap: float = math.inf
 
     def memory_us(self, touched: float) -> float:
         """Return the microseconds of moving bytes to or from memory."""
@@ -101,9 +127,10 @@ class Rates:
 
     def cost(self, *exprs: Expr) -> float:
         """Return the additions that take as long as evaluating expressions, loads excluded."""
-        return sum(map(self._cost_of, postorder(*exprs)))
+        return sum(map(self.cost_of, postorder(*exprs)))
 
-    def _cost_of(self, node: Expr) -> float:
+    def cost_of(self, node: Expr) -> float:
+        """Return the additions of one operation, without its operands."""
         if isinstance(node, Op):
             return self.costs.get(node.name, SCALAR_OPS[node.name].cost)
         return self.costs.get("random", RANDOM) if isinstance(node, Random) else 0.0
@@ -128,8 +155,15 @@ class Rates:
             share: the share of the device that it occupies, which memory and arithmetic have.
             launches: the number of launches, or the part of one that is not hidden.
         """
-        launch, memory = launches * self.launch_us, self.memory_us(moved)
-        return Price(launch, memory / share, products / share, scalars / share, epilogue)
+        memory, products, scalars = self.memory_us(moved) / share, products / share, scalars / share
+        hidden = memory + products + scalars - self._norm(memory, products + scalars)
+        return Price(launches * self.launch_us, memory, products, scalars, hidden, epilogue)
+
+    def _norm(self, memory: float, arithmetic: float) -> float:
+        larger, smaller = max(memory, arithmetic), min(memory, arithmetic)
+        if math.isinf(self.overlap) or not smaller:
+            return larger
+        return larger * float((1 + (smaller / larger) ** self.overlap) ** (1 / self.overlap))
 
 
 RANDOM = 60

@@ -1,7 +1,8 @@
 """Describes a CPU: the throughput of its cores and its memory.
 
-All CPUs are assumed equal to the measured one, with as many threads as PyTorch uses; the C compiler targets the
-machine's own instructions (`build.py`).
+`fusion calibrate` measures the CPU at hand and keeps it in the cache directory; without, all CPUs are assumed equal to
+one that was measured, with as many threads as PyTorch uses.  The C compiler targets the machine's own instructions
+(`build.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,48 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from fusion.codegen import calibration
+from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.chained import GENERATED, ChainSpeed
-from fusion.codegen.price import Rates
+from fusion.codegen.price import Curve, Rates, Steps
 from fusion.codegen.target import Layouts
+
+COSTS: Mapping[str, float] = {
+    "sqrt": 10,
+    "rsqrt": 27,
+    "truediv": 10,
+    "exp": 8,
+    "exp2": 8,
+    "log": 17,
+    "log2": 11,
+    "log10": 14,
+    "expm1": 17,
+    "log1p": 24,
+    "sin": 18,
+    "cos": 19,
+    "tan": 22,
+    "asin": 25,
+    "acos": 25,
+    "atan": 23,
+    "sinh": 22,
+    "cosh": 22,
+    "tanh": 26,
+    "asinh": 45,
+    "acosh": 55,
+    "atanh": 31,
+    "erf": 17,
+    "erfc": 34,
+    "lgamma": 280,
+    "pow": 110,
+    "atan2": 34,
+    "remainder": 73,
+    "fmod": 71,
+    "floordiv": 42,
+    "checked": 14,
+    "random": 210,
+}
+"""Operations on float32 in vectorised loops whose cost differs from `ScalarOp.cost`: an Intel Xeon with AVX-512, GCC 12
+with glibc's vector functions, relative to its additions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +63,7 @@ class Cpu:
     Attributes:
         threads: that run kernels, one per core.
         launch_us: microseconds of one launch.
-        core_bandwidth: bytes per microsecond to memory, of one core.
+        memory: bytes that a launch of one thread touches → bytes per microsecond of one core.
         memory_cores: the number of cores that saturate memory.
         core_flops: float32 operations per microsecond of one core, in vectorised loops.
         core_matrix_flops: the same in the library's GEMMs.
@@ -38,7 +78,7 @@ class Cpu:
     name: str
     threads: int
     launch_us: float
-    core_bandwidth: float
+    memory: Curve
     memory_cores: int
     core_flops: float
     core_matrix_flops: float
@@ -49,12 +89,24 @@ class Cpu:
     @property
     def rates(self) -> Rates:
         """What the threads do together in a microsecond."""
+        cores = min(self.threads, self.memory_cores)
+        nanosecond = self.core_flops / 1e3  # in additions
         return Rates(
             launch_us=self.launch_us,
-            bandwidth=self.core_bandwidth * min(self.threads, self.memory_cores),
+            bandwidth=tuple((self.threads * touched, cores * speed) for touched, speed in self.memory),
             flops=self.core_flops * self.threads,
             matrix_flops=self.core_matrix_flops * self.threads,
             matrix_share=self.matrix_share,
+            costs=COSTS,
+            steps=Steps(  # measured on the same Xeon
+                fold=15 * nanosecond,
+                window=40.0,
+                turned=0.2 * nanosecond,
+                scanned=0.35 * nanosecond,
+                updated=0.4 * nanosecond,
+                gathered=0.25 * nanosecond,
+            ),
+            overlap=2.0,
         )
 
 
@@ -62,7 +114,7 @@ EPYC = Cpu(
     name="AMD EPYC",  # a core of one, torch 2.13
     threads=1,
     launch_us=2.0,
-    core_bandwidth=20_000.0,
+    memory=((1e6, 20_000.0),),
     memory_cores=10,
     core_flops=20_000.0,
     core_matrix_flops=100_000.0,
@@ -81,5 +133,20 @@ EPYC = Cpu(
 
 
 def present() -> Cpu:
-    """Return the CPU of this machine, with the threads that PyTorch uses."""
-    return replace(EPYC, threads=torch.get_num_threads())
+    """Return the CPU of this machine, with the threads that PyTorch uses: as calibrated, else as `EPYC`."""
+    threads = torch.get_num_threads()
+    measured = calibration.kept(cpu_identity(), threads)
+    if measured is None:
+        return replace(EPYC, threads=threads)
+    return Cpu(
+        name=str(measured["name"]),
+        threads=threads,
+        launch_us=measured["launch_us"],
+        memory=tuple((touched, speed) for touched, speed in measured["memory"]),
+        memory_cores=threads,
+        core_flops=measured["flops"],
+        core_matrix_flops=measured["matrix_flops"],
+        matrix_share={int(size): share for size, share in measured["matrix_share"].items()},
+        attention={key: speed.scaled(measured["chained"]) for key, speed in EPYC.attention.items()},
+        layouts=EPYC.layouts,
+    )

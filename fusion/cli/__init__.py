@@ -1,4 +1,4 @@
-"""Parses the command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`, `fusion cache`.
+"""Parses the command line: `fusion demo`, `explain FILE.py:NAME`, `kernels FILE.py:NAME`, `calibrate`, `cache`.
 
 Input: the arguments; output: text on standard output and an exit code: 0 for success, 1 if the command ran with a bad
 result (the demo's error is too large, nothing was generated), 2 if it could not run.  An error is one message and one
@@ -63,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     _program_arguments(kernels)
     kernels.add_argument("--target", choices=TARGETS, help="generate for it ahead of time; needs no device")
     kernels.set_defaults(command="kernels")
+
+    calibrate = commands.add_parser("calibrate", help="measure this machine, so that predicted times are its own")
+    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    calibrate.set_defaults(command="calibrate")
 
     cache = commands.add_parser("cache", help="show what the cache directory holds, and clear it")
     cache.add_argument("--clear", action="store_true", help="remove all that was kept there")

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 
 import fusion
+from fusion.calibrate import calibrate as measured_speeds
+from fusion.calibrate import lines
 from fusion.codegen.cache import FOLDERS, cache_dir, kept
 from fusion.inspect.trace import passes_text
 from fusion.lowering.errors import FusionError, Origin, brief
@@ -78,6 +80,14 @@ def kernels(arguments: argparse.Namespace) -> int:
         return 1
     for number, (source, name) in enumerate(sources.items(), 1):
         print(f"{'' if number == 1 else chr(10)}=== kernel {number} of {len(sources)}: {name} ===\n{source.rstrip()}")
+    return 0
+
+
+def calibrate(arguments: argparse.Namespace) -> int:
+    """Measure the device and print its figures, which later compilations predict with."""
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    for line in lines(*measured_speeds(device)):
+        print(line)
     return 0
 
 

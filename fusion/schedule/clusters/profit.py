@@ -22,6 +22,7 @@ from fusion.lowering.expr import Cast, Expr, Op, loads, postorder
 from fusion.lowering.program import Contract, Extern, Scatter
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
+from fusion.schedule.clusters.work import additions_per_point, is_padded_window
 from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
 
@@ -65,10 +66,8 @@ class Prices:
     @cached_property
     def work(self) -> list[float]:
         """Additions per point of each node."""
-        return [
-            0 if isinstance(node, (Extern, Chunked)) else max(1, self.rates.cost(*node.exprs))
-            for node in self.dependences.program.nodes
-        ]
+        program = self.dependences.program
+        return [additions_per_point(program, node, self.rates) for node in program.nodes]
 
     @cached_property
     def work_in_tiles(self) -> list[float]:
@@ -76,7 +75,10 @@ class Prices:
         gathers = [sum(any(isinstance(i, Expr) for i in load.index) for load in at) for at in self.dependences.loads]
         nodes = self.dependences.program.nodes
         wide = [0 if isinstance(node, (Extern, Chunked)) else _wide(*node.exprs) for node in nodes]
-        return [sum(parts) for parts in zip(self.work, wide, (GATHER * count for count in gathers), strict=True)]
+        work = [
+            0.0 if isinstance(node, (Extern, Chunked)) else max(1.0, self.rates.cost(*node.exprs)) for node in nodes
+        ]
+        return [sum(parts) for parts in zip(work, wide, (GATHER * count for count in gathers), strict=True)]
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """Return None if `joined` is predicted to be no slower than both separately; else why not."""
@@ -147,7 +149,7 @@ class Prices:
         sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         points: dict[int, int] = {}
-        evaluated: dict[int, int] = {}
+        evaluated: dict[int, float] = {}
         times: dict[int, float] = {}
         for member in reversed(cluster.members):  # readers come before what they read
             placement = cluster.places.get(member)
@@ -159,6 +161,8 @@ class Prices:
                 evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
             if isinstance(self.dependences.node(member), Contract):
                 continue
+            if is_padded_window(self.dependences.node(member)):
+                evaluated[member] = evaluated.get(member, 1) * self.rates.steps.window
             work = self.work_in_tiles if cluster.space.rigid else self.work
             times[member] = self.rates.scalar_us(work[member] * points[member] * evaluated.get(member, 1))
             for load in self.dependences.loads[member]:

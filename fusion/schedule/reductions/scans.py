@@ -27,8 +27,9 @@ from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, su
 from fusion.lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
 from fusion.lowering.scalar_ops import EXTREMES, FoldName, ScanName, identity, keeps_position
 from fusion.lowering.value import contiguous_strides
+from fusion.schedule.iteration.contiguity import reads_contiguously
 from fusion.schedule.iteration.naming import unused
-from fusion.schedule.reductions.split import near_divisor, reads_contiguously, wanted_parts
+from fusion.schedule.reductions.split import near_divisor, wanted_parts
 
 COLUMNS = 8
 """Columns of one program if the scanned axis is not the contiguous one: a sector of float32."""

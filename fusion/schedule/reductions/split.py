@@ -19,10 +19,11 @@ import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Expr, Load, index_of, postorder
-from fusion.lowering.indexing import FloorDiv, coefficient, flatten, replace_axes, split_points
-from fusion.lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
+from fusion.lowering.indexing import FloorDiv, replace_axes, split_points
+from fusion.lowering.program import Axis, Map, Program, Reduce
 from fusion.lowering.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.iteration.contiguity import LANES, contiguous_axes, reads_contiguously
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 from fusion.schedule.online.merge import MERGEABLE
@@ -31,12 +32,6 @@ from fusion.schedule.reductions.partial import Cut, cut, with_cuts
 
 LEAST_ELEMENTS = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
-
-HELD = 1 << 10
-"""Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
-
-LANES = 32
-"""The smallest number of columns per program if the reduced axis is not the contiguous one."""
 
 
 def split_reductions(
@@ -208,7 +203,7 @@ def _chunks(
         node = flattened(program, node)
     if not node.over:
         return node, None, 1
-    along = _contiguous_axes(program, node, node.over)
+    along = contiguous_axes(program, node, node.over)
     far = [axis for axis in node.over if axis not in along and 2 * estimate(axis.size, hints) >= target_count]
     longest = max(far or node.over, key=lambda axis: estimate(axis.size, hints))
     target_count = min(target_count, estimate(longest.size, hints))
@@ -255,30 +250,3 @@ def near_divisor(length: int, wanted: int, fits: Callable[[int], bool] = lambda 
     """
     near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if length % d == 0 and d <= length and fits(d)]
     return min(near, key=lambda d: abs(d - wanted), default=None)
-
-
-def reads_contiguously(program: Program, node: Reduce | Scan, looped: Sequence[Axis]) -> bool:
-    """Return whether the largest operands are contiguous along one of the `looped` axes, and none along another one.
-
-    If both occur, a program computes several rows, so that it reads neighbours of both: rows that it cannot hold
-    meanwhile should be split.
-    """
-    along = _contiguous_axes(program, node, looped)
-    is_held = math.prod(estimate(axis.size, {}) for axis in looped) <= HELD
-    across = any(estimate(axis.size, {}) >= LANES for axis in along.difference(looped))
-    return not along.isdisjoint(looped) and (is_held or not across)
-
-
-def _contiguous_axes(program: Program, node: Reduce | Scan, looped: Sequence[Axis]) -> set[Axis]:
-    """Return the axes along which the largest operands are contiguous."""
-    sizes = axis_sizes(node)
-    all_loads = [part for part in postorder(*node.args) if isinstance(part, Load)]
-    elements = [
-        estimate(program.buffers[load.buffer].numel, {}) for load in all_loads
-    ]  # of a slice of what is not known
-    along = set[Axis]()
-    for load, count in zip(all_loads, elements, strict=True):
-        offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
-        if count == max(elements) and not isinstance(offset, Expr):
-            along.update(axis for axis in (*node.axes, *looped) if coefficient(offset, axis.symbol) in (1, -1))
-    return along

@@ -1,0 +1,59 @@
+"""Tells along which axes a node reads and writes neighbouring elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from fusion.lowering.expr import Expr, Index, Load, loads, postorder
+from fusion.lowering.indexing import coefficient, flatten
+from fusion.lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
+from fusion.lowering.sizes import estimate
+
+LANES = 32
+"""The smallest number of columns per program if the reduced axis is not the contiguous one."""
+HELD = 1 << 10
+"""Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
+
+
+def reads_contiguously(program: Program, node: Reduce | Scan, looped: Sequence[Axis]) -> bool:
+    """Return whether the largest operands are contiguous along one of the `looped` axes, and none along another one.
+
+    If both occur, a program computes several rows, so that it reads neighbours of both: rows that it cannot hold
+    meanwhile should be split.
+    """
+    along = contiguous_axes(program, node, looped)
+    is_held = math.prod(estimate(axis.size, {}) for axis in looped) <= HELD
+    across = any(estimate(axis.size, {}) >= LANES for axis in along.difference(looped))
+    return not along.isdisjoint(looped) and (is_held or not across)
+
+
+def contiguous_axes(program: Program, node: Reduce | Scan, looped: Sequence[Axis]) -> set[Axis]:
+    """Return the axes along which the largest operands are contiguous."""
+    sizes = axis_sizes(node)
+    all_loads = [part for part in postorder(*node.args) if isinstance(part, Load)]
+    elements = [
+        estimate(program.buffers[load.buffer].numel, {}) for load in all_loads
+    ]  # of a slice of what is not known
+    along = set[Axis]()
+    for load, count in zip(all_loads, elements, strict=True):
+        offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
+        if count == max(elements) and not isinstance(offset, Expr):
+            along.update(axis for axis in (*node.axes, *looped) if coefficient(offset, axis.symbol) in (1, -1))
+    return along
+
+
+def reads_across(program: Program, node: Map) -> int:
+    """Return how many loads of a map are contiguous along another axis than its results."""
+    sizes, buffers = axis_sizes(node), program.buffers
+    written = _contiguous(flatten([axis.symbol for axis in node.axes], buffers[node.out].strides, sizes), sizes)
+    offsets = (flatten(load.index, buffers[load.buffer].strides, sizes) for load in loads(node.expr))
+    across = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & written]
+    return sum(bool(axes) and axes.isdisjoint(written) for axes in (_contiguous(offset, sizes) for offset in across))
+
+
+def _contiguous(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> set[sympy.Symbol]:
+    """Return the axes along which an offset moves by one element; none where it depends on data."""
+    return set() if isinstance(offset, Expr) else {axis for axis in sizes if coefficient(offset, axis) == 1}
