@@ -15,7 +15,8 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from fusion.attention.call import Call, calls, read
+from fusion.attention.call import Call, calls, read, settle
+from fusion.attention.masks import Mask, read_mask
 from fusion.attention.price import generated_time, least_time, library_kernel, library_time
 from fusion.codegen.target import Target
 from fusion.graph_cache.form import Unwritten, write
@@ -98,12 +99,18 @@ class Chooser:
             return tuple(self._choices(graph))
 
     def _choices(self, graph: fx.GraphModule) -> Iterator[Choice]:
-        changed: set[fx.GraphModule] = set()
+        mode = FakeTensorMode(allow_non_fake_inputs=True)  # the library creates real tensors of numbers
+        masks: dict[tuple[object, torch.dtype | None], Mask] = {}
+        changed: set[fx.GraphModule | None] = set()
         for call_node in list(calls(graph)):
             node = call_node.node
-            mode = FakeTensorMode(allow_non_fake_inputs=True)  # the library creates real tensors of numbers
             origin = origin_of(node)
             try:
+                given = node_of_mask, autocast = call_node.arguments.get("attn_mask"), call_node.autocast
+                if node_of_mask is not None and given not in masks:
+                    masks[given] = read_mask(node_of_mask, mode, autocast)
+                if node_of_mask is not None and settle(call_node, masks[given]):
+                    changed.add(node.graph.owning_module)
                 call = read(call_node, mode)
             except Exception as failure:  # as in `choose`
                 if self._strict and not isinstance(failure, Unsupported):
@@ -114,11 +121,9 @@ class Chooser:
             if choice.generated:
                 node.target = attention
                 node.kwargs = {**node.kwargs, "order": call.order}
-                owner = node.graph.owning_module
-                if owner is not None:
-                    changed.add(owner)
+                changed.add(node.graph.owning_module)
             yield choice
-        for module in changed:
+        for module in filter(None, changed):
             module.recompile()
 
     def _choice(self, call: Call, origin: Origin) -> Choice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -258,28 +259,105 @@ def test_choices_are_cached_for_the_next_process(tmp_path: Path, monkeypatch: py
         torch.compile(program, backend=started)(*large())
         return started.choices, len(priced)
 
-    first, times = choices(triangle)
+    first, times = choices(alibi)
     assert times == 1
-    assert choices(triangle) == (first, 0)
-    assert choices(window)[1] == 1 and choices(triangle, kept=False)[1] == 1
+    assert choices(alibi) == (first, 0)
+    assert choices(window)[1] == 1 and choices(alibi, kept=False)[1] == 1
     monkeypatch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: "otherwise")
-    assert choices(triangle)[1] == 1
+    assert choices(alibi)[1] == 1
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("program", [window, alibi, triangle])
+@pytest.mark.parametrize("program", [window, alibi])
 def test_masks_that_are_computed_are_generated(program: Program, training: bool, chosen: Chosen) -> None:
     torch.compile(program, backend=chosen)(*large(training=training))
     assert chosen.only.generated and chosen.only.kernel == "efficient", str(chosen.only)
 
 
-def test_a_triangular_mask_skips_the_blocks_that_causal_skips(chosen: Chosen) -> None:
-    """The mask is recognised as a mask of indices, whose hidden blocks are not computed; those of a tensor are."""
-    for program in (triangle, window):
+def test_a_computed_mask_skips_blocks(chosen: Chosen) -> None:
+    """The hidden blocks of a mask that is computed from indices are not computed; those of a tensor are."""
+    for program in (alibi, window):
         torch.compile(program, backend=chosen)(*large())
     torch.compile(masked, backend=chosen)(*large(), torch.ones(1024, 1024, dtype=torch.bool))
     halved, narrow, whole = (choice.generated_us for choice in chosen.choices)
     assert narrow < halved < whole
+
+
+# Masks that are settled -----------------------------------------------------------------------------------------------
+
+
+def everything(rows: int, columns: int) -> torch.Tensor:
+    """What a model of both directions computes for a batch without padding; PyTorch's fused kernels refuse strides of
+    0.
+    """
+    return (torch.arange(rows)[:, None] >= 0).expand(1, 1, rows, columns)
+
+
+SETTLED: dict[str, tuple[Callable[[int, int], torch.Tensor], Program]] = {
+    "everything": (everything, plain),
+    "ones": (lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool), plain),
+    "zeros": (lambda rows, columns: torch.zeros(rows, columns), plain),
+    "long before": (lambda rows, columns: torch.arange(columns)[None] < columns + 5, plain),
+    "lower triangle": (lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool).tril(), causal),
+    "comparison": (lambda rows, columns: torch.arange(columns) <= torch.arange(rows)[:, None], causal),
+    "negated": (lambda rows, columns: ~(torch.arange(columns) > torch.arange(rows)[:, None])[None], causal),
+    "infinities": (lambda rows, columns: torch.full((rows, columns), float("-inf")).triu(1), causal),
+}
+KEPT: dict[str, Callable[[int, int], torch.Tensor]] = {
+    "later": lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool).tril(1),
+    "upper triangle": lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool).triu(),
+    "finite": lambda rows, columns: torch.full((rows, columns), -1e4).triu(1),
+    "one hidden": lambda rows, columns: torch.arange(columns)[None] < columns - 1,
+    "one row": lambda rows, columns: torch.arange(columns)[None] <= 0,
+}
+
+
+def with_mask(mask: Callable[[int, int], torch.Tensor]) -> Program:
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask(q.shape[-2], k.shape[-2]))
+
+    return program
+
+
+@pytest.mark.parametrize("columns", [517, 333])
+@pytest.mark.parametrize("name", SETTLED)
+def test_masks_that_say_nothing_of_their_own_are_dropped(name: str, columns: int, chosen: Chosen) -> None:
+    """The call is priced as, and is, one without a mask."""
+    mask, equivalent = SETTLED[name]
+    inputs = operands(columns=columns)
+    results = [torch.compile(program, backend=chosen)(*inputs) for program in (with_mask(mask), equivalent)]
+    settled, plainly = chosen.choices
+    assert replace(settled, origin=plainly.origin) == plainly
+    assert torch.equal(*results)
+    exact = with_mask(mask)(*(x.double() for x in inputs)) if name != "zeros" else plain(*(x.double() for x in inputs))
+    assert_as_eager(results[0], with_mask(mask)(*inputs), exact)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_other_masks_stay(name: str, chosen: Chosen) -> None:
+    results = [torch.compile(program, backend=chosen)(*operands()) for program in (with_mask(KEPT[name]), plain)]
+    assert not torch.equal(*results)
+
+
+def test_a_mask_that_needs_no_padding_at_one_size_only_stays(chosen: Chosen) -> None:
+    """Sizes that vary are numbers while a call is priced; what holds for these alone is not settled."""
+
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[-2])[None] < 517)
+
+    compiled = torch.compile(program, backend=chosen, dynamic=True)
+    for columns in (517, 640):
+        inputs = operands(columns=columns)
+        assert_as_eager(compiled(*inputs), program(*inputs), program(*(x.double() for x in inputs)))
+
+
+def test_attention_of_both_directions_on_a_gpu() -> None:
+    """No scores in memory, and no mask: where the library is not faster, one kernel without a load of it."""
+    inputs = [torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16) for _ in range(3)]
+    export = fusion.export_kernels(with_mask(everything), *inputs, arch="sm_90")
+    (kernel,) = export.kernels
+    assert not any("scaled_dot_product" in step or "mm" in step for step in export.steps), export.steps
+    assert "in3" not in kernel.text and "bool" not in kernel.text
 
 
 def test_calls_alike_are_priced_once(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
