@@ -1,7 +1,8 @@
 """Predicts the time of attention: as a kernel of the library, and as generated kernels.
 
 The library's time is the arithmetic of its GEMMs at the target's efficiency of that kernel, relative to the library's
-GEMMs.  Generated kernels are generated up to their source: the call alone is traced, partitioned and scheduled as it
+GEMMs; where PyTorch has no kernel for the call, that of its GEMMs, and of the trips of the scores through memory.
+Generated kernels are generated up to their source: the call alone is traced, partitioned and scheduled as it
 would be in its graph.  Each kernel takes the maximum of its traffic and its GEMMs, at the target's efficiency of
 attention kernels, without the tiles that it skips.
 """
@@ -48,11 +49,12 @@ def library_kernel(call: Call, target: Target) -> str:
 
     For a device that is not the target's, the library's choice is assumed by dtype and shape.
     """
+    tensors = [*call.operands, *([] if call.mask is None else [call.mask])]
     if DEFAULTS.get(call.query.device.type) != target.name:
         half = call.query.dtype.itemsize == 2
         plain = half and call.mask is None and call.widths[0] == call.widths[1]
-        return "math" if call.query.dim() != 4 else "flash" if plain else "efficient"
-    tensors = [*call.operands, *([] if call.mask is None else [call.mask])]
+        apart = any(x.shape[-1] != 1 and x.stride(-1) != 1 for x in tensors)
+        return "math" if call.query.dim() != 4 or apart else "flash" if plain else "efficient"
 
     def whole(*tensors: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(*tensors, **call.options)  # type: ignore[arg-type]  # as the call had them
@@ -69,10 +71,25 @@ def library_time(call: Call, kernel: str, target: Target) -> float:
         Unsupported: the target has no efficiency for it.
     """
     capabilities = target.capabilities
+    if kernel == "math":
+        return sum(_math_time(call, capabilities, backward) for backward in (False, True)[: 1 + call.training])
     forward, backward = _shares(call, kernel, target)
     product = _product(call, capabilities)
     total = capabilities.launch_us + FORWARD * product / forward
     return total + (capabilities.launch_us + BACKWARD * product / backward if call.training else 0.0)
+
+
+def _math_time(call: Call, capabilities: Capabilities, backward: bool) -> float:
+    """Return the microseconds of either direction where the scores are in memory, in float32 or wider.
+
+    Forward writes the scores, reads and writes them in one kernel for softmax, and reads them again.
+    """
+    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]  # torch
+    dtype = call.query.dtype if reduced else torch.promote_types(call.query.dtype, torch.float32)
+    products, trips = (BACKWARD - 1, 7) if backward else (FORWARD, 4)
+    multiplied = products * call.scores * sum(call.widths) / _rate(dtype, capabilities)
+    moved = trips * call.scores * dtype.itemsize / capabilities.bandwidth
+    return (products + 1) * capabilities.launch_us + multiplied + moved
 
 
 def least_time(call: Call, target: Target) -> float:
@@ -103,8 +120,12 @@ def _shares(call: Call, kernel: str, target: Target) -> tuple[float, float]:
 
 def _product(call: Call, capabilities: Capabilities) -> float:
     """Return the microseconds of half the arithmetic of forward, at the speed of the library's GEMMs."""
-    rate = capabilities.matrix_flops * capabilities.matrix_share[call.query.dtype.itemsize]
-    return call.scores * sum(call.widths) * _causal(call) / rate
+    return call.scores * sum(call.widths) * _causal(call) / _rate(call.query.dtype, capabilities)
+
+
+def _rate(dtype: torch.dtype, capabilities: Capabilities) -> float:
+    """Return the operations per microsecond of the library's GEMMs."""
+    return capabilities.matrix_flops * capabilities.matrix_share[dtype.itemsize]
 
 
 def _causal(call: Call) -> float:

@@ -245,6 +245,27 @@ def test_the_library_keeps_the_calls_it_is_faster_at(program: Program, training:
     assert 0 < choice.library_us <= choice.generated_us
 
 
+MATH: dict[str, tuple[torch.Tensor, ...]] = {
+    "mask of stride 0": (*large(), torch.ones(1, 1, 1024, 1, dtype=torch.bool).expand(-1, -1, -1, 1024)),
+    "three dimensions": tuple(x[0] for x in large()),
+    "transposed": tuple(x.mT.contiguous().mT for x in large()),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", MATH)
+def test_what_the_library_has_no_kernel_for_is_generated(name: str, training: bool, chosen: Chosen) -> None:
+    """PyTorch would write the scores in float32: the price of its products, and of the scores in memory."""
+    inputs = [x.detach().requires_grad_(training and x.is_floating_point()) for x in MATH[name]]
+    torch.compile(plain if len(inputs) == 3 else masked, backend=chosen)(*inputs)
+    choice = chosen.only
+    assert choice.generated and choice.kernel == "math", str(choice)
+    assert choice.library_us is not None and choice.generated_us is not None
+    assert choice.generated_us < choice.library_us / 4
+    scores, bandwidth = 8 * 1024 * 1024 * 4, TARGETS["triton"]("sm_90").capabilities.bandwidth
+    assert choice.library_us > 4 * scores / bandwidth
+
+
 def test_choices_are_cached_for_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pricing a call schedules its forward and backward, which takes as long as half a model of few layers."""
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
