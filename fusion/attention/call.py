@@ -1,8 +1,7 @@
 """Reads one call of scaled dot-product attention, as Dynamo traced it.
 
-Input: a node of Dynamo's graph, whose values are fake tensors; output: a `Call`: the sizes of the attention as numbers,
-and a small graph of the call alone, with the operations that compute its mask.  Calls that are not understood are
-refused with `Unsupported`.
+Input: a node of Dynamo's graph, whose values are fake tensors, and its mask; output: a `Call`: the sizes of the
+attention as numbers.  Calls that are not understood are refused with `Unsupported`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Argument
 
 from fusion.attention.masks import Mask
-from fusion.attention.recipe import Recipe, number, tensor_of, value_of, without_data
-from fusion.lowering.attention import attention
+from fusion.attention.recipe import number, tensor_of, value_of, without_data
 from fusion.lowering.errors import Unsupported
 from fusion.schedule.chained.candidates import LEAST_TILE
 
@@ -39,19 +37,15 @@ class Call:
 
     Attributes:
         operands: the query, the key and the value, without data.
-        inputs: the operands, each once, and the inputs of the mask.
-        graph: `inputs` → the result, with attention decomposed.
+        mask: what is added to the scores.
         options: the arguments that are not tensors.
-        mask: the mask as the library would get it.
         order: the dimensions of the result in memory order, the outermost first.
         training: whether there will be a backward.
     """
 
     operands: tuple[Tensor, Tensor, Tensor]
-    inputs: tuple[Tensor, ...]
-    graph: fx.GraphModule
+    mask: Mask | None
     options: Mapping[str, object]
-    mask: Tensor | None
     order: tuple[int, ...]
     training: bool
 
@@ -87,25 +81,15 @@ class Call:
         return bool(self.options.get("is_causal"))
 
     @property
-    def computes_mask(self) -> bool:
-        """Whether the graph computes the mask, from indices or smaller tensors."""
-        steps = (node for node in self.graph.graph.nodes if node.op.startswith("call"))
-        return any(node.target is not attention for node in steps)
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The arguments of the library that are tensors, without data."""
+        return (*self.operands, *([] if self.mask is None else [self.mask.tensor]))
 
     def signature(self) -> tuple[object, ...]:
-        """Return a value that is equal for calls with equal kernels."""
-        tensors = ((x.shape, x.stride(), x.dtype, x.device.type, x.requires_grad) for x in self.inputs)
-        numbers = {node: number for number, node in enumerate(self.graph.graph.nodes)}
-        steps = (
-            (node.op, node.target if node.op.startswith("call") else "", repr(_numbered(node, numbers)))
-            for node in numbers
-        )
-        return (*steps, *tensors, self.training)
-
-
-def _numbered(node: fx.Node, numbers: Mapping[fx.Node, int]) -> object:
-    """Return the arguments of a node, with numbers for nodes."""
-    return fx.map_arg((node.args, node.kwargs), lambda arg: f"%{numbers[arg]}")
+        """Return a value that is equal for calls of equal price."""
+        tensors = ((x.shape, x.stride(), x.dtype, x.device.type, x.requires_grad) for x in self.tensors)
+        value = None if self.mask is None else self.mask.value
+        return (*tensors, value, *sorted(self.options.items()), self.training)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +148,13 @@ def settle(attention_node: AttentionNode, mask: Mask) -> bool:
     return True
 
 
-def read(attention_node: AttentionNode, mode: FakeTensorMode) -> Call:
-    """Return the call of a node, with inputs created in `mode`.
+def read(attention_node: AttentionNode, mask: Mask | None, mode: FakeTensorMode) -> Call:
+    """Return the call of a node, with operands created in `mode`.
 
     Raises:
         Unsupported: no kernels could be generated for the call.
     """
-    node, autocast = attention_node.node, attention_node.autocast
-    arguments = attention_node.arguments
+    node, arguments = attention_node.node, attention_node.arguments
     options = {name: value for name, value in arguments.items() if name not in ARGUMENTS[:4]}
     for name, value in options.items():
         if isinstance(value, fx.Node):
@@ -179,36 +162,22 @@ def read(attention_node: AttentionNode, mode: FakeTensorMode) -> Call:
     result = value_of(node)
     if not isinstance(result, FakeTensor):
         raise Unsupported("the result is not a plain tensor")
-    if arguments.get("attn_mask") is not None and options.get("is_causal"):
+    if mask is not None and options.get("is_causal"):
         raise Unsupported("a mask and is_causal at once")
     training = result.requires_grad and torch.is_grad_enabled()
     if training and attention_node.nested:
         raise Unsupported("in a checkpoint, whose backward recomputes all of forward and would keep the scores")
     if training and options.get("dropout_p"):
         raise Unsupported("in training, dropout's mask would be kept for backward")
-    recipe = Recipe(mode, autocast)
-    taken = [recipe.input(arguments.get(name)) for name in ARGUMENTS[:3]]
-    query, key, value = (recipe.values[node] for node in taken)
-    mask = arguments.get("attn_mask")
-    mask_copy = None if mask is None else recipe.copy(mask)
+    query, key, value = (
+        without_data(tensor_of(arguments.get(name)), mode, attention_node.autocast) for name in ARGUMENTS[:3]
+    )
     order = tuple(sorted(range(result.dim()), key=lambda dim: -number(result.stride(dim))))
-    recipe.graph.output((recipe.graph.call_function(attention, (*taken, mask_copy), {**options, "order": order}),))
-    whole = None if mask is None else without_data(tensor_of(mask), mode, autocast)
-    _check((query, key, value), whole)
-    inputs, parts = tuple(recipe.values.values()), fx.GraphModule({}, recipe.graph)
-    call = Call((query, key, value), inputs, parts, options, whole, order, training)
+    call = Call((query, key, value), mask, options, order, training)
+    if any(x.dtype is not query.dtype or x.device != query.device for x in call.operands) or query.dtype not in FLOATS:
+        raise Unsupported("operands of other dtypes or devices")
+    if any(x.dim() < 2 or not x.numel() for x in call.operands):
+        raise Unsupported("operands without elements, or that are not matrices")
     if call.scores < LEAST_TILE:
         raise Unsupported("few scores, not worth a loop over tiles")
     return call
-
-
-def _check(operands: Sequence[Tensor], mask: Tensor | None) -> None:
-    query = operands[0]
-    if any(x.dtype is not query.dtype or x.device != query.device for x in operands) or query.dtype not in FLOATS:
-        raise Unsupported("operands of other dtypes or devices")
-    if any(x.dim() < 2 or not x.numel() for x in operands):
-        raise Unsupported("operands without elements, or that are not matrices")
-    if mask is not None and mask.dtype is not torch.bool and mask.dtype not in FLOATS:
-        raise Unsupported(f"a mask of {mask.dtype}")
-    if mask is not None and mask.dim() < 2:
-        raise Unsupported("a mask that is no matrix")

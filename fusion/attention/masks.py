@@ -1,7 +1,7 @@
 """Reads what the mask of a call hides, from its lowered form, and drops masks that say nothing of their own.
 
-Input: the operations that compute a mask in Dynamo's graph; output: a `Mask`: the number that is added to each score,
-as an expression of positions and of tensors in memory.  By the bounds of the positions, it may hide nothing, as a mask
+Input: the operations that compute a mask in Dynamo's graph; output: a `Mask`: its element as an expression of positions
+and of tensors in memory.  By the bounds of the positions, it may hide nothing, as a mask
 that a model makes for a batch without padding; or exactly the keys after each query.  Such a call needs no mask:
 `settle` changes it, so that kernels that take none compute it.
 """
@@ -21,11 +21,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion.attention.recipe import Recipe, tensor_of, without_data
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Const, Expr, free_axes
+from fusion.lowering.expr import Const, Expr, Load, const, free_axes, loads, make_op
 from fusion.lowering.indexing import substitute
+from fusion.lowering.kernel import Fold
 from fusion.lowering.lower import lower
 from fusion.lowering.positions import simplify_all
 from fusion.lowering.program import Axis, BufferRef, Map
+from fusion.schedule.reductions.skipped_blocks import counts_where
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 
 _FURTHER = sympy.Symbol("further", integer=True, nonnegative=True)
@@ -38,34 +40,56 @@ class Mask:
 
     Attributes:
         tensor: the mask as the library would get it, without data.
-        bias: the number that is added to a score, -inf where it is hidden; over `axes`.
+        value: its element over `axes`: a flag, false where a score is hidden, or a number that is added to a score.
         axes: the dimensions of the mask; those of size 1 broadcast.
-        exact: whether `bias` holds for all sizes that the program may run with.
+        exact: whether `value` holds for all sizes that the program may run with.
     """
 
     tensor: Tensor
-    bias: Expr
+    value: Expr
     axes: tuple[Axis, ...]
     exact: bool
 
     @property
     def hides_nothing(self) -> bool:
         """Whether all scores stay as they are, whatever the data."""
-        return self.exact and _is(self.bias, 0.0)
+        return self.exact and _hides_none(self.value)
 
     @property
     def is_causal(self) -> bool:
         """Whether exactly the columns after each row are hidden, whatever the data."""
         *batch, row, column = self.axes
-        if not self.exact or not free_axes(self.bias).isdisjoint(axis.symbol for axis in batch):
+        if not self.exact or not free_axes(self.value).isdisjoint(axis.symbol for axis in batch):
             return False
         seen = self._at({row.symbol: column.symbol + _FURTHER}, {column.symbol: column.size, _FURTHER: row.size})
         hidden = self._at({column.symbol: row.symbol + 1 + _FURTHER}, {row.symbol: row.size, _FURTHER: column.size})
-        return _is(seen, 0.0) and _is(hidden, -math.inf)
+        return _hides_none(seen) and _hides_all(hidden)
+
+    @property
+    def loads(self) -> bool:
+        """Whether it depends on data."""
+        return any(True for _ in loads(self.value))
+
+    @property
+    def loads_each(self) -> bool:
+        """Whether a number is loaded for every score, not one for a row or a column."""
+        row, column = (axis.symbol for axis in self.axes[-2:])
+        return any({row, column} <= free_axes(load) for load in loads(self.value))
+
+    @property
+    def where(self) -> Expr | None:
+        """The condition under which a score counts, on what decides that for whole blocks; None if all may."""
+        score = Load("scores", tuple(axis.symbol for axis in self.axes), torch.float32)
+        if self.value.dtype is torch.bool:
+            masked = make_op("where", self.value, score, const(-math.inf, score.dtype))
+        else:
+            masked = make_op("add", score, self.value)
+        fold = Fold("largest", "max", (masked,), (self.axes[-1].symbol,), score.dtype)
+        return counts_where([fold], fold.over)
 
     def _at(self, places: Mapping[sympy.Symbol, sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
-        """Return the bias at some places, simplified by the bounds of what these are written with."""
-        return simplify_all([substitute(self.bias, places, sizes)], sizes)[0]
+        """Return the element at some places, simplified by the bounds of what these are written with."""
+        return simplify_all([substitute(self.value, places, sizes)], sizes)[0]
 
 
 def read_mask(node: object, mode: FakeTensorMode, autocast: torch.dtype | None) -> Mask:
@@ -83,7 +107,7 @@ def read_mask(node: object, mode: FakeTensorMode, autocast: torch.dtype | None) 
         raise Unsupported("a mask that is no matrix")
     parts = fx.GraphModule({}, recipe.graph)
     with mode, torch.no_grad():
-        traced = make_fx(lambda *inputs: _bias(parts(*inputs)), decomposition_table=decompositions(exact=False))(
+        traced = make_fx(lambda *inputs: _copied(parts(*inputs)), decomposition_table=decompositions(exact=False))(
             *recipe.values.values()
         )
     program = inline_cheap_maps(lower(traced))
@@ -94,12 +118,14 @@ def read_mask(node: object, mode: FakeTensorMode, autocast: torch.dtype | None) 
     return Mask(tensor, last.expr, last.axes, recipe.exact and not tensor.requires_grad)
 
 
-def _bias(mask: Tensor) -> Tensor:
-    """Return what a mask adds to the scores."""
-    if mask.dtype is torch.bool:
-        return torch.where(mask, 0.0, -math.inf)
-    return mask.to(torch.promote_types(mask.dtype, torch.float32), copy=True)
+def _copied(mask: Tensor) -> Tensor:
+    """Return a mask in memory of its own, numbers in float32."""
+    return mask.to(torch.bool if mask.dtype is torch.bool else torch.float32, copy=True)
 
 
-def _is(expr: Expr, number: float) -> bool:
-    return isinstance(expr, Const) and expr.value == number
+def _hides_none(value: Expr) -> bool:
+    return isinstance(value, Const) and value.value == (True if value.dtype is torch.bool else 0.0)
+
+
+def _hides_all(value: Expr) -> bool:
+    return isinstance(value, Const) and value.value == (False if value.dtype is torch.bool else -math.inf)

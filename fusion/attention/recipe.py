@@ -41,8 +41,6 @@ class Recipe:
         if node not in self.copies:
             self.copies[node] = self.graph.placeholder(f"in{len(self.values)}")
             self.values[self.copies[node]] = without_data(tensor_of(node), self.mode, self.autocast)
-        elif self.copies[node].op != "placeholder":
-            raise Unsupported("an operand is part of the mask")
         return self.copies[node]
 
     def copy(self, mask: object) -> fx.Node:

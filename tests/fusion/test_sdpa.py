@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +12,6 @@ from torch._functorch import config
 from torch.utils.checkpoint import checkpoint
 
 import fusion
-import fusion.attention.choose as choose_module
 from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
 from fusion.autograd import aot_backend
@@ -266,28 +263,6 @@ def test_what_the_library_has_no_kernel_for_is_generated(name: str, training: bo
     assert choice.library_us > 4 * scores / bandwidth
 
 
-def test_choices_are_cached_for_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pricing a call schedules its forward and backward, which takes as long as half a model of few layers."""
-    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
-
-    def choices(program: Program, *, kept: bool = True) -> tuple[list[Choice], int]:
-        """Return the choices of a process, and how often it prices generated kernels."""
-        torch._dynamo.reset()
-        priced: list[Call] = []
-        monkeypatch.setattr(choose_module, "generated_time", lambda call, target: priced.append(call) or 1.0)
-        started = Chosen()
-        started.chooser = Chooser(lambda device: TARGETS["triton"]("sm_90"), kept=kept)
-        torch.compile(program, backend=started)(*large())
-        return started.choices, len(priced)
-
-    first, times = choices(alibi)
-    assert times == 1
-    assert choices(alibi) == (first, 0)
-    assert choices(window)[1] == 1 and choices(alibi, kept=False)[1] == 1
-    monkeypatch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: "otherwise")
-    assert choices(alibi)[1] == 1
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("program", [window, alibi])
 def test_masks_that_are_computed_are_generated(program: Program, training: bool, chosen: Chosen) -> None:
@@ -302,83 +277,6 @@ def test_a_computed_mask_skips_blocks(chosen: Chosen) -> None:
     torch.compile(masked, backend=chosen)(*large(), torch.ones(1024, 1024, dtype=torch.bool))
     halved, narrow, whole = (choice.generated_us for choice in chosen.choices)
     assert narrow < halved < whole
-
-
-# Masks that are settled -----------------------------------------------------------------------------------------------
-
-
-def everything(rows: int, columns: int) -> torch.Tensor:
-    """What a model of both directions computes for a batch without padding; PyTorch's fused kernels refuse strides of
-    0.
-    """
-    return (torch.arange(rows)[:, None] >= 0).expand(1, 1, rows, columns)
-
-
-SETTLED: dict[str, tuple[Callable[[int, int], torch.Tensor], Program]] = {
-    "everything": (everything, plain),
-    "ones": (lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool), plain),
-    "zeros": (lambda rows, columns: torch.zeros(rows, columns), plain),
-    "long before": (lambda rows, columns: torch.arange(columns)[None] < columns + 5, plain),
-    "lower triangle": (lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool).tril(), causal),
-    "comparison": (lambda rows, columns: torch.arange(columns) <= torch.arange(rows)[:, None], causal),
-    "negated": (lambda rows, columns: ~(torch.arange(columns) > torch.arange(rows)[:, None])[None], causal),
-    "infinities": (lambda rows, columns: torch.full((rows, columns), float("-inf")).triu(1), causal),
-}
-KEPT: dict[str, Callable[[int, int], torch.Tensor]] = {
-    "later": lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool).tril(1),
-    "upper triangle": lambda rows, columns: torch.ones(rows, columns, dtype=torch.bool).triu(),
-    "finite": lambda rows, columns: torch.full((rows, columns), -1e4).triu(1),
-    "one hidden": lambda rows, columns: torch.arange(columns)[None] < columns - 1,
-    "one row": lambda rows, columns: torch.arange(columns)[None] <= 0,
-}
-
-
-def with_mask(mask: Callable[[int, int], torch.Tensor]) -> Program:
-    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask(q.shape[-2], k.shape[-2]))
-
-    return program
-
-
-@pytest.mark.parametrize("columns", [517, 333])
-@pytest.mark.parametrize("name", SETTLED)
-def test_masks_that_say_nothing_of_their_own_are_dropped(name: str, columns: int, chosen: Chosen) -> None:
-    """The call is priced as, and is, one without a mask."""
-    mask, equivalent = SETTLED[name]
-    inputs = operands(columns=columns)
-    results = [torch.compile(program, backend=chosen)(*inputs) for program in (with_mask(mask), equivalent)]
-    settled, plainly = chosen.choices
-    assert replace(settled, origin=plainly.origin) == plainly
-    assert torch.equal(*results)
-    exact = with_mask(mask)(*(x.double() for x in inputs)) if name != "zeros" else plain(*(x.double() for x in inputs))
-    assert_as_eager(results[0], with_mask(mask)(*inputs), exact)
-
-
-@pytest.mark.parametrize("name", KEPT)
-def test_other_masks_stay(name: str, chosen: Chosen) -> None:
-    results = [torch.compile(program, backend=chosen)(*operands()) for program in (with_mask(KEPT[name]), plain)]
-    assert not torch.equal(*results)
-
-
-def test_a_mask_that_needs_no_padding_at_one_size_only_stays(chosen: Chosen) -> None:
-    """Sizes that vary are numbers while a call is priced; what holds for these alone is not settled."""
-
-    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.arange(k.shape[-2])[None] < 517)
-
-    compiled = torch.compile(program, backend=chosen, dynamic=True)
-    for columns in (517, 640):
-        inputs = operands(columns=columns)
-        assert_as_eager(compiled(*inputs), program(*inputs), program(*(x.double() for x in inputs)))
-
-
-def test_attention_of_both_directions_on_a_gpu() -> None:
-    """No scores in memory, and no mask: where the library is not faster, one kernel without a load of it."""
-    inputs = [torch.empty(1, 16, 4096, 128, dtype=torch.bfloat16) for _ in range(3)]
-    export = fusion.export_kernels(with_mask(everything), *inputs, arch="sm_90")
-    (kernel,) = export.kernels
-    assert not any("scaled_dot_product" in step or "mm" in step for step in export.steps), export.steps
-    assert "in3" not in kernel.text and "bool" not in kernel.text
 
 
 def test_calls_alike_are_priced_once(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
