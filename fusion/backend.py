@@ -66,7 +66,7 @@ class Backend:
         self.since = time.time()
         self._log = Reports()
         graphs = GraphCompiler(options, self._log, watch, overrides)
-        chooser = Chooser(graphs.target, strict=options.strict, kept=options.graph_cache, generated=overrides.attention)
+        chooser = Chooser(graphs.target, strict=options.strict, generated=overrides.attention)
         self._regions = RegionCompiler(graphs, chooser)
 
     @property

@@ -7,7 +7,7 @@
 
 This module has the order and the conditions of passes; `passes.py` runs, checks, times and dumps them.  The stages are
 started by `region.py` (the first two), `autograd.py` (the joint graph) and `compile.py` (the rest).  The same tuples
-serve just-in-time compilation, export ahead of time (`aot.py`), trials of alternatives and the pricing of attention.
+serve just-in-time compilation, export ahead of time (`aot.py`) and trials of alternatives.
 
 Strict numerics (`Options.exact`) leave out every pass that changes the order of computation.
 """

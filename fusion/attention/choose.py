@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
-from fusion.attention.call import Call, calls, read
-from fusion.attention.price import generated_time, least_time, library_kernel, library_time
+from fusion.attention.call import AttentionNode, Call, calls, read, settle
+from fusion.attention.masks import Mask, read_mask
+from fusion.attention.price import generated_time, library_kernel, library_time
 from fusion.codegen.target import Target
-from fusion.graph_cache.form import Unwritten, write
-from fusion.graph_cache.form import read as read_text
-from fusion.graph_cache.key import key_for
-from fusion.graph_cache.store import get, put
 from fusion.lowering.attention import attention
 from fusion.lowering.builder import origin_of
-from fusion.lowering.errors import BuildError, Origin, Unsupported
+from fusion.lowering.errors import Origin, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,6 @@ class Choice:
         library_us: predicted microseconds of that kernel, None if unknown.
         generated_us: predicted microseconds of the generated kernels, None if none can be generated.
         reason: why there is no alternative.
-        lasting: whether the next process would decide the same.
 
     >>> print(Choice(Origin("out", "", "model.py:3"), True, "efficient", 90.0, 41.5))
     attention out (model.py:3): generated, 41.5 µs against 90.0 µs of the library's efficient kernel
@@ -48,7 +43,6 @@ class Choice:
     library_us: float | None = None
     generated_us: float | None = None
     reason: str = ""
-    lasting: bool = True
 
     def __str__(self) -> str:
         kernel = f"the library's {self.kernel} kernel".replace("  ", " ")
@@ -66,7 +60,6 @@ class Chooser:
     Args:
         target_of: returns the target of a device.
         strict: raise when pricing fails by an internal error, rather than leave the call to the library with a note.
-        kept: use the decisions of earlier processes from the cache directory.
         generated: whether calls are decomposed that can be, whatever the prices; None asks the prices.
 
     >>> from torch import empty
@@ -85,10 +78,9 @@ class Chooser:
         target_of: Callable[[torch.device], Target],
         *,
         strict: bool = False,
-        kept: bool = False,
         generated: bool | None = None,
     ) -> None:
-        self._target_of, self._strict, self._kept, self._generated = target_of, strict, kept, generated
+        self._target_of, self._strict, self._generated = target_of, strict, generated
         self._known: dict[tuple[object, ...], Choice] = {}
         self._lock = threading.Lock()
 
@@ -98,13 +90,18 @@ class Chooser:
             return tuple(self._choices(graph))
 
     def _choices(self, graph: fx.GraphModule) -> Iterator[Choice]:
-        changed: set[fx.GraphModule] = set()
+        mode = FakeTensorMode(allow_non_fake_inputs=True)  # the library creates real tensors of numbers
+        masks: dict[object, Mask] = {}
+        changed: set[fx.GraphModule | None] = set()
         for call_node in list(calls(graph)):
             node = call_node.node
-            mode = FakeTensorMode(allow_non_fake_inputs=True)  # the library creates real tensors of numbers
             origin = origin_of(node)
             try:
-                call = read(call_node, mode)
+                mask = self._mask(call_node, masks, mode)
+                if mask is not None and settle(call_node, mask):
+                    changed.add(node.graph.owning_module)
+                    mask = None
+                call = read(call_node, mask, mode)
             except Exception as failure:  # as in `choose`
                 if self._strict and not isinstance(failure, Unsupported):
                     raise
@@ -114,12 +111,17 @@ class Chooser:
             if choice.generated:
                 node.target = attention
                 node.kwargs = {**node.kwargs, "order": call.order}
-                owner = node.graph.owning_module
-                if owner is not None:
-                    changed.add(owner)
+                changed.add(node.graph.owning_module)
             yield choice
-        for module in changed:
+        for module in filter(None, changed):
             module.recompile()
+
+    def _mask(self, call_node: AttentionNode, masks: dict[object, Mask], mode: FakeTensorMode) -> Mask | None:
+        """Return the mask of a call; those in `masks` are known, by node and dtype of autocast."""
+        node, autocast = call_node.arguments.get("attn_mask"), call_node.autocast
+        if node is not None and (node, autocast) not in masks:
+            masks[node, autocast] = read_mask(node, mode, autocast)
+        return masks.get((node, autocast))
 
     def _choice(self, call: Call, origin: Origin) -> Choice:
         target = self._target_of(call.query.device)
@@ -127,48 +129,12 @@ class Chooser:
         with self._lock:
             known = self._known.get(key)
         if known is None:
-            known = self._chosen(call, origin, target)
+            known = choose(call, origin, target, strict=self._strict)
             with self._lock:
                 self._known[key] = known
         if self._generated is not None and not known.reason:
             known = replace(known, generated=self._generated)
         return replace(known, origin=origin)
-
-    def _chosen(self, call: Call, origin: Origin, target: Target) -> Choice:
-        """Return the decision of an earlier process, or else decide now."""
-        key = _key(call, target) if self._kept else ""
-        with suppress(Exception):  # the entry is damaged
-            text = get(key) if key else None
-            cached = None if text is None else read_text(text, KINDS)
-            if isinstance(cached, Choice):
-                return cached
-        choice = choose(call, origin, target, strict=self._strict)
-        if key and choice.lasting:
-            with suppress(BuildError):  # the next process decides again
-                put(key, write(choice, KINDS))
-        return choice
-
-
-KINDS = {kind.__name__: kind for kind in (Choice, Origin)}
-"""The dataclasses that a cached decision consists of."""
-
-
-def _key(call: Call, target: Target) -> str:
-    """Return the cache key of a decision; empty if the call cannot be serialised."""
-    kernels = ("flash", "mem_efficient", "cudnn")
-    try:
-        enabled = [getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")() for kernel in kernels]
-        return key_for(target, "attention", enabled, [_named(part) for part in call.signature()])
-    except Unwritten:
-        return ""
-
-
-def _named(part: object) -> object:
-    """Return a part of a signature with PyTorch's functions by name, also where C defines them."""
-    if isinstance(part, tuple):
-        return tuple(map(_named, part))
-    name = getattr(part, "__name__", "")
-    return f"torch.{name}" if isinstance(name, str) and getattr(torch, name, None) is part else part
 
 
 def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) -> Choice:
@@ -179,14 +145,11 @@ def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) 
     try:
         kernel = library_kernel(call, target)
         library = library_time(call, kernel, target)
-        least = least_time(call, target)
-        if least >= library:
-            return Choice(origin, False, kernel, library, least)
         generated = generated_time(call, target)
     except Exception as failure:  # whatever fails while the kernels are generated, the library's kernel is right
         if strict and not isinstance(failure, Unsupported):
             raise
-        return Choice(origin, False, kernel, reason=_reason(failure), lasting=isinstance(failure, Unsupported))
+        return Choice(origin, False, kernel, reason=_reason(failure))
     return Choice(origin, generated < library, kernel, library, generated)
 
 

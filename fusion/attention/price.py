@@ -1,38 +1,38 @@
 """Predicts the time of attention: as a kernel of the library, and as generated kernels.
 
-The library's time is the arithmetic of its GEMMs at the target's efficiency of that kernel, relative to the library's
-GEMMs.  Generated kernels are generated up to their source: the call alone is traced, partitioned and scheduled as it
-would be in its graph.  Each kernel takes the maximum of its traffic and its GEMMs, at the target's efficiency of
-attention kernels, without the tiles that it skips.
+Either is the arithmetic of its GEMMs at the target's efficiency of that kernel, relative to the library's GEMMs; or the
+traffic of its operands, where that takes longer.  Generated kernels skip the tiles that a mask hides by positions.
+Where the scores are in memory, as in the calls that PyTorch decomposes, the time is that of GEMMs and of the trips of
+the scores through memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
 
 import torch
-from torch import fx
-from torch._functorch import config as functorch_config
-from torch._guards import tracing
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
-from fusion.autograd import aot_backend
-from fusion.codegen.chained import FORWARD, Chain, Loop
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.chained import FORWARD, GENERATED, Chain, Loop
+from fusion.codegen.target import Capabilities, Target, busy
 from fusion.codegen.targets import DEFAULTS
-from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.program import writes
-from fusion.runtime import Boxed
-from fusion.schedule import Schedule
-from fusion.schedule.kernels import KernelCall
-from fusion.schedule.kernels.time import BLOCK, kernel_time
+from fusion.schedule.chained.occupancy import SHORTEST
+from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.rows import FEW
+from fusion.schedule.kernels.time import BLOCK, share_of_blocks
 
 BACKWARD, AGAIN = 5, 7
 """GEMMs of backward in one kernel, and in two kernels, which both compute the scores."""
+
+TILES, TILES_BACKWARD = (4, 13), (7, 22)
+"""Tensors of scores that one loop does not store, and scalar operations for each score, without a mask."""
+
+TRIPS, TRIPS_BACKWARD = 4, 7
+"""Trips of scores through memory.  Forward writes them, reads and writes them in one kernel for softmax, and reads them
+again.
+"""
 
 KERNELS = (
     ("_flash_attention_for_cpu", "flash"),
@@ -51,13 +51,13 @@ def library_kernel(call: Call, target: Target) -> str:
     if DEFAULTS.get(call.query.device.type) != target.name:
         half = call.query.dtype.itemsize == 2
         plain = half and call.mask is None and call.widths[0] == call.widths[1]
-        return "math" if call.query.dim() != 4 else "flash" if plain else "efficient"
-    tensors = [*call.operands, *([] if call.mask is None else [call.mask])]
+        apart = any(x.shape[-1] != 1 and x.stride(-1) != 1 for x in call.tensors)
+        return "math" if call.query.dim() != 4 or apart else "flash" if plain else "efficient"
 
     def whole(*tensors: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(*tensors, **call.options)  # type: ignore[arg-type]  # as the call had them
 
-    graph = make_fx(whole)(*tensors)
+    graph = make_fx(whole)(*call.tensors)
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
     return next((kernel for part, kernel in KERNELS if any(part in name for name in names)), "math")
 
@@ -68,90 +68,133 @@ def library_time(call: Call, kernel: str, target: Target) -> float:
     Raises:
         Unsupported: the target has no efficiency for it.
     """
-    capabilities = target.capabilities
-    forward, backward = _shares(call, kernel, target)
-    product = _product(call, capabilities)
-    total = capabilities.rates.launch_us + FORWARD * product / forward
-    return total + (capabilities.rates.launch_us + BACKWARD * product / backward if call.training else 0.0)
-
-
-def least_time(call: Call, target: Target) -> float:
-    """Return a lower bound of the microseconds of generated kernels; 0 if a computed mask may make them skip tiles.
-
-    Raises:
-        Unsupported: the target has no efficiency for them.
-    """
-    capabilities = target.capabilities
-    forward, backward = _shares(call, "", target)
-    if call.computes_mask:
-        return 0.0
-    product = _product(call, capabilities)
-    total = capabilities.rates.launch_us + FORWARD * product / forward
-    return total + (2 * capabilities.rates.launch_us + AGAIN * product / backward if call.training else 0.0)
-
-
-def _shares(call: Call, kernel: str, target: Target) -> tuple[float, float]:
-    """Return the efficiencies of forward and backward of a call in a kernel, relative to the library's GEMMs.
-
-    `kernel`: the library's kernel, or empty for generated ones.
-    """
+    capabilities, total = target.capabilities, 0.0
     loop: Loop = "masked" if call.mask is not None else "skipping" if call.is_causal else "plain"
-    columns = call.columns * _causal(call)
-    chain = Chain(call.query.dtype, max(call.widths), (loop,), columns, backward=False)
-    return target.chained_share(chain, kernel), target.chained_share(replace(chain, backward=True), kernel)
-
-
-def _product(call: Call, capabilities: Capabilities) -> float:
-    """Return the microseconds of half the arithmetic of forward, at the speed of the library's GEMMs."""
-    return capabilities.rates.product_us_of(call.scores * sum(call.widths) * _causal(call), call.query.dtype.itemsize)
-
-
-def _causal(call: Call) -> float:
-    """Return the share of the tiles that remain under `is_causal`."""
-    if not call.is_causal:
-        return 1.0
-    rows, columns = (-(-size // BLOCK) for size in (call.rows, call.columns))
-    return sum(min(row + 1, columns) for row in range(rows)) / (rows * columns)
+    left = _tiles(call) if call.is_causal else 1.0
+    for backward in _directions(call):
+        if kernel == "math":
+            total += _stored_time(call, capabilities, backward)
+            continue
+        share = target.chained_share(_chain(call, (loop,), left, backward=backward), kernel)
+        products = (BACKWARD if backward else FORWARD) * left * _product(call, call.query.dtype, capabilities) / share
+        total += capabilities.rates.launch_us + max(products, _moved(call, capabilities, backward))
+    return total
 
 
 def generated_time(call: Call, target: Target) -> float:
     """Return the microseconds of the kernels that would be generated for a decomposed call.
 
     Raises:
-        Unsupported: the scores would be written to memory, or read from it by the library.
+        Unsupported: the target has no efficiency for them, or the scores would be in memory.
     """
-    schedules: list[Schedule] = []
-
-    def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
-        _, schedule = schedule_graph(graph, target, Trace(None, label))
-        schedules.append(schedule)
-        return _never_run
-
-    inputs = [x.detach().requires_grad_(x.requires_grad) for x in call.inputs]
-    eager_backward = functorch_config.patch(
-        force_non_lazy_backward_lowering=True
-    )  # backward now, not when it is called
-    plainly = torch.autocast(call.query.device.type, enabled=False)
-    with tracing(None), eager_backward, plainly, torch.set_grad_enabled(call.training):
-        aot_backend(compile_one, lambda device: target.capabilities)(call.graph, inputs)
-    return sum(_time(schedule, target, call.scores) for schedule in schedules)
-
-
-def _never_run(args: list[object]) -> tuple[object, ...]:
-    raise AssertionError("a compilation for pricing does not run")
-
-
-def _time(schedule: Schedule, target: Target, scores: int) -> float:
-    total, buffers = 0.0, schedule.program.buffers
-    for step in schedule.steps:
-        if isinstance(step, KernelCall):
-            total += kernel_time(step, target)
-            touched, who = step.written, "what is generated would write"
-        elif isinstance(step, Chunked) or not step.is_view:
-            total += target.capabilities.rates.launch_us
-            touched, who = (*step.reads, *writes(step)), f"{step.name} would take"
-        else:
-            continue
-        if any(buffers[name].numel >= scores for name in touched):
-            raise Unsupported(f"{who} the scores whole")
+    capabilities, left, mask, total = target.capabilities, _tiles(call), call.mask, 0.0
+    _refuse_stored_scores(call, capabilities)
+    masked = mask is not None and mask.loads_each
+    skips = call.is_causal or (mask is not None and mask.where is not None)
+    loops: tuple[Loop, ...] = ("plain", *(("masked",) if masked else ()), *(("skipping",) if skips else ()))
+    form = GENERATED if mask is not None and mask.loads else ""  # other forms compute masks, they do not load them
+    product = _product(call, call.query.dtype, capabilities) * left
+    for backward in _directions(call):
+        share = target.chained_share(_chain(call, loops, left, backward=backward), form)
+        kernels = _kernels(call, capabilities, backward)
+        loops_us = sum(_loop_time(n * product / share, counts, capabilities) for n, counts in kernels)
+        launches = len(kernels) + backward  # before those of backward, one computes a number for each row
+        total += launches * capabilities.rates.launch_us + max(loops_us, _moved(call, capabilities, backward))
     return total
+
+
+def _loop_time(busy_us: float, counts: tuple[int, int], capabilities: Capabilities) -> float:
+    """Return the microseconds of a loop that takes `busy_us` on a busy device: whole, or in parts, which are merged."""
+    whole, split = (min(1.0, 2 * count / capabilities.parallelism) for count in (counts[0], math.prod(counts)))
+    return min(busy_us / whole, busy_us / split + capabilities.rates.launch_us)
+
+
+def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
+    """Refuse a call whose decomposition would not be chained, by the rules and the prices of `schedule/chained/`."""
+    query, key, _ = call.operands
+    if max(call.widths) > HELD:
+        raise Unsupported("heads too wide to be held")
+    if call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > FEW:
+        raise Unsupported("fewer scores than operands, not worth a loop over tiles")
+    if call.training and call.mask is not None and call.mask.tensor.requires_grad:
+        raise Unsupported("the gradient of the mask would need the scores whole")
+    if not all(_is_chained(call, capabilities, backward) for backward in _directions(call)):
+        raise Unsupported("generated kernels would write the scores to memory")
+
+
+def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
+    """Return whether products in one loop are predicted to be faster than apart, as `chained/` compares them."""
+    apart, tiles, operations = (BACKWARD, *TILES_BACKWARD) if backward else (FORWARD, *TILES)
+    if call.mask is not None or call.is_causal:
+        tiles += 1
+        operations += (1 + backward) * (1 if call.mask is None else round(capabilities.rates.cost(call.mask.value)))
+    size, slots, rates = call.query.dtype.itemsize, capabilities.parallelism, capabilities.rates
+    kernels, product = _kernels(call, capabilities, backward), _product(call, call.query.dtype, capabilities)
+    held = [1 << (width - 1).bit_length() if capabilities.padded else width for width in call.widths]
+    computed = rates.scalar_us(operations * call.scores) / len(kernels)
+    each = product * sum(held) / sum(call.widths) / capabilities.streamed
+    loops = 0.0
+    for products, (blocks, parts) in kernels:
+        whole, split = (busy(min(count, slots), slots) for count in (blocks, blocks * parts))
+        merged = rates.price(2 * 4 * parts * blocks * BLOCK * call.widths[1]).total
+        loops += rates.launch_us + min(
+            (products * each + computed) / whole, (products * each + computed) / split + merged
+        )
+    trips = rates.memory_us(tiles * call.scores * (size + max(size, 4)))  # products in their dtype, maps wider
+    return loops < apart * product + trips + tiles * rates.launch_us
+
+
+def _directions(call: Call) -> tuple[bool, ...]:
+    """Return forward, and backward in training: whether each is backward."""
+    return (False, True) if call.training else (False,)
+
+
+def _chain(call: Call, loops: tuple[Loop, ...], left: float, *, backward: bool) -> Chain:
+    return Chain(call.query.dtype, max(call.widths), loops, call.columns * left, backward)
+
+
+def _stored_time(call: Call, capabilities: Capabilities, backward: bool) -> float:
+    """Return the microseconds of either direction where the scores are in memory, in float32 or wider."""
+    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]  # torch
+    dtype = call.query.dtype if reduced else torch.promote_types(call.query.dtype, torch.float32)
+    products, trips = (BACKWARD - 1, TRIPS_BACKWARD) if backward else (FORWARD, TRIPS)
+    moved = capabilities.rates.memory_us(trips * call.scores * dtype.itemsize) + _moved(call, capabilities, backward)
+    return (products + 1) * capabilities.rates.launch_us + products * _product(call, dtype, capabilities) + moved
+
+
+def _product(call: Call, dtype: torch.dtype, capabilities: Capabilities) -> float:
+    """Return the microseconds of half the arithmetic of forward, at the speed of the library's GEMMs."""
+    return capabilities.rates.product_us_of(call.scores * sum(call.widths), dtype.itemsize)
+
+
+def _tiles(call: Call) -> float:
+    """Return the share of the tiles of scores that a mask leaves, as far as positions determine it."""
+    if call.is_causal:
+        rows, columns = (-(-size // BLOCK) for size in (call.rows, call.columns))
+        return sum(min(row + 1, columns) for row in range(rows)) / (rows * columns)
+    if call.mask is None:
+        return 1.0
+    sizes = {axis.symbol: int(axis.size) for axis in call.mask.axes}
+    return share_of_blocks(call.mask.where, [call.mask.axes[-1].symbol], sizes)
+
+
+def _moved(call: Call, capabilities: Capabilities, backward: bool) -> float:
+    """Return the microseconds of the traffic of the operands and the result; backward has as many gradients."""
+    result = call.scores // call.columns * call.widths[1]
+    elements = (sum(x.numel() for x in call.operands) + result) * (2 if backward else 1)
+    return capabilities.rates.memory_us(elements * call.query.dtype.itemsize)
+
+
+def _kernels(call: Call, capabilities: Capabilities, backward: bool) -> list[tuple[int, tuple[int, int]]]:
+    """Return the kernels with chained products: their products, and the blocks of rows, with parts of their loop.
+
+    In backward, the gradient of the queries has the rows of forward, and that of keys and values has columns as rows.
+    """
+    heads = call.scores // (call.rows * call.columns)
+    sizes = [(AGAIN // 2, call.rows, call.columns), (AGAIN - AGAIN // 2, call.columns, call.rows)]
+    kernels = []
+    for products, rows, columns in sizes if backward else [(FORWARD, call.rows, call.columns)]:
+        blocks = heads * -(-rows // BLOCK)
+        parts = max(1, min(capabilities.parallelism // blocks, columns // SHORTEST))
+        kernels.append((products, (blocks, parts)))
+    return kernels

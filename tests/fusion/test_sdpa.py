@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from torch._functorch import config
 from torch.utils.checkpoint import checkpoint
 
 import fusion
-import fusion.attention.choose as choose_module
 from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
 from fusion.autograd import aot_backend
@@ -244,38 +242,37 @@ def test_the_library_keeps_the_calls_it_is_faster_at(program: Program, training:
     assert 0 < choice.library_us <= choice.generated_us
 
 
-def test_choices_are_cached_for_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pricing a call schedules its forward and backward, which takes as long as half a model of few layers."""
-    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
-
-    def choices(program: Program, *, kept: bool = True) -> tuple[list[Choice], int]:
-        """Return the choices of a process, and how often it prices generated kernels."""
-        torch._dynamo.reset()
-        priced: list[Call] = []
-        monkeypatch.setattr(choose_module, "generated_time", lambda call, target: priced.append(call) or 1.0)
-        started = Chosen()
-        started.chooser = Chooser(lambda device: TARGETS["triton"]("sm_90"), kept=kept)
-        torch.compile(program, backend=started)(*large())
-        return started.choices, len(priced)
-
-    first, times = choices(triangle)
-    assert times == 1
-    assert choices(triangle) == (first, 0)
-    assert choices(window)[1] == 1 and choices(triangle, kept=False)[1] == 1
-    monkeypatch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: "otherwise")
-    assert choices(triangle)[1] == 1
+MATH: dict[str, tuple[torch.Tensor, ...]] = {
+    "mask of stride 0": (*large(), torch.ones(1, 1, 1024, 1, dtype=torch.bool).expand(-1, -1, -1, 1024)),
+    "three dimensions": tuple(x[0] for x in large()),
+    "transposed": tuple(x.mT.contiguous().mT for x in large()),
+}
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("program", [window, alibi, triangle])
+@pytest.mark.parametrize("name", MATH)
+def test_what_the_library_has_no_kernel_for_is_generated(name: str, training: bool, chosen: Chosen) -> None:
+    """PyTorch would write the scores in float32: the price of its products, and of the scores in memory."""
+    inputs = [x.detach().requires_grad_(training and x.is_floating_point()) for x in MATH[name]]
+    torch.compile(plain if len(inputs) == 3 else masked, backend=chosen)(*inputs)
+    choice = chosen.only
+    assert choice.generated and choice.kernel == "math", str(choice)
+    assert choice.library_us is not None and choice.generated_us is not None
+    assert choice.generated_us < choice.library_us / 4
+    scores, bandwidth = 8 * 1024 * 1024 * 4, TARGETS["triton"]("sm_90").capabilities.bandwidth
+    assert choice.library_us > 4 * scores / bandwidth
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("program", [window, alibi])
 def test_masks_that_are_computed_are_generated(program: Program, training: bool, chosen: Chosen) -> None:
     torch.compile(program, backend=chosen)(*large(training=training))
     assert chosen.only.generated and chosen.only.kernel == "efficient", str(chosen.only)
 
 
-def test_a_triangular_mask_skips_the_blocks_that_causal_skips(chosen: Chosen) -> None:
-    """The mask is recognised as a mask of indices, whose hidden blocks are not computed; those of a tensor are."""
-    for program in (triangle, window):
+def test_a_computed_mask_skips_blocks(chosen: Chosen) -> None:
+    """The hidden blocks of a mask that is computed from indices are not computed; those of a tensor are."""
+    for program in (alibi, window):
         torch.compile(program, backend=chosen)(*large())
     torch.compile(masked, backend=chosen)(*large(), torch.ones(1024, 1024, dtype=torch.bool))
     halved, narrow, whole = (choice.generated_us for choice in chosen.choices)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
+import sympy
 import torch
 
 from fusion.codegen.chained import FORWARD, Chain
@@ -137,10 +139,26 @@ def _products(kernel: Kernel, counted: Mapping[Loop, float], rates: Rates) -> fl
 
 def _counted(kernel: Kernel, loop: Loop) -> float:
     """Return the share of a loop's blocks in which its condition holds anywhere, as far as indices determine it."""
-    where, looped = loop.where, loop.axes
+    sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
+    return share_of_blocks(loop.where, loop.axes, sizes, dict(kernel.traced))
+
+
+def share_of_blocks(
+    where: Expr | None,
+    looped: Sequence[sympy.Symbol],
+    sizes: Mapping[sympy.Symbol, int],
+    known: Mapping[sympy.Symbol, int] = MappingProxyType({}),
+) -> float:
+    """Return the share of the blocks of a loop over `looped` that a condition leaves; 1 if it depends on data.
+
+    >>> from fusion.lowering.expr import IndexValue, make_op
+    >>> i, j = sympy.symbols("i j", integer=True)
+    >>> seen = make_op("ge", IndexValue(i), IndexValue(j))
+    >>> share_of_blocks(seen, [j], {i: 1024, j: 1024})
+    0.53125
+    """
     if where is None or any(True for _ in loads(where)):
         return 1.0
-    sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
     asked = free_axes(where)
     spread = max((axis for axis in sizes if axis in asked and axis not in looped), key=sizes.__getitem__, default=None)
     blocks = 1 if spread is None else -(-sizes[spread] // BLOCK)
@@ -150,7 +168,7 @@ def _counted(kernel: Kernel, loop: Loop) -> float:
         box = {axis: range(size if axis in looped else 1) for axis, size in sizes.items() if axis in asked}
         if spread is not None:
             box[spread] = range(block * BLOCK, min((block + 1) * BLOCK, sizes[spread]))
-        (held,) = evaluate([where], box, Scope({}, dict(kernel.traced), {}))
+        (held,) = evaluate([where], box, Scope({}, known, {}))
         keep = [k for k, axis in enumerate(box) if axis in looped]
         along = held.any(dim=tuple(k for k in range(held.dim()) if k not in keep)) if len(keep) < held.dim() else held
         flat = along.flatten()

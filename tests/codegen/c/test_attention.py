@@ -75,15 +75,17 @@ def test_nothing_is_read_beyond_a_tensor():
     assert all(wide[-64:].isnan().all() for wide in room)
 
 
-def masked_attention(queries: int, keys: int, width: int, repeated: str = "") -> Kernel:
-    """Attention under a bool mask in memory: rows whose keys are all masked out are 0.
+def masked_attention(queries: int, keys: int, width: int, repeated: str = "", mask: torch.dtype = torch.bool) -> Kernel:
+    """Attention under a mask in memory, of flags or of numbers to add: rows whose keys are all masked out are 0.
 
     In q, k and v, those named in `repeated` repeat their first row.
     """
     starts = {name: 0 if name in repeated else width * row for name, row in (("q", i), ("k", s), ("v", s))}
     query, key = load("q", starts["q"] + d), load("k", starts["k"] + d)
     scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
-    scaled = op("where", load("mask", keys * i + s, torch.bool), scores.ref, LOW)
+    masked = load("mask", keys * i + s, mask)
+    flags = mask is torch.bool
+    scaled = op("where", masked, scores.ref, LOW) if flags else op("add", scores.ref, Cast(masked, F32))
     top = Fold("top", "max", (scaled,), (s,), F32)
     safe = op("where", op("eq", top.ref, LOW), const(0.0, F32), top.ref)
     moved = op("where", op("eq", top.before, top.ref), const(1.0, F32), op("exp", op("sub", top.before, top.ref)))
@@ -95,7 +97,7 @@ def masked_attention(queries: int, keys: int, width: int, repeated: str = "") ->
     share = op("truediv", mixed.ref, op("where", op("eq", whole.ref, const(0.0, F32)), const(1.0, F32), whole.ref))
     params = (
         *(param("q", F32, queries, width), param("k", F32, keys, width), param("v", F32, keys, width)),
-        *(param("mask", torch.bool, queries, keys), param("out", F32, queries, width, written=True)),
+        *(param("mask", mask, queries, keys), param("out", F32, queries, width, written=True)),
     )
     axes = {i: (queries, GRID), d: (width, WHOLE), e: (width, WHOLE), s: (keys, LOOP)}
     loop = Loop((s,), (scores, top, whole, mixed))
@@ -109,6 +111,16 @@ def test_rows_that_see_nothing_are_zero():
     out = check(example, given)[-1]
     assert not out[[0, 17, 139]].any()
     assert out[1].any()
+
+
+@pytest.mark.parametrize("mask", [torch.bool, torch.int8, BF16], ids=str)
+def test_narrow_numbers_are_widened_before_the_lanes(mask):
+    """Lanes are as many as scores fill a register, not flags: GCC computes what is left of a block one by one."""
+    example = masked_attention(60, 197, 20, mask=mask)
+    reads = [line for line in TARGET.emit(example).splitlines() if "mask[" in line]
+    widened = [line for line in reads if re.fullmatch(r" *wide\d\[.*\] = mask\[.*\];", line)]
+    assert len(reads) == 2 and len(widened) == (2 if mask is torch.bool else 1), reads  # not for an addition alone
+    check(example)
 
 
 @pytest.mark.parametrize("repeated", ["q", "k", "v", "qk", "kv", "qkv"])
