@@ -12,11 +12,14 @@ was measured: prices for the others are estimates.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
+from fusion.codegen import calibration
 from fusion.codegen.triton.devices.a100 import A100
 from fusion.codegen.triton.devices.b200 import B200
 from fusion.codegen.triton.devices.derived import speeds
@@ -120,7 +123,7 @@ def device_at(index: int) -> Device:
     if torch.version.hip is None:
         shared = properties.shared_memory_per_block_optin  # type: ignore[attr-defined]  # its stub lacks it
     bandwidth = 2 * properties.memory_clock_rate * 1e3 * properties.memory_bus_width / 8 / 1e6
-    return like(
+    device = like(
         device_of(arch_at(index)),
         name=properties.name,
         multiprocessors=properties.multi_processor_count,
@@ -128,6 +131,24 @@ def device_at(index: int) -> Device:
         cache=properties.L2_cache_size,
         bandwidth=bandwidth,
     )
+    figures = calibration.kept(properties.name)
+    return device if figures is None else calibrated(device, figures)
+
+
+def calibrated(device: Device, figures: Mapping[str, Any]) -> Device:
+    """Return a device with the speeds that `fusion calibrate` measured; generated kernels keep their shares of them."""
+    known, rates = speeds(device), figures["matrix_share"]
+    ((_, bandwidth),) = figures["memory"]
+    share = {**known.matrix_share, **{int(size): rate for size, rate in rates.items() if int(size) > 2}}
+    measured = replace(
+        known,
+        launch_us=figures["launch_us"],
+        bandwidth=bandwidth,
+        flops=figures["flops"],
+        matrix_flops=figures["matrix_flops"],
+        matrix_share=share,
+    )
+    return replace(device, measured=measured)
 
 
 def like(known: Device, *, name: str, multiprocessors: int, shared: int, cache: int, bandwidth: float) -> Device:

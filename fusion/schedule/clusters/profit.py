@@ -19,7 +19,7 @@ from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Expr, Op, loads, postorder
-from fusion.lowering.program import Contract, Extern, Scatter
+from fusion.lowering.program import Contract, Extern, Reduce, Scatter
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
 from fusion.schedule.clusters.work import additions_per_point, is_padded_window
@@ -150,6 +150,7 @@ class Prices:
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         points: dict[int, int] = {}
         evaluated: dict[int, float] = {}
+        windows = self._padded_windows(cluster)
         times: dict[int, float] = {}
         for member in reversed(cluster.members):  # readers come before what they read
             placement = cluster.places.get(member)
@@ -159,10 +160,9 @@ class Prices:
                 spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
                 evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
+                evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.window
             if isinstance(self.dependences.node(member), Contract):
                 continue
-            if is_padded_window(self.dependences.node(member)):
-                evaluated[member] = evaluated.get(member, 1) * self.rates.steps.window
             work = self.work_in_tiles if cluster.space.rigid else self.work
             times[member] = self.rates.scalar_us(work[member] * points[member] * evaluated.get(member, 1))
             for load in self.dependences.loads[member]:
@@ -171,6 +171,15 @@ class Prices:
                     points[producer] = points.get(producer, 0) + points[member]
                     evaluated[producer] = max(evaluated.get(producer, 1), evaluated.get(member, 1))
         return times
+
+    def _padded_windows(self, cluster: Cluster) -> frozenset[sympy.Basic]:
+        """Return the axes of a cluster along which windows that reach into padding are folded."""
+        axes = set[sympy.Basic]()
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            if isinstance(node, Reduce) and is_padded_window(node):
+                axes.update(*(placement[axis.symbol].free_symbols for axis in node.over))
+        return frozenset(axes)
 
     def contraction(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
