@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import TypeAlias
 
-from fusion.lowering.expr import Expr, Op, Random, postorder
+import torch
+
+from fusion.lowering.expr import Cast, Expr, Op, Random, postorder
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
 Curve: TypeAlias = tuple[tuple[float, float], ...]
@@ -74,6 +76,7 @@ class Steps:
         scanned: an element of a scan.
         updated: an element that a scatter updates.
         gathered: an element whose position depends on data that differs from lane to lane.
+        wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
     """
 
     fold: float = 0.0
@@ -82,6 +85,7 @@ class Steps:
     scanned: float = 0.0
     updated: float = 0.0
     gathered: float = 0.0
+    wide: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,15 @@ class Rates:
         return sum(map(self.cost_of, postorder(*exprs)))
 
     def cost_of(self, node: Expr) -> float:
-        """Return the additions of one operation, without its operands."""
+        """Return the additions of one operation, without its operands.
+
+        Comparisons of indices are narrow: indices have 32 bits where that is enough.
+        """
+        wide = self.steps.wide if is_wide(node) else 0.0
         if isinstance(node, Op):
-            return self.costs.get(node.name, SCALAR_OPS[node.name].cost)
+            return wide + self.costs.get(node.name, SCALAR_OPS[node.name].cost)
+        if isinstance(node, Cast):
+            return wide
         return self.costs.get("random", RANDOM) if isinstance(node, Random) else 0.0
 
     def price(
@@ -164,6 +174,13 @@ class Rates:
         if math.isinf(self.overlap) or not smaller:
             return larger
         return larger * float((1 + (smaller / larger) ** self.overlap) ** (1 / self.overlap))
+
+
+def is_wide(node: Expr) -> bool:
+    """Return whether an operation or a cast has integers of 64 bits as result or as source."""
+    if isinstance(node, Cast):
+        return torch.int64 in (node.dtype, node.arg.dtype)
+    return isinstance(node, Op) and node.dtype is torch.int64
 
 
 RANDOM = 60

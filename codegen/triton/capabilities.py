@@ -7,11 +7,20 @@ from functools import lru_cache
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
-from fusion.codegen.price import Rates
+from fusion.codegen.price import Rates, Steps
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
 from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.scalar_ops import FOLD_OPS
+
+GATHER = 32.0
+"""Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one.
+
+An estimate, as `WIDE` is: not measured.
+"""
+
+WIDE = 3.0
+"""Further additions for an operation, or cast, of integers of 64 bits, which are computed by halves."""
 
 
 @lru_cache
@@ -31,6 +40,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
             matrix_flops=measured.matrix_flops,
             matrix_share=share,
             product_us=measured.product_us,
+            steps=Steps(gathered=GATHER, wide=WIDE),
         ),
         padded=True,
         alignment=16,

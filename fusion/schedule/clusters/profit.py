@@ -13,32 +13,19 @@ from functools import cached_property
 from typing import TypeAlias
 
 import sympy
-import torch
 
 from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Cast, Expr, Op, loads, postorder
-from fusion.lowering.program import Contract, Extern, Reduce, Scatter
+from fusion.lowering.expr import loads
+from fusion.lowering.program import Contract, Reduce, Scatter
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
-from fusion.schedule.clusters.work import additions_per_point, is_padded_window
+from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_padded_window
 from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
 
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile."""
-
-GATHER = 32
-"""Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one.
-
-An estimate for GPUs, used for every target; not measured.
-"""
-
-WIDE = 3
-"""Further additions for each operation, or cast, of integers of 64 bits, which are computed by halves; an estimate, as
-`GATHER` is.
-"""
 
 EARLY = 1 << 22
 """Bytes that a kernel may compute long before they are needed, to share a launch: they are live that long."""
@@ -72,13 +59,8 @@ class Prices:
     @cached_property
     def work_in_tiles(self) -> list[float]:
         """Additions per point of each node in a kernel of products, where no memory time hides what they leave out."""
-        gathers = [sum(any(isinstance(i, Expr) for i in load.index) for load in at) for at in self.dependences.loads]
-        nodes = self.dependences.program.nodes
-        wide = [0 if isinstance(node, (Extern, Chunked)) else _wide(*node.exprs) for node in nodes]
-        work = [
-            0.0 if isinstance(node, (Extern, Chunked)) else max(1.0, self.rates.cost(*node.exprs)) for node in nodes
-        ]
-        return [sum(parts) for parts in zip(work, wide, (GATHER * count for count in gathers), strict=True)]
+        program = self.dependences.program
+        return [additions_in_tiles(program, node, self.rates) for node in program.nodes]
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """Return None if `joined` is predicted to be no slower than both separately; else why not."""
@@ -245,12 +227,3 @@ class Prices:
             points = math.prod(sizes[s] for s in spanned)
             total += points * (2 if isinstance(node, Contract) else self.work[member])
         return round(total)
-
-
-def _wide(*exprs: Expr) -> int:
-    """Return the additions that integers of 64 bits cost beyond those of 32.
-
-    Comparisons of indices are not among them: indices have 32 bits where that is enough.
-    """
-    parts = (part for part in postorder(*exprs) if isinstance(part, (Op, Cast)))
-    return WIDE * sum(torch.int64 in (part.dtype, isinstance(part, Cast) and part.arg.dtype) for part in parts)

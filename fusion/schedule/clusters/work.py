@@ -33,6 +33,13 @@ def additions_per_point(program: Program, node: Node, rates: Rates) -> float:
     return max(1.0, _evaluated(node, rates)) + _unshared(program, node, rates)
 
 
+def additions_in_tiles(program: Program, node: Node, rates: Rates) -> float:
+    """Return the same for a kernel of products, which evaluates every part for each element of its tiles."""
+    if isinstance(node, (Extern, Chunked)):
+        return 0.0
+    return max(1.0, rates.cost(*node.exprs)) + _unshared(program, node, rates)
+
+
 def _evaluated(node: Compute, rates: Rates) -> float:
     """Return the additions per point of a node's expressions; parts that fewer axes decide are evaluated less often."""
     sizes = {axis: estimate(size, {}) for axis, size in axis_sizes(node).items()}

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.codegen.price import RANDOM
+from fusion.codegen.price import RANDOM, is_wide
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from fusion.lowering.indexing import substitute
@@ -44,6 +44,9 @@ from fusion.lowering.scalar_ops import SCALAR_OPS
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
+
+WIDE = 3
+"""Further additions for each operation on integers of 64 bits, which GPUs compute by halves."""
 
 FEW = 64
 """A reader with this many times fewer points than a map computes the points it needs itself."""
@@ -208,7 +211,7 @@ def _is_cheap(node: Map) -> bool:
     reading = [part for part in parts if isinstance(part, Load)]
     work = cost(node.expr)
     if not reading:
-        return work <= FREE_LOADLESS
+        return work + WIDE * sum(map(is_wide, parts)) <= FREE_LOADLESS
     if work <= FREE_SINGLE and _is_spread(node, reading):
         return True
     widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading)
