@@ -15,7 +15,6 @@ from typing import Any
 from fusion.codegen.cache import cache_dir, publish
 from fusion.lowering.errors import BuildError
 
-FOLDER = "devices"
 VERSION = 1
 """Changes whenever the figures change their meaning."""
 
@@ -23,7 +22,7 @@ VERSION = 1
 def path_of(identity: str, threads: int = 0) -> Path:
     """Return the file of a device; `threads`: of a CPU, that share its work."""
     name = hashlib.sha256(f"{VERSION} {threads} {identity}".encode()).hexdigest()
-    return cache_dir() / FOLDER / f"{name}.json"
+    return cache_dir() / "devices" / f"{name}.json"
 
 
 def keep(figures: dict[str, Any], identity: str, threads: int = 0) -> Path:

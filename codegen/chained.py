@@ -58,18 +58,20 @@ class ChainSpeed:
         skipping: of one that skips tiles.
         masked: of one that reads a mask.
         begins: the prologue and epilogue of a tile of rows in forward, in columns of its loop that take as long.
+        begins_backward: the same in backward, with the kernels before and after it.
     """
 
     plain: Shares
     skipping: Shares
     masked: Shares
     begins: float = 0.0
+    begins_backward: float = 0.0
 
     def scaled(self, factor: float) -> ChainSpeed:
         """Return the efficiencies relative to GEMMs that are slower by `factor`."""
         kinds = (self.plain, self.skipping, self.masked)
         plain, skipping, masked = ({w: (f * factor, b * factor) for w, (f, b) in kind.items()} for kind in kinds)
-        return ChainSpeed(plain, skipping, masked, self.begins)
+        return ChainSpeed(plain, skipping, masked, self.begins, self.begins_backward)
 
     def share(self, chain: Chain) -> float:
         """Return the efficiency of a chain; forward with few columns spends part of its time outside its loop.
@@ -82,7 +84,8 @@ class ChainSpeed:
         """
         tables: Mapping[Loop, Shares] = {"plain": self.plain, "skipping": self.skipping, "masked": self.masked}
         share = min(at_width(tables[loop], chain.width)[chain.backward] for loop in chain.loops)
-        return share if chain.backward else share * chain.columns / (chain.columns + self.begins)
+        begins = self.begins_backward if chain.backward else self.begins
+        return share / (1 + begins / chain.columns)
 
 
 def at_width(shares: Shares, width: int) -> tuple[float, float]:

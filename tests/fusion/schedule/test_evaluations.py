@@ -12,8 +12,6 @@ from fusion.inspect.examples import lowered
 from fusion.lowering.program import Contract
 from fusion.schedule.chained import stream
 from fusion.schedule.clusters.growth import grow
-from fusion.schedule.clusters.profit import GATHER, WIDE, Prices
-from fusion.schedule.iteration.dependences import Dependences
 from tests.fusion.schedule.test_schedule import GPU
 
 LONG, SHORT = 1 << 16, 128
@@ -57,16 +55,3 @@ def test_keys_are_computed_before_the_loop_over_them() -> None:
     (keys,) = (m for m, node in enumerate(program.nodes) if getattr(node, "out", "") == "cos")
     (own,) = (cluster for cluster in clusters if keys in cluster.members)
     assert not any(isinstance(program.nodes[member], Contract) for member in own.members)
-
-
-def test_lookups_and_wide_integers_cost_more_in_tiles() -> None:
-    def more(program: Callable[..., Tensor], *inputs: Tensor) -> int:
-        prices = Prices(Dependences(lowered(program, *inputs)), GPU)
-        return sum(prices.work_in_tiles) - sum(prices.work)
-
-    x, table = torch.empty(128), torch.empty(64)
-    narrow, wide = (torch.empty(128, dtype=dtype) for dtype in (torch.int32, torch.int64))
-    assert more(lambda x: x.sin() * 2, x) == 0
-    assert more(lambda i: i * 3 + i, narrow) == 0
-    assert more(lambda i: i * 3 + i, wide) == 2 * WIDE
-    assert more(lambda table, i: table[i].sin(), table, wide) >= GATHER
