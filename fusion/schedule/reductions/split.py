@@ -19,7 +19,7 @@ import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Expr, Load, index_of, postorder
-from fusion.lowering.indexing import FloorDiv, coefficient, flatten, replace_axes, split_points
+from fusion.lowering.indexing import FloorDiv, flatten, replace_axes, split_points, stride_along
 from fusion.lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
 from fusion.lowering.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster
@@ -279,6 +279,6 @@ def _contiguous_axes(program: Program, node: Reduce | Scan, looped: Sequence[Axi
     along = set[Axis]()
     for load, count in zip(all_loads, elements, strict=True):
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
-        if count == max(elements) and not isinstance(offset, Expr):
-            along.update(axis for axis in (*node.axes, *looped) if coefficient(offset, axis.symbol) in (1, -1))
+        if count == max(elements):
+            along.update(axis for axis in (*node.axes, *looped) if stride_along(offset, axis.symbol) in (1, -1))
     return along
