@@ -75,7 +75,8 @@ class Param:
 
     `shape` and `strides` (elements) describe the tensor that the caller passes; offsets are relative to its data
     pointer. `aligned` promises that the pointer is a multiple of 16 bytes.  A `number` is a 0-d tensor on the host,
-    which is passed by value to a kernel for another device.
+    which is passed by value to a kernel for another device.  What is computed from `rounded_later` is only ever stored
+    as 16-bit floats, by later kernels: parts of a sum that these merge.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Param:
     written: bool
     aligned: bool = True
     number: bool = False
+    rounded_later: bool = False
 
     @property
     def extent(self) -> sympy.Expr:

@@ -7,9 +7,11 @@ result derived from it (a row with its maximum) has to read both from the same c
 
 from __future__ import annotations
 
-from fusion.lowering.expr import Expr, Op, postorder
+from fusion.lowering.expr import Cast, Expr, Op, postorder
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+
+_TO_INTEGERS = {"floor", "ceil", "trunc", "round", "floordiv", "truncdiv", "remainder", "fmod"}
 
 
 def may_differ(value: Expr) -> bool:
@@ -34,3 +36,13 @@ def compared(*values: Expr) -> list[tuple[Expr, Expr]]:
     """Return the pairs of floats that are compared on the way to `values`."""
     pairs = [node.args for node in postorder(*values) if isinstance(node, Op) and node.name in COMPARISONS]
     return [(left, right) for left, right in pairs if left.dtype.is_floating_point]
+
+
+def to_integers(*values: Expr) -> bool:
+    """Return whether a float is rounded to an integer in these expressions, so that its last bits may be visible."""
+    for node in postorder(*values):
+        if isinstance(node, Op) and node.name in _TO_INTEGERS and node.dtype.is_floating_point:
+            return True
+        if isinstance(node, Cast) and node.arg.dtype.is_floating_point and not node.dtype.is_floating_point:
+            return True
+    return False

@@ -111,9 +111,9 @@ class Writer:
         if fast:
             body = as_sigmoids(body)
         if not self.numerics.strict:
-            quick = rounded_parts(body)
+            quick = rounded_parts(layout.blocked.kernel, body)
             body = softmax_in_powers_of_two(body, lambda node: fast or node in quick)
             layout = replace(layout, blocked=replace(layout.blocked, body=body))
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
-        values.quick = frozenset() if self.numerics.strict else rounded_parts(body)
+        values.quick = frozenset() if self.numerics.strict else rounded_parts(layout.blocked.kernel, body)
         return values

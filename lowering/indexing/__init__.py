@@ -21,7 +21,7 @@ from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol, symbols_of
 from fusion.lowering.indexing.inverse import Inverse, invert, split_points
 from fusion.lowering.indexing.laws import simplify, within
-from fusion.lowering.indexing.offsets import coefficient, extent_of, flatten
+from fusion.lowering.indexing.offsets import coefficient, direct_part, extent_of, flatten, stride_along
 from fusion.lowering.indexing.substitution import replace_axes, substitute, substitute_all
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "axis_symbol",
     "bounds",
     "coefficient",
+    "direct_part",
     "extent_of",
     "flatten",
     "invert",
@@ -41,6 +42,7 @@ __all__ = [
     "replace_axes",
     "simplify",
     "split_points",
+    "stride_along",
     "substitute",
     "substitute_all",
     "symbols_of",

@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from fusion.lowering.division import ONE, ZERO
-from fusion.lowering.expr import Const, Expr, Index, IndexValue, Op, make_op
+from fusion.lowering.expr import Const, Expr, Index, IndexValue, Op, free_axes, make_op
 from fusion.lowering.indexing.intervals import Sizes, symbols_of
 from fusion.lowering.indexing.laws import simplify
 from fusion.lowering.sizes import where_there_are_elements
@@ -60,3 +60,34 @@ def coefficient(expr: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr | None:
                 return None
             stride += ratio
     return stride
+
+
+def direct_part(offset: Index) -> tuple[sympy.Expr, frozenset[sympy.Symbol]]:
+    """Return the part of an offset that does not depend on data, and the axes on which the rest depends.
+
+    >>> from torch import int64
+    >>> from fusion.lowering.expr import Load
+    >>> from fusion.lowering.indexing import axis_symbol
+    >>> i, j = axis_symbol(0), axis_symbol(1)
+    >>> row = make_op("mul", Load("ids", (i,), int64), IndexValue(sympy.Integer(512)))
+    >>> direct_part(make_op("add", row, IndexValue(j)))
+    (i1, frozenset({i0}))
+    """
+    if not isinstance(offset, Expr):
+        return offset, frozenset()
+    direct, rest, todo = ZERO, list[Expr](), [offset]
+    while todo:
+        term = todo.pop()
+        if isinstance(term, Op) and term.name == "add":
+            todo += term.args
+        elif isinstance(term, IndexValue):
+            direct += term.index
+        else:
+            rest.append(term)
+    return direct, free_axes(*rest)
+
+
+def stride_along(offset: Index, axis: sympy.Symbol) -> sympy.Expr | None:
+    """Return the stride of `axis` in an offset that may depend on data; None where it is not known."""
+    direct, others = direct_part(offset)
+    return None if axis in others else coefficient(direct, axis)

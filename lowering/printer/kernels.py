@@ -98,7 +98,8 @@ def _fold_notes(stmt: Fold) -> str:
 
 
 def format_param(param: Param) -> str:
-    """Format a parameter's element type, shape and strides, and whether it is written.
+    """Format a parameter's element type, shape and strides, whether it is written, and whether all that is computed
+    from it is rounded.
 
     >>> import sympy, torch
     >>> two, three = sympy.Integer(2), sympy.Integer(3)
@@ -108,4 +109,5 @@ def format_param(param: Param) -> str:
     shape = ", ".join(str(size) for size in param.shape)
     strides = ", ".join(str(stride) for stride in param.strides)
     dtype = str(param.dtype).removeprefix("torch.")
-    return f"{dtype}[{shape}] strides [{strides}]" + (", written" if param.written else "")
+    notes = (", written" if param.written else "") + (", rounded later" if param.rounded_later else "")
+    return f"{dtype}[{shape}] strides [{strides}]{notes}"

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.codegen.triton import TritonTarget
-from tests.fusion.schedule.test_quantised import only_kernel
+from tests.fusion.schedule.test_pack import kernel
+from tests.fusion.schedule.test_quantised import calls, only_kernel
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 TARGET = TritonTarget("sm_90")
@@ -36,11 +37,11 @@ def exact(function: Function, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("function", [erf, tanh], ids=lambda function: function.__name__)
 def test_every_number(function: Function, dtype: torch.dtype) -> None:
     x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
-    kernel = only_kernel(function, x)
-    source = TARGET.emit(kernel)
+    only = only_kernel(function, x)
+    source = TARGET.emit(only)
     assert ("_quick_erfc(" if function is erf else "tl.exp2(") in source and "tanh" not in source
     out = torch.full_like(x, 7.0)
-    TARGET.build(kernel, source)(x, out)
+    TARGET.build(only, source)(x, out)
     eager, want = function(x).double(), exact(function, x.double())
     assert torch.equal(out.isnan(), x.isnan() | (x == -torch.inf)) and bool((out[x == torch.inf] == torch.inf).all())
     number = torch.isfinite(want.to(dtype)) & torch.isfinite(eager)
@@ -58,11 +59,11 @@ def tanh_gradient(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_gradient_takes_one_exponential(dtype: torch.dtype) -> None:
     x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
-    kernel = only_kernel(tanh_gradient, x)
-    source = TARGET.emit(kernel)
+    only = only_kernel(tanh_gradient, x)
+    source = TARGET.emit(only)
     assert source.count("tl.exp2(") == 1 and "tanh(" not in source
     out = torch.full_like(x, 7.0)
-    TARGET.build(kernel, source)(x, out)
+    TARGET.build(only, source)(x, out)
     eager, want = tanh_gradient(x).double(), tanh_gradient(x.double())
     assert torch.equal(out.isnan(), eager.isnan())
     number = torch.isfinite(want)
@@ -74,3 +75,28 @@ def test_a_gradient_takes_one_exponential(dtype: torch.dtype) -> None:
 def test_a_tanh_that_is_wanted_itself_is_computed() -> None:
     source = TARGET.emit(only_kernel(lambda x: torch.tanh(x) * (1 + torch.tanh(x)), torch.randn(64).half()))
     assert source.count("_quick_tanh(") == 2  # its definition, and one call
+
+
+def bias_gradient(x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten.gelu_backward(gradient, x).sum(0)
+
+
+def test_parts_of_a_rounded_sum_take_the_fast_forms() -> None:
+    """The parts are float32, but the only result that is computed from them is not."""
+    torch.manual_seed(0)
+    x, gradient = (torch.randn(4096, 32).bfloat16() for _ in range(2))
+    parts, merged = (kernel(call) for call in calls(bias_gradient, x, gradient))
+    source = TARGET.emit(parts)
+    assert "_quick_erfc(" in source and "libdevice.erf(" not in source
+    between = torch.empty(tuple(map(int, merged.params[0].shape))[::-1]).T
+    TARGET.build(parts, source)(gradient, x, between)
+    out = torch.empty(32, dtype=torch.bfloat16)
+    TARGET.build(merged, TARGET.emit(merged))(between, out)
+    want = bias_gradient(x.double(), gradient.double())
+    assert float((out.double() - want).norm() / want.norm()) < torch.finfo(torch.bfloat16).eps / 2
+
+
+def test_parts_that_are_kept_in_full_take_the_full_forms() -> None:
+    x = torch.empty(4096, 32, dtype=torch.bfloat16)
+    parts = kernel(calls(lambda x, gradient: bias_gradient(x.float(), gradient.float()), x, x)[0])
+    assert "libdevice.erf(" in TARGET.emit(parts)

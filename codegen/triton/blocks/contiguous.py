@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import sympy
 
+from fusion.codegen.triton.blocks.config import extent
 from fusion.codegen.triton.blocks.dims import Dim
-from fusion.lowering.expr import Expr, Load, postorder
-from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient
+from fusion.lowering.expr import Expr, Index, Load, free_axes, postorder
+from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient, direct_part
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
 
 RUN = 16
 """The least number of contiguous elements for which one thread each is worthwhile."""
+
+LARGEST = 4
+"""Loads of at least a quarter of the bytes of the largest one decide what is contiguous."""
 
 
 def load_offsets(kernel: Kernel) -> list[sympy.Expr]:
@@ -22,9 +27,13 @@ def load_offsets(kernel: Kernel) -> list[sympy.Expr]:
 
 def direct_loads(kernel: Kernel) -> list[tuple[str, sympy.Expr]]:
     """Return (parameter, offset) of all direct loads: those whose offset is not data."""
-    roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
-    every = [(node.buffer, node.index[0]) for node in postorder(*roots) if isinstance(node, Load)]
+    every = [(load.buffer, load.index[0]) for load in _all_loads(kernel)]
     return [(buffer, offset) for buffer, offset in every if not isinstance(offset, Expr)]
+
+
+def _all_loads(kernel: Kernel) -> list[Load]:
+    roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
+    return [node for node in postorder(*roots) if isinstance(node, Load)]
 
 
 def store_offsets(kernel: Kernel) -> list[sympy.Expr]:
@@ -34,11 +43,26 @@ def store_offsets(kernel: Kernel) -> list[sympy.Expr]:
 
 
 def contiguous_along(kernel: Kernel, dim: Dim) -> int:
-    """Count the largest loads, which span the most axes, that are contiguous along the last axis of `dim`."""
-    axes, last = {axis.symbol for axis in kernel.axes}, dim.axes[-1].symbol
-    spans = [(len(offset.free_symbols & axes), offset) for offset in load_offsets(kernel)]
-    widest = max((span for span, _ in spans), default=0)
-    return sum(coefficient(within_run(offset, last), last) == 1 for span, offset in spans if span == widest)
+    """Return the bytes of the largest loads that are contiguous along the last axis of `dim`.
+
+    A gathered row counts as what it reads, which may be more than its indices: a sum of rows of 512 numbers is
+    contiguous along their columns, whichever way the indices of the rows are read.
+    """
+    sizes, last = {axis.symbol: axis.size for axis in kernel.axes}, dim.axes[-1].symbol
+    loads = [(_bytes_read(load, sizes), load.index[0]) for load in _all_loads(kernel)]
+    most = max((count for count, _ in loads), default=0)
+    return sum(count for count, offset in loads if count * LARGEST >= most and _steps_by_one(offset, last))
+
+
+def _bytes_read(load: Load, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> int:
+    """Return the bytes of the distinct points at which a load happens."""
+    return load.dtype.itemsize * math.prod(extent(sizes[axis]) for axis in free_axes(load) if axis in sizes)
+
+
+def _steps_by_one(offset: Index, axis: sympy.Symbol) -> bool:
+    """Is the next element along `axis` the next one in memory?"""
+    direct, others = direct_part(offset)
+    return axis not in others and coefficient(within_run(direct, axis), axis) == 1
 
 
 def is_crossed(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:

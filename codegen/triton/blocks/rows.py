@@ -59,7 +59,7 @@ def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
 
 
 def _is_along(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
-    """Are more loads contiguous along the rows' own dimension than along any reduced one?"""
+    """Are more bytes read along the rows' own dimension than along any reduced one?"""
     return contiguous_along(kernel, x) > max(contiguous_along(kernel, dim) for dim in reduced)
 
 

@@ -13,7 +13,9 @@ complement 1 - tanh² = (1 + tanh)·(1 - tanh) = s·(2 - s), erfc(x) = 1 - erf(x
 product with a quotient.  (GELU is ½·x·(1 + erf(x/√2)), or the same with tanh; a logistic function is ½·(1 +
 tanh(x/2)).)
 
-Applied only where nothing else needs the tanh or erf: tanh itself is needed to the last bits near 0.
+Applied only where nothing else needs the tanh or erf: tanh itself is needed to the last bits near 0.  Of folds,
+only in sums, and in kernels that just store the results of their folds: a difference between such a result and an
+operand would magnify the error of the fast erfc.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from dataclasses import replace
 
 import torch
 
-from fusion.lowering.expr import Const, Expr, Op, const, postorder, rewrite
-from fusion.lowering.kernel import Stmt, Store, statements, values_of
+from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef, const, postorder, rewrite
+from fusion.lowering.kernel import Fold, Stmt, Store, map_statements, statements, values_of, with_values
 
 _ONE, _TWO = const(1.0, torch.float32), const(2.0, torch.float32)
 
 
 def as_sigmoids(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """Return `body` with such sums rewritten in stored values; the same statements where there are none."""
+    """Return `body` with such sums rewritten in stored and folded values; the same statements where there are none."""
     every = list(postorder(*(value for stmt in statements(body) for value in values_of(stmt))))
     uses = Counter(child for node in every for child in node.children())
     calls = _Calls(every, uses)
@@ -52,13 +54,28 @@ def as_sigmoids(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
             return calls.sigmoid(call)
         return Op("erfc", (_times(call.args[0], -1.0),), torch.float32)
 
+    in_folds = _only_stored(body)
+
     def rebuilt(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Fold) and stmt.op == "sum" and in_folds:
+            return with_values(stmt, rewrite(values_of(stmt), rule))
         if not isinstance(stmt, Store):
             return stmt
         (value,) = rewrite([stmt.value], rule)
         return stmt if value is stmt.value else replace(stmt, value=value)
 
-    return tuple(rebuilt(stmt) for stmt in body)
+    return map_statements(body, rebuilt)
+
+
+def _only_stored(body: Sequence[Stmt]) -> bool:
+    """Are the results of folds stored, and not read otherwise?"""
+
+    def reads(value: Expr) -> bool:
+        while isinstance(value, Cast):
+            value = value.arg
+        return not isinstance(value, TileRef) and any(isinstance(node, TileRef) for node in postorder(value))
+
+    return not any(reads(value) for stmt in statements(body) for value in values_of(stmt))
 
 
 class _Calls:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from fusion.lowering.expr import Expr, Index, Load, loads, postorder
-from fusion.lowering.indexing import coefficient, flatten
+from fusion.lowering.indexing import coefficient, flatten, stride_along
 from fusion.lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
 from fusion.lowering.sizes import estimate
 
@@ -40,8 +40,8 @@ def contiguous_axes(program: Program, node: Reduce | Scan, looped: Sequence[Axis
     along = set[Axis]()
     for load, count in zip(all_loads, elements, strict=True):
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
-        if count == max(elements) and not isinstance(offset, Expr):
-            along.update(axis for axis in (*node.axes, *looped) if coefficient(offset, axis.symbol) in (1, -1))
+        if count == max(elements):
+            along.update(axis for axis in (*node.axes, *looped) if stride_along(offset, axis.symbol) in (1, -1))
     return along
 
 

@@ -11,22 +11,27 @@ from functools import cached_property
 
 import networkx as nx
 import sympy
+import torch
 
 from fusion.lowering.arguments import leaves
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Load, index_of, loads, postorder
+from fusion.lowering.last_bits import to_integers
 from fusion.lowering.program import (
     Buffer,
     Compute,
     Extern,
+    Map,
     Node,
     Program,
+    Reduce,
     axis_sizes,
     copies,
     memory_of,
     reads,
     writes,
 )
+from fusion.lowering.scalar_ops import HALVES
 from fusion.lowering.sizes import estimate, given_by
 
 
@@ -96,6 +101,19 @@ class Dependences:
         """The nodes that are `rounded` even if all generated ones share a kernel."""
         return self.rounded(self.generated)
 
+    @cached_property
+    def rounded_later(self) -> frozenset[str]:
+        """The float32 buffers from which only 16-bit floats are computed, perhaps through other such buffers."""
+        later = set[str]()
+        for position in reversed(range(len(self.program.nodes))):
+            out = self.outs[position]
+            readers = self.readers.get(out, ())
+            if not out or out in self.outputs or not readers or self.program.buffers[out].dtype is not torch.float32:
+                continue
+            if all(_rounds(self.program, self.node(reader), later) for reader in readers):
+                later.add(out)
+        return frozenset(later)
+
     def estimate(self, size: sympy.Expr) -> int:
         """Evaluate `size`, with symbolic sizes at their hints."""
         return estimate(size, self.hints)
@@ -106,6 +124,13 @@ class Dependences:
             return known
         self._bytes[buffer] = count = bytes_of(self.program.buffers[buffer], self.hints)
         return count
+
+
+def _rounds(program: Program, node: Node, later: Collection[str]) -> bool:
+    """Return whether a node rounds its result to 16 bits, or its readers do, and it rounds no float to an integer."""
+    if not isinstance(node, (Map, Reduce)) or not (program.buffers[node.out].dtype in HALVES or node.out in later):
+        return False
+    return not to_integers(*node.exprs)
 
 
 def bytes_of(buffer: Buffer, hints: Mapping[sympy.Symbol, int]) -> int:

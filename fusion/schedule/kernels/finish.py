@@ -20,7 +20,7 @@ from fusion.lowering.kernel import (
     statements,
     values_of,
 )
-from fusion.lowering.program import Buffer, Contract, Program, Scatter
+from fusion.lowering.program import Buffer, Contract, Scatter
 from fusion.lowering.sizes import given_by
 from fusion.schedule.clusters.expand import FLAT, Expanded
 from fusion.schedule.clusters.legality import Cluster
@@ -67,7 +67,7 @@ def finished(
     sizes = _sizes(axes, body)
     kernel = Kernel(
         _name(dependences, cluster),
-        _params(program, dict(zip(names.values(), buffers, strict=True)), written),
+        _params(dependences, dict(zip(names.values(), buffers, strict=True)), written),
         sizes,
         axes,
         rename(body, {**names, **{out: names[start] for out, start in over.items()}}),
@@ -78,14 +78,18 @@ def finished(
     return KernelCall(kernel, buffers, allocated, origins, *prices.traffic(cluster), prices.flops(cluster), over)
 
 
-def _params(program: Program, buffers_by_param: Mapping[str, str], written: Sequence[str]) -> tuple[Param, ...]:
+def _params(dependences: Dependences, buffers_by_param: Mapping[str, str], written: Sequence[str]) -> tuple[Param, ...]:
     """Return the parameters of a kernel, given parameter name → buffer name."""
+    program = dependences.program
     results = [program.buffers[name] for name in written]
     params = []
     for param, name in buffers_by_param.items():
         buffer, stored = program.buffers[name], name in written
         number = not stored and _is_host_number(buffer, results)
-        params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, stored, number=number))
+        later = stored and name in dependences.rounded_later
+        params.append(
+            Param(param, buffer.dtype, buffer.shape, buffer.strides, stored, number=number, rounded_later=later)
+        )
     return tuple(params)
 
 

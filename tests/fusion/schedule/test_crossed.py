@@ -6,11 +6,28 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn.functional import layer_norm
 
 from fusion.codegen.triton import TritonTarget
+from tests.codegen.triton.blocking import block
 from tests.fusion.schedule.test_pack import kernel, launches
+from tests.fusion.schedule.test_quantised import calls
 
 TARGET = TritonTarget("sm_90")
+
+
+def test_gathered_rows_are_read_along_their_columns() -> None:
+    """The indices of a bag are contiguous along it, but the rows that they choose have most of the bytes."""
+    ids, table = torch.zeros(8192, 8, dtype=torch.int64), torch.empty(100_000, 512)
+    (call,) = calls(lambda ids, table: table[ids].sum(1), ids, table)
+    assert block(kernel(call)).dims[-1].axes[-1].size == 512
+
+
+def test_gathered_rows_are_folded_whole() -> None:
+    """Programs fill the device, one for each word: its row is neither split nor folded for several words at once."""
+    ids, table = torch.zeros(16, 512, dtype=torch.int64), torch.empty(30_000, 768)
+    (call,) = calls(lambda ids, table: layer_norm(table[ids], (768,)), ids, table)
+    assert block(kernel(call)).dims[-1].axes[-1].size == 768
 
 
 @pytest.mark.parametrize(
