@@ -9,6 +9,7 @@ from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
+from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.scalar_ops import FOLD_OPS
 
@@ -40,6 +41,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         narrow_share=measured.narrow_share,
         waiting=measured.waiting,
         part=measured.part,
+        sector=SECTOR,
         layouts=measured.layouts,
     )
 

@@ -1,8 +1,8 @@
 """Predicts whether one kernel is faster than two.
 
 A cluster's time is the larger of its memory time and its arithmetic time, plus one launch.  Traffic counts every
-outside tensor once; arithmetic counts every node at every point where it is evaluated, so recomputation has its price.
-The constants come from the target.
+outside tensor once, and what a reduction that goes across memory moves in excess (`crossing.py`); arithmetic counts
+every node at every point where it is evaluated, so recomputation has its price.  The constants come from the target.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Expr, Op, loads, postorder
 from fusion.lowering.program import Contract, Extern, Scatter
+from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
 from fusion.schedule.iteration.contractions import slowdown
@@ -60,6 +61,7 @@ class Prices:
         self.dependences = dependences
         self.capabilities = capabilities
         self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.streamed)
+        self._crossings = Crossings(dependences, capabilities.sector)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
 
     @cached_property
@@ -93,8 +95,8 @@ class Prices:
 
     def time(self, cluster: Cluster) -> float:
         """Return the predicted microseconds of one launch of `cluster`, launch overhead included."""
-        traffic = self.traffic(cluster)
-        memory = sum(traffic) / self.capabilities.bandwidth / self._busy(cluster)
+        traffic = sum(self.traffic(cluster)) + self._crossings.excess(cluster)
+        memory = traffic / self.capabilities.bandwidth / self._busy(cluster)
         return self.capabilities.launch_us + max(memory, self._arithmetic(cluster))
 
     def traffic(self, cluster: Cluster) -> tuple[int, int]:
