@@ -139,6 +139,7 @@ class Capabilities:
         narrow_share: the share of the memory bandwidth that such a split-K GEMM reaches, whatever its prologue.
         waiting: the cost, in launches, of combining partial results in the last program of each tile.
         layouts: the costs of other tensor layouts.
+        sector: bytes of the smallest memory request; 0 if the price of reading across memory is not known.
         part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
     """
 
@@ -161,6 +162,7 @@ class Capabilities:
     narrow_share: float = 0.5
     waiting: float = 0.25
     part: int = 1 << 13
+    sector: int = 0
     layouts: Layouts = Layouts(0.0, (0.0, 0.0))
 
 

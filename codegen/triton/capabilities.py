@@ -10,6 +10,7 @@ from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import Rates, Steps
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
+from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.scalar_ops import FOLD_OPS
 
@@ -53,6 +54,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         narrow_share=measured.narrow_share,
         waiting=measured.waiting,
         part=measured.part,
+        sector=SECTOR,
         layouts=measured.layouts,
     )
 

@@ -2,8 +2,10 @@
 
 The library's convolutions on matrix units take and return images with channels last; for other strides they run kernels
 that move each operand and result.  Pointwise kernels, reductions and pooling work with any strides.  So, where it pays
-off, the convolutions of a graph get their operands with channels last, and the nodes in between follow as they do in
-eager; copies are made at the edges.
+off, the convolutions of a graph get their operands with channels last, and the nodes in between follow; copies are made
+at the ends of each chain of convolutions, which is changed only if it gains more than they cost.  An operation that
+returns channels first whatever its operands have, in eager, is written with channels last.  At the ends, a convolution
+that gains nothing is part of the chain where that saves copies.
 
 Input: a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it returned
 before.  Unchanged: graphs whose convolutions have symbolic sizes, or gain nothing.
@@ -11,19 +13,36 @@ before.  Unchanged: graphs whose convolutions have symbolic sizes, or gain nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import prod
 from typing import cast
 
+import networkx as nx
 import torch
 from torch import fx
 
 from fusion.codegen.target import Layouts
 from fusion.joint.factors import value_of
-from fusion.joint.layout_plans import CONVOLUTIONS, NoLayout, Plan, Strides, bytes_of, is_known
+from fusion.joint.layout_plans import (
+    CONVOLUTIONS,
+    Copy,
+    NoLayout,
+    Plan,
+    Strides,
+    bytes_of,
+    is_generated,
+    is_known,
+    is_view,
+)
 
 aten = torch.ops.aten
+
+_TRIED = 8
+"""The most convolutions at the ends of chains for which both layouts are planned."""
 
 
 def prefer_channels_last(
@@ -68,26 +87,116 @@ def prefer_channels_last(
     if not calls or not all(map(_takes_images, calls)):
         return False
     gains = {call: worth(call) if worth else saved_bytes(call, layouts) for call in calls}
-    gained = sum(gain for gain in gains.values() if gain > 0)
-    if gained == 0:
+    if max(gains.values()) <= 0:
         return False
-    chosen = {call for call, gain in gains.items() if gain >= 0}
-    plan = Plan(partial(_wanted, chosen), layouts.begins, lambda node: node.target in CONVOLUTIONS)
     try:
-        plan.propagate(graph.graph)
+        plan = _best_plan(graph.graph, gains, layouts)
     except NoLayout:
         return False
-    if not plan.copies or gained <= plan.cost():
+    if plan is None or not plan.copies:
         return False
     plan.apply(graph)
     return True
 
 
+def _best_plan(graph: fx.Graph, gains: Mapping[fx.Node, float], layouts: Layouts) -> Plan | None:
+    """Return a plan for the convolutions that gain more than the copies at the ends of their chain cost.
+
+    Args:
+        gains: convolution → its gain with channels last, in bytes.
+
+    Raises:
+        NoLayout: a tensor must get its old strides back, and cannot.
+    """
+    chosen = {call for call, gain in gains.items() if gain >= 0}
+    plan = _plan(graph, chosen, gains, layouts)
+    entries = (call for call, gain in gains.items() if gain == 0 and _reads_copies(plan, call))
+    for call in [*islice(entries, _TRIED)]:
+        with suppress(NoLayout):
+            other = _plan(graph, chosen - {call}, gains, layouts)
+            if other.cost() < plan.cost():
+                plan, chosen = other, chosen - {call}
+    chains = [chain for chain in _chains(graph, plan, chosen) if chain.copies]
+    lossy = [chain for chain in chains if _gain(plan, chain, gains) <= 0]
+    if lossy:
+        chosen = chosen.difference(*(chain.calls for chain in lossy))
+        plan = _plan(graph, chosen, gains, layouts)
+    return plan if sum(gains[call] for call in chosen) > plan.cost() else None
+
+
+def _plan(graph: fx.Graph, chosen: Collection[fx.Node], calls: Collection[fx.Node], layouts: Layouts) -> Plan:
+    """Plan for `chosen` with channels last, and the other `calls` as they are."""
+    plan = Plan(partial(_wanted, chosen), layouts.begins, lambda node: node in calls and node not in chosen)
+    plan.propagate(graph)
+    return plan
+
+
+@dataclass(slots=True)
+class _Chain:
+    """Convolutions, with the nodes between them that follow, and the copies at its ends."""
+
+    calls: set[fx.Node] = field(default_factory=set)
+    copies: set[Copy] = field(default_factory=set)
+
+
+def _chains(graph: fx.Graph, plan: Plan, chosen: Collection[fx.Node]) -> list[_Chain]:
+    """Return the chains of `chosen`: nodes that read each other's changed results, or the same copy."""
+    parts: nx.Graph[fx.Node | Copy] = nx.Graph()
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        changed = [arg for arg in node.all_input_nodes if plan.is_changed(arg)]
+        parts.add_edges_from((node, end) for end in (*changed, *plan.copies_read_by(node)))
+    parts.add_nodes_from(chosen)
+    parts.add_edges_from((copy, copy[0]) for copy in plan.copies if plan.is_changed(copy[0]))
+    return [
+        _Chain(
+            {part for part in whole if isinstance(part, fx.Node) and part in chosen},
+            {part for part in whole if not isinstance(part, fx.Node)},
+        )
+        for whole in nx.connected_components(parts)
+    ]
+
+
+def _gain(plan: Plan, chain: _Chain, gains: Mapping[fx.Node, float]) -> float:
+    """Return the bytes that a chain saves with channels last."""
+    return sum(gains[call] for call in chain.calls) - sum(map(plan.cost_of, chain.copies))
+
+
+def _reads_copies(plan: Plan, call: fx.Node) -> bool:
+    """Return whether a convolution reads copies of images that are not generated."""
+    images = _images(call)
+    return any(source in images and not is_generated(source) for source, _ in plan.copies_read_by(call))
+
+
 def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.Node, Strides]:
-    """Return channels-last strides for the operands of `calls`."""
-    operands = _operands(node) if node in calls else ()
+    """Return channels-last strides for the operands of `calls`, and for images that lost them on the way there."""
+    if node in calls:
+        operands: Sequence[fx.Node] = _operands(node)
+    elif node.target in CONVOLUTIONS:
+        return {}
+    else:
+        operands = [arg for arg in node.all_input_nodes if _is_lost(plan, arg)]
     unlike = [arg for arg in operands if not _has_channels_last(plan.value_of(arg))]
-    return {arg: _channels_last_strides(arg.meta["val"]) for arg in unlike}
+    wanted = {arg: _channels_last_strides(arg.meta["val"]) for arg in unlike}
+    return wanted if node in calls or not wanted or plan.accepts(node, wanted) else {}
+
+
+def _is_lost(plan: Plan, node: fx.Node) -> bool:
+    """Return whether a generated image is stored with channels first, though an operand has them last by the plan.
+
+    Its strides are those that the operation returns in eager, which some do whatever their operands' are.
+    """
+    image = plan.value_of(node) if isinstance(node.meta.get("val"), torch.Tensor) else None
+    if image is None or not _is_image(image) or _has_channels_last(image) or not is_generated(node) or is_view(node):
+        return False
+    read = (plan.read_by(node, arg) for arg in node.all_input_nodes if plan.is_changed(arg))
+    return any(isinstance(arg, torch.Tensor) and _is_image(arg) and _has_channels_last(arg) for arg in read)
+
+
+def _is_image(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has the dimensions of images, and more than one pixel and channel."""
+    return tensor.ndim == 4 and is_known(tensor) and tensor.shape[1] > 1 and tensor.shape[2] * tensor.shape[3] > 1
 
 
 def saved_bytes(call: fx.Node, layouts: Layouts) -> float:

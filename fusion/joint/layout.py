@@ -74,8 +74,20 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
+def coincide(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Return whether a dense tensor with these strides would have every element where it is.
+
+    >>> coincide(torch.empty(4, 3, 1, 1), (3, 1, 3, 3)), coincide(torch.empty(4, 3, 2, 1), (6, 1, 3, 3))
+    (True, False)
+    """
+    dims = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return is_dense(tensor) and all(size == 1 or before == after for size, before, after in dims)
+
+
 def with_strides(node: fx.Node, strides: Sequence[int]) -> fx.Node:
-    """Copy a dense tensor to these strides: permute, make contiguous, permute back."""
+    """Copy a dense tensor to these strides: permute, make contiguous, permute back; view it where they coincide."""
+    if coincide(node.meta["val"], strides):
+        return write(node, aten.as_strided.default, node, list(node.meta["val"].shape), list(strides))
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
     back = sorted(range(len(order)), key=order.__getitem__)
     permuted = order != sorted(order)

@@ -8,8 +8,7 @@ executable.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import TypeAlias, cast
 
@@ -18,11 +17,14 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from fusion.joint.layout import is_dense, with_strides
+from fusion.joint.layout import coincide, is_dense, with_strides
 
 aten = torch.ops.aten
 
 Strides: TypeAlias = tuple[int, ...]
+
+Copy: TypeAlias = tuple[fx.Node, Strides]
+"""A tensor, and the strides of its copy."""
 
 CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
 """Convolution → how many of its first arguments are images or weights.
@@ -53,8 +55,8 @@ class Plan:
     ) -> None:
         self._wanted, self._begins, self._fixed = wanted, begins, fixed
         self._values: dict[fx.Node, object] = {}  # the new fake result of each node that changes
-        self.copies: dict[tuple[fx.Node, Strides], torch.Tensor] = {}  # (source, strides) → the copy
-        self._read: dict[fx.Node, list[tuple[fx.Node, Strides]]] = {}  # reader → the copies it reads instead
+        self.copies: dict[Copy, torch.Tensor] = {}
+        self._read: dict[fx.Node, list[Copy]] = {}  # reader → the copies it reads instead
 
     def propagate(self, graph: fx.Graph) -> None:
         """Plan for all nodes in order.
@@ -78,16 +80,45 @@ class Plan:
                     self._copy(node, arg, before.stride())
 
     def cost(self) -> float:
-        """Return the bytes that the copies move; a copy of a generated tensor only adds a write."""
-        copies = [(copy, is_generated(node)) for (node, _), copy in self.copies.items()]
-        return sum(bytes_of(copy) if generated else 2 * bytes_of(copy) + self._begins for copy, generated in copies)
+        """Return the bytes that the copies move, with their launches."""
+        return sum(map(self.cost_of, self.copies))
+
+    def cost_of(self, copy: Copy) -> float:
+        """Return the bytes that a copy moves, with its launch; a copy of a generated tensor only adds a write.
+
+        Strides that differ only in dimensions of one element are the same memory.
+        """
+        node, strides = copy
+        if coincide(self.value_of(node), strides):
+            return 0.0
+        moved = bytes_of(self.copies[copy])
+        return moved if is_generated(node) else 2 * moved + self._begins
+
+    def copies_read_by(self, reader: fx.Node) -> Sequence[Copy]:
+        """Return the copies that `reader` reads instead of its operands."""
+        return self._read.get(reader, ())
+
+    def is_changed(self, node: fx.Node) -> bool:
+        """Return whether a result of `node` has other strides than before."""
+        return node in self._values
+
+    def accepts(self, node: fx.Node, wanted: Mapping[fx.Node, Strides]) -> bool:
+        """Return whether `node` can read these operands in copies with other strides, without any other change."""
+        if not takes_any_strides(node):
+            return False
+        copies = {arg: arg.meta["val"].new_empty_strided(arg.meta["val"].shape, to) for arg, to in wanted.items()}
+        try:
+            self._result(node, copies)
+        except NoLayout:
+            return False
+        return True
 
     def apply(self, graph: fx.GraphModule) -> None:
         """Insert the copies, and update the fake tensors of all nodes."""
         for node, value in self._values.items():
             node.meta["val"] = value
             node.meta.pop("tensor_meta", None)
-        made: dict[tuple[fx.Node, Strides], fx.Node] = {}
+        made: dict[Copy, fx.Node] = {}
         for reader, copies in self._read.items():
             for copy in copies:
                 if copy not in made:
@@ -114,18 +145,35 @@ class Plan:
 
     def _follow(self, node: fx.Node) -> bool:
         """Record the strides of `node`'s results from those of its operands; False if it does not accept these."""
-        args, kwargs = pytree.tree_map_only(fx.Node, partial(self.read_by, node), (node.args, node.kwargs))
         try:
-            with torch.no_grad():
-                result = cast("Callable[..., object]", node.target)(*args, **kwargs)
-        except (RuntimeError, ValueError, TypeError):  # a view that these strides do not allow
+            result = self._result(node, {})
+        except NoLayout:
             return False
-        pairs = list(zip(tensors_of(result), tensors_of(node.meta["val"]), strict=True))
-        if any(after.shape != before.shape or after.dtype != before.dtype for after, before in pairs):
-            return False
+        pairs = zip(tensors_of(result), tensors_of(node.meta.get("val")), strict=True)
         if any(after.stride() != before.stride() for after, before in pairs):
             self._values[node] = result
         return True
+
+    def _result(self, node: fx.Node, instead: Mapping[fx.Node, torch.Tensor]) -> object:
+        """Return the fake result of `node`, with some operands replaced.
+
+        Raises:
+            NoLayout: it does not accept their strides.
+        """
+
+        def read(arg: fx.Node) -> object:
+            return instead[arg] if arg in instead else self.read_by(node, arg)
+
+        args, kwargs = pytree.tree_map_only(fx.Node, read, (node.args, node.kwargs))
+        try:
+            with torch.no_grad():
+                result = cast("Callable[..., object]", node.target)(*args, **kwargs)
+        except (RuntimeError, ValueError, TypeError) as error:  # a view that these strides do not allow
+            raise NoLayout from error
+        pairs = zip(tensors_of(result), tensors_of(node.meta.get("val")), strict=True)
+        if any(after.shape != before.shape or after.dtype != before.dtype for after, before in pairs):
+            raise NoLayout
+        return result
 
 
 def takes_any_strides(node: fx.Node) -> bool:
@@ -143,9 +191,14 @@ def takes_any_strides(node: fx.Node) -> bool:
 
 def is_generated(node: fx.Node) -> bool:
     """Return whether a generated kernel writes this tensor, in any order of dimensions, or a base of this view."""
-    while getattr(node.target, "is_view", False) and isinstance(node.args[0], fx.Node):
+    while is_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
-    return node.op == "call_function" and node.target not in CONVOLUTIONS and node.target is not operator.getitem
+    return node.op == "call_function" and node.target not in CONVOLUTIONS
+
+
+def is_view(node: fx.Node) -> bool:
+    """Return whether a node reads the memory of another one, or is one of its results."""
+    return node.target is operator.getitem or getattr(node.target, "is_view", False)
 
 
 def tensors_of(result: object) -> Iterable[torch.Tensor]:

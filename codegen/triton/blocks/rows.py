@@ -31,6 +31,9 @@ flight.  (H200, mean and variance of bf16, 103 MB in columns of 448: 93 µs held
 _LEAST_ROW, _UNKNOWN_ROW = 64, 1024
 """The fewest columns that are worth a block, and the columns assumed for a row whose length is not known."""
 
+_LEAST_SIDE = 8
+"""The fewest elements of either side of a tile that reads along one axis and stores along another."""
+
 _NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions that have no name of their own
 
 
@@ -51,8 +54,9 @@ def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
         return (*reduced, *x) if along_x else (*x, *reduced)
     crossing = _crossing_axis(kernel, grid)
     if crossing is not None:
-        others = tuple(axis for axis in grid[:-1] if axis is not crossing)
-        return Dim("y", (*others, crossing), Role.GRID), Dim("x", grid[-1:], Role.GRID)
+        row = _row_behind(grid, crossing)
+        others = tuple(axis for axis in grid[: -len(row)] if axis is not crossing)
+        return Dim("y", (*others, crossing), Role.GRID), Dim("x", row, Role.GRID)
     if _by_rows(kernel, grid):
         return Dim("b", grid[:-1], Role.GRID), Dim("x", grid[-1:], Role.GRID)
     return (Dim("x", grid, Role.GRID),) if grid else ()
@@ -199,13 +203,19 @@ def _memberships(kernel: Kernel, symbol: sympy.Symbol) -> Iterator[bool]:
                 assert_never(stmt)
 
 
-def _crossing_axis(kernel: Kernel, grid: Sequence[KernelAxis]) -> KernelAxis | None:
-    """Return the axis along which some load is contiguous while the store is contiguous along the last one."""
+def _crossing_axis(kernel: Kernel, grid: tuple[KernelAxis, ...]) -> KernelAxis | None:
+    """Return the axis along which some load is contiguous while the store is contiguous along the ones behind it."""
     stored = next((o for o in store_offsets(kernel) if grid and coefficient(o, grid[-1].symbol) == 1), None)
-    if stored is None or not at_least(grid[-1].size, 8):
+    if stored is None:
         return None
     for load in load_offsets(kernel):
-        along = [axis for axis in grid[:-1] if coefficient(load, axis.symbol) == 1 and at_least(axis.size, 8)]
+        along = [axis for axis in grid[:-1] if coefficient(load, axis.symbol) == 1 and at_least(axis.size, _LEAST_SIDE)]
         if along and coefficient(load, grid[-1].symbol) != ZERO:
-            return along[-1]
+            row = sympy.Mul(*(axis.size for axis in _row_behind(grid, along[-1])))
+            return along[-1] if at_least(row, _LEAST_SIDE) else None
     return None
+
+
+def _row_behind(grid: tuple[KernelAxis, ...], crossing: KernelAxis) -> tuple[KernelAxis, ...]:
+    """Return the last axis, or all that come after `crossing` where the last one is short: the rows of small images."""
+    return grid[-1:] if at_least(grid[-1].size, _LEAST_SIDE) else grid[grid.index(crossing) + 1 :]

@@ -1,8 +1,8 @@
 """Predicts whether one kernel is faster than two.
 
 A cluster's time is the larger of its memory time and its arithmetic time, plus one launch.  Traffic counts every
-outside tensor once; arithmetic counts every node at every point where it is evaluated, so recomputation has its price.
-The constants come from the target.
+outside tensor once, and what a reduction that goes across memory moves in excess (`crossing.py`); arithmetic counts
+every node at every point where it is evaluated, so recomputation has its price.  The constants come from the target.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import loads
 from fusion.lowering.program import Contract, Reduce, Scatter
+from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_padded_window
@@ -48,6 +49,7 @@ class Prices:
         self.dependences = dependences
         self.capabilities, self.rates = capabilities, capabilities.rates
         self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.streamed)
+        self._crossings = Crossings(dependences, capabilities.sector)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
 
     @cached_property
@@ -83,7 +85,8 @@ class Prices:
         """Return the predicted microseconds of one launch of `cluster`, by part."""
         share = self._busy(cluster)
         products, scalars = self._products(cluster) * share, sum(self.scalar_times(cluster).values()) * share
-        return self.rates.price(sum(self.traffic(cluster)), products=products, scalars=scalars, share=share)
+        moved = sum(self.traffic(cluster)) + self._crossings.excess(cluster)
+        return self.rates.price(moved, products=products, scalars=scalars, share=share)
 
     def traffic(self, cluster: Cluster) -> tuple[int, int]:
         """Return the bytes (read, written): every tensor from outside once, every stored result once."""

@@ -2,7 +2,8 @@
 
 `Program → Program`.  A map that loads nothing (a mask from indices, a constant), only converts, moves or lightly
 changes one other tensor, or broadcasts vectors to a larger tensor (a mask of equal documents) is substituted into every
-generated reader.  Any map is substituted into a reader that reads few of its points (the loss of a class, among the
+generated reader, except one after a call that needs the result in memory: an operand that only this reader needed would
+be stored beside it.  Any map is substituted into a reader that reads few of its points (the loss of a class, among the
 probabilities of all), unless it is stored anyway, by the kernel of a product, or before a node that the reader waits
 for: reading its operands instead would extend their live ranges, back to the first layer of a model whose last one
 reads one position.  It stays a node only where an extern or the caller needs the tensor, or where a library may be
@@ -76,7 +77,7 @@ def inline_cheap_maps(program: Program) -> Program:
     stored, compared_back, rounded = _Stored(program, stays), _compared_back(program), _rounded(program, stays)
     for node in program.nodes:
         if not isinstance(node, (Extern, Chunked)) and node.out not in program.library:
-            while (inlined := inline(node, known := {**cheap, **_read_at_few_points(node, maps, stored)})) is not node:
+            while (inlined := inline(node, known := _inlined_into(node, cheap, maps, stored))) is not node:
                 changed = True
                 read = [load.buffer for load in loads(*node.exprs) if load.buffer in known]
                 names = (name for buffer in read for name in (*inlined_names.get(buffer, ()), buffer))
@@ -136,11 +137,13 @@ class _Stored:
 
     def __init__(self, program: Program, stays: Collection[str]) -> None:
         self._wanted, self._finishing, self._age = set(stays), set[str](), dict[str, int]()
+        self._stays, self._buffers, self._operands = set(stays), program.buffers, set(stays)
         points, products = dict[str, sympy.Expr](), set[str]()
         for node in program.nodes:
             step = isinstance(node, (Contract, Chunked)) or (isinstance(node, Extern) and not node.is_view)
             age = max((self._age.get(name, 0) for name in reads(node)), default=0) + step
             self._age.update(dict.fromkeys(writes(node), age))
+            self._operands.update(name for name in reads(node) if self._age.get(name, -1) < age)
             if step:
                 products.update(writes(node))
             if isinstance(node, (Extern, Chunked)):
@@ -154,6 +157,27 @@ class _Stored:
     def before(self, reader: str, name: str) -> bool:
         """Return whether the map `name` is stored before the node of `reader` can run."""
         return name in self._finishing or (name in self._wanted and self._age[name] < self._age[reader])
+
+    def is_cheaper(self, reader: str, producer: Map) -> bool:
+        """Return whether it moves fewer bytes to read the result of a map than its operands.
+
+        The result is in memory when the reader runs.  An operand without other late readers would be stored, too.
+        """
+        if producer.out not in self._stays or self._age[producer.out] >= self._age[reader]:
+            return False
+        moved: sympy.Expr = sympy.Integer(0)
+        points = _points(producer)
+        for name in {load.buffer for load in loads(producer.expr)}:
+            elements = sympy.Min(points, sympy.Mul(*self._buffers[name].shape))
+            moved += elements * self._buffers[name].dtype.itemsize * (1 if name in self._operands else 2)
+        return bool((moved - points * self._buffers[producer.out].dtype.itemsize).is_positive)
+
+
+def _inlined_into(node: Compute, cheap: Mapping[str, Map], maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:
+    """Return the maps that are substituted into a node."""
+    read = {name: cheap[name] for name in reads(node) if name in cheap}
+    known = {name: producer for name, producer in read.items() if not stored.is_cheaper(node.out, producer)}
+    return known | _read_at_few_points(node, maps, stored)
 
 
 def _read_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:

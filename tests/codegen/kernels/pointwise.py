@@ -89,6 +89,14 @@ def permuted(heads: int, length: int, width: int) -> Kernel:
     return kernel("permuted", params, axes, Store("out", length * width * i + width * j + b, value))
 
 
+def subsampled(channels: int, side: int) -> Kernel:
+    """[2 side, 2 side, channels] → [channels, side, side], every second pixel: rows shorter than a tile"""
+    value = load("x", 4 * side * channels * j + 2 * channels * b + i)
+    params = (param("x", F32, 2 * side, 2 * side, channels), param("out", F32, channels, side, side, written=True))
+    axes = {i: (channels, GRID), j: (side, GRID), b: (side, GRID)}
+    return kernel("subsampled", params, axes, Store("out", side * side * i + side * j + b, value))
+
+
 def padded(n: int, before: int, after: int) -> Kernel:
     """x with zeros before and after: a masked load"""
     position = IndexValue(i - before)

@@ -26,6 +26,7 @@ from tests.codegen.kernels.pointwise import (
     normalised,
     padded,
     permuted,
+    subsampled,
     transposed_add,
 )
 from tests.codegen.kernels.products import gated, gathered_rows, linear, matmul, matmul_softmax, rms_linear
@@ -59,6 +60,7 @@ SMALL: dict[str, Kernel] = {
     "bias_gelu bf16": bias_gelu(5, 24, BF16),
     "transposed_add": transposed_add(40, 50),
     "permuted": permuted(3, 5, 8),
+    "subsampled": subsampled(40, 6),
     "padded": padded(20, 3, 6),
     "gather": gather(9, 12),
     "flipped": flipped(21),

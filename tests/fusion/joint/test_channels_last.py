@@ -119,6 +119,109 @@ def test_a_convolution_that_loses_keeps_its_strides() -> None:
     torch.testing.assert_close(graph(*given), two(*given))
 
 
+def copies_of(graph: GraphModule) -> list[tuple[int, ...]]:
+    """The shapes of the copies in a graph."""
+    clones = (node for node in graph.graph.nodes if node.target is aten.clone.default)
+    return sorted(tuple(node.meta["val"].shape) for node in clones)
+
+
+def with_windows(call: torch.fx.Node) -> float:
+    """The gain of a convolution: none without a window."""
+    weight = call.args[1]
+    assert isinstance(weight, torch.fx.Node)
+    return 1e9 if weight.meta["val"].shape[-1] > 1 else 0.0
+
+
+def check(graph: GraphModule, function: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    result, wanted = graph(*given), function(*given)
+    torch.testing.assert_close(result, wanted)
+    assert result.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_follows_whose_operands_have_the_layout_already(groups: int) -> None:
+    """Strides of weights with one pixel, or one channel, are those of either layout."""
+
+    def chain(x: Tensor, first: Tensor, middle: Tensor, last: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(F.conv2d(x, first).relu(), middle, groups=groups).relu(), last)
+
+    size = 1 if groups == 1 else 3
+    shapes = (2, 3, 9, 9), (4, 3, 3, 3), (4, 4 // groups, size, size), (5, 4, 3, 3)
+    graph = traced(chain, *shapes)
+    assert prefer_channels_last(graph, LAYOUTS, with_windows)
+    assert len(copies_of(graph)) == 4  # the image, two weights, and the result
+    check(graph, chain, *shapes)
+
+
+def test_a_residual_of_convolutions_without_windows_is_copied_once() -> None:
+    def block(x: Tensor, stem: Tensor, down: Tensor, middle: Tensor, up: Tensor) -> Tensor:
+        x = F.conv2d(x, stem).relu()
+        for _ in range(3):
+            x = (x + F.conv2d(F.conv2d(F.conv2d(x, down).relu(), middle, padding=1).relu(), up)).relu()
+        return x
+
+    shapes = (2, 3, 9, 9), (8, 3, 3, 3), (4, 8, 1, 1), (4, 4, 3, 3), (8, 4, 1, 1)
+    graph = traced(block, *shapes)
+    assert prefer_channels_last(graph, LAYOUTS, with_windows)
+    assert copies_of(graph) == sorted([(2, 9, 9, 3), (8, 3, 3, 3), (4, 3, 3, 4), (2, 8, 7, 7)])
+    check(graph, block, *shapes)
+
+
+def test_an_image_keeps_its_layout_through_operations_that_return_another() -> None:
+    """Nearest neighbours are read by index, whose result is contiguous in eager."""
+
+    def up(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        y = F.conv2d(x, first, padding=1)
+        rows = torch.arange(2 * y.shape[2], device=x.device) // 2
+        wide = aten._unsafe_index.Tensor(y, [None, None, rows[:, None], rows])
+        return F.conv2d(torch.cat([wide, wide.relu()], 1), second)
+
+    shapes = (2, 3, 8, 8), (4, 3, 3, 3), (5, 8, 3, 3)
+    graph = traced(up, *shapes)
+    assert prefer_channels_last(graph, LAYOUTS, lambda call: 1e9)
+    cat = next(node for node in graph.graph.nodes if node.target is aten.cat.default)
+    assert cat.meta["val"].is_contiguous(memory_format=torch.channels_last)
+    check(graph, up, *shapes)
+
+
+def test_a_convolution_that_gains_nothing_reads_an_input_as_it_is() -> None:
+    def ends(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
+        return F.conv2d(x, past) + F.conv2d(x.sin(), weight, padding=1)
+
+    shapes = (2, 4, 8, 8), (4, 4, 3, 3), (4, 4, 1, 1)
+    graph = traced(ends, *shapes)
+    assert prefer_channels_last(graph, LAYOUTS, with_windows)
+    assert copies_of(graph) == [(2, 8, 8, 4), (4, 3, 3, 4)]  # of the sine, and of the weight
+    check(graph, ends, *shapes)
+
+
+def test_a_chain_that_gains_less_than_its_copies_keeps_its_layout() -> None:
+    def chains(x: Tensor, first: Tensor, y: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        return F.conv2d(x, first), F.conv2d(y, second)
+
+    shapes = (2, 3, 8, 8), (4, 3, 3, 3), (2, 5, 8, 8), (4, 5, 3, 3)
+    graph = traced(chains, *shapes)
+    assert prefer_channels_last(graph, LAYOUTS, lambda call: 1e9 if call.args[0].meta["val"].shape[1] == 5 else 10.0)
+    assert copies_of(graph) == [(2, 4, 6, 6), (2, 8, 8, 5), (4, 3, 3, 5)]
+
+
+def test_a_gradient_in_the_same_memory_is_not_copied() -> None:
+    """The gradient of a weight with one pixel has the strides of channels last, and is returned with others."""
+
+    def backward(x: Tensor, first: Tensor, weight: Tensor) -> Tensor:
+        y = F.conv2d(x, first)
+        settings = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, False])
+        gradient: Tensor = aten.convolution_backward(F.conv2d(y, weight).cos(), y, weight, None, *settings)[1]
+        return gradient
+
+    shapes = (2, 3, 8, 8), (4, 3, 3, 3), (5, 4, 1, 1)
+    graph = traced(backward, *shapes)
+    assert prefer_channels_last(graph, LAYOUTS, with_windows)
+    assert copies_of(graph) == [(2, 8, 8, 3), (4, 3, 3, 3)]
+    check(graph, backward, *shapes)
+
+
 def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: str = "cpu") -> list[float]:
     """Of a convolution and its gradient."""
 

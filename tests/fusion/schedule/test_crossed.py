@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from fusion.codegen.triton import TritonTarget
+from fusion.lowering.kernel import Role
 from tests.codegen.triton.blocking import block
 from tests.fusion.schedule.test_pack import kernel, launches
 from tests.fusion.schedule.test_quantised import calls
@@ -45,3 +46,30 @@ def test_neighbours_of_both_tensors_are_taken_together(function: Callable[..., t
     first = kernel(launches(function, (768, 12544), (12544, 768), target=TARGET)[0])
     config = TARGET.configs(first)[0]
     assert config.block("x") >= 16 and config.block("r") >= 16
+
+
+def normalised(image: torch.Tensor) -> torch.Tensor:
+    """Groups of 8 channels over all pixels, with the channels of a pixel next to each other in the result."""
+    return torch.nn.functional.group_norm(image, 16).permute(0, 2, 3, 1).contiguous()
+
+
+def test_a_norm_leaves_a_result_in_another_layout_to_a_map() -> None:
+    """Stored by the kernel that folds along pixels, each element would be a memory request."""
+    folding, storing = (kernel(step) for step in launches(normalised, (32, 128, 56, 56), target=TARGET))
+    assert folding.with_role(Role.WHOLE) and not storing.with_role(Role.WHOLE)
+    assert min(TARGET.configs(storing)[0].block(side) for side in "yx") >= 16
+
+
+def test_a_norm_stores_its_result_in_the_layout_of_its_operand() -> None:
+    step, *others = launches(lambda x: torch.nn.functional.group_norm(x, 16), (32, 128, 56, 56), target=TARGET)
+    assert not others and kernel(step).with_role(Role.WHOLE)
+
+
+def test_rows_of_small_images_are_one_side_of_a_tile() -> None:
+    """A row of 6 pixels is no side of a tile; the 36 pixels of an image are."""
+
+    def pooled(image: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.max_pool2d(image.permute(0, 3, 1, 2), 3, 2).flatten(1)
+
+    (step,) = launches(pooled, (128, 13, 13, 256), target=TARGET)
+    assert dict(TARGET.configs(kernel(step))[0].blocks) == {"y": 64, "x": 64}

@@ -73,6 +73,30 @@ def test_lone_matmul_is_left_to_the_library() -> None:
     assert isinstance(step, Extern) and step.target is torch.ops.aten.mm.default
 
 
+def test_a_result_that_a_call_reads_is_what_later_kernels_read() -> None:
+    """Recomputed from its operand, a rectified sum would be stored twice: with and without negative elements."""
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(x + x.sin())
+        return torch.relu(x + torch.linalg.inv(x).sin())
+
+    scheduled = schedule(block, torch.randn(64, 32, 32))
+    first, last = kernels(scheduled)
+    assert len(first.written) == 1 and set(first.written) < set(last.buffers)
+
+
+def test_a_cast_of_an_input_is_recomputed_after_a_call_that_reads_it() -> None:
+    """The input has half as many bytes."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return wide + torch.linalg.inv(wide).sin()
+
+    scheduled = schedule(f, torch.randn(64, 32, 32, dtype=torch.bfloat16))
+    first, last = kernels(scheduled)
+    assert set(first.buffers) - set(first.written) == set(last.buffers) & set(scheduled.program.inputs)
+
+
 def test_a_row_longer_than_the_limit_is_looped_over() -> None:
     scheduled = schedule(lambda x: F.softmax(x, -1), torch.randn(200, 20_000))
     (call,) = kernels(scheduled)

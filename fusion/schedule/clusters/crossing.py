@@ -1,0 +1,109 @@
+"""Predicts the memory traffic of reductions that read or store across memory.
+
+A kernel with folds has one block dimension for all parallel axes and one for the axes that it folds together;
+neighbouring threads take neighbouring points of one of them.  Where two tensors are contiguous along different axes of
+the same dimension, each element of one is a memory request of its own.  A map computes tiles that are contiguous on
+both sides, and pays nothing: so a result in another layout is better stored by a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import sympy
+
+from fusion.lowering.expr import Expr, Load
+from fusion.lowering.indexing import ONE, coefficient, symbols_of
+from fusion.lowering.program import Buffer, Reduce, Scan
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.iteration.dependences import Dependences
+
+LEAST = 1 << 16
+"""Bytes of the smallest tensor that counts: a smaller one stays in a cache close to the multiprocessor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load from a buffer or a store into it, and the axis of its node along which it is contiguous."""
+
+    buffer: Buffer
+    axis: sympy.Symbol
+
+
+class Crossings:
+    """The bytes that clusters of one Program move in excess, in requests of `sector` bytes."""
+
+    def __init__(self, dependences: Dependences, sector: int) -> None:
+        self._dependences, self._sector = dependences, sector
+        self._loads: dict[int, tuple[Access, ...]] = {}
+
+    def excess(self, cluster: Cluster) -> int:
+        """Return the bytes of memory requests beyond those of the elements that a cluster loads and stores."""
+        if not self._sector or not cluster.space.reduced or cluster.space.rigid:
+            return 0
+        along: dict[object, Counter[sympy.Symbol]] = {}  # block dimension → axis → the excess if others have it
+        dimension = _dimensions(self._dependences, cluster)
+        for buffer, axis in self._accesses(cluster):
+            times = max(0, self._sector // buffer.dtype.itemsize - 1)
+            along.setdefault(dimension[axis], Counter())[axis] += self._dependences.bytes(buffer.name) * times
+        return sum(sum(axes.values()) - max(axes.values()) for axes in along.values())
+
+    def _accesses(self, cluster: Cluster) -> Iterator[tuple[Buffer, sympy.Symbol]]:
+        """Yield the large buffers that a cluster accesses, each with the contiguous axis of its space."""
+        inside = {self._dependences.outs[member] for member in cluster.members}
+        sizes, seen = cluster.space.sizes, set[tuple[str, sympy.Symbol]]()
+        for member, placement in cluster.places.items():
+            stores = self._stored(member) if self._dependences.stored(member, cluster.members) else ()
+            reads = (access for access in self._read(member) if access.buffer.name not in inside)
+            for access in (*reads, *stores):
+                placed = placement.get(access.axis)
+                axis = None if placed is None else _unit(placed, sizes)
+                if axis is not None and (access.buffer.name, axis) not in seen:
+                    seen.add((access.buffer.name, axis))
+                    yield access.buffer, axis
+
+    def _read(self, member: int) -> tuple[Access, ...]:
+        if member not in self._loads:
+            loads = (self._access(load) for load in self._dependences.loads[member])
+            self._loads[member] = tuple(access for access in loads if access is not None)
+        return self._loads[member]
+
+    def _access(self, load: Load) -> Access | None:
+        """Return the access of a load at known positions; None if it is small, or contiguous along no axis."""
+        buffer = self._dependences.program.buffers[load.buffer]
+        if self._dependences.bytes(load.buffer) < LEAST:
+            return None
+        for size, stride, index in zip(buffer.shape, buffer.strides, load.index, strict=True):
+            if stride == ONE and size != ONE and not isinstance(index, Expr):
+                axis = _unit(index, symbols_of(index))
+                return None if axis is None else Access(buffer, axis)
+        return None
+
+    def _stored(self, member: int) -> tuple[Access, ...]:
+        node = self._dependences.compute(member)
+        buffer = self._dependences.program.buffers[self._dependences.outs[member]]
+        if self._dependences.bytes(buffer.name) < LEAST or len(node.axes) != len(buffer.shape):
+            return ()
+        dims = zip(node.axes, buffer.shape, buffer.strides, strict=True)
+        return tuple(Access(buffer, axis.symbol) for axis, size, stride in dims if stride == ONE and size != ONE)[:1]
+
+
+def _dimensions(dependences: Dependences, cluster: Cluster) -> dict[sympy.Symbol, object]:
+    """Return the axes of a cluster, each with its block dimension: the folds along it, none for a parallel axis."""
+    folding: dict[sympy.Symbol, list[int]] = {axis.symbol: [] for axis in cluster.space.axes}
+    for member, placement in cluster.places.items():
+        node = dependences.node(member)
+        if isinstance(node, (Reduce, Scan)):
+            folded = (axis.symbol for axis in (node.over if isinstance(node, Reduce) else (node.scanned,)))
+            for axis in set[sympy.Symbol]().union(*(symbols_of(placement[axis]) for axis in folded)):
+                folding.setdefault(axis, []).append(member)
+    return {axis: tuple(members) for axis, members in folding.items()}
+
+
+def _unit(index: sympy.Expr, axes: Collection[sympy.Symbol]) -> sympy.Symbol | None:
+    """Return the one of `axes` along which an index advances by one."""
+    if isinstance(index, sympy.Symbol):
+        return index if index in axes else None
+    return next((axis for axis in axes if coefficient(index, axis) == ONE), None)
