@@ -2,8 +2,8 @@
 
 Input: expressions and the sizes of their axes; output: equal ones in which a sum of positions is one index, and
 comparisons that the bounds of the axes decide are constants: in `torch.arange(n) + past`, differences of neighbouring
-elements, and masks computed from these.  A chosen position (`cat`, `where`) is examined case by case, each under its
-own condition.
+elements, and masks computed from these; also where they are computed as floats, exactly (`exact_floats.py`).  A chosen
+position (`cat`, `where`) is examined case by case, each under its own condition.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import sympy
 import torch
 
 from fusion.lowering.conditions import negated, simpler
+from fusion.lowering.exact_floats import truncated
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, make_cast, position, postorder, rewrite
-from fusion.lowering.indexing import Sizes, simplify, within
-from fusion.lowering.indexing.intervals import expanded
+from fusion.lowering.indexing import Sizes, simplify, symbols_of, within
+from fusion.lowering.indexing.intervals import expanded, interval
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.lowering.sizes import may_be_empty
 
@@ -75,9 +76,12 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
     """Simplify a node by the bounds of positions, over simplified operands; None if nothing applies."""
     if isinstance(node, Cast) and isinstance(node.arg, Const) and not node.arg.dtype.is_floating_point:
         return make_cast(node.arg, node.dtype)
-    if isinstance(node, Load) and any(isinstance(i, IndexValue) and i.dtype is torch.int64 for i in node.index):
-        index = tuple(i.index if isinstance(i, IndexValue) and i.dtype is torch.int64 else i for i in node.index)
-        return Load(node.buffer, index, node.dtype, node.mask)
+    if isinstance(node, Load):
+        index = tuple(_index(i, node.mask) for i in node.index)
+        return None if index == node.index else Load(node.buffer, index, node.dtype, node.mask)
+    if isinstance(node, Cast) and node.dtype is torch.int64 and node.arg.dtype.is_floating_point:
+        whole = truncated(node.arg, sizes)
+        return None if whole is None else position(whole)
     if not isinstance(node, Op):
         return None
     if node.name == "checked":
@@ -89,6 +93,21 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
         result = _computed(node.name, numbers) if len(numbers) == len(node.args) else None
         return None if result is None else position(simplify(result, sizes))
     return None
+
+
+def _index(index: Expr | sympy.Expr, mask: Expr | None) -> Expr | sympy.Expr:
+    """Simplify an index of a load, which is evaluated where its mask holds alone: a choice by that mask is decided."""
+    holds = _conjuncts(mask) if mask is not None else ()
+    while isinstance(index, Op) and index.name == "where" and index.args[0] in holds:
+        index = index.args[1]
+    return index.index if isinstance(index, IndexValue) and index.dtype is torch.int64 else index
+
+
+def _conjuncts(condition: Expr) -> tuple[Expr, ...]:
+    """Return the conditions that all hold where `condition` does, itself included."""
+    if not isinstance(condition, Op) or condition.name != "and":
+        return (condition,)
+    return (condition, *(part for arg in condition.args for part in _conjuncts(arg)))
 
 
 def _unchecked(node: Op, sizes: Sizes) -> Expr | None:
@@ -215,7 +234,7 @@ def _bounds_from(condition: Expr) -> Iterator[tuple[sympy.Symbol, Range]]:
 
 
 def _range(number: sympy.Expr, ranges: Mapping[sympy.Symbol, Range]) -> Range:
-    """Return the bounds of a sum of multiples of axes; infinite for anything else."""
+    """Return the bounds of a sum of multiples of axes, and of their quotients; infinite for anything else."""
     low = high = 0.0
     for term, factor in number.as_coefficients_dict().items():
         if not factor.is_Integer:
@@ -224,8 +243,21 @@ def _range(number: sympy.Expr, ranges: Mapping[sympy.Symbol, Range]) -> Range:
             ends: Range = (1.0, 1.0)
         elif isinstance(term, sympy.Symbol) and term in ranges:
             ends = ranges[term]
+        elif (limits := _limits(term, ranges)) is not None:
+            ends = limits
         else:
             return -math.inf, math.inf
         ends = (ends[0] * int(factor), ends[1] * int(factor))
         low, high = low + min(ends), high + max(ends)
     return low, high
+
+
+def _limits(term: sympy.Expr, ranges: Mapping[sympy.Symbol, Range]) -> Range | None:
+    """Return the bounds of a term over axes of known ranges, taken to begin at 0; None where they are not known."""
+    sizes = {}
+    for symbol in symbols_of(term):
+        low, high = ranges.get(symbol, (-math.inf, math.inf))
+        if low < 0 or high == math.inf:
+            return None
+        sizes[symbol] = sympy.Integer(int(high) + 1)
+    return interval(term, sizes)

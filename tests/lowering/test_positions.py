@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fusion.lowering.evaluate import Scope, evaluate
-from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, const
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, loads
 from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import FloorDiv
+from fusion.lowering.interpret import run_program
 from fusion.lowering.positions import is_free, simplify_all
 from fusion.lowering.program import Map
+from fusion.schedule.rewrites.inline import inline_cheap_maps
 from tests.lowering.building import I0, I1
 from tests.lowering.lowered import check, lowered
 
@@ -52,6 +55,44 @@ def test_simplified_numbers_and_comparisons_keep_their_meaning(first: Expr, seco
 def decided(condition: Expr, sizes: dict[sympy.Symbol, sympy.Expr] = SIZES) -> bool | None:
     (result,) = simplify_all([condition], sizes)
     return bool(result.value) if isinstance(result, Const) else None
+
+
+@given(
+    st.sampled_from([torch.float32, torch.float64]),
+    st.lists(st.tuples(st.sampled_from(["add", "sub", "mul"]), st.sampled_from([0.0, 0.5, -0.5, 2.0, 0.25, 3.0, 0.3]))),
+)
+def test_floats_that_are_truncated_keep_their_value(dtype: torch.dtype, steps: list[tuple[str, float]]) -> None:
+    number: Expr = Cast(IndexValue(I0), dtype)
+    for name, value in steps:
+        number = Op(name, (number, const(value, dtype)), dtype)
+    integer = Cast(number, torch.int64)
+    (simplified,) = simplify_all([integer], SIZES)
+    torch.testing.assert_close(values(simplified), values(integer))
+
+
+def test_halves_of_indices_are_indices_where_they_are_exact() -> None:
+    half = Cast(Op("mul", (Cast(IndexValue(I0), torch.float32), const(0.5, torch.float32)), torch.float32), torch.int64)
+    third = Cast(
+        Op("mul", (Cast(IndexValue(I0), torch.float32), const(1 / 3, torch.float32)), torch.float32), torch.int64
+    )
+    below = Cast(
+        Op("sub", (Cast(IndexValue(I0), torch.float32), const(0.5, torch.float32)), torch.float32), torch.int64
+    )
+    assert simplify_all([half], SIZES) == [IndexValue(FloorDiv(I0, 2))]
+    assert simplify_all([half], {I0: sympy.Integer((1 << 24) + 2)}) == [half]  # the last ones are rounded
+    assert simplify_all([third, below], SIZES) == [third, below]  # rounded; truncated towards 0
+
+
+def test_nearest_neighbours_are_read_at_indices() -> None:
+    def up(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.nn.functional.interpolate(x.sin(), scale_factor=2.0), y], 1)
+
+    given = torch.randn(2, 3, 4, 5), torch.randn(2, 1, 8, 10)
+    program = inline_cheap_maps(lowered(up, *given))
+    cat = program.nodes[-1]
+    assert isinstance(cat, Map)
+    assert all(not isinstance(index, Expr) for load in loads(*cat.exprs) for index in load.index)
+    torch.testing.assert_close(run_program(program, given)[0], up(*given))
 
 
 def test_bounds_decide_each_comparison() -> None:
