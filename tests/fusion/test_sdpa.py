@@ -259,7 +259,7 @@ def test_what_the_library_has_no_kernel_for_is_generated(name: str, training: bo
     assert choice.generated and choice.kernel == "math", str(choice)
     assert choice.library_us is not None and choice.generated_us is not None
     assert choice.generated_us < choice.library_us / 4
-    scores, bandwidth = 8 * 1024 * 1024 * 4, TARGETS["triton"]("sm_90").capabilities.bandwidth
+    scores, bandwidth = 8 * 1024 * 1024 * 4, TARGETS["triton"]("sm_90").capabilities.rates.bandwidth
     assert choice.library_us > 4 * scores / bandwidth
 
 
