@@ -69,6 +69,7 @@ from fusion.schedule.layouts.scatter_in_place import own_destinations
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.split import split_reductions
+from fusion.schedule.rewrites.distinct_elements import map_distinct_elements
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import exact_differences
@@ -252,6 +253,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
             _on_program(lambda program, at: exact_differences(program)),
             when=lambda at: not at.machine.numerics.strict,
         ),
+        Pass("elements", _on_program(lambda program, at: map_distinct_elements(program))),
         Pass("inlined", _on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
         Pass("destinations", _on_program(lambda program, at: own_destinations(program))),
         Pass("selected", _on_program(lambda program, at: select_terms(program))),

@@ -307,6 +307,44 @@ def test_sums_that_are_added_up_are_one():
     assert [len(updates(step.kernel)) for step in backward if isinstance(step, KernelCall)] == [0, 4]
 
 
+def positions(rows: torch.Tensor) -> torch.Tensor:
+    """The gradient of an embedding of positions."""
+    total = rows.sum(0, keepdim=True)
+    return torch.ops.aten.embedding_dense_backward(total, torch.arange(2000)[None], 2000, -1, False)
+
+
+def shifted_rows(rows: torch.Tensor) -> torch.Tensor:
+    return rows.new_zeros(2020, 8).index_put(
+        (torch.arange(11, 2011)[:, None], torch.arange(8)), rows[0], accumulate=True
+    )
+
+
+def written_rows(rows: torch.Tensor) -> torch.Tensor:
+    return rows.new_full((2003, 8), 3.0).index_put((torch.arange(3, 2003)[:, None], torch.arange(8)), rows[1])
+
+
+@pytest.mark.parametrize("function", [positions, shifted_rows, written_rows], ids=lambda function: function.__name__)
+def test_sources_with_an_element_each_are_a_map(function):
+    rows = torch.randn(3, 2000, 8)
+    steps = [step for step in scheduled(function, rows) if isinstance(step, KernelCall)]
+    assert len(steps) == 1 and not updates(steps[0].kernel)
+    got = fuse(function, options={"target": "c", "strict": True})(rows)
+    assert_as_near(function.__name__, got, function(rows), function(rows.double()))
+
+
+def test_other_sources_stay_scattered():
+    """Each source has an element of its own here, too, but most elements have no source."""
+
+    def diagonal(rows: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(200)
+        return rows.new_zeros(200, 200).index_put((places, places), rows[:, 0], accumulate=True)
+
+    rows = torch.randn(200, 8)
+    assert any(updates(step.kernel) for step in scheduled(diagonal, rows) if isinstance(step, KernelCall))
+    got = fuse(diagonal, options={"target": "c", "strict": True})(rows)
+    assert_as_near("diagonal", got, diagonal(rows), diagonal(rows.double()))
+
+
 def test_rows_at_loaded_indices_are_read_along_their_columns():
     """Columns are contiguous: a loop down a column would fetch a cache line for each number."""
 
