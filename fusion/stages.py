@@ -68,6 +68,7 @@ from fusion.schedule.layouts.round_on_store import store_rounded
 from fusion.schedule.layouts.scatter_in_place import own_destinations
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.reductions.scans import split_scans
+from fusion.schedule.reductions.scatter_copies import copy_elements
 from fusion.schedule.reductions.split import split_reductions
 from fusion.schedule.rewrites.distinct_elements import map_distinct_elements
 from fusion.schedule.rewrites.inline import inline_cheap_maps
@@ -270,6 +271,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
                 split_reductions(scheduled.program, at.capabilities, scheduled.streams, at.hints)
             ),
         ),
+        Pass("copies", _on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))),
         Pass("aligned", _on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
     ),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),

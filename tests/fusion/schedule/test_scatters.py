@@ -19,6 +19,7 @@ from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.capabilities import of_everything
 from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
+from tests.fusion.schedule.test_quantised import calls
 
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}
 
@@ -343,6 +344,34 @@ def test_other_sources_stay_scattered():
     assert any(updates(step.kernel) for step in scheduled(diagonal, rows) if isinstance(step, KernelCall))
     got = fuse(diagonal, options={"target": "c", "strict": True})(rows)
     assert_as_near("diagonal", got, diagonal(rows), diagonal(rows.double()))
+
+
+def counted(bins: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return weights.new_zeros(300).index_add(0, bins, weights)
+
+
+def test_many_sources_of_few_elements_update_copies_of_these():
+    """Where updates are atomic, so that those of one element wait for each other; not where they are in order."""
+    given = torch.randint(0, 300, (1 << 17,)), torch.ones(1 << 17)
+    _, parts, folded = (step.kernel for step in calls(counted, *given) if isinstance(step, KernelCall))
+    (update,) = updates(parts)
+    assert parts.param(update.param).shape == (300, 8) and not updates(folded)
+    fused = fuse(counted, options={"target": "c", "strict": True})
+    torch.testing.assert_close(fused(*given), counted(*given))
+    assert not any("part" in kernel.name for kernel in report(fused).kernels)
+
+
+def added_rows(bins: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return weights.new_zeros(300, 64).index_add(0, bins, weights[:, None].expand(-1, 64))
+
+
+@pytest.mark.parametrize(
+    ("function", "count"), [(added_rows, 1 << 17), (counted, 1 << 14)], ids=["rows", "few sources"]
+)
+def test_other_elements_have_no_copies(function, count):
+    """Rows are updated together; and few sources seldom collide."""
+    given = torch.randint(0, 300, (count,)), torch.empty(count)
+    assert len([step for step in calls(function, *given) if isinstance(step, KernelCall)]) == 2
 
 
 def test_rows_at_loaded_indices_are_read_along_their_columns():
