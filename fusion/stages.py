@@ -68,7 +68,9 @@ from fusion.schedule.layouts.round_on_store import store_rounded
 from fusion.schedule.layouts.scatter_in_place import own_destinations
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.reductions.scans import split_scans
+from fusion.schedule.reductions.scatter_copies import copy_elements
 from fusion.schedule.reductions.split import split_reductions
+from fusion.schedule.rewrites.distinct_elements import map_distinct_elements
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import exact_differences
@@ -252,6 +254,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
             _on_program(lambda program, at: exact_differences(program)),
             when=lambda at: not at.machine.numerics.strict,
         ),
+        Pass("elements", _on_program(lambda program, at: map_distinct_elements(program))),
         Pass("inlined", _on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
         Pass("destinations", _on_program(lambda program, at: own_destinations(program))),
         Pass("selected", _on_program(lambda program, at: select_terms(program))),
@@ -268,6 +271,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
                 split_reductions(scheduled.program, at.capabilities, scheduled.streams, at.hints)
             ),
         ),
+        Pass("copies", _on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))),
         Pass("aligned", _on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
     ),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),

@@ -19,6 +19,7 @@ from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.capabilities import of_everything
 from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
+from tests.fusion.schedule.test_quantised import calls
 
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}
 
@@ -305,6 +306,72 @@ def test_sums_that_are_added_up_are_one():
     x = torch.randn(2, 3, 40, 50, requires_grad=True)
     _, *backward = scheduled(lambda x: torch.nn.functional.interpolate(x, size=(80, 90), mode="bilinear"), x)
     assert [len(updates(step.kernel)) for step in backward if isinstance(step, KernelCall)] == [0, 4]
+
+
+def positions(rows: torch.Tensor) -> torch.Tensor:
+    """The gradient of an embedding of positions."""
+    total = rows.sum(0, keepdim=True)
+    return torch.ops.aten.embedding_dense_backward(total, torch.arange(2000)[None], 2000, -1, False)
+
+
+def shifted_rows(rows: torch.Tensor) -> torch.Tensor:
+    return rows.new_zeros(2020, 8).index_put(
+        (torch.arange(11, 2011)[:, None], torch.arange(8)), rows[0], accumulate=True
+    )
+
+
+def written_rows(rows: torch.Tensor) -> torch.Tensor:
+    return rows.new_full((2003, 8), 3.0).index_put((torch.arange(3, 2003)[:, None], torch.arange(8)), rows[1])
+
+
+@pytest.mark.parametrize("function", [positions, shifted_rows, written_rows], ids=lambda function: function.__name__)
+def test_sources_with_an_element_each_are_a_map(function):
+    rows = torch.randn(3, 2000, 8)
+    steps = [step for step in scheduled(function, rows) if isinstance(step, KernelCall)]
+    assert len(steps) == 1 and not updates(steps[0].kernel)
+    got = fuse(function, options={"target": "c", "strict": True})(rows)
+    assert_as_near(function.__name__, got, function(rows), function(rows.double()))
+
+
+def test_other_sources_stay_scattered():
+    """Each source has an element of its own here, too, but most elements have no source."""
+
+    def diagonal(rows: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(200)
+        return rows.new_zeros(200, 200).index_put((places, places), rows[:, 0], accumulate=True)
+
+    rows = torch.randn(200, 8)
+    assert any(updates(step.kernel) for step in scheduled(diagonal, rows) if isinstance(step, KernelCall))
+    got = fuse(diagonal, options={"target": "c", "strict": True})(rows)
+    assert_as_near("diagonal", got, diagonal(rows), diagonal(rows.double()))
+
+
+def counted(bins: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return weights.new_zeros(300).index_add(0, bins, weights)
+
+
+def test_many_sources_of_few_elements_update_copies_of_these():
+    """Where updates are atomic, so that those of one element wait for each other; not where they are in order."""
+    given = torch.randint(0, 300, (1 << 17,)), torch.ones(1 << 17)
+    _, parts, folded = (step.kernel for step in calls(counted, *given) if isinstance(step, KernelCall))
+    (update,) = updates(parts)
+    assert parts.param(update.param).shape == (300, 8) and not updates(folded)
+    fused = fuse(counted, options={"target": "c", "strict": True})
+    torch.testing.assert_close(fused(*given), counted(*given))
+    assert not any("part" in kernel.name for kernel in report(fused).kernels)
+
+
+def added_rows(bins: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return weights.new_zeros(300, 64).index_add(0, bins, weights[:, None].expand(-1, 64))
+
+
+@pytest.mark.parametrize(
+    ("function", "count"), [(added_rows, 1 << 17), (counted, 1 << 14)], ids=["rows", "few sources"]
+)
+def test_other_elements_have_no_copies(function, count):
+    """Rows are updated together; and few sources seldom collide."""
+    given = torch.randint(0, 300, (count,)), torch.empty(count)
+    assert len([step for step in calls(function, *given) if isinstance(step, KernelCall)]) == 2
 
 
 def test_rows_at_loaded_indices_are_read_along_their_columns():
