@@ -221,8 +221,10 @@ class Prices:
         return frozenset(rows & parallel), frozenset(columns & parallel - rows)
 
     def flops(self, cluster: Cluster) -> int:
-        """Return the scalar operations (in additions) and multiply-adds (two each) of one launch."""
+        """Return the scalar operations, in additions as they are priced, and multiply-adds (two each) of one launch."""
         sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
+        if not cluster.space.rigid:
+            return round(self.rates.flops * sum(self.scalar_times(cluster).values()))
         total = 0.0
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)
