@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 
 from fusion.lowering.expr import Cast, Expr, Op, Random, postorder
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 Curve: TypeAlias = tuple[tuple[float, float], ...]
 """Bytes that a launch touches → bytes per microsecond, in ascending order: caches are faster than memory."""
@@ -130,20 +131,16 @@ class Rates:
         return operations / (self.matrix_flops * self.matrix_share[itemsize])
 
     def cost(self, *exprs: Expr) -> float:
-        """Return the additions that take as long as evaluating expressions, loads excluded."""
+        """Return the additions that take as long as evaluating expressions, loads excluded; shared parts count once."""
         return sum(map(self.cost_of, postorder(*exprs)))
 
     def cost_of(self, node: Expr) -> float:
-        """Return the additions of one operation, without its operands.
+        """Return the additions of one operation, without its operands."""
+        return additions_of(node, self.costs, self.steps.wide)
 
-        Comparisons of indices are narrow: indices have 32 bits where that is enough.
-        """
-        wide = self.steps.wide if is_wide(node) else 0.0
-        if isinstance(node, Op):
-            return wide + self.costs.get(node.name, SCALAR_OPS[node.name].cost)
-        if isinstance(node, Cast):
-            return wide
-        return self.costs.get("random", RANDOM) if isinstance(node, Random) else 0.0
+    def cost_by_name(self, name: ScalarName) -> float:
+        """Return the additions of one operation on floats."""
+        return self.costs.get(name, SCALAR_OPS[name].cost)
 
     def price(
         self,
@@ -176,15 +173,23 @@ class Rates:
         return larger * float((1 + (smaller / larger) ** self.overlap) ** (1 / self.overlap))
 
 
-def is_wide(node: Expr) -> bool:
-    """Return whether an operation or a cast has integers of 64 bits as result or as source."""
-    if isinstance(node, Cast):
-        return torch.int64 in (node.dtype, node.arg.dtype)
-    return isinstance(node, Op) and node.dtype is torch.int64
-
-
 RANDOM = 60
 """The cost of a random number, in additions: more than all readers may recompute, so that it is drawn once."""
+
+WIDE = 3
+"""Further additions for an operation, or cast, of integers of 64 bits, which GPUs compute by halves: an estimate."""
+
+
+def additions_of(node: Expr, costs: Mapping[str, float] = MappingProxyType({}), wide: float = 0) -> float:
+    """Return the additions of one operation, without its operands, on a device with these costs.
+
+    Comparisons of indices are never wide: indices have 32 bits where that is enough.
+    """
+    if isinstance(node, Op):
+        return costs.get(node.name, SCALAR_OPS[node.name].cost) + (wide if node.dtype is torch.int64 else 0)
+    if isinstance(node, Cast):
+        return wide if torch.int64 in (node.dtype, node.arg.dtype) else 0
+    return costs.get("random", RANDOM) if isinstance(node, Random) else 0
 
 
 def along(curve: Curve, touched: float) -> float:

@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 
 import fusion
 from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
-from fusion.codegen.c.device import EPYC
+from fusion.codegen.calibration import Figures
 from fusion.codegen.tuning.timing import median_time
-
-Figures: TypeAlias = "dict[str, Any]"
 
 CPU_SIZES = tuple(1 << k for k in range(16, 28))
 """Bytes that one core touches in a measured sum of two tensors."""
+CLEAR = 3
+"""Times a launch that a kernel takes at least, if its bandwidth is to show."""
+GPU_COUNT = 1 << 27
+"""Elements of a sum of two tensors that is far larger than the caches of a GPU."""
 GEMM_ROWS: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 """Rows, columns and terms of a measured GEMM of 16-bit floats; wider elements take fewer."""
 CHAINS, LENGTH = 8, 8
@@ -32,69 +33,57 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
 def calibrate(device: str) -> tuple[Figures, Path]:
-    """Measure a device ("cpu" or "cuda") and keep its figures; return them with their file."""
+    """Measure a device ("cpu" or "cuda") and keep its figures; return them with their file.
+
+    Raises:
+        BuildError: the cache directory cannot be written.
+    """
     place = torch.device(device)
     if device == "cpu":
         threads = torch.get_num_threads()
-        return (figures := _cpu(place, threads)), calibration.keep(figures, cpu_identity(), threads)
-    name = torch.cuda.get_device_name()
-    return (figures := _gpu(place, name)), calibration.keep(figures, name)
+        figures = _of_core(cpu_identity(), place, threads)
+        return figures, calibration.keep(figures, cpu_identity(), threads)
+    figures = _of_gpu(place)
+    return figures, calibration.keep(figures, figures.name)
 
 
 def lines(figures: Figures, path: Path) -> Iterator[str]:
     """Yield the figures as text."""
-    yield f"{figures['name']}: launch {figures['launch_us']:.1f} µs, {figures['flops'] / 1e3:.1f} G additions a second"
-    for touched, speed in figures["memory"]:
+    yield f"{figures.name}: launch {figures.launch_us:.1f} µs, {figures.flops / 1e3:.1f} G additions a second"
+    for touched, speed in figures.memory:
         yield f"  memory of {touched / 1e3:10.0f} kB: {speed / 1e3:8.1f} GB/s"
-    rate = figures["matrix_flops"]
-    gemms = (f"{8 * int(size)} bits {rate * share / 1e6:.2f}" for size, share in figures["matrix_share"].items())
+    gemms = (f"{8 * size} bits {rate / 1e6:.2f}" for size, rate in figures.gemms.items())
     yield f"  GEMMs, T operations a second: {', '.join(gemms)}"
     yield f"kept in {path}"
 
 
-def _cpu(place: torch.device, threads: int) -> Figures:
-    """Measure a CPU; the figures but the launch are those of one core."""
+def _of_core(identity: str, place: torch.device, threads: int) -> Figures:
+    """Measure a CPU with all threads at work; the figures but the launch are those of one of them."""
     launch = _time(_add, _tensors(64, place))
     memory = []
     for touched in CPU_SIZES:
         count = touched * threads // 12
-        took = max(_time(_add, _tensors(count, place)) - launch, 1e-3)
-        memory.append((float(touched), 12 * count / took / threads))
-    chained = _tensors(threads << 15, place)[:1]
-    additions = 2 * CHAINS * LENGTH * chained[0].numel() / max(_time(_chain, chained) - launch, 1e-3)
+        took = _time(_add, _tensors(count, place))
+        if took > CLEAR * launch:
+            memory.append((float(touched), 12 * count / (took - launch) / threads))
+    additions = _additions(threads << 15, launch, place) / threads
     gemms = {size: rate / threads for size, rate in _gemms(place).items()}
-    return _figures(cpu_name(), launch, _falling(memory), additions / threads, gemms) | {"chained": _chained(gemms)}
+    names = (line.partition(":")[2].strip() for line in identity.splitlines() if line.startswith("model name"))
+    return Figures(next(names, "CPU"), launch, _falling(memory), additions, gemms)
 
 
-def _chained(gemms: dict[int, float]) -> float:
-    """Return the factor of generated chains, relative to the library's GEMMs: these grow with units that loops lack."""
-    return min(1.0, EPYC.core_matrix_flops / gemms[4])
-
-
-def _gpu(place: torch.device, name: str) -> Figures:
-    """Measure a GPU."""
+def _of_gpu(place: torch.device) -> Figures:
     launch = _time(_add, _tensors(64, place))
-    count = 1 << 27
-    bandwidth = 12 * count / (_time(_add, _tensors(count, place)) - launch)
-    chained = _tensors(1 << 24, place)[:1]
-    took = _time(_chain, chained) - launch
-    return _figures(
-        name, launch, [(12.0 * count, bandwidth)], 2 * CHAINS * LENGTH * chained[0].numel() / took, _gemms(place)
-    )
+    moved = 12 * GPU_COUNT
+    bandwidth = moved / (_time(_add, _tensors(GPU_COUNT, place)) - launch)
+    additions = _additions(GPU_COUNT // 8, launch, place)
+    return Figures(torch.cuda.get_device_name(), launch, ((float(moved), bandwidth),), additions, _gemms(place))
 
 
-def _figures(
-    name: str, launch: float, memory: Sequence[tuple[float, float]], additions: float, gemms: dict[int, float]
-) -> Figures:
-    shares = {1: 2.0, **{size: rate / gemms[2] for size, rate in gemms.items()}}
-    return {
-        "name": name,
-        "launch_us": launch,
-        "memory": memory,
-        "flops": additions,
-        "matrix_flops": gemms[2],
-        "matrix_share": shares,
-    }
+def _additions(count: int, launch: float, place: torch.device) -> float:
+    """Return the additions per microsecond of a kernel over `count` elements that arithmetic bounds."""
+    x, _ = _tensors(count, place)
+    return 2 * CHAINS * LENGTH * count / (_time(_chain, [x]) - launch)
 
 
 def _falling(memory: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -142,12 +131,6 @@ def _time(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor])
     (kernel,) = fusion.explain(function, measure=True, dynamic=False)(*inputs).kernels
     assert kernel.measured is not None, "a kernel that was compiled is measured"
     return kernel.measured
-
-
-def cpu_name() -> str:
-    """Return the name of the CPU, as far as the system tells it."""
-    names = (line.partition(":")[2].strip() for line in cpu_identity().splitlines() if line.startswith("model name"))
-    return next(names, "CPU")
 
 
 __all__ = ["calibrate", "lines"]

@@ -98,7 +98,7 @@ class Cpu:
             matrix_flops=self.core_matrix_flops * self.threads,
             matrix_share=self.matrix_share,
             costs=COSTS,
-            steps=Steps(  # measured on the same Xeon
+            steps=Steps(  # fitted to the kernels of `benchmarks price` on the same Xeon
                 fold=15 * nanosecond,
                 window=40.0,
                 turned=0.2 * nanosecond,
@@ -138,15 +138,17 @@ def present() -> Cpu:
     measured = calibration.kept(cpu_identity(), threads)
     if measured is None:
         return replace(EPYC, threads=threads)
+    # Attention, the library's or generated, does not gain what GEMMs gain by units that loops lack.
+    slower = min(1.0, EPYC.core_matrix_flops / measured.gemms.get(4, EPYC.core_matrix_flops))
     return Cpu(
-        name=str(measured["name"]),
+        name=measured.name,
         threads=threads,
-        launch_us=measured["launch_us"],
-        memory=tuple((touched, speed) for touched, speed in measured["memory"]),
+        launch_us=measured.launch_us,
+        memory=tuple(measured.memory),
         memory_cores=threads,
-        core_flops=measured["flops"],
-        core_matrix_flops=measured["matrix_flops"],
-        matrix_share={int(size): share for size, share in measured["matrix_share"].items()},
-        attention={key: speed.scaled(measured["chained"]) for key, speed in EPYC.attention.items()},
+        core_flops=measured.flops,
+        core_matrix_flops=measured.gemms[2],
+        matrix_share={**EPYC.matrix_share, **measured.shares},
+        attention={key: speed.scaled(slower) for key, speed in EPYC.attention.items()},
         layouts=EPYC.layouts,
     )

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
-from fusion.codegen.price import Rates, Steps
+from fusion.codegen.price import WIDE, Rates, Steps
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
 from fusion.codegen.triton.forms.traffic import SECTOR
@@ -17,11 +17,8 @@ from fusion.lowering.scalar_ops import FOLD_OPS
 GATHER = 32.0
 """Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one.
 
-An estimate, as `WIDE` is: not measured.
+An estimate: not measured.
 """
-
-WIDE = 3.0
-"""Further additions for an operation, or cast, of integers of 64 bits, which are computed by halves."""
 
 
 @lru_cache

@@ -18,6 +18,7 @@ from fusion.codegen.chained import FORWARD, GENERATED, Chain, Loop
 from fusion.codegen.target import Capabilities, Target, busy
 from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
+from fusion.lowering.scalar_ops import ScalarName
 from fusion.schedule.chained.occupancy import SHORTEST
 from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.chained.rows import FEW
@@ -26,8 +27,14 @@ from fusion.schedule.kernels.time import BLOCK, share_of_blocks
 BACKWARD, AGAIN = 5, 7
 """GEMMs of backward in one kernel, and in two kernels, which both compute the scores."""
 
-TILES, TILES_BACKWARD = (4, 13), (7, 22)
-"""Tensors of scores that one loop does not store, and scalar operations for each score, without a mask."""
+TILES, TILES_BACKWARD = 4, 7
+"""Tensors of scores that one loop does not store, without a mask."""
+
+OPERATIONS: tuple[ScalarName, ...] = ("mul", "mul", "sub", "exp", "truediv")
+"""The scalar operations for each score, without a mask."""
+
+FURTHER = 9
+"""Additions that backward takes for each score beyond those."""
 
 TRIPS, TRIPS_BACKWARD = 4, 7
 """Trips of scores through memory.  Forward writes them, reads and writes them in one kernel for softmax, and reads them
@@ -124,24 +131,26 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
 
 def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
     """Return whether products in one loop are predicted to be faster than apart, as `chained/` compares them."""
-    apart, tiles, operations = (BACKWARD, *TILES_BACKWARD) if backward else (FORWARD, *TILES)
+    size, slots, rates = call.query.dtype.itemsize, capabilities.parallelism, capabilities.rates
+    apart, tiles = (BACKWARD, TILES_BACKWARD) if backward else (FORWARD, TILES)
+    operations = sum(map(rates.cost_by_name, OPERATIONS)) + backward * FURTHER
     if call.mask is not None or call.is_causal:
         tiles += 1
-        operations += (1 + backward) * (1 if call.mask is None else round(capabilities.rates.cost(call.mask.value)))
-    size, slots, rates = call.query.dtype.itemsize, capabilities.parallelism, capabilities.rates
+        operations += (1 + backward) * (1 if call.mask is None else rates.cost(call.mask.value))
     kernels, product = _kernels(call, capabilities, backward), _product(call, call.query.dtype, capabilities)
     held = [1 << (width - 1).bit_length() if capabilities.padded else width for width in call.widths]
     computed = rates.scalar_us(operations * call.scores) / len(kernels)
+    operands = sum(x.numel() for x in call.operands) * size
     each = product * sum(held) / sum(call.widths) / capabilities.streamed
     loops = 0.0
     for products, (blocks, parts) in kernels:
         whole, split = (busy(min(count, slots), slots) for count in (blocks, blocks * parts))
         merged = rates.price(2 * 4 * parts * blocks * BLOCK * call.widths[1]).total
-        loops += rates.launch_us + min(
-            (products * each + computed) / whole, (products * each + computed) / split + merged
-        )
-    trips = rates.memory_us(tiles * call.scores * (size + max(size, 4)))  # products in their dtype, maps wider
-    return loops < apart * product + trips + tiles * rates.launch_us
+        loop = rates.price(operands, products=products * each, scalars=computed).busy
+        loops += rates.launch_us + min(loop / whole, loop / split + merged)
+    trips = tiles * call.scores * (size + max(size, 4))  # products in their dtype, maps wider
+    maps = rates.price(trips, scalars=rates.scalar_us(operations * call.scores), launches=tiles)
+    return loops < apart * product + maps.total
 
 
 def _directions(call: Call) -> tuple[bool, ...]:
@@ -155,7 +164,7 @@ def _chain(call: Call, loops: tuple[Loop, ...], left: float, *, backward: bool) 
 
 def _stored_time(call: Call, capabilities: Capabilities, backward: bool) -> float:
     """Return the microseconds of either direction where the scores are in memory, in float32 or wider."""
-    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]  # torch
+    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]  # PyTorch's own
     dtype = call.query.dtype if reduced else torch.promote_types(call.query.dtype, torch.float32)
     products, trips = (BACKWARD - 1, TRIPS_BACKWARD) if backward else (FORWARD, TRIPS)
     moved = capabilities.rates.memory_us(trips * call.scores * dtype.itemsize) + _moved(call, capabilities, backward)

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.node import Argument
 
 from fusion.dynamo.writes import changes_first
 from fusion.lowering.errors import Unsupported
@@ -60,9 +61,9 @@ class Recipe:
                 self.copies[node] = self.graph.node_copy(node, self._argument)
         return self.copies[mask]
 
-    def _argument(self, node: fx.Node) -> fx.Node:
+    def _argument(self, node: fx.Node) -> Argument:
         copy = self.copies.get(node)
-        return _constant(node) if copy is None else copy  # type: ignore[return-value]  # a number replaces a node
+        return _constant(node) if copy is None else copy
 
 
 def _is_copied(node: fx.Node, copied: bool) -> bool:
@@ -141,7 +142,7 @@ def tensor_of(node: object) -> FakeTensor:
     return value
 
 
-def _constant(node: fx.Node) -> object:
+def _constant(node: fx.Node) -> Argument:
     """Return the value of a node that is not a tensor, with numbers for sizes."""
     value = value_of(node)
     if isinstance(value, torch.SymInt):

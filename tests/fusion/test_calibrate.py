@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,18 +14,17 @@ from fusion.codegen import calibration
 from fusion.codegen.c import CTarget
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.c.device import EPYC
+from fusion.codegen.calibration import Figures
 from fusion.codegen.triton.devices import H200, calibrated
 from fusion.codegen.triton.devices.derived import speeds
 
-FIGURES = {
-    "name": "a CPU",
-    "launch_us": 3.0,
-    "memory": [[1e6, 50_000.0], [1e8, 10_000.0]],
-    "flops": 30_000.0,
-    "matrix_flops": 400_000.0,
-    "matrix_share": {"1": 2.0, "2": 1.0, "4": 0.25, "8": 0.125},
-    "chained": 0.5,
-}
+FIGURES = Figures(
+    name="a CPU",
+    launch_us=3.0,
+    memory=((1e6, 50_000.0), (1e8, 10_000.0)),
+    flops=30_000.0,
+    gemms={2: 400_000.0, 4: 100_000.0, 8: 50_000.0},
+)
 
 
 @pytest.fixture
@@ -43,10 +44,11 @@ def test_a_cpu_has_the_speeds_that_were_kept(empty_cache: Path) -> None:
     assert rates.product_us_of(1e6, 4) == pytest.approx(1e6 / (threads * 100_000.0))
 
 
-def test_a_file_that_is_torn_counts_as_absent(empty_cache: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"name": "a CPU"}', json.dumps(asdict(replace(FIGURES, flops=0.0)))])
+def test_a_file_that_is_torn_or_wrong_counts_as_absent(text: str, empty_cache: Path) -> None:
     path = calibration.keep(FIGURES, cpu_identity(), torch.get_num_threads())
-    path.write_text(path.read_text()[:40])
-    calibration._read.cache_clear()
+    path.write_text(text)
+    calibration._kept.cache_clear()
     assert CTarget().capabilities.rates.launch_us == EPYC.launch_us
 
 
@@ -56,8 +58,7 @@ def test_other_numbers_of_threads_are_other_devices(empty_cache: Path) -> None:
 
 
 def test_generated_kernels_of_a_gpu_keep_their_shares() -> None:
-    figures = {**FIGURES, "memory": [[1e9, 3e6]], "matrix_flops": 8e8, "matrix_share": {"2": 1.0, "4": 0.06}}
-    device = calibrated(H200, figures)
+    device = calibrated(H200, replace(FIGURES, memory=((1e9, 3e6),), gemms={2: 8e8, 4: 4.8e7}))
     assert device.measured is not None
     assert device.measured.bandwidth == 3e6 and device.measured.matrix_share[4] == 0.06
     assert device.measured.matrix_share[1] == speeds(H200).matrix_share[1]
@@ -68,7 +69,7 @@ def test_generated_kernels_of_a_gpu_keep_their_shares() -> None:
 def test_this_cpu_is_measured(empty_cache: Path) -> None:
     figures, path = calibrate("cpu")
     assert path.is_relative_to(empty_cache) and len([*lines(figures, path)]) > 3
-    speeds_of_memory = [speed for _, speed in figures["memory"]]
+    speeds_of_memory = [speed for _, speed in figures.memory]
     assert speeds_of_memory == sorted(speeds_of_memory, reverse=True) and speeds_of_memory[-1] > 0
-    assert figures["flops"] > 0 and figures["matrix_flops"] > 0
-    assert CTarget().capabilities.rates.launch_us == figures["launch_us"]
+    assert figures.flops > 0 and figures.gemms.keys() == {2, 4, 8}
+    assert CTarget().capabilities.rates.launch_us == figures.launch_us

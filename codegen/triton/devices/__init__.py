@@ -12,10 +12,8 @@ was measured: prices for the others are estimates.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -135,18 +133,16 @@ def device_at(index: int) -> Device:
     return device if figures is None else calibrated(device, figures)
 
 
-def calibrated(device: Device, figures: Mapping[str, Any]) -> Device:
+def calibrated(device: Device, figures: calibration.Figures) -> Device:
     """Return a device with the speeds that `fusion calibrate` measured; generated kernels keep their shares of them."""
-    known, rates = speeds(device), figures["matrix_share"]
-    ((_, bandwidth),) = figures["memory"]
-    share = {**known.matrix_share, **{int(size): rate for size, rate in rates.items() if int(size) > 2}}
+    known = speeds(device)
     measured = replace(
         known,
-        launch_us=figures["launch_us"],
-        bandwidth=bandwidth,
-        flops=figures["flops"],
-        matrix_flops=figures["matrix_flops"],
-        matrix_share=share,
+        launch_us=figures.launch_us,
+        bandwidth=figures.memory[-1][1],
+        flops=figures.flops,
+        matrix_flops=figures.gemms[2],
+        matrix_share={**known.matrix_share, **figures.shares},
     )
     return replace(device, measured=measured)
 

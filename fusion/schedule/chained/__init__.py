@@ -28,7 +28,7 @@ from fusion.lowering.program import Contract, Map, Program, Reduce, Scan
 from fusion.schedule.chained.candidates import tiles_of
 from fusion.schedule.chained.copies import separated
 from fusion.schedule.chained.merge_loops import merged
-from fusion.schedule.chained.occupancy import time_alone, time_in_parts
+from fusion.schedule.chained.occupancy import scalar_time, time_alone, time_in_parts
 from fusion.schedule.chained.place_producers import Chain, ProducerPlacement, products_of_vectors
 from fusion.schedule.chained.rows import with_shared_columns
 from fusion.schedule.chained.split_loops import best_cut, split_loops
@@ -163,7 +163,8 @@ class _Finder:
         tiles = {p for chain in chains_found for p in chain.places if p in self.tiles}
         capabilities, dependences = self.capabilities, self.dependences
         trips = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles)
-        unfused = capabilities.rates.price(trips, launches=len(tiles)).total
+        scalars = sum(scalar_time(dependences, p, capabilities) for p in tiles)
+        unfused = capabilities.rates.price(trips, scalars=scalars, launches=len(tiles)).total
         unfused += sum(time_alone(dependences, p, capabilities) for p in tiles)
         unfused += sum(time_alone(dependences, sink, capabilities) for chain in chains_found for sink in chain.sinks)
         counts = [

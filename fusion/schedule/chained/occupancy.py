@@ -121,7 +121,7 @@ def loop_price(dependences: Dependences, chain: Chain | Cluster, capabilities: C
     multiplied = {load.buffer for p in chain.places if _is_product(dependences, p) for load in dependences.loads[p]}
     if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & inputs):
         products /= capabilities.odd_rows.walked
-    scalars = sum(_work(dependences, p, capabilities) for p in chain.places)
+    scalars = sum(scalar_time(dependences, p, capabilities) for p in chain.places)
     return capabilities.rates.price(moved, products=products, scalars=scalars)
 
 
@@ -150,7 +150,8 @@ def _is_product(dependences: Dependences, position: int) -> bool:
     return isinstance(dependences.node(position), Contract)
 
 
-def _work(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
+def scalar_time(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
+    """Return the microseconds of a node's scalar operations; 0 for products."""
     node = dependences.node(position)
     match node:
         case Contract() | Extern() | Chunked():

@@ -1,7 +1,7 @@
 """Predicts whether one kernel is faster than two.
 
-A cluster's time is the larger of its memory time and its arithmetic time, plus one launch.  Traffic counts every
-outside tensor once, and what a reduction that goes across memory moves in excess (`crossing.py`); arithmetic counts
+A cluster's time is a `Price`: memory and arithmetic, which overlap, and a launch.  Traffic counts every outside tensor
+once, and what a reduction that goes across memory moves in excess (`crossing.py`); arithmetic counts
 every node at every point where it is evaluated, so recomputation has its price.  The constants come from the target.
 """
 
@@ -83,10 +83,9 @@ class Prices:
 
     def price(self, cluster: Cluster) -> Price:
         """Return the predicted microseconds of one launch of `cluster`, by part."""
-        share = self._busy(cluster)
-        products, scalars = self._products(cluster) * share, sum(self.scalar_times(cluster).values()) * share
         moved = sum(self.traffic(cluster)) + self._crossings.excess(cluster)
-        return self.rates.price(moved, products=products, scalars=scalars, share=share)
+        scalars = sum(self.scalar_times(cluster).values())
+        return self.rates.price(moved, products=self._products(cluster), scalars=scalars, share=self._busy(cluster))
 
     def traffic(self, cluster: Cluster) -> tuple[int, int]:
         """Return the bytes (read, written): every tensor from outside once, every stored result once."""

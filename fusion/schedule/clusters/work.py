@@ -86,6 +86,3 @@ def _gathers(node: Map) -> int:
     last = node.axes[-1].symbol if node.axes else None
     looked_up = (index for load in loads(node.expr) for index in load.index if isinstance(index, Expr))
     return sum(last in free_axes(index) for index in looked_up)
-
-
-__all__ = ["additions_per_point", "is_padded_window"]

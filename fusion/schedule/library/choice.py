@@ -154,15 +154,13 @@ def _offer(
     A generated kernel takes the larger of its products, at its share of the library's speed, with the prologue that
     each program evaluates for its tile, and its traffic, plus its epilogue unless other programs hide that.
     """
-    moved = sum(prices.traffic(cluster))
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
     scalar, efficiency = prices.scalar_times(cluster), target.efficiency(kernel)
     prologue = sum(scalar[member] for member in _parts(prices, cluster, products)[0])
     epilogue = _epilogue_time(prices, cluster, products) if target.waits(kernel) else 0.0
-    generated = prices.rates.price(
-        moved, products=multiplied, scalars=prologue * efficiency, epilogue=epilogue, share=efficiency
-    )
+    moved, in_kernel = sum(prices.traffic(cluster)) / efficiency, multiplied / efficiency
+    generated = prices.rates.price(moved, products=in_kernel, scalars=prologue, epilogue=epilogue)
     calls = prices.dependences.program.library
     library = {position: calls[contract.out] for position, contract in products.items()}
     parts = split_k(prices, cluster, products, target)

@@ -21,9 +21,9 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.codegen.price import RANDOM, is_wide
+from fusion.codegen.price import WIDE, additions_of
 from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
+from fusion.lowering.expr import Cast, Expr, Load, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from fusion.lowering.indexing import substitute
 from fusion.lowering.last_bits import compared, may_differ
 from fusion.lowering.live import without_dead_nodes
@@ -41,13 +41,9 @@ from fusion.lowering.program import (
     with_exprs,
     writes,
 )
-from fusion.lowering.scalar_ops import SCALAR_OPS
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
-
-WIDE = 3
-"""Further additions for each operation on integers of 64 bits, which GPUs compute by halves."""
 
 FEW = 64
 """A reader with this many times fewer points than a map computes the points it needs itself."""
@@ -217,15 +213,9 @@ def inline(node: Compute, producers: dict[str, Map]) -> Compute:
     return with_exprs(node, rewrite(node.exprs, rule))
 
 
-def cost(*exprs: Expr) -> int:
-    """Return the cost of evaluating expressions once, in additions; shared parts count once."""
-    total = 0
-    for expr in postorder(*exprs):
-        if isinstance(expr, Op):
-            total += SCALAR_OPS[expr.name].cost
-        elif isinstance(expr, Random):
-            total += RANDOM
-    return total
+def cost(*exprs: Expr, wide: float = 0) -> float:
+    """Return the cost of evaluating expressions once, in additions, whatever the device; shared parts count once."""
+    return sum(additions_of(part, wide=wide) for part in postorder(*exprs))
 
 
 def _is_cheap(node: Map) -> bool:
@@ -235,7 +225,7 @@ def _is_cheap(node: Map) -> bool:
     reading = [part for part in parts if isinstance(part, Load)]
     work = cost(node.expr)
     if not reading:
-        return work + WIDE * sum(map(is_wide, parts)) <= FREE_LOADLESS
+        return cost(node.expr, wide=WIDE) <= FREE_LOADLESS
     if work <= FREE_SINGLE and _is_spread(node, reading):
         return True
     widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading)
