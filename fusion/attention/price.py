@@ -100,7 +100,7 @@ def generated_time(call: Call, target: Target) -> float:
     skips = call.is_causal or (mask is not None and mask.where is not None)
     loops: tuple[Loop, ...] = ("plain", *(("masked",) if masked else ()), *(("skipping",) if skips else ()))
     form = GENERATED if mask is not None and mask.loads else ""  # other forms compute masks, they do not load them
-    product = _product(call, call.query.dtype, capabilities) * left
+    product = _product(call, call.query.dtype, capabilities) * left * _padding(call.rows) * _padding(call.columns)
     for backward in _directions(call):
         share = target.chained_share(_chain(call, loops, left, backward=backward), form)
         kernels = _kernels(call, capabilities, backward)
@@ -108,6 +108,11 @@ def generated_time(call: Call, target: Target) -> float:
         launches = len(kernels) + backward  # before those of backward, one computes a number for each row
         total += launches * capabilities.rates.launch_us + max(loops_us, _moved(call, capabilities, backward))
     return total
+
+
+def _padding(size: int) -> float:
+    """Return how many rows or columns of whole blocks are computed for each of these."""
+    return -(-size // BLOCK) * BLOCK / size if size > BLOCK else 1.0
 
 
 def _loop_time(busy_us: float, counts: tuple[int, int], capabilities: Capabilities) -> float:
