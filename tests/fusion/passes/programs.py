@@ -195,6 +195,16 @@ def added_rows(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
     return torch.zeros_like(x).index_add(0, i, y) + torch.zeros_like(x).index_add(0, i.flip(0), y * 2)
 
 
+def positioned(rows: Tensor) -> Tensor:
+    """The gradient of an embedding of positions: every row has an element of its own."""
+    return torch.zeros(900, 8, dtype=rows.dtype).index_add(0, torch.arange(3, 803), rows)
+
+
+def counted(bins: Tensor, x: Tensor) -> Tensor:
+    """Many sources for each element."""
+    return torch.zeros(500, dtype=x.dtype).index_add(0, bins, x)
+
+
 def added_twice(x: Tensor, i: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """One of two scattered sums is also read by itself, and one begins with other numbers than 0."""
     first = torch.zeros_like(x).index_add(0, i, y)
@@ -328,6 +338,8 @@ CASES: dict[str, Case] = {
     "bias update": Case(updated_bias, of((40, 50), (50,))),
     "other layout": Case(other_layout, of((6, 6), (6, 6))),
     "added rows": Case(added_rows, lambda n: (n(5, 3), torch.tensor([0, 4, 4, 1]), n(4, 3))),
+    "rows at positions": Case(positioned, of((800, 8))),
+    "crowded sums": Case(counted, lambda normal: (torch.arange(1 << 17) * 7 % 500, normal(1 << 17).double())),
     "sums of rows": Case(added_rows, scattered_rows, options=C),
     "sums of rows, read": Case(added_twice, scattered_rows, options=C),
     "sums into computed": Case(added_to_computed, scattered_rows, options=C),
