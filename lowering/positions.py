@@ -30,6 +30,8 @@ LARGEST = 1 << 31
 FREE = 8
 """Largest cost (in additions) of a position or a condition on positions that each reader recomputes."""
 
+_TRUE = const(True, torch.bool)
+
 Range = tuple[float, float]
 """The least and greatest value; infinite if unknown."""
 
@@ -88,6 +90,8 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
         return _unchecked(node, sizes)
     if node.name in _TRUTHS:
         return _decided(node, sizes)
+    if node.dtype is torch.int64 and node.name in ("abs", "maximum", "minimum"):
+        return _bounded(node, sizes)
     if node.dtype is torch.int64 and node.name in ("add", "sub", "neg", "mul"):
         numbers = [number for arg in node.args if (number := _position(arg)) is not None]
         result = _computed(node.name, numbers) if len(numbers) == len(node.args) else None
@@ -134,6 +138,19 @@ def _computed(name: str, args: Sequence[sympy.Expr]) -> sympy.Expr | None:
     first, second = (sympy.Integer(0), *args) if name == "neg" else args
     result = expanded(first * second if name == "mul" else first + second if name == "add" else first - second)
     return result if all(abs(factor) < LARGEST for factor in result.as_coefficients_dict().values()) else None
+
+
+def _bounded(node: Op, sizes: Sizes) -> Expr | None:
+    """Return an absolute value, maximum or minimum as the operand that the bounds of all axes decide on."""
+    first, second = (*node.args, const(0, torch.int64))[:2]
+    above, below = (_decided(Op(name, (first, second), torch.bool), sizes) for name in ("ge", "le"))
+    is_above = above == _TRUE
+    if not is_above and below != _TRUE:
+        return None
+    if node.name != "abs":
+        return first if is_above is (node.name == "maximum") else second
+    place = _position(first)
+    return None if place is None else position(simplify(place if is_above else expanded(-place), sizes))
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ compared = st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"])
 def larger(parts: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     conditions = st.builds(op, compared, parts, parts)
     return st.one_of(
-        st.builds(op, st.sampled_from(["add", "sub", "mul"]), parts, parts),
-        st.builds(op, st.just("neg"), parts),
+        st.builds(op, st.sampled_from(["add", "sub", "mul", "maximum", "minimum"]), parts, parts),
+        st.builds(op, st.sampled_from(["neg", "abs"]), parts),
         st.builds(op, st.just("where"), conditions, parts, parts),
     )
 
@@ -101,6 +101,14 @@ def test_bounds_decide_each_comparison() -> None:
     assert results == {"lt": (None, True), "le": (True, True), "gt": (False, False), "ge": (None, False)}
     assert decided(op("eq", i, five)) is False and decided(op("ne", i, five)) is True
     assert decided(op("eq", i, four)) is None and decided(op("ne", i, four)) is None
+
+
+def test_bounds_decide_absolute_values_and_extremes() -> None:
+    away, near, zero = IndexValue(I0 + 1), IndexValue(I1 - 2), const(0, torch.int64)
+    cases = [op("abs", away), op("abs", near), op("maximum", near, zero), op("minimum", zero, near)]
+    assert simplify_all(cases, SIZES) == [away, IndexValue(2 - I1), zero, near]
+    (undecided,) = simplify_all([op("abs", IndexValue(I0 - 1))], SIZES)
+    assert isinstance(undecided, Op)
 
 
 def test_choices_are_looked_at_under_their_conditions() -> None:

@@ -304,7 +304,7 @@ class _Blocked:
         part = Code(self.scope.space.fresh(f"{fold.name}_part"))
         outer = sum(symbol not in fold.over for symbol in axes)
         extreme = fold.op in ("max", "min") and held != "_Bool"
-        watch = NanWatch(self.scope.space.fresh("nan")) if extreme and fold.dtype.is_floating_point else None
+        watch = NanWatch(self.scope.space.fresh("nan"), held) if extreme and fold.dtype.is_floating_point else None
         nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args))
         (value,) = nest.texts
         shared, kept = nest.levels[-1], nest.levels[outer]
@@ -313,9 +313,9 @@ class _Blocked:
         nest.write(better(fold, part, value) if extreme else f"{part} = {combined(fold, part, value)};")
         if watch is not None:
             nest.write(watch.look(value))
-            shared.clauses.append(watch.clause)
-            kept.before.append(watch.before)
-            kept.after.append(watch.after(part, fold.dtype))
+            shared.clauses += watch.clauses
+            kept.before += watch.before
+            kept.after.append(f"{part} = {watch.result(part.text)};")
         element = self.scope.at(tile)
         kept.after.append(f"{element} = {combined(fold, element, part)};")
         return nest.lines()

@@ -33,6 +33,9 @@ from fusion.lowering.scalar_ops import keeps_position
 SHARES = 128
 """Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""
 
+EXTREME_SHARES = 64
+"""The same for maxima and minima, which come with as many notes of NaN."""
+
 FEW_SHARES = 32
 """The same along an axis of at most `SHORT` points."""
 
@@ -134,7 +137,7 @@ def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
         return None
     if lane.size.is_Integer and lane.size <= SHORT:
         return FEW_SHARES if lane.size % FEW_SHARES == 0 else None
-    return SHARES
+    return EXTREME_SHARES if all(fold.op in ("max", "min") for fold in sweep.folds) else SHARES
 
 
 def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares: int | None, run: int) -> int | None:
@@ -265,22 +268,28 @@ def _logical(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
 
 
 def _extreme(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
-    """Write max or min; in a register of lanes NaN is noted separately, which leaves one instruction for the rest."""
+    """Write max or min; across lanes NaN is noted separately, which leaves one instruction for the rest."""
     dtype = fold.dtype
     held = HELD[dtype]
-    if place.lanes is not None or place.shares is not None:
+    if place.lanes is not None or (place.shares is not None and not dtype.is_floating_point):
         return _folded(fold, held, lambda total: f"{total} = {fold.op}imum_{held}({value}, {total})", place, space)
     name = space.exactly(fold.name)
-    total = _start(held, name, started(fold), place, place.outer)
+    start = name if place.shares is None else space.exactly(f"{fold.name}_shares")
+    total = _start(held, start, started(fold), place, place.outer)
     place.inner.before.append(better(fold, total, value))
-    place.inner.clauses.append(f"reduction({fold.op}:{name})")
+    result = name if place.shares is None else f"{fold.op}_of_{held}({start}, {place.shares})"
+    if place.shares is None:
+        place.inner.clauses.append(f"reduction({fold.op}:{name})")
     if dtype.is_floating_point:
-        watch = NanWatch(space.exactly(f"{fold.name}_nan"))
-        place.outer.before.append(watch.before)
+        watch = NanWatch(space.exactly(f"{fold.name}_nan"), held, place.shares)
+        place.outer.before += watch.before
         place.inner.before.append(watch.look(value))
-        place.inner.clauses.append(watch.clause)
-        place.outer.after.append(watch.after(total, dtype))
-    return _finish(held, name, name, place)
+        place.inner.clauses += watch.clauses
+        result = watch.result(result)
+    if place.shares is None and result != name:
+        place.outer.after.append(f"{name} = {result};")
+        result = name
+    return _finish(held, name, result, place)
 
 
 def _arg(fold: Fold, args: Sequence[Code], place: Place, space: Namespace) -> Code:

@@ -30,6 +30,7 @@ from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from fusion.codegen.c.plan.threads import may_share, team
+from fusion.codegen.c.plan.unrolled import with_unrolled_axis
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
@@ -45,7 +46,7 @@ def loops_function(kernel: Kernel) -> str:
     Raises:
         BuildError: a dtype or operation without a C form.
     """
-    return _Function(with_inner_axes(with_plain_folds(kernel))).text()
+    return _Function(with_unrolled_axis(with_inner_axes(with_plain_folds(kernel)))).text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class _Function:
         if lane is None or (lane is self.lanes.axis and self.lanes.block is not None):
             return [(sweep, None)]
         name = self.names[lane.symbol]
-        pieces = cut(sweep, lane)
+        pieces = cut(sweep, lane, self.kernel.axis_sizes())
         for piece in pieces:
             extend_spans(self.where, piece.sweep.roots)
         if any(loop_order(piece.sweep, self.lanes, self.where)[1] is not lane for piece in pieces):

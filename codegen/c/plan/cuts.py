@@ -1,24 +1,27 @@
-"""Splits loops over lanes so that masks disappear.
+"""Splits loops over lanes where their text changes, so that lanes need no masks and read neighbouring elements.
 
-A concatenation or a padding compares every index with a fixed position.  In lanes that needs masks, for each load on
-each side; one loop per side needs none.  Input: a sweep that only stores and the axis of its lanes; output: the pieces
-of that axis, each with the sweep simplified for it.
+A concatenation or a padding compares every index with a fixed position; a reflection takes the absolute value of a
+distance, a roll the remainder of a sum.  In lanes that needs masks or gathers, for each load on each side; one loop per
+side needs neither.  Input: a sweep that only stores, the axis of its lanes and the sizes of all axes; output: the
+pieces of that axis, each with the sweep simplified by its bounds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
+import sympy
 import torch
 
 from fusion.codegen.c.plan.sweeps import Sweep
-from fusion.lowering.conditions import simpler
-from fusion.lowering.expr import Const, Expr, IndexValue, Op, const, postorder, rewrite
-from fusion.lowering.kernel import KernelAxis, Store, values_of, with_values
+from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, postorder
+from fusion.lowering.indexing import FloorDiv, Mod, Sizes, coefficient, substitute_all
+from fusion.lowering.kernel import KernelAxis, values_of, with_values
+from fusion.lowering.positions import simplify_all
 from fusion.lowering.scalar_ops import ScalarName
 
-SHORTEST = 64
+SHORTEST = 48
 """The shortest axis that is split: the pieces have to fill registers."""
 
 MOST_CUTS = 7
@@ -28,6 +31,9 @@ MOST_NODES = 200
 """Size of the largest sweep that is repeated."""
 
 _MIRRORED: dict[ScalarName, ScalarName] = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+_PLACE = sympy.Symbol("place", integer=True, nonnegative=True)
+"""The lane, counted from the beginning of its piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,44 +45,86 @@ class Piece:
     sweep: Sweep
 
 
-def cut(sweep: Sweep, lane: KernelAxis) -> tuple[Piece, ...]:
-    """Return the pieces of `lane`; none if it is better not split."""
+def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
+    """Return the pieces of `lane`, in order; none if it is better not split.  `sizes`: those of all axes."""
     if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST:
         return ()
-    order = postorder(*sweep.roots)
-    sides = {node: side for node in order if (side := _side(node, lane)) is not None}
-    size = int(lane.size)
-    positions = sorted({position for position, _ in sides.values() if 0 < position < size})
-    if not positions or len(positions) > MOST_CUTS or len(order) * len(positions) > MOST_NODES:
-        return ()
-    bounds = (0, *positions, size)
-    return tuple(_piece(sweep, sides, *pair) for pair in pairwise(bounds))
+    nodes = len(postorder(*sweep.roots))
+    done: list[Piece] = []
+    pending = [Piece(0, int(lane.size), sweep)]
+    while pending:
+        piece = pending.pop()
+        at = min(_changes(piece, lane.symbol), default=None)
+        if at is None:
+            done.append(piece)
+            continue
+        if len(done) + len(pending) > MOST_CUTS or nodes * (len(done) + len(pending) + 1) > MOST_NODES:
+            return ()
+        # the piece that comes first is taken from the stack first
+        pending += [_part(piece, lane.symbol, at, piece.end, sizes), _part(piece, lane.symbol, piece.start, at, sizes)]
+    return tuple(done) if len(done) > 1 else ()
 
 
-def _side(node: Expr, lane: KernelAxis) -> tuple[int, bool] | None:
-    """Return `(p, below)` if `node` compares the lane: below p, or (not `below`) at or above it."""
-    if not isinstance(node, Op) or node.name not in _MIRRORED:
-        return None
-    (left, right), name = node.args, node.name
-    if isinstance(left, Const):
-        left, right, name = right, left, _MIRRORED[name]
-    if not (isinstance(left, IndexValue) and isinstance(right, Const) and right.dtype is left.dtype is torch.int64):
-        return None
-    shift = left.index - lane.symbol
-    if not shift.is_Integer:
-        return None
-    position = int(right.value) - int(shift) + (name in ("le", "gt"))
-    return position, name in ("lt", "le")
+def _changes(piece: Piece, lane: sympy.Symbol) -> Iterator[int]:
+    """Yield the positions inside a piece at which something in its sweep changes its form."""
+    for node in postorder(*piece.sweep.roots):
+        for at in (*_sides(node, lane), *(at for index in _indices(node) for at in _wraps(index, piece, lane))):
+            if piece.start < at < piece.end:
+                yield at
 
 
-def _piece(sweep: Sweep, sides: dict[Expr, tuple[int, bool]], start: int, end: int) -> Piece:
-    def rule(node: Expr) -> Expr | None:
-        if node in sides:
-            position, below = sides[node]
-            return const((start < position) is below, torch.bool)
-        return simpler(node)
+def _sides(node: Expr, lane: sympy.Symbol) -> Iterator[int]:
+    """Yield the position from which on a comparison, an absolute value or a bound of the lane has another outcome."""
+    if not isinstance(node, Op) or node.dtype not in (torch.bool, torch.int64):
+        return
+    if node.name == "abs":
+        if isinstance(node.args[0], IndexValue):
+            yield from _zero(node.args[0].index, lane)
+    elif node.name in _MIRRORED or node.name in ("maximum", "minimum"):
+        (left, right), name = node.args, _MIRRORED.get(node.name)
+        if isinstance(left, Const):
+            left, right = right, left
+        else:
+            name = node.name
+        if isinstance(left, IndexValue) and isinstance(right, Const) and right.dtype is left.dtype is torch.int64:
+            yield from _zero(left.index - int(right.value) - int(name in ("le", "gt")), lane)
 
-    def rewritten(store: Store) -> Store:
-        return with_values(store, rewrite(values_of(store), rule))
 
-    return Piece(start, end, replace(sweep, stores=tuple(map(rewritten, sweep.stores))))
+def _zero(distance: sympy.Expr, lane: sympy.Symbol) -> Iterator[int]:
+    """Yield the first position at which `distance`, the lane or its negative and a number, is at least 0, or below."""
+    step = coefficient(distance, lane)
+    if step not in (1, -1):
+        return
+    rest = distance - step * lane
+    if rest.is_Integer:
+        yield -int(rest) if step == 1 else int(rest) + 1
+
+
+def _indices(node: Expr) -> Sequence[sympy.Expr]:
+    """Return the indices that a node holds itself."""
+    if isinstance(node, Load):
+        return [index for index in node.index if isinstance(index, sympy.Expr)]
+    return [node.index] if isinstance(node, IndexValue) else []
+
+
+def _wraps(index: sympy.Expr, piece: Piece, lane: sympy.Symbol) -> Iterator[int]:
+    """Yield the positions at which a quotient or remainder of the lane and a number begins anew, if they are few."""
+    for atom in index.atoms(Mod, FloorDiv):
+        inner, divisor = atom.args
+        shift = inner - lane
+        if not (shift.is_Integer and divisor.is_Integer):
+            continue
+        first = (piece.start + int(shift)) // int(divisor) + 1
+        last = (piece.end - 1 + int(shift)) // int(divisor)
+        if last - first < MOST_CUTS:
+            yield from (number * int(divisor) - int(shift) for number in range(first, last + 1))
+
+
+def _part(piece: Piece, lane: sympy.Symbol, start: int, end: int, sizes: Sizes) -> Piece:
+    """Return the lanes from `start` to `end` of a piece, simplified by these bounds."""
+    within = {**sizes, _PLACE: sympy.Integer(end - start)}
+    stores = []
+    for store in piece.sweep.stores:
+        moved = simplify_all(substitute_all(values_of(store), {lane: _PLACE + start}, within), within)
+        stores.append(with_values(store, substitute_all(moved, {_PLACE: lane - start}, sizes)))
+    return Piece(start, end, replace(piece.sweep, stores=tuple(stores)))

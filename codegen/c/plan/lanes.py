@@ -117,7 +117,7 @@ def _score(axis: KernelAxis, used: Sequence[Access]) -> int:
     return sum(0 if stride == 0 else weight if stride == 1 else -weight for stride, weight in strides)
 
 
-def _best(axes: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis:
+def best_axis(axes: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis:
     """Return the axis along which most accesses are contiguous; the last of equals."""
     return max(reversed(axes), key=lambda axis: _score(axis, used))
 
@@ -133,21 +133,27 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
         return _pointwise(grid, used)
     symbols = {axis.symbol for axis in inner}
     varying = [access for access in used if access.axes & symbols]
-    outside, inside = _best(grid, varying), _best(inner, varying)
+    outside, inside = best_axis(grid, varying), best_axis(inner, varying)
     length = sympy.Mul(*(axis.size for axis in inner))
     fewer = outside.size.is_Integer and inside.size.is_Integer and int(outside.size) < min(FEW, int(inside.size))
-    short = length.is_Integer and length <= FEW and not fewer
+    gain = _score(outside, varying) - _score(inside, varying)
+    # a window is contiguous along both, and its own axis fills no register
+    short = not fewer and _is_short(length if gain < 0 else inside.size)
     points = sympy.Mul(*(axis.size for axis in grid))
-    continued = _continued(inside, grid, varying)
-    if continued is not None and length != inside.size:
-        return replace(_blocks(continued, _block(sweeps, length), points, shared=shared), inner=inside)
-    if not short and _score(outside, varying) <= _score(inside, varying):
+    along = continued(inside, grid, varying)
+    if along is not None and length != inside.size:
+        return replace(_blocks(along, _block(sweeps, length), points, shared=shared), inner=inside)
+    if not short and gain <= 0:
         return Lanes()
-    outside = _continued(outside, grid, varying) or outside
+    outside = continued(outside, grid, varying) or outside
     return _blocks(outside, _block(sweeps, length), points, shared=shared)
 
 
-def _continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis | None:
+def _is_short(size: sympy.Expr) -> bool:
+    return size.is_Integer and bool(size <= FEW)
+
+
+def continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis | None:
     """Return the axis of `grid` that continues a very short `inner` in all memory that is contiguous along that."""
     if not inner.size.is_Integer or not 1 < inner.size <= FEWER:
         return None
@@ -177,7 +183,7 @@ def _blocks(axis: KernelAxis, width: int, points: sympy.Expr, *, shared: bool) -
 
 
 def _pointwise(grid: Sequence[KernelAxis], used: Sequence[Access]) -> Lanes:
-    axis = _best(grid, used)
+    axis = best_axis(grid, used)
     others = [other for other in grid if other is not axis]
     if _fills_tile(axis):
         across = [a for a in used if a.stride(axis) not in (0, 1)]
@@ -215,7 +221,7 @@ def loop_order(sweep: Sweep, lanes: Lanes, where: Spans) -> tuple[tuple[KernelAx
     if lanes.axis is not None and lanes.axis.symbol in symbols:
         lane = lanes.axis
     elif sweep.axes:
-        lane = _best(sweep.axes, accesses([sweep], where))
+        lane = best_axis(sweep.axes, accesses([sweep], where))
     rest = [axis for axis in sweep.axes if axis is not lane]
     rest.sort(key=lambda axis: axis.symbol in sweep.over)  # stable: kept axes first
     return tuple(rest), lane

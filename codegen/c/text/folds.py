@@ -57,27 +57,42 @@ def better(fold: Fold, total: Code, value: Code) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NanWatch:
-    """A variable that notes whether a NaN was seen, which leaves one machine instruction for the comparison itself."""
+    """A variable that notes whether a NaN was seen, which leaves one machine instruction for the comparison itself.
+
+    `shares`: an array of so many, in which `l` is the current one, beside partial results of type `held`.
+    """
 
     name: str
+    held: str
+    shares: int | None = None
 
     @property
-    def before(self) -> str:
-        """Return the declaration of the variable, for the line before the loop."""
-        return f"int {self.name} = 0;"
+    def before(self) -> list[str]:
+        """Return the declaration of the variable, for the lines before the loop."""
+        if self.shares is None:
+            return [f"int {self.name} = 0;"]
+        start = f"for (int l = 0; l < {self.shares}; l++) {self.name}[l] = 0;"
+        return [f"_Alignas(64) {self._type} {self.name}[{self.shares}];", start]
 
     @property
-    def clause(self) -> str:
+    def clauses(self) -> list[str]:
         """Return the variable's clause of the OpenMP reduction."""
-        return f"reduction(|:{self.name})"
+        return [f"reduction(|:{self.name})"] if self.shares is None else []
 
     def look(self, value: Code) -> str:
         """Return the line that tests whether a value is NaN."""
-        return f"{self.name} |= {value} != {value};"
+        return f"{self.name}{'' if self.shares is None else '[l]'} |= {value} != {value};"
 
-    def after(self, total: Code, dtype: torch.dtype) -> str:
-        """Return the line that sets the result to NaN if one was seen."""
-        return f"if ({self.name}) {total} = {constant(float('nan'), dtype)};"
+    def result(self, of_the_rest: str) -> str:
+        """Return the result: NaN if one was seen, else that of the other values."""
+        seen = self.name if self.shares is None else f"any_of_{self._type}({self.name}, {self.shares})"
+        nan = constant(float("nan"), torch.float64 if self.held == "double" else torch.float32)
+        return f"{seen} ? {nan} : {of_the_rest}"
+
+    @property
+    def _type(self) -> str:
+        """The integers of the same width as the partial results, so that both fill vectors alike."""
+        return "int64_t" if self.held == "double" else "int32_t"
 
 
 def compared_as(dtype: torch.dtype) -> str:

@@ -241,7 +241,7 @@ _FLOAT_TEMPLATES = {
 }
 
 
-# The shares of a fold, whose halves are combined until one is left; `count` is a power of two.
+# The shares of a fold, whose halves are combined until one is left; `count` is a power of two.  None of them is NaN.
 _OF_SHARES = """\
 INLINE {T} {op}_of_{T}({T} *shares, int count) {{
     #pragma GCC unroll 7
@@ -254,8 +254,8 @@ _COMBINED = {
     "prod": "shares[l] * shares[l + half]",
     "any": "shares[l] | shares[l + half]",
     "all": "shares[l] & shares[l + half]",
-    "max": "maximum_{T}(shares[l + half], shares[l])",
-    "min": "minimum_{T}(shares[l + half], shares[l])",
+    "max": "shares[l + half] > shares[l] ? shares[l + half] : shares[l]",
+    "min": "shares[l + half] < shares[l] ? shares[l + half] : shares[l]",
 }
 
 

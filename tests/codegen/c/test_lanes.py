@@ -70,3 +70,49 @@ def test_groups_of_few_contiguous_channels():
     assert len(re.findall(inner, source)) == 3
     assert all(line.strip().startswith("kept") for line in source.splitlines() if " / 800.0f" in line)
     assert loops_in_lanes(source) >= 5
+
+
+def test_a_window_has_lanes_along_the_rows_it_slides_over():
+    """Both axes are contiguous; five lanes along the window's took eight times as long."""
+    (source,) = kernels_of(lambda x: F.avg_pool2d(x**2, 5, 1, 2), torch.randn(2, 8, 56, 56))
+    assert re.search(r"#pragma omp simd\n\s*for \(int64_t i2 = first", source)
+    assert loops_in_lanes(source) >= 3
+
+
+MOVES = {
+    "rolled": (lambda x: x.roll(3, 1), 2),
+    "reflected": (lambda x: F.pad(x, (2, 3), mode="reflect"), 3),
+    "clamped": (lambda x: F.pad(x[None], (2, 3), mode="replicate")[0], 3),
+    "rolled and padded": (lambda x: F.pad(x.roll(-5, 1), (4, 0)), 3),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_loop_is_cut_where_an_index_turns_or_wraps(name):
+    """Each piece reads neighbours: no remainder, no absolute value, no mask, no gather."""
+    f, pieces = MOVES[name]
+    x = torch.randn(40, 200)
+    torch.testing.assert_close(fusion.fuse(f, options={"target": "c", "strict": True})(x), f(x), rtol=0, atol=0)
+    (source,) = kernels_of(f, x)
+    body = source[source.index(") {") :]
+    assert body.count("#pragma omp simd") == pieces
+    assert not re.search(r"%|abs_|\?|imin|imax", body)
+
+
+PAIRS = {
+    "stacked": lambda x, y: torch.stack((x + y, x - y), -1),
+    "unpacked": lambda x, y: torch.stack((x.int() & 15, x.int() >> 4, y.int() & 3), -1).flatten(1),
+    "with what both share": lambda x, y: torch.stack((x, y), -1) * x.exp()[..., None],
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_last_axis_of_two_or_three_points_is_unrolled(name):
+    """Lanes run along the axis before it; what its points have in common is computed once."""
+    x, y = torch.randn(2, 37, 100) * 40
+    f = PAIRS[name]
+    torch.testing.assert_close(fusion.fuse(f, options={"target": "c", "strict": True})(x, y), f(x, y))
+    (source,) = kernels_of(f, x, y)
+    assert loops_in_lanes(source) == 1
+    assert len(re.findall(r"out0\[.*\] = ", source)) == (3 if name == "unpacked" else 2)
+    assert source.count("in0[") <= 1 and source.count("exp_float(in0_0)") <= 1
