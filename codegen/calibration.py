@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from fusion.codegen.cache import cache_dir, digest, publish
 from fusion.lowering.errors import BuildError
 
-VERSION = 2
+VERSION = 3
 """Changes whenever the figures change their meaning."""
 
 
@@ -30,6 +31,8 @@ class Figures:
         memory: bytes that a launch touches → bytes per microsecond, in ascending order of bytes.
         flops: additions of float32 per microsecond, in generated kernels.
         gemms: bytes of an element → the library's GEMMs, in operations per microsecond.
+        products: bytes of an element → generated GEMMs of few rows, and of many, relative to the library's.
+        costs: operation of float32 → its time in additions, in generated kernels.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Figures:
     memory: Sequence[tuple[float, float]]
     flops: float
     gemms: dict[int, float]
+    products: dict[int, tuple[float, float]] = field(default_factory=dict)
+    costs: dict[str, float] = field(default_factory=dict)
 
     @property
     def shares(self) -> dict[int, float]:
@@ -80,8 +85,11 @@ def _kept(identity: str, threads: int, chosen: str | None, home: str | None) -> 
             memory=tuple((float(touched), float(speed)) for touched, speed in read["memory"]),
             flops=float(read["flops"]),
             gemms={int(size): float(rate) for size, rate in read["gemms"].items()},
+            products={int(size): (float(few), float(many)) for size, (few, many) in read["products"].items()},
+            costs={str(name): float(cost) for name, cost in read["costs"].items()},
         )
     except (BuildError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     speeds = (figures.launch_us, figures.flops, *(speed for _, speed in figures.memory), *figures.gemms.values())
+    speeds += (*chain.from_iterable(figures.products.values()), *figures.costs.values())
     return figures if figures.memory and 2 in figures.gemms and all(speed > 0 for speed in speeds) else None

@@ -125,7 +125,8 @@ class Capabilities:
             one loop.
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
-        lone_products: whether a contraction whose result no loop consumes is generated; else it is the library's.
+        lone_products: whether a contraction whose result no loop consumes is priced; else it is the library's.
+        vectors: whether such contractions are priced all the same if one side has a single row.
         follows: whether a fold may be rescaled by the running value of another one over the same axis, which rounds
             differently (online rule).
         crowding: the share of its time that a kernel may lose to others in its launch, whose resources it has to share.
@@ -151,6 +152,7 @@ class Capabilities:
     padded: bool = False
     alignment: int = 1
     lone_products: bool = True
+    vectors: bool = False
     window_limit: int = 0
     follows: bool = True
     crowding: float = 0.0

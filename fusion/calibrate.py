@@ -7,17 +7,20 @@ the rate of additions, and the rate of GEMMs by dtype.  It takes less than a min
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 import fusion
+from fusion.backend import Backend
 from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.calibration import Figures
-from fusion.codegen.tuning.timing import median_time
+from fusion.codegen.tuning.timing import median_time, medians
+from fusion.options import Options
+from fusion.schedule.overrides import LIBRARY, ONE_KERNEL, Overrides
 
 CPU_SIZES = tuple(1 << k for k in range(16, 28))
 """Bytes that one core touches in a measured sum of two tensors."""
@@ -30,6 +33,26 @@ GEMM_ROWS: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 CHAINS, LENGTH = 8, 8
 """Independent chains of dependent multiply-adds for each element of a kernel that arithmetic bounds."""
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+FEW_ROWS = 16
+"""Rows of the other measured GEMM: it reads its second operand once for so few."""
+LEAST_COST = 1.0
+"""Additions: no function counts less, whatever was measured."""
+FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{
+        name: getattr(torch, name)
+        for name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p")
+    },
+    **{name: getattr(torch, name) for name in ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh")},
+    **{name: getattr(torch, name) for name in ("asinh", "atanh", "erf", "erfc", "lgamma")},
+    "acosh": lambda x: torch.acosh(x + 1.0),
+    "truediv": lambda x: 0.5 / x,
+    "pow": lambda x: torch.pow(x, x),
+    "atan2": lambda x: torch.atan2(x, x + 1.0),
+    "remainder": lambda x: torch.remainder(x, 0.3),
+    "fmod": lambda x: torch.fmod(x, 0.3),
+    "floordiv": lambda x: torch.floor_divide(x, 0.3),
+}
+"""Operation → a call of it on numbers between 0 and 1."""
 
 
 def calibrate(device: str) -> tuple[Figures, Path]:
@@ -54,6 +77,11 @@ def lines(figures: Figures, path: Path) -> Iterator[str]:
         yield f"  memory of {touched / 1e3:10.0f} kB: {speed / 1e3:8.1f} GB/s"
     gemms = (f"{8 * size} bits {rate / 1e6:.2f}" for size, rate in figures.gemms.items())
     yield f"  GEMMs, T operations a second: {', '.join(gemms)}"
+    shares = (f"{8 * size} bits {few:.2f} and {many:.2f}" for size, (few, many) in figures.products.items())
+    if figures.products:
+        yield f"  generated GEMMs beside these, of {FEW_ROWS} rows and of many: {', '.join(shares)}"
+    if figures.costs:
+        yield f"  in additions: {', '.join(f'{name} {cost:.0f}' for name, cost in figures.costs.items())}"
     yield f"kept in {path}"
 
 
@@ -69,7 +97,8 @@ def _of_core(identity: str, place: torch.device, threads: int) -> Figures:
     additions = _additions(threads << 15, launch, place) / threads
     gemms = {size: rate / threads for size, rate in _gemms(place).items()}
     names = (line.partition(":")[2].strip() for line in identity.splitlines() if line.startswith("model name"))
-    return Figures(next(names, "CPU"), launch, _falling(memory), additions, gemms)
+    costs = _costs(threads << 15, launch, additions * threads, place)
+    return Figures(next(names, "CPU"), launch, _falling(memory), additions, gemms, _products(place), costs)
 
 
 def _of_gpu(place: torch.device) -> Figures:
@@ -104,6 +133,45 @@ def _gemms(place: torch.device) -> dict[int, float]:
         torch.mm(left, right)
         rates[dtype.itemsize] = 2 * rows**3 / median_time(partial(torch.mm, left, right), place)
     return rates
+
+
+def _products(place: torch.device) -> dict[int, tuple[float, float]]:
+    """Return the speed of generated GEMMs relative to the library's, of few rows and of many, by size of an element."""
+    shares = {}
+    size = GEMM_ROWS[place.type]
+    for dtype in DTYPES:
+        right = torch.randn(size, size, device=place).to(dtype)
+        few, many = (_product(torch.randn(rows, size, device=place).to(dtype), right) for rows in (FEW_ROWS, size))
+        shares[dtype.itemsize] = few, many
+    return shares
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> float:
+    """Return the speed of a generated GEMM of `left` with rows of `right`, relative to the library's."""
+    calls = [partial(_compiled(way), left, right) for way in (ONE_KERNEL, LIBRARY)]
+    generated, library = medians(calls, left.device)
+    return library / generated
+
+
+def _compiled(way: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    torch._dynamo.reset()
+    backend = Backend(Options.read(options={"graph_cache": False}), overrides=Overrides(products=way))
+    return torch.compile(lambda left, right: torch.mm(left, right.t()), backend=backend, dynamic=False)
+
+
+def _costs(count: int, launch: float, additions: float, place: torch.device) -> dict[str, float]:
+    """Return the cost of each function in additions, of which the device does `additions` per microsecond."""
+    x, _ = _tensors(count, place)
+    costs = {}
+    for name, function in FUNCTIONS.items():
+        took = _time(partial(_sum_of, function), [x]) - launch
+        own = took * additions / (count * CHAINS) - 3  # beside the sum, a product and a difference
+        costs[name] = max(LEAST_COST, round(own, 1))
+    return costs
+
+
+def _sum_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return sum((function(x * 0.9 + (1 + chain) / 100) for chain in range(CHAINS)), torch.zeros_like(x))
 
 
 def _tensors(count: int, place: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -56,7 +56,8 @@ def _products(
 ) -> Collection[str] | None:
     """Return the names of matrix products to lower as contractions; None for all.
 
-    If the library's GEMMs are faster than generated ones, only those that are chained in one loop, or chunked.
+    If the library's GEMMs are faster than generated ones, only those that are chained in one loop, chunked, or with a
+    vector.
     """
     if capabilities.lone_products and "dot" in capabilities.fold_ops:
         return None
@@ -68,8 +69,14 @@ def _products(
     program, chains = stream(program, capabilities, hints)
     nodes = (program.nodes[member] for cluster in chains for member in cluster.members)
     products += [node for node in nodes if isinstance(node, Contract)]
+    products += [node for node in whole.nodes if isinstance(node, Contract) and _is_priced(node, capabilities)]
     origins = {**whole.origins, **program.origins}  # chains have other names for their tiles
     return {origins[node.out].name for node in products}
+
+
+def _is_priced(product: Contract, capabilities: Capabilities) -> bool:
+    """Return whether a product whose result no loop consumes has a price."""
+    return capabilities.vectors and product.has_vector
 
 
 def _scatters(capabilities: Capabilities) -> frozenset[str]:

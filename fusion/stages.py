@@ -234,7 +234,7 @@ def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 
 def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
+    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams, at.capabilities))
 
 
 def _fuses(at: Scheduling) -> bool:

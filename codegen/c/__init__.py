@@ -1,8 +1,9 @@
 """The C target: kernels for CPU tensors as plain C, built by the system's compiler.
 
 Input: a Kernel; output: one C function, threads over its grid axes and SIMD lanes over the innermost, and a launcher
-for it.  Contractions are computed tile by tile (`blocked`), but not announced as capabilities: alone, or with only
-element-wise neighbours, they stay library calls, which take a bias along.
+for it.  Contractions are computed tile by tile (`blocked`); alone, or with only element-wise neighbours, they stay
+library calls, which take a bias along, unless the CPU was calibrated and the library is slower.  A product with a
+vector is a reduction like others.
 
 kernel → forms → plan → loops     `text` is what each of them writes with
                → plan → blocked   where there are products, running values
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import sympy
 
+from fusion.codegen.c.blocked import needs_blocks, programs, sides
 from fusion.codegen.c.build import assembly, build_kernel, cpu_identity
 from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
@@ -28,8 +30,12 @@ from fusion.lowering.kernel import Fold, Kernel, statements
 from fusion.lowering.program import SCATTER_OPS
 from fusion.lowering.scalar_ops import FOLD_OPS
 
-ONE_FOLD, SEVERAL_FOLDS = 0.05, 0.6
-"""Efficiencies relative to the library: so low that every single product stays a library call; and with other folds."""
+UNKNOWN, SEVERAL_FOLDS = 0.05, 0.6
+"""Efficiencies relative to the library: of a product on a CPU that was not calibrated, so low that it stays a library
+call; and of products with other folds."""
+
+FEW = 32
+"""Rows or columns up to which a product counts as one of few rows."""
 
 
 class CTarget:
@@ -62,7 +68,9 @@ class CTarget:
             parallelism=device.threads,
             rates=device.rates,
             streamed=1.0,
-            lone_products=False,
+            lone_products=bool(device.products),
+            vectors=True,
+            narrow_share=1.0,
             layouts=device.layouts,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
@@ -92,9 +100,23 @@ class CTarget:
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
-        """Return a high efficiency for several folds in one kernel; a single product is better left to the library."""
+        """Return the library's efficiency for vectors, which memory bounds; for matrices, the one that was measured.
+
+        Too few blocks leave threads idle.
+        """
         folds = list(statements(kernel.body, Fold))
-        return SEVERAL_FOLDS if len(folds) > 1 else ONE_FOLD
+        products = [fold for fold in folds if fold.op == "dot"]
+        if not needs_blocks(kernel):
+            return 1.0
+        busy = min(1.0, programs(kernel) / self.device.threads)
+        if len(folds) > 1:
+            return SEVERAL_FOLDS * busy
+        return busy * min((self._share(product, kernel) for product in products), default=UNKNOWN)
+
+    def _share(self, product: Fold, kernel: Kernel) -> float:
+        """Return the speed of a generated product relative to the library's."""
+        few, many = self.device.products.get(product.args[0].dtype.itemsize, (UNKNOWN, UNKNOWN))
+        return few if any(side.is_Integer and side <= FEW for side in sides(product, kernel)) else many
 
     def waits(self, kernel: Kernel) -> bool:
         """Return False: epilogue time does not add to GEMM time."""

@@ -68,6 +68,9 @@ class Cpu:
         core_flops: float32 operations per microsecond of one core, in vectorised loops.
         core_matrix_flops: the same in the library's GEMMs.
         matrix_share: bytes of an operand's element → the relative rate of the library's GEMMs.
+        products: bytes of an operand's element → the speed of generated GEMMs, relative to the library's, of few rows
+            and of many; none where the library is not known to be slower.
+        costs: operation of float32 → its time in additions.
         attention: (form, or kernel of the library, bytes of an element) → its speed.
         layouts: the costs of other tensor layouts.
 
@@ -85,6 +88,8 @@ class Cpu:
     matrix_share: Mapping[int, float] = field(hash=False)
     attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
     layouts: Layouts
+    products: Mapping[int, tuple[float, float]] = field(default_factory=dict, hash=False)
+    costs: Mapping[str, float] = field(default_factory=lambda: COSTS, hash=False)
 
     @property
     def rates(self) -> Rates:
@@ -97,7 +102,7 @@ class Cpu:
             flops=self.core_flops * self.threads,
             matrix_flops=self.core_matrix_flops * self.threads,
             matrix_share=self.matrix_share,
-            costs=COSTS,
+            costs=self.costs,
             steps=Steps(  # fitted to the kernels of `benchmarks price` on the same Xeon
                 fold=15 * nanosecond,
                 window=40.0,
@@ -151,4 +156,6 @@ def present() -> Cpu:
         matrix_share={**EPYC.matrix_share, **measured.shares},
         attention={key: speed.scaled(slower) for key, speed in EPYC.attention.items()},
         layouts=EPYC.layouts,
+        products=measured.products,
+        costs={**COSTS, **measured.costs},
     )

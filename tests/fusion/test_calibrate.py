@@ -13,10 +13,11 @@ from fusion.calibrate import calibrate, lines
 from fusion.codegen import calibration
 from fusion.codegen.c import CTarget
 from fusion.codegen.c.build import cpu_identity
-from fusion.codegen.c.device import EPYC
+from fusion.codegen.c.device import COSTS, EPYC
 from fusion.codegen.calibration import Figures
 from fusion.codegen.triton.devices import H200, calibrated
 from fusion.codegen.triton.devices.derived import speeds
+from tests.codegen.kernels.products import matmul
 
 FIGURES = Figures(
     name="a CPU",
@@ -24,6 +25,8 @@ FIGURES = Figures(
     memory=((1e6, 50_000.0), (1e8, 10_000.0)),
     flops=30_000.0,
     gemms={2: 400_000.0, 4: 100_000.0, 8: 50_000.0},
+    products={4: (1.5, 0.9)},
+    costs={"exp": 19.0},
 )
 
 
@@ -42,6 +45,20 @@ def test_a_cpu_has_the_speeds_that_were_kept(empty_cache: Path) -> None:
     assert rates.memory_us(1e3) == pytest.approx(1e3 / (threads * 50_000.0))
     assert rates.memory_us(1e10) == pytest.approx(1e10 / (threads * 10_000.0))
     assert rates.product_us_of(1e6, 4) == pytest.approx(1e6 / (threads * 100_000.0))
+
+
+def test_generated_products_are_priced_where_they_were_measured(empty_cache: Path) -> None:
+    few, many, doubles = (
+        *(matmul(rows, 256, 256, torch.float32) for rows in (16, 256)),
+        matmul(256, 256, 256, torch.float64),
+    )
+    assert not CTarget().capabilities.lone_products and CTarget().efficiency(many) < 0.1
+    calibration.keep(FIGURES, cpu_identity(), torch.get_num_threads())
+    assert CTarget().capabilities.lone_products
+    assert (CTarget().efficiency(few), CTarget().efficiency(many)) == (1.5, 0.9)
+    assert CTarget().efficiency(doubles) < 0.1
+    costs = CTarget().capabilities.rates.costs
+    assert costs["exp"] == 19.0 and costs["log"] == COSTS["log"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"name": "a CPU"}', json.dumps(asdict(replace(FIGURES, flops=0.0)))])
@@ -71,5 +88,7 @@ def test_this_cpu_is_measured(empty_cache: Path) -> None:
     assert path.is_relative_to(empty_cache) and len([*lines(figures, path)]) > 3
     speeds_of_memory = [speed for _, speed in figures.memory]
     assert speeds_of_memory == sorted(speeds_of_memory, reverse=True) and speeds_of_memory[-1] > 0
-    assert figures.flops > 0 and figures.gemms.keys() == {2, 4, 8}
+    assert figures.flops > 0 and figures.gemms.keys() == {2, 4, 8} == figures.products.keys()
+    assert figures.costs.keys() | {"checked", "random"} == COSTS.keys()
+    assert all(few > 0 and many > 0 for few, many in figures.products.values())
     assert CTarget().capabilities.rates.launch_us == figures.launch_us

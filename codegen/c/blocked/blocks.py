@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
 import sympy
 
@@ -110,6 +111,13 @@ def choose_blocks(kernel: Kernel, names: Names) -> Blocks:
         else:
             blocks[symbol] = _end_to_end(axis, None, names)
     return Blocks(blocks, tuple(before))
+
+
+def programs(kernel: Kernel) -> int:
+    """Return how many programs share the work of a kernel, if its threads are many."""
+    spread = _spread(kernel)
+    widths = {**dict.fromkeys(spread, COLUMNS), **dict.fromkeys(spread[:1], FEWEST_ROWS)}
+    return prod(-(-length(axis.size) // widths.get(axis.symbol, 1)) for axis in kernel.with_role(Role.GRID))
 
 
 def _spread(kernel: Kernel) -> list[sympy.Symbol]:

@@ -43,6 +43,7 @@ from fusion.lowering.kernel import (
     Store,
     loop_folds,
     running,
+    spans,
     statements,
     values_of,
 )
@@ -50,16 +51,28 @@ from fusion.lowering.scalar_ops import keeps_position
 
 
 def needs_blocks(kernel: Kernel) -> bool:
-    """Return whether `kernel` needs tiles: it has products, running values, or loops with more than their own folds."""
-    body = list(statements(with_plain_folds(kernel, FACTORS).body))
+    """Return whether `kernel` needs tiles: it has products of matrices, running values, or loops with more than folds.
+
+    The product of a matrix and a vector reads each element once: packed into tiles it would be read twice.
+    """
+    plain = with_plain_folds(kernel, FACTORS)
+    body = list(statements(plain.body))
     loops = [stmt for stmt in body if isinstance(stmt, Loop)]
     inner = [(loop, stmt) for loop in loops for stmt in loop.body]
     return (
-        any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in body)
+        any(isinstance(stmt, Fold) and stmt.op == "dot" and 1 not in sides(stmt, plain) for stmt in body)
         or any(isinstance(stmt, Loop) for _, stmt in inner)
         or any(isinstance(stmt, Fold) and set(stmt.over) != set(loop.axes) for loop, stmt in inner)
         or any(running(loop) for loop in loops)
     )
+
+
+def sides(product: Fold, kernel: Kernel) -> tuple[sympy.Expr, sympy.Expr]:
+    """Return the number of rows that the left factor of a product has of its own, and of columns of the right one."""
+    sizes, spans_of = kernel.axis_sizes(), spans(kernel)
+    left, right = (spans_of[arg] - set(product.over) for arg in product.args)
+    rows, columns = (sympy.Mul(*(sizes[axis] for axis in own)) for own in (left - right, right - left))
+    return rows, columns
 
 
 def blocked_function(kernel: Kernel) -> str:
@@ -107,8 +120,11 @@ class _Blocked:
         """Return the clauses of a parallel region; "" if there is too little work for one."""
         amount = ZERO
         for stmt in statements(self.kernel.body):
-            for value in values_of(stmt):
-                symbols = self.scope.where[value].union(stmt.over if isinstance(stmt, Fold) else ())
+            over = stmt.over if isinstance(stmt, Fold) else ()
+            spanned = [self.scope.where[value].union(over) for value in values_of(stmt)]
+            if isinstance(stmt, Fold) and stmt.op == "dot":
+                spanned = [frozenset[sympy.Symbol]().union(*spanned)]
+            for symbols in spanned:
                 amount += sympy.Mul(*(axis.size for axis in self.kernel.axes if axis.symbol in symbols))
         if amount.is_Integer:
             return "num_threads(threads)" if amount >= ENOUGH else ""
