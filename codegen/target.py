@@ -126,7 +126,7 @@ class Capabilities:
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
         lone_products: whether a contraction whose result no loop consumes is priced; else it is the library's.
-        vectors: whether such contractions are priced all the same if one side has a single row.
+        vectors: whether contractions with a vector are reductions like others, outside of such loops.
         follows: whether a fold may be rescaled by the running value of another one over the same axis, which rounds
             differently (online rule).
         crowding: the share of its time that a kernel may lose to others in its launch, whose resources it has to share.

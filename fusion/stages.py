@@ -67,6 +67,7 @@ from fusion.schedule.layouts.copy_layouts import own_sources
 from fusion.schedule.layouts.round_on_store import store_rounded
 from fusion.schedule.layouts.scatter_in_place import own_destinations
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
+from fusion.schedule.overrides import LIBRARY
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements
 from fusion.schedule.reductions.split import split_reductions
@@ -74,6 +75,7 @@ from fusion.schedule.rewrites.distinct_elements import map_distinct_elements
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import exact_differences
+from fusion.schedule.rewrites.vector_products import sum_vectors
 from fusion.schedule.rewrites.windows import unroll_windows
 from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
 
@@ -234,7 +236,15 @@ def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 
 def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams, at.capabilities))
+    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
+
+
+def _sum_vectors(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams))
+
+
+def _sums_vectors(at: Scheduling) -> bool:
+    return at.capabilities.vectors and at.overrides.products != LIBRARY
 
 
 def _fuses(at: Scheduling) -> bool:
@@ -262,6 +272,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
         Pass("streamed", _stream, when=lambda at: at.overrides.chains),
+        Pass("vectors", _sum_vectors, when=_sums_vectors),
         Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
         Pass("narrow", _on_program(lambda program, at: store_rounded(program))),
         # After inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts.

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import sympy
 
-from fusion.codegen.c.blocked import needs_blocks, programs, sides
+from fusion.codegen.c.blocked import programs, sides
 from fusion.codegen.c.build import assembly, build_kernel, cpu_identity
 from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
@@ -100,14 +100,9 @@ class CTarget:
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
-        """Return the library's efficiency for vectors, which memory bounds; for matrices, the one that was measured.
-
-        Too few blocks leave threads idle.
-        """
+        """Return the efficiency that was measured, relative to the library; too few blocks leave threads idle."""
         folds = list(statements(kernel.body, Fold))
         products = [fold for fold in folds if fold.op == "dot"]
-        if not needs_blocks(kernel):
-            return 1.0
         busy = min(1.0, programs(kernel) / self.device.threads)
         if len(folds) > 1:
             return SEVERAL_FOLDS * busy

@@ -51,16 +51,12 @@ from fusion.lowering.scalar_ops import keeps_position
 
 
 def needs_blocks(kernel: Kernel) -> bool:
-    """Return whether `kernel` needs tiles: it has products of matrices, running values, or loops with more than folds.
-
-    The product of a matrix and a vector reads each element once: packed into tiles it would be read twice.
-    """
-    plain = with_plain_folds(kernel, FACTORS)
-    body = list(statements(plain.body))
+    """Return whether `kernel` needs tiles: it has products, running values, or loops with more than their own folds."""
+    body = list(statements(with_plain_folds(kernel, FACTORS).body))
     loops = [stmt for stmt in body if isinstance(stmt, Loop)]
     inner = [(loop, stmt) for loop in loops for stmt in loop.body]
     return (
-        any(isinstance(stmt, Fold) and stmt.op == "dot" and 1 not in sides(stmt, plain) for stmt in body)
+        any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in body)
         or any(isinstance(stmt, Loop) for _, stmt in inner)
         or any(isinstance(stmt, Fold) and set(stmt.over) != set(loop.axes) for loop, stmt in inner)
         or any(running(loop) for loop in loops)

@@ -24,13 +24,14 @@ from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.plan.cuts import cut
+from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.plan.idle import busy, within
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from fusion.codegen.c.plan.threads import may_share, team
-from fusion.codegen.c.plan.unrolled import with_unrolled_axis
+from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
@@ -46,7 +47,9 @@ def loops_function(kernel: Kernel) -> str:
     Raises:
         BuildError: a dtype or operation without a C form.
     """
-    return _Function(with_unrolled_axis(with_inner_axes(with_plain_folds(kernel)))).text()
+    for rewritten in (with_plain_folds, with_groups, with_unrolled_folds, with_inner_axes, with_unrolled_axis):
+        kernel = rewritten(kernel)
+    return _Function(kernel).text()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,23 +2,38 @@
 
 The last axis of a pair of halves that are stacked, of unpacked 4-bit numbers or of complex numbers has two points.
 Lanes along it would be two; lanes along the axis before it skip every second element.  One store for each of its points
-in one loop over the axis before it writes whole vectors, and what both have in common is computed once.  Input: a
-kernel that only stores; output: the kernel without that axis.
+in one loop over the axis before it writes whole vectors, and what both have in common is computed once; a fold over it
+takes in both at once.  Input: a kernel that only stores, or folds; output: the kernel without that axis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import reduce
 
 import sympy
 
 from fusion.codegen.c.plan.lanes import accesses, best_axis, continued
 from fusion.codegen.c.plan.sweeps import sweeps_of
-from fusion.lowering.expr import Expr, postorder
+from fusion.lowering.expr import Expr, Op, postorder
 from fusion.lowering.indexing import replace_axes, substitute_all
-from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, spans, values_of, with_values
+from fusion.lowering.kernel import (
+    Fold,
+    Kernel,
+    KernelAxis,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    spans,
+    statements,
+    values_of,
+    with_values,
+)
 from fusion.lowering.positions import simplify_all
+from fusion.lowering.scalar_ops import ScalarName
 
 MOST_NODES = 200
 """Size of the largest unrolled body."""
@@ -38,6 +53,54 @@ def with_unrolled_axis(kernel: Kernel) -> Kernel:
         return kernel
     body = dict.fromkeys(part for store in stores for part in _parts(store, axis, kernel))
     return replace(kernel, axes=tuple(other for other in kernel.axes if other is not axis), body=tuple(body))
+
+
+def with_unrolled_folds(kernel: Kernel) -> Kernel:
+    """Fold all points at once of a very short axis that most memory of the folds is contiguous along."""
+    reduced = [axis for axis in kernel.axes if axis.role is not Role.GRID]
+    every = list(statements(kernel.body))
+    folds = [stmt for stmt in every if isinstance(stmt, Fold)]
+    if len(reduced) < 2 or any(isinstance(stmt, Prefix) or (isinstance(stmt, Fold) and stmt.carry) for stmt in every):
+        return kernel
+    used = accesses(sweeps_of(kernel), spans(kernel))
+    axis = best_axis(reduced, used)
+    over = [fold for fold in folds if axis.symbol in fold.over]
+    outside = [stmt for stmt in every if isinstance(stmt, Store) and axis.symbol in _spanned(stmt, kernel)]
+    if continued(axis, reduced, used) is None or outside or not all(fold.op in _JOINS for fold in over):
+        return kernel
+    if int(axis.size) * len(postorder(*(arg for fold in over for arg in fold.args))) > MOST_NODES:
+        return kernel
+    return replace(
+        kernel,
+        axes=tuple(other for other in kernel.axes if other is not axis),
+        body=tuple(_folded(stmt, axis, kernel) for stmt in kernel.body),
+    )
+
+
+_JOINS: Mapping[str, ScalarName] = {"sum": "add", "max": "maximum", "min": "minimum"}
+"""Fold → the operation that joins two of its elements."""
+
+
+def _spanned(store: Store, kernel: Kernel) -> frozenset[sympy.Symbol]:
+    where = spans(kernel)
+    own = store.offset.free_symbols if isinstance(store.offset, sympy.Expr) else frozenset()
+    return frozenset(own).union(store.axes or (), *(where[value] for value in values_of(store)))
+
+
+def _folded(stmt: Stmt, axis: KernelAxis, kernel: Kernel) -> Stmt:
+    """Return a statement without an axis, whose points are joined in the arguments of folds over it."""
+    if isinstance(stmt, Loop):
+        axes = tuple(symbol for symbol in stmt.axes if symbol != axis.symbol)
+        return replace(stmt, axes=axes, body=tuple(_folded(inner, axis, kernel) for inner in stmt.body))
+    if not isinstance(stmt, Fold) or axis.symbol not in stmt.over:
+        return stmt
+    sizes = {symbol: size for symbol, size in kernel.axis_sizes().items() if symbol != axis.symbol}
+    points = [
+        simplify_all(substitute_all(stmt.args, {axis.symbol: sympy.Integer(number)}, sizes), sizes)[0]
+        for number in range(int(axis.size))
+    ]
+    joined = reduce(lambda left, right: Op(_JOINS[stmt.op], (left, right), left.dtype), points)
+    return replace(stmt, args=(joined,), over=tuple(symbol for symbol in stmt.over if symbol != axis.symbol))
 
 
 def _parts(store: Store, axis: KernelAxis, kernel: Kernel) -> Iterator[Store]:

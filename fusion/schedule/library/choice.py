@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Contract, Map, Node, Program
@@ -90,17 +90,13 @@ def prefer_library(
     return merge_copies(with_cuts(program, taken), copies), tuple(choices)
 
 
-def leave_unchained_products(
-    program: Program, chains: Sequence[Cluster], capabilities: Capabilities
-) -> tuple[Program, tuple[Cluster, ...]]:
+def leave_unchained_products(program: Program, chains: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
     """Leave contractions outside the chains `chains` to the library; return the program, and the chains in it.
 
-    Those with a vector stay, if the target has a price for them.
-
-    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from fusion.inspect.examples import show_program
     >>> from torch import empty
     >>> def left(program):
-    ...     return leave_unchained_products(program, (), TARGET.capabilities)[0]
+    ...     return leave_unchained_products(program, ())[0]
     >>> show_program(left, lambda x, w: x @ w.t(), empty(30, 40), empty(50, 40))
       input x: f32[30, 40]
       input w: f32[50, 40]
@@ -112,10 +108,8 @@ def leave_unchained_products(
     chained = {member for cluster in chains for member in cluster.members}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
-        leaves = (
-            isinstance(node, Contract) and position not in chained and not (capabilities.vectors and node.has_vector)
-        )
-        nodes.extend(program.library.get(node.out, [node]) if leaves and isinstance(node, Contract) else [node])
+        is_unchained = isinstance(node, Contract) and position not in chained
+        nodes.extend(program.library.get(node.out, [node]) if is_unchained and isinstance(node, Contract) else [node])
     unchained = program.edited(nodes)
     return unchained, tuple(chains) if unchained is program else positions_in(unchained, program, chains)
 

@@ -116,3 +116,33 @@ def test_a_last_axis_of_two_or_three_points_is_unrolled(name):
     assert loops_in_lanes(source) == 1
     assert len(re.findall(r"out0\[.*\] = ", source)) == (3 if name == "unpacked" else 2)
     assert source.count("in0[") <= 1 and source.count("exp_float(in0_0)") <= 1
+
+
+def unpacked_product(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return x · wᵀ of 4-bit weights, two to a byte, with a scale for every 128 of a row."""
+    numbers = torch.stack((packed & 15, packed >> 4), -1).view(len(packed), -1, 128).to(x.dtype) - 8.0
+    return x @ (numbers * scale[..., None]).view(len(packed), -1).t()
+
+
+def test_a_vector_times_unpacked_weights_is_one_loop_over_bytes():
+    """Halves of a byte are folded at once, and the scale of a group is loaded once for it: nothing is gathered."""
+    x, packed, scale = torch.randn(1, 512), torch.randint(0, 256, (480, 256), dtype=torch.uint8), torch.rand(480, 4)
+    fused = fusion.fuse(unpacked_product, options={"target": "c", "strict": True})
+    exact = unpacked_product(x.double(), packed, scale.double())
+    torch.testing.assert_close(fused(x, packed, scale).double(), exact, rtol=1e-5, atol=1e-4)
+    (source,) = kernels_of(unpacked_product, x, packed, scale)
+    assert loops_in_lanes(source) >= 1 and not re.search(r"/ ?(64|128)|\?", source[source.index("omp parallel for") :])
+    assert len(re.findall(r"= in2\[", source)) == 1 and "r2" not in source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("shapes", [((1, 300), (300, 45)), ((45, 300), (300, 1)), ((3, 1, 40), (3, 40, 70))], ids=str)
+def test_a_product_with_a_vector_is_a_reduction(dtype, shapes):
+    """Packed into tiles, each element of the matrix would be read twice."""
+    left, right = (torch.randn(shape).to(dtype) for shape in shapes)
+    f = lambda a, b: (a @ b).relu()  # noqa: E731
+    exact = f(left.double(), right.double())
+    error = (fusion.fuse(f, options={"target": "c", "strict": True})(left, right).double() - exact).abs().max()
+    assert error <= 2 * (f(left, right).double() - exact).abs().max() + 1e-6
+    (source,) = kernels_of(f, left, right)
+    assert "pack_" not in source and "mm" in source and loops_in_lanes(source) >= 1

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusion.codegen.c.blocked import needs_blocks
 from fusion.lowering.expr import Cast, IndexValue, const
 from fusion.lowering.expr import make_op as op
 from fusion.lowering.kernel import Fold, Kernel, Loop, Store
@@ -193,17 +192,6 @@ def test_a_fold_of_narrow_floats_that_carries():
 def test_the_library_keeps_single_products():
     assert TARGET.efficiency(shapes.matmul(64, 64, 64, F32)) <= 0.05
     assert TARGET.efficiency(online_attention(1, 64, 64, 64, dtype=F32)) > 0.5
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_a_product_with_a_vector_is_a_fold_of_rows(dtype):
-    """Packed into tiles, each element of the matrix would be read twice."""
-    with_vector = shapes.matmul(1, 300, 45, dtype)
-    check(with_vector)
-    check(shapes.matmul(300, 1, 45, dtype))
-    assert not needs_blocks(with_vector) and "pack_" not in TARGET.emit(with_vector)
-    assert needs_blocks(shapes.matmul(2, 300, 45, dtype))
-    assert TARGET.efficiency(with_vector) == 1.0
 
 
 def test_threads_share_a_product_of_small_matrices():

@@ -1,0 +1,76 @@
+"""Splits a reduced axis into groups that share an index, so that lanes read neighbours.
+
+The scale of quantised weights belongs to a group: `scale[r0 // 128]` would be gathered, lane by lane.  With one loop
+over the groups and lanes inside each, it is loaded once a group.  Input: a kernel of folds; output: the kernel with the
+axis as two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from fusion.lowering.expr import index_of, postorder
+from fusion.lowering.indexing import over_symbol, replace_axes, split_points, substitute_all
+from fusion.lowering.kernel import (
+    Fold,
+    Kernel,
+    KernelAxis,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    statements,
+    values_of,
+    with_values,
+)
+
+LEAST = 32
+"""The shortest group whose lanes are full."""
+
+
+def with_groups(kernel: Kernel) -> Kernel:
+    """Split each reduced axis of `kernel` at the shortest group that an index counts; the same object if none does."""
+    if any(isinstance(stmt, Prefix) or (isinstance(stmt, Store) and stmt.axes) for stmt in statements(kernel.body)):
+        return kernel
+    for axis in kernel.axes:
+        length = None if axis.role is Role.GRID else _group(kernel, axis)
+        if length is not None:
+            kernel = _split(kernel, axis, length)
+    return kernel
+
+
+def _group(kernel: Kernel, axis: KernelAxis) -> int | None:
+    """Return the length of the groups of an axis; None if no index counts them, or lanes would not be full."""
+    values = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
+    indices = [index for node in postorder(*values) for index in index_of(node)]
+    points = split_points(indices, axis.symbol, axis.size)
+    return points[0] if points and points[0] >= LEAST else None
+
+
+def _split(kernel: Kernel, axis: KernelAxis, length: int) -> Kernel:
+    """Return a kernel with `axis` as groups of a length, and the points of a group."""
+    taken = {other.symbol for other in kernel.axes}
+    inner = replace(axis, symbol=next(s for s in map(over_symbol, range(len(taken) + 1)) if s not in taken))
+    pair = (replace(axis, size=axis.size / length), replace(inner, size=sympy.Integer(length)))
+    axes = tuple(new for other in kernel.axes for new in (pair if other is axis else (other,)))
+    there = {axis.symbol: length * axis.symbol + inner.symbol}
+    sizes = {other.symbol: other.size for other in axes}
+
+    def both(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
+        return tuple(new for s in symbols for new in ((s, inner.symbol) if s == axis.symbol else (s,)))
+
+    def split(stmt: Stmt) -> Stmt:
+        stmt = with_values(stmt, substitute_all(values_of(stmt), there, sizes))
+        match stmt:
+            case Fold():
+                return replace(stmt, over=both(stmt.over))
+            case Loop():
+                return replace(stmt, axes=both(stmt.axes), body=tuple(map(split, stmt.body)))
+            case Store() if isinstance(stmt.offset, sympy.Expr):
+                return replace(stmt, offset=replace_axes(stmt.offset, there, sizes))
+        return stmt
+
+    return replace(kernel, axes=axes, body=tuple(map(split, kernel.body)))
