@@ -77,6 +77,9 @@ class Steps:
         scanned: an element of a scan.
         updated: an element that a scatter updates.
         gathered: an element whose position depends on data that differs from lane to lane.
+        windowed: an element of a window: neighbours load it again, from a cache.
+        shifted: the factor of that where lanes load at another distance than that of vectors.
+        strided: the same where lanes skip elements.
         wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
     """
 
@@ -86,6 +89,9 @@ class Steps:
     scanned: float = 0.0
     updated: float = 0.0
     gathered: float = 0.0
+    windowed: float = 0.0
+    shifted: float = 1.0
+    strided: float = 1.0
     wide: float = 0.0
 
 

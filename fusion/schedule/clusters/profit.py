@@ -8,6 +8,7 @@ every node at every point where it is evaluated, so recomputation has its price.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import TypeAlias
@@ -64,6 +65,12 @@ class Prices:
         program = self.dependences.program
         return [additions_in_tiles(program, node, self.rates) for node in program.nodes]
 
+    @cached_property
+    def _places(self) -> list[dict[str, int]]:
+        """How many places of each buffer a node loads from at one point, such as those of a window."""
+        distinct = (dict.fromkeys((load.buffer, load.index) for load in loaded) for loaded in self.dependences.loads)
+        return [Counter(buffer for buffer, _ in places) for places in distinct]
+
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """Return None if `joined` is predicted to be no slower than both separately; else why not."""
         separately = 0.0
@@ -95,9 +102,11 @@ class Prices:
         written = sum(self._written(m) for m in cluster.members if self._stored(m, together))
         points = self.dependences.estimate(cluster.space.points)
         read = 0
-        for name in outside:  # a gather reads no more than one element per point
-            size = self.dependences.bytes(name)
-            read += min(size, points * self.dependences.program.buffers[name].dtype.itemsize)
+        for name in outside:  # a load reads no more than one element per point
+            each = max(self._places[m].get(name, 1) for m in cluster.members)
+            read += min(
+                self.dependences.bytes(name), points * each * self.dependences.program.buffers[name].dtype.itemsize
+            )
         return read, written
 
     def _stored(self, member: int, together: frozenset[int]) -> bool:

@@ -12,12 +12,12 @@ import math
 import sympy
 from typing_extensions import assert_never
 
-from fusion.codegen.price import Rates
+from fusion.codegen.price import Rates, Steps
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Expr, Op, free_axes, index_of, loads, postorder
 from fusion.lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, Scan, Scatter, axis_sizes
 from fusion.lowering.sizes import estimate
-from fusion.schedule.iteration.contiguity import reads_across, reads_contiguously
+from fusion.schedule.iteration.contiguity import reads_across, reads_contiguously, window_loads
 
 WINDOW = 64
 """Elements of a fold from which on its lanes run along it, and are combined in the end."""
@@ -63,7 +63,8 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
             row = length >= WINDOW and reads_contiguously(program, node, node.over)
             return rates.steps.fold / length if row else 0.0
         case Map():
-            return rates.steps.turned * reads_across(program, node) + rates.steps.gathered * _gathers(node)
+            looked_up = rates.steps.turned * reads_across(program, node) + rates.steps.gathered * _gathers(node)
+            return looked_up + _windowed(program, node, rates.steps)
         case Scan():
             return rates.steps.scanned * (LOGARITHMIC if node.op == "logsumexp" else 1)
         case Scatter():
@@ -72,6 +73,14 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
             return 0.0
         case _:
             assert_never(node)
+
+
+def _windowed(program: Program, node: Map, steps: Steps) -> float:
+    """Return the additions of the loads of a map that belong to windows."""
+    if not steps.windowed:
+        return 0.0
+    whole, shifted, strided = window_loads(program, node)
+    return steps.windowed * (whole + steps.shifted * shifted + steps.strided * strided)
 
 
 def is_padded_window(node: Node) -> bool:

@@ -14,6 +14,8 @@ from fusion.lowering.sizes import estimate
 
 LANES = 32
 """The smallest number of columns per program if the reduced axis is not the contiguous one."""
+VECTOR = 8
+"""Elements of the widest vector of 16-bit numbers that a thread loads at once."""
 HELD = 1 << 10
 """Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
 
@@ -52,6 +54,34 @@ def reads_across(program: Program, node: Map) -> int:
     offsets = (flatten(load.index, buffers[load.buffer].strides, sizes) for load in loads(node.expr))
     across = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & written]
     return sum(bool(axes) and axes.isdisjoint(written) for axes in (_contiguous(offset, sizes) for offset in across))
+
+
+def window_loads(program: Program, node: Map) -> tuple[int, int, int]:
+    """Return how many loads of a map belong to windows: several of one tensor, at fixed distances.
+
+    They are counted apart: those of whole vectors; those that begin inside a vector; and those with gaps between the
+    elements of neighbouring lanes.
+    """
+    sizes, buffers = axis_sizes(node), program.buffers
+    windows: dict[tuple[str, sympy.Expr], set[sympy.Expr]] = {}
+    for load in loads(node.expr):
+        offset = flatten(load.index, buffers[load.buffer].strides, sizes)
+        if not isinstance(offset, Expr):
+            distance, moving = offset.as_independent(*sizes, as_Add=True)
+            windows.setdefault((load.buffer, moving), set()).add(distance)
+    lanes = _contiguous(flatten([axis.symbol for axis in node.axes], buffers[node.out].strides, sizes), sizes)
+    whole = shifted = strided = 0
+    for (_, moving), distances in windows.items():
+        if len(distances) == 1:
+            continue
+        steps = {coefficient(moving, axis) for axis in lanes} - {0}
+        if not steps or (steps == {1} and all(distance % VECTOR == 0 for distance in distances)):
+            whole += len(distances)
+        elif steps == {1}:
+            shifted += len(distances)
+        else:
+            strided += len(distances)
+    return whole, shifted, strided
 
 
 def _contiguous(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> set[sympy.Symbol]:

@@ -11,10 +11,15 @@ from torch import Tensor
 
 from fusion.codegen.c import CTarget
 from fusion.codegen.price import Rates, Steps
-from fusion.inspect.examples import lowered
+from fusion.inspect.examples import TARGET, lowered
+from fusion.lowering.program import Program
 from fusion.schedule.clusters.growth import grow
+from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_padded_window
+from fusion.schedule.iteration.contiguity import window_loads
+from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.rewrites.inline import inline_cheap_maps
+from fusion.schedule.rewrites.windows import unroll_windows
 
 RATES = Rates(1.0, 1e6, 1e6, 1e6, costs={"exp": 10.0})
 
@@ -85,3 +90,37 @@ def test_a_chain_of_operations_stays_before_padded_windows_that_repeat_it() -> N
 
     program = lowered(pooled, torch.empty(8, 64, 56, 56), torch.empty(64))
     assert len(grow(program, CTarget().capabilities).clusters) == 2
+
+
+def unrolled(program: Callable[[Tensor], Tensor], *shape: int) -> Program:
+    return unroll_windows(lowered(program, torch.empty(shape)), TARGET.capabilities)
+
+
+@pytest.mark.parametrize(
+    ("pool", "counts"),
+    [
+        (lambda x: x.unfold(1, 3, 1).amax(-1), (0, 3, 0)),  # x[i], x[i + 1], x[i + 2]
+        (lambda x: x.unfold(1, 3, 2).amax(-1), (0, 0, 3)),  # x[2 i], …
+        (lambda x: x.unfold(0, 3, 1).amax(-1), (3, 0, 0)),  # whole rows
+        (lambda x: x + x.roll(1, 0), (0, 0, 0)),  # a row that wraps is at no fixed distance
+        (lambda x: x * 2 + x, (0, 0, 0)),
+    ],
+)
+def test_loads_of_windows_are_told_apart_by_how_lanes_read(
+    pool: Callable[[Tensor], Tensor], counts: tuple[int, int, int]
+) -> None:
+    program = unrolled(pool, 64, 64)
+    assert window_loads(program, program.nodes[-1]) == counts
+    free, priced = RATES, replace(RATES, steps=Steps(windowed=8.0, shifted=2.0, strided=5.0))
+    extra = additions_per_point(program, program.nodes[-1], priced) - additions_per_point(
+        program, program.nodes[-1], free
+    )
+    assert extra == 8 * counts[0] + 16 * counts[1] + 40 * counts[2]
+
+
+def test_a_window_reads_every_element_that_it_covers() -> None:
+    """Four elements for each result: one per point would be a quarter of the tensor."""
+    program = unrolled(lambda x: torch.nn.functional.avg_pool2d(x, 2), 1, 8, 32, 32)
+    (cluster,) = grow(program, TARGET.capabilities).clusters
+    read, written = Prices(Dependences(program), TARGET.capabilities).traffic(cluster)
+    assert (read, written) == (4 * 8 * 32 * 32, 4 * 8 * 16 * 16)
