@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 from torch import fx
 
 from fusion.attention import Chooser
+from fusion.close_calls import CLOCK
 from fusion.fallback import FusionWarning
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.report import Report
@@ -88,7 +89,8 @@ class Backend:
         self, graph: fx.GraphModule, example_inputs: Sequence[object], *, alone: bool = True
     ) -> Callable[..., object]:
         """Compile a region that Dynamo captured; not `alone` if it is a part of a region captured before."""
-        return self._regions.compile(graph, example_inputs, partial(self, alone=False), alone=alone)
+        with CLOCK.compiling():
+            return self._regions.compile(graph, example_inputs, partial(self, alone=False), alone=alone)
 
 
 @ours

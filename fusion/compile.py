@@ -15,14 +15,16 @@ from dataclasses import replace
 from functools import partial
 
 import sympy
+import torch
 from torch import fx
 
 from fusion.choose_externs import lower_for
+from fusion.close_calls import CloseCalls
 from fusion.codegen.build import Builder, Built
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
-from fusion.codegen.tuning import Tuning
+from fusion.codegen.tuning import Tuner, Tuning, Untuned
 from fusion.graph_cache import FOUND, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
@@ -161,7 +163,7 @@ def _made(
     """Compile a graph that is not in the cache; return the compilation, and a function that waits for its kernels."""
     hints, target = size_hints(graph), builder.target
     tuner = tuner_for(interface.device, builder) if options.mode == "max-autotune" else None
-    measure = None if tuner is None else Trials(target, tuner, hints)
+    measure = _measure(options, interface.device, builder, hints, tuner)
     spare = () if options.cudagraphs else spare_inputs(graph)  # recorded graphs are replayed, and their inputs copied
     lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure, spare, overrides)
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
@@ -179,6 +181,21 @@ def _made(
     report = Report.of(interface.label, lowered, schedule, sources, target, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
     return Finished(schedule, sources, report, interface), wait
+
+
+def _measure(
+    options: Options,
+    device: torch.device,
+    builder: Builder,
+    hints: Mapping[sympy.Symbol, int] | None,
+    tuner: Tuner | None,
+) -> Measure | None:
+    """Return what times the alternatives of products; None if predictions decide."""
+    if tuner is not None:
+        return Trials(builder.target, tuner, hints)
+    if not options.close_calls:
+        return None
+    return CloseCalls(Trials(builder.target, Untuned(builder, device), hints), builder.target.capabilities.rates)
 
 
 def schedule_graph(

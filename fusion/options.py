@@ -7,8 +7,9 @@ environment:
     FUSION_STRICT=1        raise where a region would otherwise fall back to eager
     FUSION_CACHE_DIR=dir   where built kernels are kept (default: `$XDG_CACHE_HOME/fusion` or `~/.cache/fusion`)
     FUSION_GRAPH_CACHE=0   compile each graph anew, whatever an earlier process made of it
+    FUSION_CLOSE_CALLS=0   decide by predictions alone, however close they are
 
-The second and the last one are switches: 1, true, yes, on; 0, false, no, off, or nothing.
+All but the first and the third one are switches: 1, true, yes, on; 0, false, no, off, or nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Options:
         cudagraphs: record the launches of each graph as a CUDA graph, one for each set of sizes, and play it in one
             call; results are valid until the next step.
         graph_cache: load a graph that an earlier process compiled from the cache directory.
+        close_calls: time ways to compute a product whose predictions are close, within a tenth of the compile time.
     """
 
     mode: str = "default"
@@ -62,6 +64,7 @@ class Options:
     numerics: str = "default"
     cudagraphs: bool = False
     graph_cache: bool = field(default_factory=lambda: _switch("FUSION_GRAPH_CACHE", default=True))
+    close_calls: bool = field(default_factory=lambda: _switch("FUSION_CLOSE_CALLS", default=True))
 
     @property
     def exact(self) -> bool:

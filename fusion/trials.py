@@ -1,4 +1,4 @@
-"""Runs and times the alternatives for a cluster around a product (`mode="max-autotune"`).
+"""Runs and times the alternatives for a cluster around a product (`mode="max-autotune"`, and `close_calls.py`).
 
 Input: a program, a cluster of it and the alternatives (`schedule.ways`); output: a `Tuning` with the microseconds of
 each.  The cluster is extracted as a program and scheduled in each of the ways, with its kernels in their fastest
@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fusion.codegen.target import Target
-from fusion.codegen.tuning import Tuner, Tuning, record
+from fusion.codegen.tuning import Tuner, Tuning, Untuned, record
 from fusion.codegen.tuning.check import wrong_tensor
 from fusion.codegen.tuning.inputs import drawn, limits
 from fusion.codegen.tuning.timing import medians
@@ -41,24 +41,40 @@ from fusion.subjects import Scheduling
 class Trials:
     """Runs and times the alternatives of clusters; equal clusters once."""
 
-    def __init__(self, target: Target, tuner: Tuner, hints: Mapping[sympy.Symbol, int] | None) -> None:
+    def __init__(self, target: Target, tuner: Tuner | Untuned, hints: Mapping[sympy.Symbol, int] | None) -> None:
         self._target, self._tuner, self._hints = target, tuner, hints
 
     def __call__(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]) -> Tuning:
-        """Measure the alternatives of a cluster; see `schedule.ways.Measure`."""
+        """Measure the alternatives of a cluster; see `schedule.clusters.alternatives.Measure`."""
         part = alone(program, cluster)
-        touched = {name for node in part.nodes for name in (*reads(node), *writes(node))}
-        if not all(size.is_Integer for name in touched for size in part.buffers[name].shape):
+        if not _is_known(part):
             return weighed(kernel, ways, "sizes are not known")
-        schedules = [self._whole(program, cluster, part)]
-        schedules += [self._apart(with_cuts(part, [moved(cluster, way)])) for way in ways[1:]]
-        key = self._tuner.key([self._text(schedule) for schedule in schedules])
+        schedules = self._schedules(program, cluster, part, ways)
+        key = self._key(schedules)
         kept = record.read(key)
         if kept is None:
             kept = self._tried(part, kernel, ways, schedules)
             if not kept.reason:
                 record.write(key, kept)
         return replace(kept, subject=kernel.name)
+
+    def recorded(
+        self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]
+    ) -> Tuning | None:
+        """Return what was measured before; None if nothing was, or the sizes are not known."""
+        part = alone(program, cluster)
+        kept = record.read(self._key(self._schedules(program, cluster, part, ways))) if _is_known(part) else None
+        return None if kept is None else replace(kept, subject=kernel.name)
+
+    def _schedules(
+        self, program: Program, cluster: Cluster, part: Program, ways: Sequence[Alternative]
+    ) -> list[Schedule]:
+        """Return a schedule for each of the alternatives, the first of which is one kernel."""
+        apart = [self._apart(with_cuts(part, [moved(cluster, way)])) for way in ways[1:]]
+        return [self._whole(program, cluster, part), *apart]
+
+    def _key(self, schedules: Sequence[Schedule]) -> str:
+        return self._tuner.key([self._text(schedule) for schedule in schedules])
 
     def _whole(self, program: Program, cluster: Cluster, part: Program) -> Schedule:
         (positioned,) = positions_in(part, program, [cluster])
@@ -77,7 +93,7 @@ class Trials:
                 lines.append(f"{_numbered(BufferRef(name), order)} {buffer.dtype} {buffer.shape} {buffer.strides}")
         for step in schedule.steps:
             if isinstance(step, KernelCall):
-                lines += [way.source for way in self._target.alternatives(replace(step.kernel, origins=(), name="k"))]
+                lines += self._tuner.sources(replace(step.kernel, origins=(), name="k"))
                 lines.append(_numbered([BufferRef(name) for name in step.buffers], order))
             else:
                 outs = [None if name is None else BufferRef(name) for name in step.outs]
@@ -141,6 +157,12 @@ class Trials:
             if refused is not None:
                 return refused
         return module
+
+
+def _is_known(part: Program) -> bool:
+    """Return whether all sizes of a program are known."""
+    touched = {name for node in part.nodes for name in (*reads(node), *writes(node))}
+    return all(size.is_Integer for name in touched for size in part.buffers[name].shape)
 
 
 def _run(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if hasattr(config, "cache"):  # not with `-p no:cacheprovider`
             keep_objects(config.cache.mkdir("c-kernels"), Path(cache.name))
     config.pluginmanager.register(SlowTests(refresh=config.getoption("--refresh-slow-tests")))
+    os.environ["FUSION_CLOSE_CALLS"] = "0"  # what is measured differs from run to run
     os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test compiles its graphs; `tests/fusion/graph_cache/` asks for it
     torch.set_num_threads(2)
     if find_spec("hypothesis"):  # a machine for tests of a device may be without it

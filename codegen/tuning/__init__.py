@@ -62,6 +62,10 @@ class Tuner:
                 self._known[kernel] = self._tuned(kernel, alternatives, kept.get(kernel), built)
             return [self._known[kernel] for kernel in kernels]
 
+    def sources(self, kernel: Kernel) -> list[str]:
+        """Return the sources of all configurations of a kernel that count."""
+        return [way.source for way in self._builder.target.alternatives(kernel)]
+
     def key(self, texts: Sequence[str]) -> str:
         """Return the key of the record of measurements for these texts, here."""
         return record.key_of(self.device, self._builder.target.name, texts)
@@ -145,6 +149,29 @@ class Tuner:
         return wrong(kernel, tensors, after)
 
 
+class Untuned:
+    """Builds kernels in their default configurations, with the interface of a `Tuner`."""
+
+    def __init__(self, builder: Builder, device: torch.device) -> None:
+        self._builder, self.device = builder, device
+
+    def build(self, kernels: Sequence[Kernel]) -> list[tuple[Built, Tuning]]:
+        """Build `kernels`.
+
+        Raises:
+            BuildError: a kernel that cannot be built.
+        """
+        return [(built, Tuning(built.kernel.name)) for built in self._builder.build(kernels)]
+
+    def sources(self, kernel: Kernel) -> list[str]:
+        """Return the source of a kernel."""
+        return [self._builder.target.emit(kernel)]
+
+    def key(self, texts: Sequence[str]) -> str:
+        """Return the key of the record of measurements for these texts, here."""
+        return record.key_of(self.device, self._builder.target.name, texts)
+
+
 def _without(origins: Sequence[str], source: str) -> str:
     """Return a source without the lines that name the origins of its operations, which do not count."""
     return "\n".join(line for line in source.splitlines() if line.strip(" */#") not in origins)
@@ -168,4 +195,4 @@ def predicted(kernel: Kernel, price: float, capabilities: Capabilities) -> float
     return rates.launch_us + time * min(price, 1e3)
 
 
-__all__ = ["Trial", "Tuner", "Tuning"]
+__all__ = ["Trial", "Tuner", "Tuning", "Untuned"]

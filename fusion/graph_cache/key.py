@@ -35,7 +35,14 @@ MARKS = ("original_aten", "recompute", ONLY_STORED, SPARE)
 
 _WRITTEN = (".py", ".c", ".h")
 _SETTINGS = ("FUSION_", "TRITON_", "CC", "CUDA_HOME", "PTXAS")
-_NOT_DECIDING = ("FUSION_DUMP", "FUSION_CACHE_DIR", "FUSION_STRICT", "FUSION_GRAPH_CACHE", "TRITON_CACHE_DIR")
+_NOT_DECIDING = (
+    "FUSION_DUMP",
+    "FUSION_CACHE_DIR",
+    "FUSION_STRICT",
+    "FUSION_GRAPH_CACHE",
+    "FUSION_CLOSE_CALLS",
+    "TRITON_CACHE_DIR",
+)
 
 
 def key_of(
@@ -46,7 +53,7 @@ def key_of(
     Raises:
         Unwritten: the graph cannot be serialised; the message says why.
     """
-    wished = (options.mode, options.workspace, options.numerics, options.cudagraphs)
+    wished = (options.mode, options.workspace, options.numerics, options.cudagraphs, options.close_calls)
     return key_for(target, label, wished, _settings(), kept, *_graph(graph))
 
 

@@ -19,7 +19,7 @@ def test_options_of_a_call_are_read() -> None:
 
 WRONG = {
     "mode": ("fast", None, ValueError, "unknown mode 'fast'; known: default, reduce-overhead, max-autotune"),
-    "key": (None, {"modes": 1}, ValueError, "unknown option 'modes'; known: cudagraphs, dump"),
+    "key": (None, {"modes": 1}, ValueError, "unknown option 'modes'; known: close_calls, cudagraphs, dump"),
     "target": (None, {"target": "metal"}, ValueError, "unknown target 'metal'; known: c"),
     "numerics": (None, {"numerics": True}, ValueError, "unknown numerics True; known: default, strict"),
     "path": (None, {"dump": 3}, TypeError, "dump must be a path, got int"),

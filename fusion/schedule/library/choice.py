@@ -75,7 +75,9 @@ def prefer_library(
             continue
         products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
         if all(contract.out in program.library for contract in products.values()):
-            offers.append(_offer(prices, cluster, products, target, measure))
+            offers.append(_offer(prices, cluster, products, target))
+    if measure is not None:
+        offers = _measured(offers, program, measure)
     kept = {offer.cluster.members for group in _groups(prices, offers, target) for offer in group}
     taken: list[Alternative] = []
     choices: list[Tuning] = []
@@ -146,9 +148,16 @@ def _following(prices: Prices, cluster: Cluster) -> set[int]:
     return set[int]().union(*(nx.descendants(prices.dependences.graph, member) for member in cluster.members))
 
 
-def _offer(
-    prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target, measure: Measure | None
-) -> _Offer:
+def _measured(offers: Sequence[_Offer], program: Program, measure: Measure) -> list[_Offer]:
+    """Return the offers with measured alternatives; those that take longest are measured first."""
+    tried: dict[int, Tuning] = {}
+    for number in sorted(range(len(offers)), key=lambda number: -offers[number].best):
+        offer = offers[number]
+        tried[number] = measure(program, offer.cluster, offer.kernel, offer.ways)
+    return [replace(offer, tried=tried[number]) for number, offer in enumerate(offers)]
+
+
+def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> _Offer:
     """Price the alternatives for a cluster.
 
     A generated kernel takes the larger of its products, at its share of the library's speed, with the prologue that
@@ -169,8 +178,7 @@ def _offer(
         *([] if parts is None else [parts]),
         Alternative(LIBRARY, _library_time(prices, cluster, products), library),
     )
-    tried = weighed(kernel, ways) if measure is None else measure(prices.dependences.program, cluster, kernel, ways)
-    return _Offer(cluster, products, kernel, ways, tried)
+    return _Offer(cluster, products, kernel, ways, weighed(kernel, ways))
 
 
 def _epilogue_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
