@@ -44,15 +44,26 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
 def kernel_price(call: KernelCall, target: Target, form: str = "") -> Price:
     """Return the predicted time of one launch, by part; see `kernel_time`."""
     capabilities, kernel = target.capabilities, _as_traced(call.kernel)
-    rates, moved, dots = capabilities.rates, call.bytes_read + call.bytes_written, _dots(kernel)
-    if not dots:
+    rates, moved = capabilities.rates, call.bytes_read + call.bytes_written
+    multiplying = [part for part in kernel.parts if _dots(part)]
+    if not multiplying:
         return rates.price(moved, scalars=rates.scalar_us(call.flops))
-    counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
-    if len(dots) == 1 and not kernel.beside:
+    if multiplying == [kernel] and len(_dots(kernel)) == 1:
+        counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
         return rates.price(moved, products=_products(kernel, counted, rates), share=target.efficiency(kernel))
+    return rates.price(moved, products=sum(_products_us(part, target, form) for part in multiplying))
+
+
+def _products_us(kernel: Kernel, target: Target, form: str) -> float:
+    """Return the microseconds of the products of one kernel of a launch, at the speed that they reach."""
+    rates, dots = target.capabilities.rates, _dots(kernel)
+    counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
+    multiplied = _products(kernel, counted, rates)
+    if len(dots) == 1:
+        return multiplied / target.efficiency(kernel)
     chain = _chain(kernel, dots, _columns_per_row(kernel, counted))
-    share = target.chained_share(chain, form or target.forms(call.kernel)[0].name)
-    return rates.price(moved, products=_products(kernel, counted, rates) / share / _busy(kernel, capabilities))
+    share = target.chained_share(chain, form or target.forms(kernel)[0].name)
+    return multiplied / share / _busy(kernel, target.capabilities)
 
 
 def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
