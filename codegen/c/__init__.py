@@ -15,6 +15,7 @@ its text; each other file decides one thing on them, and each package says which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import sympy
@@ -70,7 +71,7 @@ class CTarget:
             streamed=1.0,
             lone_products=bool(device.products),
             vectors=True,
-            narrow_share=1.0,
+            narrow_share=math.inf,
             layouts=device.layouts,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
