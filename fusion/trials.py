@@ -53,7 +53,7 @@ class Trials:
         schedules = [self._whole(program, cluster, part)]
         schedules += [self._apart(with_cuts(part, [moved(cluster, way)])) for way in ways[1:]]
         key = self._tuner.key([self._text(schedule) for schedule in schedules])
-        kept = record.read(key)
+        kept = record.read(key, len(schedules))
         if kept is None:
             kept = self._tried(part, kernel, ways, schedules)
             if not kept.reason:

@@ -36,13 +36,13 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusion.codegen.target import Target
-from fusion.graph_cache import DAMAGED, Finished, finished, not_kept, store
+from fusion.graph_cache import DAMAGED, Finished, finished, not_kept, not_read
 from fusion.graph_cache.form import Unwritten, read, write
 from fusion.graph_cache.key import surroundings_of
 from fusion.graph_cache.region_key import devices_of, key_of_region
 from fusion.graph_cache.store import get, put
 from fusion.joint.dependence import Dependence
-from fusion.lowering.errors import Origin
+from fusion.lowering.errors import BuildError, Origin
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.rng_replay import Draws
@@ -129,11 +129,14 @@ class Region:
     def find(self, key: Key, sizes: Sequence[int]) -> Any:
         """Return AOTAutograd's result with the compiled graphs, from the cache; None if there is no entry."""
         try:
-            text = get(key, store.regions)
+            text = get(key, "regions")
             kept = None if text is None else read(text, KINDS)
             if not isinstance(kept, Traced):
                 return None
             result = pickle.loads(base64.b64decode(kept.result))
+        except BuildError as refusal:
+            self._note(not_read(refusal))
+            return None
         except Exception:  # the entry is damaged
             self._note(DAMAGED)
             return None
@@ -173,7 +176,7 @@ class Region:
             with _disable_current_modes():
                 pickled = _pickled(_without_text(result))
             text = write(Traced(base64.b64encode(pickled).decode(), keys, *self._told[:1]), KINDS)
-            put(key, text, store.regions)
+            put(key, text, "regions")
         except Exception as refusal:
             self._note(not_kept(refusal))
 

@@ -101,9 +101,10 @@ class Trace:
 
     def _write(self, name: str, content: str | bytes) -> None:
         assert self.folder is not None
-        data = content if isinstance(content, bytes) else content.rstrip("\n").encode() + b"\n"
+        if isinstance(content, str):  # it may name files that are not UTF-8
+            content = content.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n"
         with _written(self.folder / name):
-            (self.folder / name).write_bytes(data)
+            (self.folder / name).write_bytes(content)
 
 
 @contextmanager
