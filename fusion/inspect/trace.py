@@ -20,6 +20,7 @@ from pathlib import Path
 from torch import fx
 
 from fusion.codegen.target import Target
+from fusion.inspect.dump_folders import own_folder
 from fusion.inspect.report import Report
 from fusion.inspect.text import graph_text, program_text
 from fusion.lowering.errors import FusionError
@@ -41,8 +42,8 @@ class Trace:
         self.folder: Path | None = None
         self._before: tuple[tuple[str, str], ...] = ()
         if root is not None:
-            self.folder = root / f"{next(_numbers):03d}_{label}"
-            with _written(self.folder):
+            with _written(root):
+                self.folder = own_folder(root) / f"{next(_numbers):03d}_{label}"
                 self.folder.mkdir(parents=True, exist_ok=True)
         self.log = PassLog(None if root is None else self, [] if times is None else times)
 
