@@ -24,16 +24,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 
 from fusion.codegen.c.load import load
 from fusion.codegen.c.text.nest import identifier
+from fusion.codegen.c.text.scratch import NO_MEMORY
 from fusion.codegen.cache import Damaged, digest, get, put
 from fusion.codegen.target import Launcher
-from fusion.lowering.checks import has_checks, reporting
-from fusion.lowering.errors import BuildError
+from fusion.lowering.checks import failure
+from fusion.lowering.errors import BuildError, FusionError, OutOfMemory
 from fusion.lowering.kernel import Kernel
 
 NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
@@ -61,8 +62,6 @@ LINK_FLAGS = ("-shared", "-nostdlib")
 
 TIME_LIMIT = 300
 """Seconds after which the compiler counts as hung."""
-
-T = TypeVar("T")
 
 _bind_lock = threading.Lock()
 
@@ -158,10 +157,8 @@ def _loaded(kernel: Kernel, binary: bytes) -> Launcher:
     function = load(binary, kernel.name)[identifier(kernel.name)]
     count = len(kernel.params)
     function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_int64] * len(kernel.sizes) + [ctypes.c_int]
-    checks = has_checks(kernel)
-    function.restype = ctypes.c_int if checks else None
-    launch = _launcher(function, count, bool(kernel.sizes))
-    return reporting(kernel, launch) if checks else launch
+    function.restype = ctypes.c_int
+    return _launcher(kernel, function)
 
 
 def assembly(source: str) -> str:
@@ -191,18 +188,28 @@ def bind_openmp() -> None:
     raise BuildError("no OpenMP run time library (libgomp) found", hint="install gcc's libgomp")
 
 
-def _launcher(function: Callable[..., T], count: int, has_sizes: bool) -> Callable[..., T]:
-    """Return a function that calls `function` on tensors and sizes, and returns its result."""
+def _launcher(kernel: Kernel, function: Callable[..., int]) -> Launcher:
+    """Return a function that calls `function` on tensors and sizes, and raises what its result says."""
+    count = len(kernel.params)
     pointer = torch.Tensor.data_ptr
     threads = torch.get_num_threads
 
-    def launch(*tensors: torch.Tensor) -> T:
-        return function(*map(pointer, tensors), threads())
+    def launch(*tensors: torch.Tensor) -> None:
+        if result := function(*map(pointer, tensors), threads()):
+            raise _error(kernel, result, tensors)
 
-    def launch_sized(*args: torch.Tensor | int) -> T:
-        return function(*map(pointer, cast("tuple[torch.Tensor, ...]", args[:count])), *args[count:], threads())
+    def launch_sized(*args: torch.Tensor | int) -> None:
+        tensors = cast("tuple[torch.Tensor, ...]", args[:count])
+        if result := function(*map(pointer, tensors), *args[count:], threads()):
+            raise _error(kernel, result, args)
 
-    return launch_sized if has_sizes else launch
+    return launch_sized if kernel.sizes else launch
+
+
+def _error(kernel: Kernel, result: int, args: Sequence[torch.Tensor | int]) -> FusionError:
+    if result & NO_MEMORY:
+        return OutOfMemory(f"there is no memory for the scratch arrays of kernel {kernel.name}")
+    return failure(kernel, args)
 
 
 def _compile(compiler: Compiler, source: str) -> bytes:

@@ -298,8 +298,8 @@ def test_a_kernel_beside_another_runs_in_the_same_call():
     other = kernel({"y": y}, {"twice": twice}, [axis(i0, 7)], Store("twice", i0, doubled))
     example = replace(rows, beside=(other,), origins=("sum, mul (a.py:3)",))
     source = TARGET.emit(example)
-    assert source.count("static void kernel_1(") == 1
-    assert "\n\n// sum, mul (a.py:3)\nvoid kernel(" in source  # above the function that is launched
+    assert source.count("static int kernel_1(") == 1
+    assert "\n\n// sum, mul (a.py:3)\nint kernel(" in source  # above the function that is launched
     TARGET.build(example, source)(x, y, sums, twice)
     assert torch.equal(twice, y * 2)
     assert_close_to_exact(sums, x.sum(1), x.double().sum(1))
