@@ -1,7 +1,7 @@
 """Builds kernels: turns them into launchers, each distinct one once, several at a time.
 
 Equal kernels (every layer of a transformer) are one build.  The `MOST` recently requested ones are cached in the
-process; targets manage their files on disk themselves (`cache.py`).  Compilers run in threads, concurrently with other
+process; targets manage their files on disk themselves (`cache`).  Compilers run in threads, concurrently with other
 work: they are subprocesses or release the interpreter lock, and no worker uses a device before it launches.
 """
 

@@ -1,12 +1,13 @@
 """Keeps the measured speeds of devices in the cache directory.
 
-Input: a device's identity and what `fusion calibrate` measured on it; output: the same figures in later processes.  A
-file that cannot be read, or that another version wrote, counts as absent: the device then has its assumed speeds.
+Input: a device's identity and what `fusion calibrate` measured on it; output: the same figures in later processes.  An
+entry that is damaged, or that another version wrote, counts as absent: the device then has its assumed speeds.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
-from fusion.codegen.cache import cache_dir, digest, publish
+from fusion.codegen.cache import Damaged, cache_dir, digest, get, put
 from fusion.lowering.errors import BuildError
 
 VERSION = 3
@@ -59,10 +60,10 @@ def keep(figures: Figures, identity: str, threads: int = 0) -> Path:
     Raises:
         BuildError: the cache directory cannot be written.
     """
-    path = _path(identity, threads)
-    publish(path, json.dumps(asdict(figures), indent=1).encode())
+    name = _name(identity, threads)
+    put("devices", name, json.dumps(asdict(figures), indent=1).encode() + b"\n")
     _kept.cache_clear()
-    return path
+    return cache_dir() / "devices" / name
 
 
 def kept(identity: str, threads: int = 0) -> Figures | None:
@@ -70,15 +71,28 @@ def kept(identity: str, threads: int = 0) -> Figures | None:
     return _kept(identity, threads, os.environ.get("FUSION_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"))
 
 
-def _path(identity: str, threads: int) -> Path:
-    return cache_dir() / "devices" / f"{digest(str(VERSION), str(threads), identity)}.json"
+def _name(identity: str, threads: int) -> str:
+    return f"{digest(str(VERSION), str(threads), identity)}.json"
 
 
 @lru_cache
 def _kept(identity: str, threads: int, chosen: str | None, home: str | None) -> Figures | None:
     """Return the figures in the cache directory that these variables of the environment choose."""
     try:
-        read = json.loads(_path(identity, threads).read_text(encoding="utf-8"))
+        kept = get("devices", _name(identity, threads))
+        return None if kept is None else _figures(kept)
+    except (BuildError, Damaged):
+        return None
+
+
+def _figures(content: bytes) -> Figures:
+    """Return the figures of an entry.
+
+    Raises:
+        Damaged: it holds something else.
+    """
+    try:
+        read = json.loads(content)
         figures = Figures(
             name=str(read["name"]),
             launch_us=float(read["launch_us"]),
@@ -88,8 +102,10 @@ def _kept(identity: str, threads: int, chosen: str | None, home: str | None) -> 
             products={int(size): (float(few), float(many)) for size, (few, many) in read["products"].items()},
             costs={str(name): float(cost) for name, cost in read["costs"].items()},
         )
-    except (BuildError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise Damaged from error
     speeds = (figures.launch_us, figures.flops, *(speed for _, speed in figures.memory), *figures.gemms.values())
     speeds += (*chain.from_iterable(figures.products.values()), *figures.costs.values())
-    return figures if figures.memory and 2 in figures.gemms and all(speed > 0 for speed in speeds) else None
+    if not figures.memory or 2 not in figures.gemms or not all(0 < speed < math.inf for speed in speeds):
+        raise Damaged
+    return figures

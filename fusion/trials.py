@@ -51,7 +51,7 @@ class Trials:
             return weighed(kernel, ways, "sizes are not known")
         schedules = self._schedules(program, cluster, part, ways)
         key = self._key(schedules)
-        kept = record.read(key)
+        kept = record.read(key, len(schedules))
         if kept is None:
             kept = self._tried(part, kernel, ways, schedules)
             if not kept.reason:
@@ -63,7 +63,9 @@ class Trials:
     ) -> Tuning | None:
         """Return what was measured before; None if nothing was, or the sizes are not known."""
         part = alone(program, cluster)
-        kept = record.read(self._key(self._schedules(program, cluster, part, ways))) if _is_known(part) else None
+        if not _is_known(part):
+            return None
+        kept = record.read(self._key(self._schedules(program, cluster, part, ways)), len(ways))
         return None if kept is None else replace(kept, subject=kernel.name)
 
     def _schedules(

@@ -266,7 +266,7 @@ def origin_of(node: fx.Node) -> Origin:
     matches = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
     frames = [frame for frame in matches if not frame[0].startswith(_COMPILER)]
     file, number = ([frame for frame in frames if not frame[0].startswith(_PYTORCH)] or frames or [("", "")])[-1]
-    line = f"{os.path.basename(file)}:{number}" if file else ""
+    line = f"{_printable(os.path.basename(file))}:{number}" if file else ""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     if stack:
@@ -275,3 +275,12 @@ def origin_of(node: fx.Node) -> Origin:
         parts = re.sub(r"^(L\['\w+'\]|self)", "", str(path)).replace("._modules", "")
         module = re.sub(r"\['?([^'\]]+)'?\]", r".\1", parts).strip(".")
     return Origin(node.name, module, line)
+
+
+def _printable(name: str) -> str:
+    """Return the name of a file with escapes for what no comment of a source may hold: line ends, bytes of no text.
+
+    >>> _printable("a\\nb.py")
+    'a\\\\nb.py'
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)

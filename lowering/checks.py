@@ -13,7 +13,7 @@ of the kernel over its inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import sympy
@@ -93,16 +93,6 @@ def _launched(kernel: Kernel) -> Iterator[Kernel]:
         yield from _launched(part)
     if kernel.then is not None:
         yield from _launched(kernel.then)
-
-
-def reporting(kernel: Kernel, run: Callable[..., int]) -> Callable[..., None]:
-    """Wrap `run`, which takes the tensors and sizes of `kernel` and returns nonzero if a check failed, to raise."""
-
-    def launch(*args: torch.Tensor | int) -> None:
-        if run(*args):
-            raise failure(kernel, args)
-
-    return launch
 
 
 def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> CheckFailed:

@@ -98,5 +98,9 @@ class DivisionByZero(CheckFailed):
     """An integer is divided by zero."""
 
 
+class OutOfMemory(FusionError, MemoryError):
+    """A launch on a CPU gets no memory for its scratch arrays; eager raises `RuntimeError` where it gets none."""
+
+
 class BuildError(FusionError):
     """A generated kernel could not be compiled, or no compiler is present."""

@@ -17,7 +17,7 @@ from fusion.options import Options
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = (
-    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"),
     *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
 )
 FOLDERS = ("lowering", "codegen", "fusion", "tests", "benchmarks", "examples", "docs")

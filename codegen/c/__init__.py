@@ -47,6 +47,7 @@ class CTarget:
 
     def __init__(self, numerics: Numerics = DEFAULT) -> None:
         self.numerics = numerics
+        self._unkept = ""
 
     @property
     def device(self) -> Cpu:
@@ -81,8 +82,8 @@ class CTarget:
         """Do nothing: there is nothing to prepare."""
 
     def lacking(self) -> str:
-        """Return nothing: nothing is lacking."""
-        return ""
+        """Return why built kernels cannot be kept for later processes, if that is so."""
+        return f"built kernels are not kept: {self._unkept}" if self._unkept else ""
 
     def emit(self, kernel: Kernel) -> str:
         """Return the C source of `kernel`.
@@ -140,7 +141,10 @@ class CTarget:
         Raises:
             BuildError: no compiler, or the compiler's message.
         """
-        return build_kernel(kernel, source)
+        return build_kernel(kernel, source, self._note)
+
+    def _note(self, reason: str) -> None:
+        self._unkept = reason
 
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
         """Yield the assembly text.

@@ -1,7 +1,8 @@
 """Builds C text into a callable: the system's compiler, a cache of shared objects, and ctypes.
 
-Input: source text; output: a launcher that passes data pointers.  The shared object is named by the hash of everything
-that decides its content: the text, the compiler's command with its flags and its version, and the CPU it is tuned for.
+Input: source text; output: a launcher that passes data pointers.  The shared object is kept under the hash of all that
+decides its content: the text, the compiler's command with its flags, its version and its file, and the CPU it is tuned
+for.  One that cannot be kept (a full disk) is loaded all the same; one that cannot be loaded is built again.
 
 OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one that PyTorch has loaded, so both use
 one thread pool; two pools would compete for the cores.
@@ -11,26 +12,29 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 
+from fusion.codegen.c.load import load
 from fusion.codegen.c.text.nest import identifier
-from fusion.codegen.cache import cache_dir, digest, is_own, publish
+from fusion.codegen.c.text.scratch import NO_MEMORY
+from fusion.codegen.cache import Damaged, digest, get, put
 from fusion.codegen.target import Launcher
-from fusion.lowering.checks import has_checks, reporting
-from fusion.lowering.errors import BuildError
+from fusion.lowering.checks import failure
+from fusion.lowering.errors import BuildError, FusionError, OutOfMemory
 from fusion.lowering.kernel import Kernel
 
 NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
@@ -59,36 +63,46 @@ LINK_FLAGS = ("-shared", "-nostdlib")
 TIME_LIMIT = 300
 """Seconds after which the compiler counts as hung."""
 
-SEAL_BYTES = 32
-
-T = TypeVar("T")
-
 _bind_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler with its version text."""
+    """A C compiler, its version text, and what tells it from others of that version: its file, with size and age."""
 
     command: tuple[str, ...]
     version: str
+    file: str
 
 
 @lru_cache(maxsize=8)
-def _compiler(chosen: str | None) -> Compiler:
+def _compiler(chosen: str | None, path: str | None) -> Compiler:
     candidates = [chosen] if chosen else ["cc", "gcc", "clang"]
     compilers: list[Compiler] = []
     for candidate in candidates:
-        command = tuple(candidate.split())
-        if command and shutil.which(command[0]):
-            shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+        command = _words(candidate)
+        program = shutil.which(command[0], path=path) if command else None
+        if program is not None:
+            shown = _done([*command, "--version"])
             if shown.returncode == 0:
-                compilers.append(Compiler(command, shown.stdout))
+                status = os.stat(program)
+                file = f"{os.path.realpath(program)} {status.st_size} {status.st_mtime_ns}"
+                compilers.append(Compiler(command, shown.stdout, file))
     if compilers:  # clang, under whatever name, calls another OpenMP run time than the one PyTorch has loaded
         return min(compilers, key=lambda compiler: "clang" in compiler.version)
     raise BuildError(
         f"no C compiler found (tried {', '.join(candidates)})", hint="install gcc, or name a compiler in $CC"
     )
+
+
+def _words(command: str) -> tuple[str, ...]:
+    """Return the words of a command, in which quotes are as in a shell; the path of a program may have spaces."""
+    if shutil.which(command):
+        return (command,)
+    try:
+        return tuple(shlex.split(command))
+    except ValueError:  # a quote is missing
+        return tuple(command.split())
 
 
 def find_compiler() -> Compiler:
@@ -97,7 +111,7 @@ def find_compiler() -> Compiler:
     Raises:
         BuildError: there is none.
     """
-    return _compiler(os.environ.get("CC") or None)
+    return _compiler(os.environ.get("CC") or None, os.environ.get("PATH"))
 
 
 @lru_cache(maxsize=1)
@@ -111,30 +125,40 @@ def cpu_identity() -> str:
     return "\n".join(line for line in lines if line.startswith(telling))
 
 
-def build_kernel(kernel: Kernel, source: str) -> Launcher:
-    """Compile `source` unless it was compiled before, load it and return its launcher.
+def build_kernel(kernel: Kernel, source: str, unkept: Callable[[str], object] = lambda reason: None) -> Launcher:
+    """Load what was compiled from `source`, or compile it, and return its launcher.
+
+    Args:
+        unkept: is called with the reason why the object cannot be kept for later processes.
 
     Raises:
-        BuildError: no compiler, or the compiler's message.
+        BuildError: no compiler, the compiler's message, or the loader's.
     """
     compiler = find_compiler()
-    key = digest(source, " ".join((*compiler.command, *FLAGS, *LINK_FLAGS)), compiler.version, cpu_identity())
-    path = cache_dir() / "c" / f"{key}.so"
-    if not _is_sound(path):
-        binary = _compile(compiler, source)
-        publish(path, binary + _seal(binary))
+    command = " ".join((*compiler.command, *FLAGS, *LINK_FLAGS))
+    name = f"{digest(source, command, compiler.version, compiler.file, cpu_identity())}.so"
     bind_openmp()
+    with suppress(Damaged, OSError, AttributeError):  # the entry, or its object, is not what it was: build it again
+        if (binary := get("c", name)) is not None:
+            return _loaded(kernel, binary)
+    binary = _compile(compiler, source)
     try:
-        function = ctypes.CDLL(str(path))[identifier(kernel.name)]
+        put("c", name, binary)
+    except BuildError as error:
+        unkept(error.message)
+    try:
+        return _loaded(kernel, binary)
     except (OSError, AttributeError) as error:
-        hint = "FUSION_CACHE_DIR has to lie where files may be executed"
+        hint = "TMPDIR has to lie where files may be executed"
         raise BuildError(f"kernel {kernel.name} cannot be loaded: {error}", hint=hint) from error
+
+
+def _loaded(kernel: Kernel, binary: bytes) -> Launcher:
+    function = load(binary, kernel.name)[identifier(kernel.name)]
     count = len(kernel.params)
     function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_int64] * len(kernel.sizes) + [ctypes.c_int]
-    checks = has_checks(kernel)
-    function.restype = ctypes.c_int if checks else None
-    launch = _launcher(function, count, bool(kernel.sizes))
-    return reporting(kernel, launch) if checks else launch
+    function.restype = ctypes.c_int
+    return _launcher(kernel, function)
 
 
 def assembly(source: str) -> str:
@@ -143,8 +167,8 @@ def assembly(source: str) -> str:
     Raises:
         BuildError: no compiler, or the compiler's message.
     """
-    with tempfile.TemporaryDirectory(prefix="fusion-") as folder:
-        return _run(find_compiler(), source, Path(folder), "-S", "kernel.s").read_text(encoding="utf-8")
+    with _temporary_folder() as folder:
+        return _run(find_compiler(), source, folder, "-S", "kernel.s").read_text(encoding="utf-8")
 
 
 def bind_openmp() -> None:
@@ -164,58 +188,72 @@ def bind_openmp() -> None:
     raise BuildError("no OpenMP run time library (libgomp) found", hint="install gcc's libgomp")
 
 
-def _launcher(function: Callable[..., T], count: int, has_sizes: bool) -> Callable[..., T]:
-    """Return a function that calls `function` on tensors and sizes, and returns its result."""
+def _launcher(kernel: Kernel, function: Callable[..., int]) -> Launcher:
+    """Return a function that calls `function` on tensors and sizes, and raises what its result says."""
+    count = len(kernel.params)
     pointer = torch.Tensor.data_ptr
     threads = torch.get_num_threads
 
-    def launch(*tensors: torch.Tensor) -> T:
-        return function(*map(pointer, tensors), threads())
+    def launch(*tensors: torch.Tensor) -> None:
+        if result := function(*map(pointer, tensors), threads()):
+            raise _error(kernel, result, tensors)
 
-    def launch_sized(*args: torch.Tensor | int) -> T:
-        return function(*map(pointer, cast("tuple[torch.Tensor, ...]", args[:count])), *args[count:], threads())
+    def launch_sized(*args: torch.Tensor | int) -> None:
+        tensors = cast("tuple[torch.Tensor, ...]", args[:count])
+        if result := function(*map(pointer, tensors), *args[count:], threads()):
+            raise _error(kernel, result, args)
 
-    return launch_sized if has_sizes else launch
+    return launch_sized if kernel.sizes else launch
+
+
+def _error(kernel: Kernel, result: int, args: Sequence[torch.Tensor | int]) -> FusionError:
+    if result & NO_MEMORY:
+        return OutOfMemory(f"there is no memory for the scratch arrays of kernel {kernel.name}")
+    return failure(kernel, args)
 
 
 def _compile(compiler: Compiler, source: str) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="fusion-") as folder:
-        place = Path(folder)
-        compiled = _run(compiler, source, place, "-c", "kernel.o")
-        linked = place / "kernel.so"
+    with _temporary_folder() as folder:
+        compiled = _run(compiler, source, folder, "-c", "kernel.o")
+        linked = folder / "kernel.so"
         # Linked separately: with -fopenmp the linker would choose an OpenMP library.
         _call(compiler, *LINK_FLAGS, str(compiled), "-o", str(linked), "-lm", "-lc")
         return linked.read_bytes()
 
 
-def _run(compiler: Compiler, source: str, place: Path, action: str, result: str) -> Path:
-    (place / "kernel.c").write_text(source, encoding="utf-8")
-    _call(compiler, *FLAGS, action, str(place / "kernel.c"), "-o", str(place / result))
-    return place / result
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    try:
+        with tempfile.TemporaryDirectory(prefix="fusion-") as folder:
+            yield Path(folder)
+    except OSError as error:
+        hint = "set TMPDIR to a directory that can be written"
+        raise BuildError(f"nothing can be compiled: {error}", hint=hint) from error
+
+
+def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str) -> Path:
+    (folder / "kernel.c").write_text(source, encoding="utf-8")
+    _call(compiler, *FLAGS, action, str(folder / "kernel.c"), "-o", str(folder / result))
+    return folder / result
 
 
 def _call(compiler: Compiler, *arguments: str) -> None:
     try:
-        done = subprocess.run(
-            [*compiler.command, *arguments], capture_output=True, text=True, check=False, timeout=TIME_LIMIT
-        )
+        done = _done([*compiler.command, *arguments])
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"the C compiler could not be run: {error}") from error
     if done.returncode != 0:
         raise BuildError(f"the C compiler {compiler.command[0]} failed:\n{done.stderr.strip()}")
 
 
-def _seal(binary: bytes) -> bytes:
-    """Return a hash to append to a shared object (loaders ignore it), by which damage is noticed before loading."""
-    return hashlib.sha256(binary).digest()
-
-
-def _is_sound(path: Path) -> bool:
-    """Return whether there is an undamaged object of this user at `path`; another user's is built anew."""
-    try:
-        content = path.read_bytes()
-        if not is_own(path.stat()):
-            return False
-    except OSError:
-        return False
-    return len(content) > SEAL_BYTES and _seal(content[:-SEAL_BYTES]) == content[-SEAL_BYTES:]
+def _done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command; its output may name files that are not UTF-8."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        errors="backslashreplace",
+        check=False,
+        timeout=TIME_LIMIT,
+    )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Namespace, identifier, indented
+from fusion.codegen.c.text.scratch import NO_MEMORY
 from fusion.codegen.c.text.storage import memory_type
 from fusion.lowering.checks import has_checks
 from fusion.lowering.kernel import Kernel, Param
@@ -54,7 +55,7 @@ class Frame:
     def function(self, lines: Sequence[str]) -> str:
         """Return the function whose body is `lines`, followed by the kernels that share its launch.
 
-        It returns whether a check has failed, if it has any.
+        It returns 0, or the bits 1 (a check has failed) and `NO_MEMORY`.
         """
         signature = [f"{self._parameter(param)},  // {format_param(param)}" for param in self._kernel.params]
         signature += [f"int64_t {self.names[symbol]}," for symbol in self._kernel.sizes]
@@ -62,15 +63,16 @@ class Frame:
         for part in called_by(self._kernel):
             arguments = [self.params[param.name] for param in part.params]
             arguments += [self.names[symbol] for symbol in part.sizes]
-            call = f"{identifier(part.name)}({', '.join([*arguments, 'threads'])});"
-            calls.append(f"{WRONG} |= {call}" if has_checks(part) else call)
+            call = f"{identifier(part.name)}({', '.join([*arguments, 'threads'])})"
+            calls.append(f"if (({WRONG} |= {call}) & {NO_MEMORY}) return {WRONG};")
         masked = _MASKED if YES in self.space.unknowns else ()
         hidden = _HIDDEN if NONE in self.space.unknowns else ()
         body = [*masked, *hidden, *lines, *calls]
-        if has_checks(self._kernel):
+        if calls or has_checks(self._kernel):
             body = [f"int {WRONG} = 0;", *body, f"return {WRONG};"]
-        result = "int" if has_checks(self._kernel) else "void"
-        head = [f"{result} {self._name}(", *indented([*signature, "int threads"]), ") {"]
+        else:
+            body.append("return 0;")
+        head = [f"int {self._name}(", *indented([*signature, "int threads"]), ") {"]
         return "\n".join([*head, *indented(body), "}", ""])
 
     def _parameter(self, param: Param) -> str:

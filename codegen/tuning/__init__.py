@@ -51,7 +51,7 @@ class Tuner:
         with self._lock:  # one at a time on the device, so that they do not disturb each other's timing
             new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._known]
             choices = {kernel: self._builder.target.alternatives(kernel)[:MOST] for kernel in new}
-            kept = {kernel: record.read(self._key(kernel, alternatives)) for kernel, alternatives in choices.items()}
+            kept = {kernel: record.read(self._key(kernel, ways), len(ways)) for kernel, ways in choices.items()}
             pending: list[tuple[Kernel, Alternative]] = []
             for kernel, alternatives in choices.items():
                 old = kept[kernel]

@@ -1,7 +1,7 @@
 """Records measurements, so that a second process does not repeat them.
 
 Reads and writes a `Tuning` as JSON in the cache directory.  The key covers everything that decides: the text of every
-configuration, the device and the versions.  A record that cannot be read counts as absent.
+configuration, the device and the versions.  A damaged record counts as absent.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 import math
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
-from fusion.codegen.cache import cache_dir, digest, publish
+from fusion.codegen.cache import Damaged, digest, get, put
+from fusion.lowering.errors import BuildError
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +77,45 @@ def _triton() -> str:
         return ""
 
 
-def read(key: str) -> Tuning | None:
-    """Return the record of `key`, or None."""
+def read(key: str, count: int) -> Tuning | None:
+    """Return the record of `key`, with `count` trials, or None.
+
+    Raises:
+        BuildError: the folder of records is refused.
+    """
     try:
-        record = json.loads(_path(key).read_text(encoding="utf-8"))
-        trials = tuple(Trial(**trial) for trial in record["trials"])
-        tuning = Tuning(str(record["subject"]), trials, int(record["chosen"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        content = get("tuned", _name(key))
+        return None if content is None else _tuning(content, count)
+    except Damaged:
         return None
-    return tuning if 0 <= tuning.chosen < len(trials) else None
 
 
 def write(key: str, tuning: Tuning) -> None:
-    """Store `tuning`."""
-    publish(_path(key), json.dumps(asdict(tuning), indent=1).encode())
+    """Store `tuning`, if that is possible: otherwise the next process measures again."""
+    with suppress(BuildError):
+        put("tuned", _name(key), json.dumps(asdict(tuning), indent=1).encode() + b"\n")
 
 
-def _path(key: str) -> Path:
-    return cache_dir() / "tuned" / f"{key}.json"
+def _name(key: str) -> str:
+    return f"{key}.json"
+
+
+def _tuning(content: bytes, count: int) -> Tuning:
+    """Return the tuning of an entry.
+
+    Raises:
+        Damaged: it holds something else, or names a winner that was refused.
+    """
+    try:
+        record = json.loads(content)
+        trials = tuple(_trial(**trial) for trial in record["trials"])
+        chosen = int(record["chosen"])
+        if len(trials) != count or chosen < 0 or not math.isfinite(trials[chosen].microseconds):
+            raise ValueError(f"trial {chosen} cannot have won")
+        return Tuning(str(record["subject"]), trials, chosen)
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
+        raise Damaged from error
+
+
+def _trial(name: str, predicted: float, measured: float | None, refused: str) -> Trial:
+    return Trial(str(name), float(predicted), None if measured is None else float(measured), str(refused))

@@ -19,7 +19,7 @@ import torch
 import fusion
 from fusion.calibrate import calibrate as measured_speeds
 from fusion.calibrate import lines
-from fusion.codegen.cache import FOLDERS, cache_dir, kept
+from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
 from fusion.inspect.trace import passes_text
 from fusion.lowering.errors import FusionError, Origin, brief
 from fusion.lowering.printer import format_bytes
@@ -97,8 +97,8 @@ def cache(arguments: argparse.Namespace) -> int:
     for folder, description in FOLDERS.items():
         sizes = {path: path.stat().st_size for path in kept(folder)}
         print(f"  {folder}/  {len(sizes)} kept, {format_bytes(sum(sizes.values()))}: {description}")
-        for path in sizes if arguments.clear else ():
-            path.unlink(missing_ok=True)
+        if arguments.clear:
+            clear(folder)
     if arguments.clear:
         print("cleared")
     return 0

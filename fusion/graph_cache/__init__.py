@@ -89,6 +89,9 @@ class WarmStart:
             return None
         try:
             cached = finished(self._key)
+        except BuildError as refusal:
+            self.note = not_read(refusal)
+            return None
         except Exception:  # the entry is damaged
             self.note = DAMAGED
             return None
@@ -134,9 +137,16 @@ def finished(key: str) -> Finished | None:
     return entry if isinstance(entry, Finished) else None
 
 
+def not_read(refusal: BuildError) -> str:
+    """Return the report's note where the cache directory is refused."""
+    return f"not taken from the cache: {refusal.message}"
+
+
 def not_kept(refusal: Exception) -> str:
     """Return the report's note for a compilation that is not cached."""
-    kind = "" if isinstance(refusal, (Unwritten, BuildError)) else f"{type(refusal).__name__}: "
+    if isinstance(refusal, BuildError):
+        return f"not kept in the cache: {refusal.message}"
+    kind = "" if isinstance(refusal, Unwritten) else f"{type(refusal).__name__}: "
     return f"not kept in the cache: {kind}{refusal}"
 
 
@@ -147,4 +157,14 @@ def _of_steps(schedule: Schedule) -> Schedule:
     return replace(schedule, program=own, refusals=(), choices=(), bodies=bodies)
 
 
-__all__ = ["DAMAGED", "FOUND", "Finished", "WarmStart", "eager_graph", "finished", "keeps_graphs", "not_kept"]
+__all__ = [
+    "DAMAGED",
+    "FOUND",
+    "Finished",
+    "WarmStart",
+    "eager_graph",
+    "finished",
+    "keeps_graphs",
+    "not_kept",
+    "not_read",
+]

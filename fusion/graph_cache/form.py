@@ -1,8 +1,12 @@
-"""Serialises a value as text that deserialises to an equal one without running code, as a pickle would.
+"""Serialises a value as text that deserialises to an equal one.
 
 Input: a value of numbers, text, containers, sympy expressions, PyTorch's dtypes, devices and operations, and this
 compiler's dataclasses and enums; output: JSON.  Equal values give equal text, so that the text also serves as a key.
 Values of other types are refused.
+
+Reading is unlike unpickling: it makes values of listed types only, from parts of the types that they take.  In
+particular an expression is made from expressions, never from text, which sympy would evaluate.  Functions and
+operations of PyTorch are looked up, not called; a graph that was read calls them when it runs.
 
 The text is one list of rows, each a tag with its fields; in rows of composite values a number is the position of an
 earlier row.  So shared values are written once, and values of any depth are written and read without recursion.
@@ -11,22 +15,27 @@ earlier row.  So shared values are written once, and values of any depth are wri
 from __future__ import annotations
 
 import base64
-import importlib
 import json
 import operator
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from functools import reduce
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import sympy
 import torch
+from sympy.core import numbers
 from sympy.core.operations import AssocOp
+from sympy.functions.elementary.piecewise import ExprCondPair
+from sympy.logic import boolalg
 from torch._ops import OpOverload
+from torch.utils._sympy import functions as functions_of_sizes
 
+from fusion.lowering import division
 from fusion.lowering.sizes import Computed
 
 Kinds: TypeAlias = Mapping[str, type]
@@ -37,8 +46,26 @@ Row: TypeAlias = "tuple[object, ...]"
 LARGEST_TENSOR = 1 << 16
 """The largest tensor, in bytes, that may be part of a value."""
 
-_SYMPY = ("sympy.", "torch.utils._sympy.functions", "fusion.lowering.division")
+_SYMPY: Mapping[tuple[str, str], type[sympy.Basic]] = {
+    (kind.__module__, kind.__qualname__): kind
+    for kind in (
+        *(sympy.Add, sympy.Mul, sympy.Pow, sympy.Mod, sympy.Abs, sympy.Max, sympy.Min, sympy.floor, sympy.ceiling),
+        *(sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge, sympy.And, sympy.Or, sympy.Not),
+        *(boolalg.BooleanTrue, boolalg.BooleanFalse, sympy.Piecewise, ExprCondPair),
+        *(numbers.Infinity, numbers.NegativeInfinity, numbers.NaN, division.FloorDiv, division.Mod),
+        *(each for each in vars(functions_of_sizes).values() if isinstance(each, type)),
+    )
+    if issubclass(kind, sympy.Basic)
+}
+"""The expressions that may be serialised, by module and name; their arguments are expressions."""
+
+_TORCH: Mapping[str, Any] = {
+    str(each).removeprefix("torch."): each
+    for each in vars(torch).values()
+    if isinstance(each, (torch.dtype, torch.layout, torch.memory_format))
+}
 _FUNCTIONS = ("torch", "_operator", "fusion.")
+_OPERATION = re.compile(r"[A-Za-z]\w*\.\w+\.\w+")
 
 
 class Unwritten(Exception):
@@ -142,7 +169,7 @@ def _sympy_parts(value: sympy.Basic) -> tuple[Row, Sequence[object]]:
     if isinstance(value, sympy.Rational):
         return ("rational", str(value.p), str(value.q)), ()
     kind = type(value)
-    if not kind.__module__.startswith(_SYMPY) or isinstance(value, (sympy.Symbol, sympy.Float)):
+    if _SYMPY.get((kind.__module__, kind.__qualname__)) is not kind:
         raise Unwritten(f"a {kind.__name__} of sizes")
     return ("sympy", kind.__module__, kind.__qualname__), value.args
 
@@ -190,25 +217,24 @@ def _symbol(rest: Fields) -> sympy.Symbol:
     return sympy.Symbol(name, **{fact[1:]: fact[0] == "+" for fact in facts})
 
 
+def _expressions(positions: Sequence[Any], values: Sequence[object]) -> list[sympy.Basic]:
+    parts = _parts(positions, values)
+    if not all(isinstance(part, sympy.Basic) for part in parts):
+        raise TypeError("an expression is made of expressions")
+    return parts
+
+
 def _function_of_sizes(rest: Fields, values: Sequence[object]) -> sympy.Basic:
     module, name, *positions = rest
-    kind = getattr(importlib.import_module(module), name) if module.startswith(_SYMPY) else None
-    if not (isinstance(kind, type) and issubclass(kind, sympy.Basic)):
-        raise ValueError(f"{module}.{name} is no sympy expression")
-    parts = _parts(positions, values)
+    kind, parts = _SYMPY[module, name], _expressions(positions, values)
     if issubclass(kind, AssocOp) and len(parts) > 1:  # canonical already; canonicalising imports much of sympy
-        return kind._from_args(parts)
+        return kind._from_args(cast("list[sympy.Expr]", parts))
     return kind(*parts)
 
 
-def _torch(rest: Fields) -> object:
-    value = getattr(torch, rest[0])
-    if not isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        raise ValueError(f"torch.{rest[0]} is no dtype, layout or memory format")
-    return value
-
-
 def _operation(rest: Fields) -> object:
+    if not _OPERATION.fullmatch(rest[0]):
+        raise ValueError(f"{rest[0]} is no operation")
     operation: object = reduce(getattr, rest[0].split("."), torch.ops)
     if not isinstance(operation, OpOverload):
         raise ValueError(f"{rest[0]} is no operation")
@@ -233,7 +259,7 @@ def _function(rest: Fields) -> object:
 def _tensor(rest: Fields) -> torch.Tensor:
     dtype, layout, data = rest
     shape, strides = json.loads(layout)
-    flat = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(getattr(torch, dtype))
+    flat = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(_TORCH[dtype])
     return torch.empty_strided(shape, strides, dtype=flat.dtype).copy_(flat.reshape(shape))
 
 
@@ -242,12 +268,12 @@ _READERS: Mapping[str, Callable[[Fields, Sequence[object], Kinds], object]] = {
     "int": lambda rest, made, kinds: int(rest[0]),
     "float": lambda rest, made, kinds: float.fromhex(rest[0]),
     "complex": lambda rest, made, kinds: complex(*map(float.fromhex, rest)),
-    "torch": lambda rest, made, kinds: _torch(rest),
+    "torch": lambda rest, made, kinds: _TORCH[rest[0]],
     "device": lambda rest, made, kinds: torch.device(rest[0]),
     "operation": lambda rest, made, kinds: _operation(rest),
     "function": lambda rest, made, kinds: _function(rest),
     "tensor": lambda rest, made, kinds: _tensor(rest),
-    "computed": lambda rest, made, kinds: Computed(*_parts(rest, made)),
+    "computed": lambda rest, made, kinds: Computed(*_expressions(rest, made)),
     "symbol": lambda rest, made, kinds: _symbol(rest),
     "integer": lambda rest, made, kinds: sympy.Integer(int(rest[0])),
     "rational": lambda rest, made, kinds: sympy.Rational(*map(int, rest)),

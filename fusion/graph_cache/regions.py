@@ -4,30 +4,24 @@ PyTorch caches AOTAutograd's results itself, for inductor: mutated inputs, resul
 on sizes.  Input: such a result, once forward (and backward, if any) is compiled and cached (`WarmStart`); output, at
 the next start: the result with the compiled graphs.  Nothing is traced, partitioned or lowered then.  Three functions
 of PyTorch's cache are replaced, and call the originals for regions of others: PyTorch's own key imports all of
-inductor, and takes operations of the program's own for known.  The entry is pickled by PyTorch's classes, and unpickled
-only from files of this user, as is the binary beside it that is loaded.
+inductor, and takes operations of the program's own for known.  PyTorch pickles its results; these are kept as data
+(`traced.py`), with their guards as text that is parsed (`size_guards.py`), so that nothing runs while they are read.
 
-Not cached, with a note in the report, are regions that cannot be serialised in full (`region_key.py`), whose inputs
-overlap where one is mutated, or whose backward was compiled under other settings than forward; and those with a result
-that is a view which PyTorch does not pickle rightly (`_Pickler`).
+Not cached, with a note in the report, are regions that cannot be serialised in full (`region_key.py`, `traced.py`),
+whose inputs overlap where one is mutated, or whose backward was compiled under other settings than forward.
 """
 
 from __future__ import annotations
 
-import base64
-import copyreg
-import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from functools import cache, wraps
-from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast
+from dataclasses import dataclass
+from functools import cache, partial, wraps
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import fx
-from torch._C import _functionalization
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache
 from torch._functorch._aot_autograd.aot_autograd_result import CompiledBackward, CompiledForward
@@ -36,42 +30,22 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusion.codegen.target import Target
-from fusion.graph_cache import DAMAGED, Finished, finished, not_kept, store
+from fusion.graph_cache import DAMAGED, Finished, eager_graph, finished, not_kept, not_read
 from fusion.graph_cache.form import Unwritten, read, write
 from fusion.graph_cache.key import surroundings_of
 from fusion.graph_cache.region_key import devices_of, key_of_region
+from fusion.graph_cache.size_guards import holds, parsed
 from fusion.graph_cache.store import get, put
-from fusion.joint.dependence import Dependence
-from fusion.lowering.errors import Origin
+from fusion.graph_cache.traced import KINDS, Compiled, Told, Traced, described, result_of
+from fusion.lowering.errors import BuildError
 from fusion.options import Options
 from fusion.runtime import Boxed
-from fusion.runtime.rng_replay import Draws
 
 if TYPE_CHECKING:
     from torch._inductor.output_code import CompiledFxGraph
 
-Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
-"""The dependence of gradients on inputs, if known, and the random draws, if any."""
-
 KEY = "_fx_graph_cache_key"
 """The attribute with which a compiled graph tells AOTAutograd its cache key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """The entry of a region.
-
-    Attributes:
-        result: AOTAutograd's, pickled, in base64.
-        graphs: the keys of forward, and of backward if there is one.
-    """
-
-    result: str
-    graphs: tuple[str, ...]
-    told: Told = (None, None)
-
-
-KINDS = {kind.__name__: kind for kind in (Traced, Dependence, Draws, Origin)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +100,21 @@ class Region:
         finally:
             self._guards = len(_guards())
 
-    def find(self, key: Key, sizes: Sequence[int]) -> Any:
-        """Return AOTAutograd's result with the compiled graphs, from the cache; None if there is no entry."""
+    def find(self, key: Key, sizes: Sequence[torch.SymInt]) -> Any:
+        """Return AOTAutograd's result with the compiled graphs, from the cache; None if there is no entry.
+
+        Args:
+            sizes: the symbolic ones among the inputs, which get the guards of the entry.
+        """
         try:
-            text = get(key, store.regions)
+            text = get(key, "regions")
             kept = None if text is None else read(text, KINDS)
             if not isinstance(kept, Traced):
                 return None
-            result = pickle.loads(base64.b64decode(kept.result))
+            guard = parsed(kept.guards) if kept.guards else None
+        except BuildError as refusal:
+            self._note(not_read(refusal))
+            return None
         except Exception:  # the entry is damaged
             self._note(DAMAGED)
             return None
@@ -142,20 +123,19 @@ class Region:
         except Exception:  # reported by the graph's own `WarmStart`
             return None
         try:
-            guards = result.guards_expr
             if len(compilations) < len(kept.graphs) or (
-                guards and not AOTAutogradCache.evaluate_guards(guards, list(sizes))
+                guard is not None and not holds(guard, [size.node.hint for size in sizes])
             ):
                 return None
             graphs = self._load(compilations)
+            backward = None if kept.backward is None else _Backward(graphs[1], *kept.backward)
+            result = result_of(kept, Compiled(_Forward(graphs[0]), backward, partial(eager_graph, compilations[-1])))
+            if guard is not None:
+                holds(guard, sizes)
         except Exception as failure:  # also an internal error: the region is traced again
             self._note(f"not taken from the cache: {type(failure).__name__}: {failure}")
             return None
         self._told.append(kept.told)
-        result.compiled_fw = _Forward(graphs[0])
-        if result.compiled_bw is not None:
-            own = result.compiled_bw
-            result.compiled_bw = _Backward(graphs[1], own.backward_state_indices, own.num_symints_saved_for_bw_)
         context = TracingContext.try_get()
         if context is not None:
             context.fw_metadata = result.runtime_metadata  # Dynamo's context expects it there
@@ -164,16 +144,18 @@ class Region:
     def keep(self, key: Key, result: Any) -> None:
         """Store AOTAutograd's result."""
         try:
-            if len(_guards()) > self._guards or any(map(_depends_on_overlaps, result.dispatch_wrappers)):
+            if len(_guards()) > self._guards:
                 raise Unwritten("its inputs share memory")
             if self._current_surroundings() != self._surroundings:
                 raise Unwritten("settings were changed before its backward was compiled")
-            halves = [half for half in (result.compiled_fw, result.compiled_bw) if half is not None]
-            keys = tuple(half.fx_graph_cache_info[0] for half in halves)
             with _disable_current_modes():
-                pickled = _pickled(_without_text(result))
-            text = write(Traced(base64.b64encode(pickled).decode(), keys, *self._told[:1]), KINDS)
-            put(key, text, store.regions)
+                traced = described(result, *self._told[:1])
+                if traced.guards:
+                    parsed(traced.guards)
+                text = write(traced, KINDS)
+                if write(read(text, KINDS), KINDS) != text:
+                    raise Unwritten("it does not deserialise to what was serialised")
+            put(key, text, "regions")
         except Exception as refusal:
             self._note(not_kept(refusal))
 
@@ -186,50 +168,6 @@ def _guards() -> Sequence[object]:
     """Return the guards that AOTAutograd has added."""
     context = TracingContext.try_get()
     return () if context is None else context.guards_context.aotautograd_guards
-
-
-def _depends_on_overlaps(wrapper: object) -> bool:
-    """Return whether a wrapper around the compiled graphs depends on how inputs overlap."""
-    return bool(getattr(wrapper, "needs_post_compile", False))
-
-
-def _without_text(result: Any) -> Any:
-    """Return a result without the text of its graphs, which is for logs."""
-    names = ("aot_joint_graph_str", "aot_forward_graph_str", "aot_backward_graph_str", "min_cut_info_str")
-    return replace(result, **{name: None for name in names if hasattr(result, name)})
-
-
-def _pickled(result: object) -> bytes:
-    """Pickle a result.
-
-    Raises:
-        Unwritten: one of its results is a view that PyTorch does not pickle rightly.
-    """
-    file = BytesIO()
-    _Pickler(file).dump(result)
-    return file.getvalue()
-
-
-def _refused(view: object) -> NoReturn:
-    raise Unwritten(f"one of its results is a view that PyTorch does not write rightly ({type(view).__name__})")
-
-
-_views: Any = _functionalization  # its stub declares less than it has
-
-
-class _Pickler(pickle.Pickler):
-    """Refuses views that PyTorch would pickle from freed memory.
-
-    A result's chain of views is pickled, too.  Two kinds of views (`FunctionalizeFallbackKernel.h`) hand out their
-    sizes as a reference to a copy that is freed by then: arbitrary numbers would be written, or the process crash.
-    """
-
-    # Of the class, where typeshed has one of an instance.
-    dispatch_table: ClassVar[Mapping[type, Callable[..., object]]] = {  # type: ignore[misc, assignment]  # see above
-        **copyreg.dispatch_table,
-        _views._unsafe_view_ViewMeta: _refused,
-        _views.resize__ViewMeta: _refused,
-    }
 
 
 class Key(str):
@@ -260,11 +198,11 @@ class _Forward(CompiledForward):
 class _Backward(CompiledBackward):
     """A backward graph that is compiled already."""
 
-    def __init__(self, graph: Boxed, states: list[int], symbols: int) -> None:
+    def __init__(self, graph: Boxed, states: Sequence[int], symbols: int) -> None:
         super().__init__(
             fx_graph_cache_info=("", []),
             fx_graph_guard_expr=None,
-            backward_state_indices=states,
+            backward_state_indices=list(states),
             num_symints_saved_for_bw_=symbols,
         )
         self.graph = graph
@@ -315,9 +253,7 @@ def _listen() -> None:
     ) -> object:
         if not isinstance(key, Key):
             return own_lookup(key, local, remote, inputs, *others, **named)
-        sizes = [
-            size.node.hint for size in AOTAutogradCache._filter_backed_symints(cast("list[torch.Tensor | int]", inputs))
-        ]
+        sizes = AOTAutogradCache._filter_backed_symints(cast("list[torch.Tensor | int]", inputs))
         found = key.region.find(key, sizes)
         return None if found is None else (found, b"")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from torch import fx
 
 from fusion.codegen.target import Target
+from fusion.inspect.dump_folders import own_folder
 from fusion.inspect.report import Report
 from fusion.inspect.text import graph_text, program_text
 from fusion.lowering.errors import FusionError
@@ -41,8 +42,8 @@ class Trace:
         self.folder: Path | None = None
         self._before: tuple[tuple[str, str], ...] = ()
         if root is not None:
-            self.folder = root / f"{next(_numbers):03d}_{label}"
-            with _written(self.folder):
+            with _written(root):
+                self.folder = own_folder(root) / f"{next(_numbers):03d}_{label}"
                 self.folder.mkdir(parents=True, exist_ok=True)
         self.log = PassLog(None if root is None else self, [] if times is None else times)
 
@@ -101,9 +102,10 @@ class Trace:
 
     def _write(self, name: str, content: str | bytes) -> None:
         assert self.folder is not None
-        data = content if isinstance(content, bytes) else content.rstrip("\n").encode() + b"\n"
+        if isinstance(content, str):  # it may name files that are not UTF-8
+            content = content.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n"
         with _written(self.folder / name):
-            (self.folder / name).write_bytes(data)
+            (self.folder / name).write_bytes(content)
 
 
 @contextmanager

@@ -12,8 +12,16 @@ from typing import ClassVar, TypeVar
 from sympy import logic as logic
 from sympy.core.operations import AssocOp, LatticeOp
 from sympy.core.relational import Eq as Eq
+from sympy.core.relational import Ge as Ge
+from sympy.core.relational import Gt as Gt
+from sympy.core.relational import Le as Le
+from sympy.core.relational import Lt as Lt
+from sympy.core.relational import Ne as Ne
 from sympy.core.relational import Rel as Rel
+from sympy.logic.boolalg import And as And
 from sympy.logic.boolalg import Boolean, BooleanFalse, BooleanTrue
+from sympy.logic.boolalg import Not as Not
+from sympy.logic.boolalg import Or as Or
 from typing_extensions import Self
 
 _Kind = TypeVar("_Kind", bound=Basic)
@@ -120,8 +128,13 @@ class Pow(Expr):
     @property
     def exp(self) -> Expr: ...
 
+class Mod(Expr): ...
 class Max(Expr, LatticeOp): ...
 class Min(Expr, LatticeOp): ...
+class Abs(Expr): ...
+class floor(Expr): ...  # noqa: N801 -- the name is sympy's
+class ceiling(Expr): ...  # noqa: N801 -- the name is sympy's
+class Piecewise(Expr): ...
 
 true: BooleanTrue
 false: BooleanFalse

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ import sympy
 import torch
 
 from fusion.codegen.build import Builder
+from fusion.codegen.cache import put
+from fusion.codegen.cache.folders import Folder
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Alternative, Launcher, Stage
 from fusion.codegen.targets import TARGETS
@@ -127,16 +131,67 @@ def test_the_winner_is_kept_for_the_next_process() -> None:
     assert built.source.startswith("right\n")
 
 
-def test_other_configurations_or_a_broken_record_are_measured_anew(tmp_path: Path) -> None:
+def test_other_configurations_are_measured_anew() -> None:
     Tuner(Builder(Several()), CPU).build([KERNEL])
     fewer = Several(("slow", "right"))
     Tuner(Builder(fewer), CPU).build([KERNEL])
     assert sorted(fewer.built) == ["right", "slow"]
-    for path in (tmp_path / "tuned").iterdir():
-        path.write_text('{"chosen": 7}', encoding="utf-8")
-    broken = Several(("slow", "right"))
-    Tuner(Builder(broken), CPU).build([KERNEL])
-    assert sorted(broken.built) == ["right", "slow"]
+
+
+def record_of(*refused: str, chosen: object = 0, **fields: object) -> str:
+    """The text of a record with a trial for each reason why it was refused."""
+    trials = [{"name": "slow", "predicted": 1.0, "measured": 2.0, "refused": reason, **fields} for reason in refused]
+    return json.dumps({"subject": "softmax", "trials": trials, "chosen": chosen})
+
+
+DAMAGED = {
+    "incomplete": '{"chosen": 7}',
+    "a list": "[]",
+    "no trial of that number": record_of("", "", chosen=2),
+    "before the first": record_of("", "", chosen=-1),
+    "more trials": record_of("", "", ""),
+    "fewer trials": record_of(""),
+    "a refused winner": record_of("it fails", ""),
+    "a winner without a time": record_of("", "", measured=float("nan")),
+    "a number beyond all": record_of("", "").replace('"chosen": 0', '"chosen": 1e400'),
+    "another field": record_of("", "", more=1),
+    "a text for a number": record_of("", "", measured="soon"),
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_record_is_measured_anew(text: str, tmp_path: Path) -> None:
+    def built() -> list[str]:
+        target = Several(("slow", "right"))
+        Tuner(Builder(target), CPU).build([KERNEL])
+        return sorted(target.built)
+
+    assert built() == ["right", "slow"]
+    (path,) = (tmp_path / "tuned").iterdir()
+    put("tuned", path.name, text.encode())
+    assert built() == ["right", "slow"]
+    assert built() == ["right"], "the record was replaced"
+
+
+def test_a_record_of_others_is_measured_anew(tmp_path: Path) -> None:
+    Tuner(Builder(Several(("slow", "right"))), CPU).build([KERNEL])
+    (ours,) = (tmp_path / "tuned").iterdir()
+    Tuner(Builder(Several(("right", "slow"))), CPU).build([KERNEL])
+    (theirs,) = set((tmp_path / "tuned").iterdir()) - {ours}
+    theirs.rename(ours)
+    target = Several(("slow", "right"))
+    ((built, _),) = Tuner(Builder(target), CPU).build([KERNEL])
+    assert sorted(target.built) == ["right", "slow"] and built.source.startswith("right\n")
+
+
+def test_a_record_that_cannot_be_kept_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Folder, "rename", full)
+    ((_, tuning),) = Tuner(Builder(Several(("slow", "right"))), CPU).build([KERNEL])
+    assert tuning.trials[tuning.chosen].name == "right"
 
 
 def test_without_a_correct_configuration_the_default_is_kept_and_reported() -> None:

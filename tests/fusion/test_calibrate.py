@@ -14,6 +14,7 @@ from fusion.codegen import calibration
 from fusion.codegen.c import CTarget
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.c.device import COSTS, EPYC
+from fusion.codegen.cache import put
 from fusion.codegen.calibration import Figures
 from fusion.codegen.triton.devices import H200, calibrated
 from fusion.codegen.triton.devices.derived import speeds
@@ -61,10 +62,37 @@ def test_generated_products_are_priced_where_they_were_measured(empty_cache: Pat
     assert costs["exp"] == 19.0 and costs["log"] == COSTS["log"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"name": "a CPU"}', json.dumps(asdict(replace(FIGURES, flops=0.0)))])
-def test_a_file_that_is_torn_or_wrong_counts_as_absent(text: str, empty_cache: Path) -> None:
+TEXT = json.dumps(asdict(FIGURES))
+DAMAGED = {
+    "torn": "{",
+    "another value": "[]",
+    "incomplete": '{"name": "a CPU"}',
+    "no text": "\udcff",
+    "without a speed": json.dumps(asdict(replace(FIGURES, flops=0.0))),
+    "without a number": TEXT.replace("30000.0", "NaN"),
+    "beyond all numbers": TEXT.replace("30000.0", "1e400"),
+    "a size beyond all numbers": TEXT.replace('"2"', '"1e400"'),
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_file_that_is_torn_or_wrong_counts_as_absent(text: str, sealed: bool, empty_cache: Path) -> None:
     path = calibration.keep(FIGURES, cpu_identity(), torch.get_num_threads())
-    path.write_text(text)
+    assert CTarget().capabilities.rates.launch_us == FIGURES.launch_us
+    content = text.encode("utf-8", "surrogatepass")
+    path.write_bytes(content)
+    if sealed:
+        put("devices", path.name, content)
+    calibration._kept.cache_clear()
+    assert CTarget().capabilities.rates.launch_us == EPYC.launch_us
+
+
+def test_the_figures_of_another_device_count_as_absent(empty_cache: Path) -> None:
+    ours = calibration.keep(FIGURES, cpu_identity(), torch.get_num_threads())
+    theirs = calibration.keep(replace(FIGURES, launch_us=7.0), "another CPU", torch.get_num_threads())
+    theirs.rename(ours)
     calibration._kept.cache_clear()
     assert CTarget().capabilities.rates.launch_us == EPYC.launch_us
 

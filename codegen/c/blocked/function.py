@@ -30,6 +30,7 @@ from fusion.codegen.c.text.folds import NEVER, NanWatch, better, combined, sign,
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
+from fusion.codegen.c.text.scratch import on_heap
 from fusion.codegen.c.text.storage import HELD
 from fusion.lowering.expr import Expr, Load, TileRef, make_cast, postorder
 from fusion.lowering.indexing import ZERO
@@ -97,20 +98,21 @@ class _Blocked:
     # The grid ----------------------------------------------------------------------------------------------------
 
     def _around(self, body: Sequence[str]) -> list[str]:
-        """Return `body` in loops over all blocks of the grid, with its tiles allocated once per thread."""
-        allocate = [tile.allocation(self.scope.names) for tile in self.scope.tiles]
-        free = [f"__builtin_free({tile.name});" for tile in self.scope.tiles]
+        """Return `body` in loops over all blocks of the grid, with its tiles allocated for each thread."""
         grid = [self.scope.blocks.of[axis.symbol] for axis in self.kernel.with_role(Role.GRID)]
         nest = [*(line for block in grid for line in block.inside), *body]
         for block in reversed(grid):
             nest = [f"{block.header} {{", *indented(nest), "}"]
         clauses = self._team() if grid else ""
+        tiles = [tile.scratch(self.scope.names) for tile in self.scope.tiles]
+        heap = on_heap(tiles, self.scope.space, shared=bool(clauses))
         if not clauses:
-            return [*self.scope.blocks.before, *allocate, *nest, *free]
+            return [*self.scope.blocks.before, *heap.before, *nest, *heap.after]
         collapse = f" collapse({len(grid)})" if len(grid) > 1 else ""
         # Blocks that skip part of their loops end early, so blocks are distributed dynamically.
-        region = [*allocate, f"#pragma omp for{collapse} schedule(dynamic)", *nest, *free]
-        return [*self.scope.blocks.before, f"#pragma omp parallel {clauses}", "{", *indented(region), "}"]
+        region = [f"#pragma omp parallel {clauses}", "{"]
+        region += [*indented([*heap.inside, f"#pragma omp for{collapse} schedule(dynamic)", *nest]), "}"]
+        return [*self.scope.blocks.before, *heap.before, *region, *heap.after]
 
     def _team(self) -> str:
         """Return the clauses of a parallel region; "" if there is too little work for one."""

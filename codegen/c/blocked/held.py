@@ -11,6 +11,7 @@ from fusion.codegen.c.blocked.blocks import Blocks
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
+from fusion.codegen.c.text.scratch import Scratch
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv
 
 LINE = 16
@@ -47,10 +48,9 @@ class Tile:
         """Return the element of the current point."""
         return element_of(self.name, self.position(blocks, names))
 
-    def allocation(self, names: Names) -> str:
-        """Return the declaration of the array, on the heap."""
-        size = f"{_factor(self.count, names)}*sizeof({self.held})"
-        return f"{self.held} *restrict {self.name} = aligned_alloc(64, ({size} + 63)/64*64);"
+    def scratch(self, names: Names) -> Scratch:
+        """Return the array to be allocated."""
+        return Scratch(self.name, self.held, _factor(self.count, names))
 
 
 def _factor(expr: sympy.Expr, names: Names) -> str:

@@ -85,7 +85,7 @@ class _Function:
         self.halves = find_halves(kernel, sweeps, lanes)
         self.lanes = lanes_for(kernel, lanes, self.halves, shared=shared)
         self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh)
-        self.grid = Grid(kernel, self.lanes, self.names, team(kernel, sweeps, self.names) if shared else "")
+        self.grid = Grid(kernel, self.lanes, self.space, self.names, team(kernel, sweeps, self.names) if shared else "")
         written = frozenset(param.name for param in kernel.params if param.written)
         self.writer = ValueWriter(self.where, self.space, self.names, self.params, written)
         self.arrays: list[Array] = []

@@ -9,11 +9,12 @@ import sympy
 
 from fusion.codegen.c.plan.lanes import TILE, Lanes
 from fusion.codegen.c.text.indices import Names, index_text
-from fusion.codegen.c.text.nest import Extent, block_extent, indented, whole_extent
+from fusion.codegen.c.text.nest import Extent, Namespace, block_extent, indented, whole_extent
+from fusion.codegen.c.text.scratch import Scratch, on_heap
 from fusion.lowering.kernel import Kernel, KernelAxis, Role
 
-STACK = 1 << 18
-"""The most bytes of a thread's scratch arrays on its stack; larger ones are on the heap."""
+STACK = 1 << 14
+"""The most bytes of a thread's scratch arrays on its stack, which may be of 64 KiB; larger ones are on the heap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ class Grid:
         extents: the range of each axis of the kernel inside one program.
     """
 
-    def __init__(self, kernel: Kernel, lanes: Lanes, names: Names, team: str) -> None:
+    def __init__(self, kernel: Kernel, lanes: Lanes, space: Namespace, names: Names, team: str) -> None:
         """`team`: the clauses of a parallel region, "" for none."""
-        self._lanes, self._names, self._team = lanes, names, team
+        self._lanes, self._space, self._names, self._team = lanes, space, names, team
         self._axes = kernel.with_role(Role.GRID)
         self.extents = {axis.symbol: self._extent(axis) for axis in kernel.axes}
 
@@ -56,23 +57,21 @@ class Grid:
         on_stack = all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= STACK
         loops, inside, before = self._loops()
         nest = [*inside, *body]
-        allocate, free = [], []
         if on_stack:
             nest = [*(f"_Alignas(64) {array.held} {array.name}[{array.count}];" for array in arrays), *nest]
-        else:
-            for array in arrays:
-                size = f"sizeof({array.held}) * ({array.count})"
-                allocate.append(f"{array.held} *restrict {array.name} = __builtin_malloc({size});")
-                free.append(f"__builtin_free({array.name});")
+        scratch = [] if on_stack else [Scratch(array.name, array.held, f"({array.count})") for array in arrays]
+        alone = self._lanes.streams or not (self._team and loops)
+        heap = on_heap(scratch, self._space, shared=not alone)
         for header in reversed(loops):
             nest = [f"{header} {{", *indented(nest), "}"]
-        if self._lanes.streams or not (self._team and loops):
-            return [*before, *allocate, *nest, *free]
+        if alone:
+            return [*before, *heap.before, *nest, *heap.after]
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-        if not allocate:
+        if not scratch:
             return [*before, f"#pragma omp parallel for {self._team}{collapse}", *nest]
-        region = [*allocate, f"#pragma omp for{collapse}", *nest, *free]
-        return [*before, f"#pragma omp parallel {self._team}", "{", *indented(region), "}"]
+        region = [f"#pragma omp parallel {self._team}", "{"]
+        region += [*indented([*heap.inside, f"#pragma omp for{collapse}", *nest]), "}"]
+        return [*before, *heap.before, *region, *heap.after]
 
     def _block_of(self, axis: KernelAxis) -> int | None:
         if axis is self._lanes.tile:

@@ -36,6 +36,7 @@ LIBRARY: dict[str, str] = {
     }.items()
 } | {"lgamma_r": "double lgamma_r(double, int *)"}
 LIBRARY["aligned_alloc"] = "void *aligned_alloc(unsigned long, unsigned long)"
+LIBRARY["omp_get_thread_num"] = "int omp_get_thread_num(void)"
 """Function of the C library → its declaration."""
 
 _ALIKE = """\

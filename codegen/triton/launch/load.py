@@ -1,16 +1,18 @@
 """Load: the text of a generated file as a Python module, and the types Triton compiles it for.
 
-Input: a kernel and a source (perhaps edited); output: the function, its constants and options, its grid.  The text is
-written to the cache, because Triton reads the source of a kernel from its file, and so that a traceback or a debugger
-can show it.  A file that lacks `CONFIG`, `grid` or the kernel's function is refused.
+Input: a kernel and a source (perhaps edited); output: the function, its constants and options, its grid.  What runs is
+the text at hand: Triton, `inspect` and tracebacks find it in `linecache`.  It is written to the cache for debuggers and
+profilers, and never read back; no bytecode is written.  A text that lacks `CONFIG`, `grid` or the kernel's function is
+refused.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
+import linecache
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -79,23 +81,22 @@ class Generated:
 
 
 def load(kernel: Kernel, source: str) -> Generated:
-    """Import `source`.
+    """Run `source` as a module.
 
     Raises:
-        BuildError: it is not a Python file, or lacks a part of a generated file.
+        BuildError: it is no Python text, or lacks a part of a generated file.
     """
     name = f"fusion_triton_{digest(source)[:32]}"
-    path = cache_dir() / "triton" / f"{name}.py"
-    text = source.encode()
-    if not path.exists() or path.read_bytes() != text:
-        publish(path, text)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    path = str(cache_dir() / "triton" / f"{name}.py")
+    with suppress(BuildError):  # a full disk: only debuggers miss it
+        publish("triton", f"{name}.py", source.encode())
+    module = ModuleType(name)
+    module.__file__ = path
     sys.modules[name] = module  # a debugger and `inspect` look a function's module up here
+    # Without a time, `linecache` does not compare the text with the file.
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, path, "exec", dont_inherit=True), vars(module))
         assert callable(module.grid)
         return _generated(
             *(kernel, module),

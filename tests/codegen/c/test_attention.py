@@ -284,7 +284,7 @@ def test_gradients_agree_with_autograd():
 
 def test_loop_invariants_are_computed_before_the_loop():
     source = TARGET.emit(backward(150, 270, 64, dtype=BF16, of_keys=True))
-    body = source[source.rindex("void backward_keys") :]
+    body = source[source.rindex("int backward_keys") :]
     before, loop = body.split("for (int64_t i1_0 = 0;")
     assert before.count("pack_float(") == 2  # keys and values
     assert loop.count("pack_float(") == 2  # queries and their gradients

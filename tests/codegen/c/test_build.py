@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import gc
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +17,12 @@ import pytest
 import torch
 
 import fusion
+from fusion.codegen.c import CTarget, build
+from fusion.codegen.c import load as loading
 from fusion.codegen.c.build import assembly, bind_openmp
 from fusion.codegen.c.text.library import vector_functions
-from fusion.codegen.cache import cache_dir, digest, publish
+from fusion.codegen.cache import get, put
+from fusion.codegen.cache.folders import Folder
 from fusion.lowering.errors import BuildError
 from fusion.lowering.expr import const
 from fusion.lowering.expr import make_op as op
@@ -43,31 +50,181 @@ def test_a_compiler_that_is_not_there(monkeypatch):
         TARGET.build(result, source)
 
 
-def test_a_damaged_object_is_built_again(tmp_path, monkeypatch):
+@pytest.fixture
+def objects(tmp_path, monkeypatch):
+    """Where the objects of this test alone are."""
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "c"
+
+
+def multiplied(factor: float) -> bool:
+    """Build the kernel that multiplies by `factor`; return whether it does."""
     result, source, x = simple()
-    TARGET.build(result, source)
-    (path,) = (tmp_path / "cache" / "c").iterdir()
-    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    out = torch.empty_like(x)
+    TARGET.build(result, source.replace("2.0f", f"{factor}f"))(x, out)
+    return torch.equal(out, x * factor)
+
+
+def test_a_damaged_object_is_built_again(objects):
+    assert multiplied(2.0)
+    (path,) = objects.iterdir()
     whole = path.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], whole[:-1] + b"?"):
-        publish(path, damaged)
-        out = torch.empty_like(x)
-        TARGET.build(result, source)(x, out)
-        assert torch.equal(out, x * 2)
+        path.write_bytes(damaged)
+        assert multiplied(2.0)
         assert len(path.read_bytes()) == len(whole)
 
 
-def test_another_users_object_is_not_loaded(tmp_path, monkeypatch):
+def test_exchanged_objects_are_built_again(objects):
+    assert multiplied(2.0) and multiplied(5.0)
+    first, second = objects.iterdir()
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    assert multiplied(2.0) and multiplied(5.0)
+
+
+@pytest.mark.parametrize("obstruct", [Path.mkdir, os.mkfifo])
+def test_what_is_no_object_is_replaced(objects, obstruct):
+    assert multiplied(2.0)
+    (path,) = objects.iterdir()
+    path.unlink()
+    obstruct(path)
+    assert multiplied(2.0)
+    assert path.is_file()
+
+
+def test_an_object_that_cannot_be_loaded_is_built_once_more(objects, monkeypatch):
+    assert multiplied(2.0)
+    (path,) = objects.iterdir()
+    right = get("c", path.name)
+    with pytest.raises(BuildError, match="cannot be loaded"):
+        TARGET.build(simple()[0], simple()[1].replace("kernel(", "another("))
+    (wrong,) = set(objects.iterdir()) - {path}
+    for content in (b"no object", get("c", wrong.name)):  # each sealed under this name
+        put("c", path.name, content)
+        assert multiplied(2.0)
+        assert len(get("c", path.name)) == len(right)
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("built once more"))
+    assert multiplied(2.0)
+
+
+def test_an_object_that_cannot_be_kept_is_loaded(objects, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Folder, "rename", full)
+    target = CTarget()
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", target)
+    assert target.lacking() == ""
+    assert multiplied(2.0)
+    assert re.fullmatch(r"built kernels are not kept: cannot write .*No space left on device", target.lacking())
+    assert list(objects.iterdir()) == []
+
+
+def test_a_folder_of_another_user_is_named(objects):
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    assert multiplied(2.0)
+    os.chown(objects, 12345, -1)
+    with pytest.raises(BuildError, match=r"c belongs to another user(?s:.*)FUSION_CACHE_DIR"):
+        multiplied(2.0)
+
+
+def mapped_objects() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:kernel")
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="objects are loaded from files here")
+def test_an_object_is_unloaded_with_its_last_function(objects):
+    result, source, x = simple()
+    gc.collect()
+    before = mapped_objects(), len(os.listdir("/proc/self/fd"))
+    launchers = [TARGET.build(result, source.replace("2.0f", f"{n}.0f")) for n in range(1, 6)]
+    assert mapped_objects() > before[0]
+    for n, launch in enumerate(launchers, 1):  # though descriptors have their numbers again
+        out = torch.empty_like(x)
+        launch(x, out)
+        assert torch.equal(out, x * n)
+    assert len(os.listdir("/proc/self/fd")) == before[1]
+    del launch, launchers
+    gc.collect()
+    assert mapped_objects() == before[0]
+
+
+def test_without_memory_that_has_a_descriptor(objects, monkeypatch):
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    assert multiplied(2.0) and multiplied(5.0)
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("built again"))
+    assert multiplied(2.0) and multiplied(5.0)
+
+
+def test_a_memory_that_may_not_be_executed(objects, monkeypatch):
+    real = ctypes.CDLL
+
+    def refused(path):
+        if path.startswith("/proc"):
+            raise OSError(f"{path}: failed to map segment from shared object")
+        return real(path)
+
+    monkeypatch.setattr(loading.ctypes, "CDLL", refused)
+    monkeypatch.setattr(build, "bind_openmp", lambda: None)
+    assert multiplied(2.0)
+
+
+def test_another_users_object_is_not_loaded(objects):
     if os.getuid() != 0:
         pytest.skip("only root can give a file away")
-    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
-    result, source, _ = simple()
-    TARGET.build(result, source)
-    (path,) = (tmp_path / "cache" / "c").iterdir()
+    assert multiplied(2.0)
+    (path,) = objects.iterdir()
     os.chown(path, 12345, -1)
-    TARGET.build(result, source)
+    assert multiplied(2.0)
     assert path.stat().st_uid == 0
+
+
+def compiler_at(folder: Path, text: str = 'exec gcc "$@"') -> Path:
+    """Write a compiler that calls gcc."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "gcc"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_path_of_a_compiler_may_have_spaces(objects, tmp_path, monkeypatch):
+    compiler = compiler_at(tmp_path / "my compilers")
+    for command in (str(compiler), f"'{compiler}' -DUNUSED", f"gcc '-DNAME=a b' -DFACTOR={compiler.name}"):
+        monkeypatch.setenv("CC", command)
+        assert multiplied(2.0)
+    assert len(list(objects.iterdir())) == 3
+
+
+def test_compilers_of_the_same_version_have_objects_of_their_own(objects, tmp_path, monkeypatch):
+    first, second = (compiler_at(tmp_path / name) for name in ("one", "two"))
+    path = os.environ["PATH"]
+    for folder in (first.parent, second.parent):  # the same command
+        monkeypatch.setenv("CC", "fusion-gcc")
+        (folder / "gcc").rename(folder / "fusion-gcc")
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{path}")
+        assert multiplied(2.0)
+    assert len(list(objects.iterdir())) == 2
+    (second.parent / "fusion-gcc").write_text('#!/bin/sh\nexec gcc "$@" # of a new release\n')
+    build._compiler.cache_clear()  # as in another process
+    assert multiplied(2.0)
+    assert len(list(objects.iterdir())) == 3
+
+
+def test_messages_of_the_compiler_need_not_be_text(objects, tmp_path, monkeypatch):
+    text = "test \"$1\" = --version && exec gcc --version; printf 'caf\\351' >&2; exit 1"
+    monkeypatch.setenv("CC", str(compiler_at(tmp_path / "broken", text)))
+    with pytest.raises(BuildError, match=r"caf\\xe9"):
+        multiplied(2.0)
+
+
+def test_no_place_for_temporary_files(objects, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(BuildError, match=r"nothing can be compiled(?s:.*)TMPDIR"):
+        multiplied(2.0)
 
 
 def test_another_command_of_the_same_compiler_builds_anew(tmp_path, monkeypatch):
@@ -141,8 +298,8 @@ def test_a_kernel_beside_another_runs_in_the_same_call():
     other = kernel({"y": y}, {"twice": twice}, [axis(i0, 7)], Store("twice", i0, doubled))
     example = replace(rows, beside=(other,), origins=("sum, mul (a.py:3)",))
     source = TARGET.emit(example)
-    assert source.count("static void kernel_1(") == 1
-    assert "\n\n// sum, mul (a.py:3)\nvoid kernel(" in source  # above the function that is launched
+    assert source.count("static int kernel_1(") == 1
+    assert "\n\n// sum, mul (a.py:3)\nint kernel(" in source  # above the function that is launched
     TARGET.build(example, source)(x, y, sums, twice)
     assert torch.equal(twice, y * 2)
     assert_close_to_exact(sums, x.sum(1), x.double().sum(1))
@@ -178,28 +335,12 @@ def test_calls_in_choices_take_all_lanes():
     assert re.search(r"_ZGV\w+_erfcf", assembly(result.source))
 
 
-def test_the_cache_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "a"))
-    assert cache_dir() == tmp_path / "a"
-    monkeypatch.delenv("FUSION_CACHE_DIR")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_dir() == tmp_path / "fusion"
-    publish(tmp_path / "fusion" / "deep" / "file", b"content")
-    assert (tmp_path / "fusion" / "deep" / "file").read_bytes() == b"content"
-    assert [path.name for path in (tmp_path / "fusion" / "deep").iterdir()] == ["file"]
-    assert digest("a", b"b") != digest("ab", b"")
-    (tmp_path / "plain").write_text("")
-    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "plain" / "below"))
-    with pytest.raises(BuildError, match="FUSION_CACHE_DIR"):
-        cache_dir()
-
-
 def test_another_process_loads_the_built_object(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
     value, source, _ = simple()
     TARGET.build(value, source)
     (built,) = (tmp_path / "c").iterdir()
-    first = built.stat().st_mtime_ns
+    first = built.stat().st_ino
     script = (
         "import sys; sys.path.insert(0, '.');"
         "import importlib.util as u; s = u.spec_from_file_location('t', sys.argv[1]); m = u.module_from_spec(s);"
@@ -208,4 +349,4 @@ def test_another_process_loads_the_built_object(tmp_path, monkeypatch):
     root = Path(__file__).resolve().parents[3]
     subprocess.run([sys.executable, "-c", script, str(Path(__file__).resolve())], cwd=root, check=True)
     (result,) = (tmp_path / "c").iterdir()
-    assert result == built and result.stat().st_mtime_ns == first
+    assert result == built and result.stat().st_ino == first

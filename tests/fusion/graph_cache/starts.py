@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -33,6 +33,30 @@ def fresh(tensor: Tensor) -> Tensor:
     """A copy in the same strides."""
     copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def run(
+    function: Callable[..., object], given: Sequence[Tensor], **settings: object
+) -> tuple[list[Tensor], list[str], list[tuple[int, ...]]]:
+    """Results, changed inputs and gradients of a program that this process compiles anew, notes and strides."""
+    inputs = [fresh(each) for each in given]
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    dynamic = settings.pop("dynamic", None)
+    backend = Backend(Options.read(None, {"strict": True, **settings}))
+    results = torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    results = [results] if isinstance(results, Tensor) else list(results)
+    loss = [result.sum() for result in results if result.requires_grad]
+    if loss:
+        torch.stack(loss).sum().backward()
+    gradients = [each.grad for each in inputs if each.grad is not None]
+    actual = [note for report in backend.reports for note in report.notes]
+    values = [*results, *inputs, *gradients]
+    return [value.detach() for value in values], actual, [value.stride() for value in values]
 
 
 def notes(result: Explanation) -> list[str]:

@@ -1,0 +1,59 @@
+"""Allocates scratch arrays on the heap, before a parallel region and for all of its threads.
+
+Each array has a part for each thread.  A function that gets no memory for one of them returns `NO_MEMORY`, before
+anything was stored; in a parallel region it could not return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fusion.codegen.c.text.nest import Namespace
+
+NO_MEMORY = 2
+"""The bit of a function's result that says that there was no memory for its scratch arrays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """An array of one thread: `count` (C text) elements of C type `held`."""
+
+    name: str
+    held: str
+    count: str
+
+    @property
+    def size(self) -> str:
+        """Its bytes, in whole cache lines."""
+        return f"({self.count}*sizeof({self.held}) + 63)/64*64"
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """The lines before a parallel region, the first ones in it, and those after it."""
+
+    before: list[str]
+    inside: list[str]
+    after: list[str]
+
+
+def on_heap(arrays: Sequence[Scratch], space: Namespace, *, shared: bool) -> Lines:
+    """Return the lines that allocate and free `arrays`; `shared`: in a parallel region each thread has its own."""
+    if not arrays:
+        return Lines([], [], [])
+    if not shared:
+        names = [array.name for array in arrays]
+        before = [f"{each.held} *restrict {each.name} = aligned_alloc(64, {each.size});" for each in arrays]
+        inside: list[str] = []
+    else:
+        names = [space.exactly(f"{array.name}_all") for array in arrays]
+        pairs = list(zip(arrays, names, strict=True))
+        before = [f"{each.held} *{name} = aligned_alloc(64, threads*({each.size}));" for each, name in pairs]
+        inside = [
+            f"{each.held} *restrict {each.name} = {name} + omp_get_thread_num()*({each.size}/sizeof({each.held}));"
+            for each, name in pairs
+        ]
+    free = [f"__builtin_free({name});" for name in names]
+    before += [f"if (!({' && '.join(names)})) {{", *(f"    {line}" for line in free), f"    return {NO_MEMORY};", "}"]
+    return Lines(before, inside, free)

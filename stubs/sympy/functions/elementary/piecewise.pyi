@@ -1,0 +1,3 @@
+from sympy import Basic
+
+class ExprCondPair(Basic): ...

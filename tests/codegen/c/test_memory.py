@@ -1,0 +1,138 @@
+"""Scratch arrays: on stacks of 64 KiB, and where there is no memory for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sympy
+import torch
+
+from fusion.codegen.c import CTarget
+from fusion.lowering.errors import OutOfMemory
+from fusion.lowering.kernel import Kernel, Role
+from tests.codegen.kernels.large import LARGE
+from tests.codegen.kernels.making import assert_same, expected, tensors
+from tests.codegen.kernels.rows import softmax
+
+ROOT = Path(__file__).resolve().parents[3]
+TARGET = CTarget()
+
+ON_SMALL_STACKS = ("softmax 4096", "softmax 8191", "softmax 16384", "softmax 32768", "column softmax")
+
+
+def checked(kernel: Kernel) -> None:
+    """Run a kernel on all threads, and compare with the evaluator."""
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    TARGET.build(kernel, TARGET.emit(kernel))(*given)
+    assert_same(kernel, given, want)
+
+
+def on_small_stacks() -> None:
+    for name in ON_SMALL_STACKS:
+        checked(LARGE[name])
+
+
+LIMITED = """
+import resource
+import torch
+import fusion
+
+def program(x):
+    return torch.softmax(x * 2, -1).amax(-1)
+
+def used():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+torch.set_num_threads(64)  # 64 MiB of scratch arrays, which the C library does not hold back
+fused = fusion.fuse(program, options={"strict": True})
+x = torch.randn(64, 1 << 18)
+expected = program(x)
+torch.testing.assert_close(fused(x), expected)
+hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (used() + (8 << 20), hard))
+for _ in range(2):
+    try:
+        fused(x)
+    except MemoryError as error:
+        print(isinstance(error, fusion.FusionError), error)
+resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+torch.testing.assert_close(fused(x), expected)
+print("done")
+"""
+
+
+def ran(*command: str, **settings: str) -> list[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, f"{done.returncode}\n{done.stderr}"
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="measures the process as Linux shows it")
+def test_a_program_without_memory_raises_and_its_next_call_works() -> None:
+    *refused, last = ran("-c", LIMITED)
+    assert len(refused) == 2 and last == "done"
+    assert all(line.startswith("True there is no memory for the scratch arrays of kernel ") for line in refused)
+
+
+SIZE = sympy.Symbol("n", integer=True, positive=True)
+TOO_LARGE = 1 << 50
+
+
+def softmax_of(n: int) -> list[torch.Tensor]:
+    return [torch.randn(4, n), torch.empty(4, n)]
+
+
+def assert_refused_then_right(kernel: Kernel) -> None:
+    launch = TARGET.build(kernel, TARGET.emit(kernel))
+    x, out = softmax_of(300)
+    out.fill_(7.0)
+    for _ in range(2):
+        with pytest.raises(OutOfMemory, match=f"kernel {kernel.name}"):
+            launch(x, out, TOO_LARGE)
+    assert bool((out == 7.0).all()), "nothing was stored"
+    launch(x, out, 300)
+    torch.testing.assert_close(out, torch.softmax(x, -1))
+
+
+def test_a_launch_without_memory_raises_and_the_next_one_works() -> None:
+    assert_refused_then_right(softmax(4, SIZE, Role.WHOLE))
+
+
+def test_a_kernel_that_shares_the_launch_may_be_without_memory() -> None:
+    kernel = softmax(4, SIZE, Role.WHOLE)
+    assert_refused_then_right(replace(kernel, beside=(kernel,)))
+    assert_refused_then_right(replace(kernel, then=kernel))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_no_thread_has_the_arrays_of_another(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        checked(LARGE["softmax 16384"])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_stacks_of_64_kilobytes_are_enough() -> None:
+    assert ran("-m", "tests.codegen.c.test_memory", OMP_STACKSIZE="64k") == ["done"]
+
+
+def main() -> None:
+    torch.set_num_threads(4)
+    on_small_stacks()
+    print("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Dumps of processes that share a folder, and of programs in files whose names are no text."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusion
+from fusion.inspect.dump_folders import own_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys, torch, fusion
+def program(x):
+    return torch.softmax(x * 3, -1)
+fused = fusion.fuse(program, options={"strict": True})
+result = fused(torch.arange(12.0).reshape(3, 4))
+assert torch.allclose(result, program(torch.arange(12.0).reshape(3, 4)))
+(graph,) = fusion.report(fused).graphs
+print(ascii(graph.notes), ascii(graph.kernels[0].source))
+"""
+
+
+def ran(path: bytes, **settings: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
+    done = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def in_a_fork(call: Callable[[], object]) -> str:
+    """Call a function in a forked process; return the text of its result."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, str(call()).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return text
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+@needs_fork
+def test_each_of_several_processes_has_a_folder(tmp_path: Path) -> None:
+    root = tmp_path / "dump"
+    assert own_folder(root) == own_folder(root) == root
+    others = [Path(in_a_fork(lambda: own_folder(root))) for _ in range(2)]
+    assert {other.parent for other in others} == {root} and others[0] != others[1]
+    assert own_folder(root) == root
+
+
+@needs_fork
+def test_a_later_process_writes_where_an_earlier_one_did(tmp_path: Path) -> None:
+    root = tmp_path / "dump"
+    assert [in_a_fork(lambda: own_folder(root)) for _ in range(2)] == [str(root)] * 2
+    assert own_folder(root) == root
+
+
+@needs_fork
+def test_a_folder_that_was_removed_is_claimed_anew(tmp_path: Path) -> None:
+    root = tmp_path / "dump"
+    own_folder(root)
+    root.rmdir()
+    assert own_folder(root) == root and root.is_dir()
+    assert in_a_fork(lambda: own_folder(root)) != str(root)
+
+
+def test_two_processes_dump_into_one_folder(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    fusion.fuse(lambda x: x.sigmoid(), options={"strict": True, "dump": tmp_path})(torch.ones(3))
+    ours = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    program = tmp_path.parent / "program.py"
+    program.write_text(PROGRAM)
+    ran(os.fsencode(program), FUSION_DUMP=str(tmp_path))
+    assert all(path.read_bytes() == content for path, content in ours.items())
+    (theirs,) = tmp_path.glob("process_*")
+    assert [path.name for path in sorted(theirs.iterdir())] == ["000_captured", "001_inference"]
+
+
+def test_a_program_in_a_file_whose_name_has_lines(tmp_path: Path) -> None:
+    program = tmp_path / "caf\xe9 \n#error.py"
+    program.write_text(PROGRAM)
+    assert r"caf\xe9 \\n#error.py:4" in ran(os.fsencode(program))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems want text")
+def test_folders_whose_names_are_no_text(tmp_path: Path) -> None:
+    """The program's own file has a name that is text: PyTorch compiles no other, for any backend."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    names = [os.fsdecode(os.path.join(os.fsencode(tmp_path), b"caf\xe9", name)) for name in (b"cache", b"tmp")]
+    os.makedirs(names[1])
+    settings = {"FUSION_CACHE_DIR": names[0], "FUSION_GRAPH_CACHE": "1", "TMPDIR": names[1]}
+    assert ran(os.fsencode(program), **settings).startswith("()")
+    assert ran(os.fsencode(program), **settings).startswith("('from the cache',)")
