@@ -14,6 +14,7 @@ import torch
 from benchmarks import cold, dynamic, harness, inference, models, programs, scheduling, suite, tables, training
 from benchmarks.harness import Refused
 from benchmarks.programs import Case, Draw
+from benchmarks.scheduled_models import CheckedNetwork
 
 SMALL = (Draw((16, 32), torch.float32),)
 
@@ -247,6 +248,20 @@ def _small(draw):
     """Divide large sizes by sixty-four."""
     shape = tuple(size if size < 512 else size // 64 for size in draw.shape)
     return replace(draw, shape=shape, high=draw.high if draw.high < 512 else draw.high // 64)
+
+
+def test_a_model_beyond_its_budget_of_compile_time_fails(capsys, monkeypatch):
+    tiny = scheduling.Model(
+        "tiny", lambda: CheckedNetwork(4), lambda device: scheduling._pixels(32, device), training=True
+    )
+    monkeypatch.setattr(scheduling, "models", lambda: (tiny,))
+    monkeypatch.setattr(scheduling, "_synthetic", lambda only, quick: 1e6)
+    assert scheduling.run(only="", quick=True) == 0
+    graphs, operations, *_ = capsys.readouterr().out.splitlines()[1].split()[1:]
+    assert int(graphs) >= 4 and int(operations) > 50
+    monkeypatch.setattr(scheduling, "_synthetic", lambda only, quick: 1e-6)
+    assert scheduling.run(only="", quick=True) == 1
+    assert "tiny takes longer than its budget" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", scheduling.KINDS)
