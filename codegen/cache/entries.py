@@ -21,7 +21,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from fusion.codegen.cache.folders import OTHERS_WRITE, Folder, FolderName, is_own, opened, opened_root
+from fusion.codegen.cache.folders import Folder, FolderName, is_own, opened, opened_root, others_write
 from fusion.lowering.errors import BuildError
 
 LIMIT = 256 << 20
@@ -143,7 +143,7 @@ def _read(at: Folder, name: str) -> bytes:
     try:
         status = os.fstat(descriptor)
         regular = stat.S_ISREG(status.st_mode) and status.st_size <= LIMIT
-        if not regular or not is_own(status) or status.st_mode & OTHERS_WRITE:
+        if not regular or not is_own(status) or others_write(status):
             raise PermissionError(f"{name} is no file of the user's alone")
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read()

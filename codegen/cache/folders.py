@@ -32,8 +32,6 @@ FOLDERS: Mapping[FolderName, str] = {
 }
 """The folders of the cache directory → their contents."""
 
-OTHERS_WRITE = 0o022
-
 _RELATIVE = os.open in os.supports_dir_fd
 """Whether the system opens files relative to an open folder; Windows does not."""
 
@@ -129,6 +127,11 @@ def is_own(status: os.stat_result) -> bool:
     return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 
+def others_write(status: os.stat_result) -> bool:
+    """Return whether other users may write a file, as far as the system tells."""
+    return hasattr(os, "getuid") and bool(stat.S_IMODE(status.st_mode) & 0o022)
+
+
 def _open_root() -> Folder:
     chosen = os.environ.get("FUSION_CACHE_DIR")
     if chosen:
@@ -169,7 +172,7 @@ def _open(path: Path, parent: Folder | None, *, create: bool) -> Folder | None:
         if not (is_own(status) and is_own(link)):
             hint = "set FUSION_CACHE_DIR to a directory of yours"
             raise BuildError(f"the cache directory {path} belongs to another user", hint=hint)
-        if stat.S_IMODE(status.st_mode) & OTHERS_WRITE:
+        if others_write(status):
             os.chmod(name if descriptor is None else descriptor, 0o700)
         return Folder(path, descriptor)
     except BaseException as error:

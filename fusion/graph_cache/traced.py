@@ -2,7 +2,7 @@
 
 Input: the result, and the keys of its compiled graphs; output: values that `form.py` writes.  PyTorch pickles these
 objects; here each type that may occur is listed, and its attributes are written.  Reading makes objects of the listed
-types and sets their attributes: no function is called that an entry names.
+types and sets their attributes, and calls the constructors of listed views: no function is called that an entry names.
 
 Refused is everything else: subclasses of tensors, tokens of effects, wrappers that work at each call, and two kinds of
 views (`FunctionalizeFallbackKernel.h`) that hand out their sizes as a reference to a copy which is freed by then.

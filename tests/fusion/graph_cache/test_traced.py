@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from torch._dynamo import compiled_autograd
 from torch._functorch._aot_autograd.functional_utils import ViewMetaSequence
 
 from fusion.backend import Backend
+from fusion.codegen.cache import kept
 from fusion.graph_cache import regions, traced
 from fusion.graph_cache.form import Unwritten, read, write
+from fusion.graph_cache.store import get
 from fusion.graph_cache.traced import KINDS, Compiled, Traced, described, result_of
 from fusion.options import Options
 from tests.fusion.graph_cache.starts import leaf, no_tracing, run
@@ -36,14 +39,14 @@ def mutated_views(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 @pytest.fixture
 def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """AOTAutograd's results that are kept."""
-    kept: list[Any] = []
+    seen: list[Any] = []
 
     def watched(result: Any, *told: Any) -> Traced:
-        kept.append(result)
+        seen.append(result)
         return described(result, *told)
 
     monkeypatch.setattr(regions, "described", watched)
-    return kept
+    return seen
 
 
 def assert_same_state(made: object, given: object) -> None:
@@ -83,9 +86,9 @@ def test_an_equal_result_is_made_of_the_data(
 ) -> None:
     run(function, make(), dynamic=dynamic)
     (result,) = results
-    kept = read(write(described(result), KINDS), KINDS)
-    assert isinstance(kept, Traced)
-    made = result_of(kept, Compiled(result.compiled_fw, result.compiled_bw, lambda: pytest.fail("not asked for")))
+    entry = read(write(described(result), KINDS), KINDS)
+    assert isinstance(entry, Traced)
+    made = result_of(entry, Compiled(result.compiled_fw, result.compiled_bw, lambda: pytest.fail("not asked for")))
     for part in fields(result):
         if part.name not in (*traced._DROPPED, "dispatch_wrappers", "guards_expr"):
             assert_same_state(getattr(made, part.name), getattr(result, part.name))
@@ -114,10 +117,10 @@ def test_what_is_not_listed_is_refused(value: object, results: list[Any]) -> Non
 def test_nothing_is_made_that_is_not_listed(state: object, results: list[Any]) -> None:
     run(waves, (leaf(4, 3),))
     (result,) = results
-    kept = described(result)
-    kept.metadata.attributes["static_input_indices"] = [state]
+    entry = described(result)
+    entry.metadata.attributes["static_input_indices"] = [state]
     with pytest.raises(KeyError):
-        result_of(kept, Compiled(result.compiled_fw, None, lambda: pytest.fail("not asked for")))
+        result_of(entry, Compiled(result.compiled_fw, None, lambda: pytest.fail("not asked for")))
 
 
 def test_compiled_autograd_gets_the_graph_of_backward_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +146,36 @@ def test_folders_of_another_user_are_named_in_the_report(cache: Path) -> None:
         pytest.skip("only root can give a folder away")
     x = leaf(4, 3)
     first, _, _ = run(torch.sigmoid, (x,))
-    kept = cache.parent / "regions"
-    for folder in (kept, cache):
+    traces = cache.parent / "regions"
+    for folder in (traces, cache):
         os.chown(folder, 12345, -1)
     second, reported, _ = run(torch.sigmoid, (x,))
     assert all(map(torch.equal, first, second))
     assert all(
         re.fullmatch(r"not (taken from|kept in) the cache: .* belongs to another user", each) for each in reported
     )
-    assert any(str(kept) in each for each in reported) and any(str(cache) in each for each in reported)
+    assert any(str(traces) in each for each in reported) and any(str(cache) in each for each in reported)
+
+
+def test_no_parameter_buffer_or_input_is_stored(cache: Path) -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(4, 4))
+            self.register_buffer("offset", torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(x @ self.weight) * torch.tensor([3.0, 5.0, 7.0, 9.0]) + self.offset
+
+    layer, x = Layer(), leaf(3, 4)
+    torch._dynamo.reset()
+    torch.compile(layer, backend=Backend(Options.read(None, {"strict": True})))(x).sum().backward()
+    texts = [get(path.name, folder) or "" for folder in ("graphs", "regions") for path in kept(folder)]
+    assert len(texts) == 3
+
+    def stored(tensor: Tensor) -> bool:
+        data = bytes(tensor.detach().reshape(-1).view(torch.uint8).tolist())
+        return any(base64.b64encode(data).decode() in text for text in texts)
+
+    assert stored(torch.tensor([3.0, 5.0, 7.0, 9.0]))
+    assert not any(map(stored, (layer.weight, layer.offset, x)))
