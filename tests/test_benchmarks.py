@@ -251,9 +251,8 @@ def _small(draw):
 
 
 def test_a_model_beyond_its_budget_of_compile_time_fails(capsys, monkeypatch):
-    tiny = scheduling.Model(
-        "tiny", lambda: CheckedNetwork(4), lambda device: scheduling._pixels(32, device), training=True
-    )
+    pixels = lambda device: {"pixels": torch.randn(2, 3, 64, 64, device=device)}  # noqa: E731
+    tiny = scheduling.Model("tiny", lambda: CheckedNetwork(4), pixels, training=True)
     monkeypatch.setattr(scheduling, "models", lambda: (tiny,))
     monkeypatch.setattr(scheduling, "_synthetic", lambda only, quick: 1e6)
     assert scheduling.run(only="", quick=True) == 0
