@@ -22,6 +22,7 @@ from fusion.schedule.chunks import in_chunks
 from fusion.schedule.overrides import PRICED, Overrides
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
+from fusion.schedule.rewrites.vector_products import has_vector
 
 
 def lower_for(
@@ -76,7 +77,7 @@ def _products(
 
 def _is_priced(product: Contract, capabilities: Capabilities) -> bool:
     """Return whether a product whose result no loop consumes has a price."""
-    return capabilities.vectors and product.has_vector
+    return capabilities.vectors and has_vector(product)
 
 
 def _scatters(capabilities: Capabilities) -> frozenset[str]:

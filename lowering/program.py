@@ -166,12 +166,6 @@ class Contract:
         """The expressions that are evaluated at each point of `axes` and `over`."""
         return (self.lhs, self.rhs)
 
-    @property
-    def has_vector(self) -> bool:
-        """Whether one side has a single row of its own: the product reads each element of the other side once."""
-        sizes = {axis.symbol: axis.size for axis in self.axes}
-        return any(all(sizes[symbol] == 1 for symbol in side) for side in (self.rows, self.columns))
-
 
 @dataclass(frozen=True, slots=True)
 class Scatter:

@@ -27,8 +27,8 @@ def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of kernels with a `tanh` are a thousandth too large."""
     build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
 
-    def built(kernel: Kernel, source: str) -> Callable[..., object]:
-        launch = build(kernel, source)
+    def built(kernel: Kernel, source: str, unkept: Any) -> Callable[..., object]:
+        launch = build(kernel, source, unkept)
 
         def wrong(*args: Any) -> None:
             launch(*args)

@@ -24,8 +24,8 @@ def tanh_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels with a `tanh` take 20 ms more."""
     build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
 
-    def built(kernel: Any, source: str) -> Callable[..., object]:
-        launch = build(kernel, source)
+    def built(kernel: Any, source: str, unkept: Any) -> Callable[..., object]:
+        launch = build(kernel, source, unkept)
 
         def slow(*args: Any) -> None:
             launch(*args)
@@ -151,8 +151,8 @@ def test_restored_memory_is_what_every_run_starts_from(monkeypatch: pytest.Monke
     seen: list[torch.Tensor] = []
     build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
 
-    def built(kernel: Any, source: str) -> Callable[..., object]:
-        launch = build(kernel, source)
+    def built(kernel: Any, source: str, unkept: Any) -> Callable[..., object]:
+        launch = build(kernel, source, unkept)
 
         def noting(*args: Any) -> None:
             seen.append(args[0].clone())

@@ -34,13 +34,19 @@ def sum_vectors(program: Program, chains: Sequence[Cluster]) -> tuple[Program, t
     made: dict[str, Buffer] = {}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
-        if isinstance(node, Contract) and node.has_vector and position not in chained:
+        if isinstance(node, Contract) and has_vector(node) and position not in chained:
             nodes += _sum(program, node, made)
         else:
             nodes.append(node)
     origins = {buffer.name: out for out, buffer in made.items()}
     summed = program.edited(nodes, buffers=made.values(), origins=origins)
     return summed, tuple(chains) if summed is program else positions_in(summed, program, chains)
+
+
+def has_vector(product: Contract) -> bool:
+    """Return whether one side has a single row of its own: the product reads each element of the other side once."""
+    sizes = {axis.symbol: axis.size for axis in product.axes}
+    return any(all(sizes[symbol] == 1 for symbol in side) for side in (product.rows, product.columns))
 
 
 def _sum(program: Program, product: Contract, made: dict[str, Buffer]) -> Iterator[Node]:
