@@ -31,8 +31,10 @@ GPU_COUNT = 1 << 27
 GEMM_ROWS: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 """Rows, columns and terms of a measured GEMM of 16-bit floats; wider elements take fewer."""
 CHAINS = 8
-LENGTH = {"cpu": 8, "cuda": 64}
-"""Independent chains of so many dependent multiply-adds for each element: enough for arithmetic to bound a kernel."""
+LENGTH = 8
+"""Independent chains of so many dependent multiply-adds for each element of a kernel that arithmetic bounds.
+
+Of longer ones the scheduler makes several kernels.  On a GPU memory takes part of the time."""
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 FEW_ROWS = 16
 """Rows of the other measured GEMM: it reads its second operand once for so few."""
@@ -113,8 +115,7 @@ def _of_gpu(place: torch.device) -> Figures:
 def _additions(count: int, launch: float, place: torch.device) -> float:
     """Return the additions per microsecond of a kernel over `count` elements that arithmetic bounds."""
     x, _ = _tensors(count, place)
-    length = LENGTH[place.type]
-    return 2 * CHAINS * length * count / (_time(partial(_chain, length), [x]) - launch)
+    return 2 * CHAINS * LENGTH * count / (_time(_chain, [x]) - launch)
 
 
 def _falling(memory: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -184,13 +185,13 @@ def _add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y
 
 
-def _chain(length: int, x: torch.Tensor) -> torch.Tensor:
-    return sum((_powers(x, float(chain), length) for chain in range(CHAINS)), torch.zeros_like(x))
+def _chain(x: torch.Tensor) -> torch.Tensor:
+    return sum((_powers(x, float(chain)) for chain in range(CHAINS)), torch.zeros_like(x))
 
 
-def _powers(x: torch.Tensor, start: float, length: int) -> torch.Tensor:
+def _powers(x: torch.Tensor, start: float) -> torch.Tensor:
     result = x + start
-    for _ in range(length):
+    for _ in range(LENGTH):
         result = result * x + 0.5
     return result
 

@@ -134,13 +134,16 @@ def device_at(index: int) -> Device:
 
 
 def calibrated(device: Device, figures: calibration.Figures) -> Device:
-    """Return a device with the speeds that `fusion calibrate` measured; generated kernels keep their shares of them."""
+    """Return a device with the speeds that `fusion calibrate` measured; generated kernels keep their shares of them.
+
+    The rate of additions is the published one, which costs are relative to: a kernel of additions is slower by
+    the time that its memory takes.
+    """
     known = speeds(device)
     measured = replace(
         known,
         launch_us=figures.launch_us,
         bandwidth=figures.memory[-1][1],
-        flops=figures.flops,
         matrix_flops=figures.gemms[2],
         matrix_share={**known.matrix_share, **figures.shares},
     )

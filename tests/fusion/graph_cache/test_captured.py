@@ -27,6 +27,10 @@ from fusion.options import Options
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = torch.ones(4, 6)
+OTHER_STRIDES = {
+    "guess_tangent_strides_as_outputs": not torch._functorch.config.guess_tangent_strides_as_outputs,
+}
+"""The setting that versions of PyTorch do not have by default."""
 
 
 def key_for(
@@ -154,7 +158,7 @@ DIFFERENT: dict[str, Callable[[], str]] = {
     "benchmark": lambda: within(torch.backends.cudnn.flags(benchmark=True)),
     "libraries": lambda: within(torch.backends.mkldnn.flags(enabled=False)),
     "partition": lambda: within(torch._functorch.config.patch(activation_memory_budget=0.5)),
-    "tangents": lambda: within(torch._functorch.config.patch(guess_tangent_strides_as_outputs=False)),
+    "tangents": lambda: within(torch._functorch.config.patch(**OTHER_STRIDES)),
     "workspace": lambda: key_for(sine, ONE, options=Options(workspace=1)),
     "numerics": lambda: key_for(sine, ONE, options=Options(numerics="strict")),
     "graphs": lambda: key_for(sine, ONE, options=Options(cudagraphs=True)),
