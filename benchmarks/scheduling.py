@@ -23,6 +23,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
+from benchmarks.harness import Refused
 from benchmarks.price.measured import of_model
 from benchmarks.price.models import Model
 from benchmarks.price.models import models as price_models
@@ -201,6 +202,9 @@ def compiled(model: Model) -> Compiled:
             else:
                 os.environ["FUSION_CACHE_DIR"] = kept
     reports = backend.reports
+    for report in reports:
+        if report.failure:
+            raise Refused(f"{model.name} fell back to eager: {report.failure}")
     times = [each for report in reports for each in report.passes]
     seconds = dict.fromkeys(STAGES, 0.0)
     for each in times:

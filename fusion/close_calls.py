@@ -43,7 +43,7 @@ class Clock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._compiled = self._tried = 0.0
-        self._trials = 0
+        self._longest = FIRST  # until a trial takes longer
         self._begun: dict[int, float] = {}  # thread → when its compilation began
 
     @contextmanager
@@ -62,23 +62,23 @@ class Clock:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Count the time inside as a trial."""
+        """Count the time inside as that of a trial, or of the look for its record."""
         begun = time.perf_counter()
         try:
             yield
         finally:
+            took = time.perf_counter() - begun
             with self._lock:
-                self._tried += time.perf_counter() - begun
-                self._trials += 1
+                self._tried += took
+                self._longest = max(self._longest, took)
 
     @property
     def has_time(self) -> bool:
-        """Whether another trial, which takes as long as those before did, stays within the share."""
+        """Whether another trial, which takes as long as any before did, stays within the share."""
         with self._lock:
             now = time.perf_counter()
             compiled = self._compiled + sum(now - begun for begun in self._begun.values())
-            expected = self._tried / self._trials if self._trials else FIRST
-            return self._tried + expected <= SHARE * compiled
+            return self._tried + self._longest <= SHARE * compiled
 
 
 CLOCK = Clock()
@@ -102,12 +102,9 @@ class CloseCalls:
             return predicted
         key = (replace(kernel, name=""), tuple((way.name, way.predicted) for way in ways))
         if key not in self._known:
-            tried = self._trials.recorded(program, cluster, kernel, [ways[number] for number in close])
-            if tried is None:
-                if not self._clock.has_time:
-                    return predicted
-                with self._clock.trying():
-                    tried = self._trials(program, cluster, kernel, [ways[number] for number in close])
+            with self._clock.trying():
+                alternatives = [ways[number] for number in close]
+                tried = self._trials(program, cluster, kernel, alternatives, lambda: self._clock.has_time)
             self._known[key] = tried
         return _among(predicted, close, self._known[key])
 

@@ -10,7 +10,7 @@ If sizes are unknown, or memory is short, predictions decide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -44,29 +44,31 @@ class Trials:
     def __init__(self, target: Target, tuner: Tuner | Untuned, hints: Mapping[sympy.Symbol, int] | None) -> None:
         self._target, self._tuner, self._hints = target, tuner, hints
 
-    def __call__(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]) -> Tuning:
-        """Measure the alternatives of a cluster; see `schedule.clusters.alternatives.Measure`."""
+    def __call__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        kernel: Kernel,
+        ways: Sequence[Alternative],
+        allowed: Callable[[], bool] = lambda: True,
+    ) -> Tuning:
+        """Measure the alternatives of a cluster, where nothing is recorded and it is `allowed`.
+
+        See `schedule.clusters.alternatives.Measure`.
+        """
         part = alone(program, cluster)
         if not _is_known(part):
             return weighed(kernel, ways, "sizes are not known")
         schedules = self._schedules(program, cluster, part, ways)
         key = self._key(schedules)
         kept = record.read(key, len(schedules))
+        if kept is None and not allowed():
+            return weighed(kernel, ways, "there was no time")
         if kept is None:
             kept = self._tried(part, kernel, ways, schedules)
             if not kept.reason:
                 record.write(key, kept)
         return replace(kept, subject=kernel.name)
-
-    def recorded(
-        self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]
-    ) -> Tuning | None:
-        """Return what was measured before; None if nothing was, or the sizes are not known."""
-        part = alone(program, cluster)
-        if not _is_known(part):
-            return None
-        kept = record.read(self._key(self._schedules(program, cluster, part, ways)), len(ways))
-        return None if kept is None else replace(kept, subject=kernel.name)
 
     def _schedules(
         self, program: Program, cluster: Cluster, part: Program, ways: Sequence[Alternative]
