@@ -99,7 +99,7 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
     if not grid[-1].size.is_Integer:
         return True  # dividing by a 64-bit number costs more than everything else
     streams = [(name, offset) for name, offset in direct_loads(kernel) if coefficient(offset, last) == 1] + stored
-    odd = sum(not _aligned(kernel, name, offset, outer) for name, offset in streams)
+    odd = sum(not starts_at_words(kernel, name, offset, outer) for name, offset in streams)
     return len(row_values(kernel, grid)) > odd
 
 
@@ -119,8 +119,8 @@ def row_values(kernel: Kernel, grid: Sequence[KernelAxis]) -> list[sympy.Expr]:
     return [offset for offset in offsets if outer & offset.free_symbols and last not in offset.free_symbols]
 
 
-def _aligned(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sympy.Symbol]) -> bool:
-    """Does every row of a tensor start at a multiple of 16 bytes, as far as is known?"""
+def starts_at_words(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sympy.Symbol]) -> bool:
+    """Does every row of a tensor, one for each point of `outer`, start at a word of 16 bytes, as far as is known?"""
     size = kernel.param(name).dtype.itemsize
     strides = (coefficient(offset, symbol) for symbol in outer)
     return all(stride is not None and (stride * size / WORD).is_integer is not False for stride in strides)

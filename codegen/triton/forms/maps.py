@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import sympy
 from typing_extensions import Self
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two, row_block
+from fusion.codegen.triton.blocks.contiguous import direct_loads
+from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import narrowest, neighbours, streams, warps_for, widest
 from fusion.lowering.expr import Load, postorder
@@ -43,13 +46,29 @@ class Maps(Form):
         return _by_rows(self.blocked, grid["b"], grid["x"]) if "b" in grid else _pointwise(self.blocked, grid.get("x"))
 
 
+_WINDOW, _PER_WINDOW = 4, (512, 8)
+"""The least points of a window, and the elements and warps of a block of windows.
+
+The points of neighbouring windows start at any address, so that they are loaded one by one: with four windows in a
+thread, each load of a warp takes four times the lines that it needs.  (H100, max pool of 3 × 3 with stride 2: float32
+363 µs, with blocks of 1024 and 4 warps 475, bfloat16 246 and 549; mean pool of 4 × 4: 322 and 437, 187 and 496; max
+pool of 8 with dilation 3: 658 and 880, 589 and 889.)
+"""
+
+
 def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
     """Return a configuration with two 16-byte words of every tensor per thread (one, for many tensors), on all
-    multiprocessors.
+    multiprocessors; with two windows per thread where windows are read.
     """
     if x is None:
         return Config((), num_warps=1)
-    block, warps = _line(blocked, extent(x.size), max(len(blocked.kernel.params), _points_read(blocked)))
+    elements, points = extent(x.size), _points_read(blocked)
+    if points >= _WINDOW and _reads_within_words(blocked):
+        block, warps = _PER_WINDOW
+        while block > 64 and -(-elements // block) < 4 * blocked.device.multiprocessors:
+            block, warps = block // 2, max(1, warps // 2)
+        return Config((("x", block),), num_warps=warps)
+    block, warps = _line(blocked, elements, max(len(blocked.kernel.params), points))
     return Config((("x", block),), num_warps=warps)
 
 
@@ -60,6 +79,16 @@ def _points_read(blocked: Blocked) -> int:
     roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
     read = Counter(part.buffer for part in postorder(*roots) if isinstance(part, Load))
     return max(read.values(), default=0)
+
+
+def _reads_within_words(blocked: Blocked) -> bool:
+    """Are points of one tensor read that are no multiple of a word of 16 bytes apart?"""
+    first: dict[str, sympy.Expr] = {}
+    for name, offset in direct_loads(blocked.kernel):
+        apart = (offset - first.setdefault(name, offset)) * blocked.kernel.param(name).dtype.itemsize
+        if apart.is_Integer and int(apart) % WORD:
+            return True
+    return False
 
 
 def _by_rows(blocked: Blocked, b: Dim, x: Dim) -> Config:
