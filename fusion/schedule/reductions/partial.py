@@ -61,6 +61,8 @@ class Cut:
         buffers: the buffers that these add, with the buffer whose origin each has.
         took: buffer → the operations that its computation includes now, by their buffers.
         space, places: the loop of one part; placements by the buffer that a node writes.
+        count: the number of parts.
+        reads_again: whether a part has to be read once more, as its folds need others of it.
     """
 
     instead: Mapping[int, tuple[Node, ...]]
@@ -68,6 +70,8 @@ class Cut:
     took: Mapping[str, tuple[str, ...]]
     space: Space
     places: Mapping[str, Placement]
+    count: int
+    reads_again: bool
 
 
 def cut(
@@ -99,7 +103,7 @@ class _Cutting:
         self, dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool
     ) -> None:
         self.dependences, self.cluster, self.axis_cut, self.length = dependences, cluster, axis, length
-        self.again = again
+        self.again, self.reads_again = again, False
         self.part = Axis(fresh("p", cluster.space.sizes), sympy.Integer(count))
         self.ragged = length * count != axis.size
         held = cluster.space.held
@@ -151,14 +155,22 @@ class _Cutting:
         for member in self.cluster.members:
             if member not in after and not self._tile(member):
                 return None
-        return Cut(self.instead, tuple(self.buffers), self._took(), self.space, self.places)
+        return Cut(
+            self.instead,
+            tuple(self.buffers),
+            self._took(),
+            self.space,
+            self.places,
+            int(self.part.size),
+            self.reads_again,
+        )
 
     def _form(self, fold: Fold, running: Mapping[str, Fold]) -> Online | str:
         """Return the accumulators of `fold` in a part."""
         form = online(fold, running)
-        if isinstance(form, str) and self.again:
-            return about_means(fold, running, self._points(fold.dtype)) or form
-        return form
+        centred = about_means(fold, running, self._points(fold.dtype)) if isinstance(form, str) and self.again else None
+        self.reads_again |= centred is not None
+        return centred or form
 
     def _points(self, dtype: torch.dtype) -> Expr:
         """Return the number of points of a part."""

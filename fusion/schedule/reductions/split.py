@@ -74,6 +74,9 @@ def split_reductions(
             if done.intersection(cluster.members):
                 continue
             split = _cut(dependences, cluster, along[position], chunks[position])
+            shorter = None if split is None else _held(dependences, position, along[position], split, capabilities)
+            if shorter is not None:
+                split = _cut(dependences, cluster, along[position], shorter)
             if split is not None:
                 cuts.append(split)
                 done.update(cluster.members)
@@ -99,6 +102,24 @@ def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> 
         return cut(dependences, cluster, axis, length, count, again=again)
     part = -(-int(axis.size) // count)
     return cut(dependences, cluster, axis, sympy.Integer(part), -(-int(axis.size) // part), again=again)
+
+
+def _held(dependences: Dependences, position: int, axis: Axis, split: Cut, capabilities: Capabilities) -> int | None:
+    """Return the number of parts that are short enough to be held by their programs; None if they are, or need not be.
+
+    A part is read once more where its folds need others of it, as deviations need a mean: from memory, as all parts
+    that are computed at once exceed the cache.  (H100, float32, mean and variance of 64 channels of 16.8 million: 2.91
+    ms in parts of 524288, 1.41 in parts of 16384.)
+    """
+    node = dependences.compute(position)
+    elements = sympy.Mul(*(each.size for each in node.over))
+    if not split.reads_again or not elements.is_Integer:
+        return None
+    wanted = min(-(-2 * int(elements) // capabilities.whole_limit), int(axis.size))
+    if wanted <= split.count or int(elements) > wanted * capabilities.whole_limit:
+        return None
+    assert isinstance(node, Reduce)
+    return _fitting(node, axis, wanted) or wanted
 
 
 def _single(dependences: Dependences, position: int) -> Cluster:
