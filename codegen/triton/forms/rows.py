@@ -39,13 +39,22 @@ times in bfloat16 1639 and 3030; maximum and sum of exponentials of the latter 4
 _ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
 
 _MANY_ROWS = 4
-"""From this many rows per multiprocessor, two-pass rows run fastest with one program per multiprocessor."""
+"""From this many rows per multiprocessor, rows that are overwritten in place run fastest in steps of their own."""
 
 _ALONE = (16384, 32)
-"""Elements and warps of a step where a program has a multiprocessor to itself: no more rows are in flight than the
-cache holds until they are read again.  (H200, bf16, softmax of 4096 rows of 65536: 297 µs, in steps of 4096 with 4
-warps 391; log-softmax of 8192 rows of 50264: 440 and 626; 1024 rows of 131072 in float32: 374, with 16 warps 385.)
+"""Elements and warps of a step where rows are read again: one program has a multiprocessor to itself, and no more rows
+are in flight than the cache holds until then.  (H100, layer norm of 4096 rows of 49152 in float32: 578 µs, in steps of
+2048 with 8 warps 1067; of 262144 in bfloat16 2461 and 2913.  H200, bf16, softmax of 4096 rows of 65536: 297 µs, in steps
+of 4096 with 4 warps 391.)
 """
+
+_PAIRED = (8192, 32)
+"""The same for sums of 16-bit rows that are short enough for two programs on a multiprocessor.  (H100, bf16, layer norm of 512
+rows of 131072: 116 µs, in steps of 16384 with 16 warps 130, of 8192 with 16 warps 183; of 4096 rows 836 and 1358.)
+"""
+
+_PAIRED_BYTES = 1 << 18
+"""The longest rows of which the cache holds two for each multiprocessor."""
 
 _IN_PLACE = (8192, 16)
 """The same for rows of 16-bit floats that are overwritten in place: the cache holds more of them, and the registers of
@@ -119,11 +128,15 @@ class Rows(Form):
         50264: 295 µs in steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows of 400000: 139 and 89.)
         """
         blocked, warps = self.blocked, step_warps(length)
-        if rows >= _MANY_ROWS * blocked.device.multiprocessors and length >= 4 * _ALONE[0] and _reads_again(blocked):
-            return _IN_PLACE if all(param.written and param.dtype in HALVES for param in streams(blocked)) else _ALONE
+        running = any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in statements(blocked.body))
+        if length > 2 * _ALONE[0] and _reads_again(blocked):
+            halves = all(param.dtype in HALVES for param in streams(blocked))
+            many = rows >= _MANY_ROWS * blocked.device.multiprocessors
+            if many and halves and all(param.written for param in streams(blocked)):
+                return _IN_PLACE
+            return _PAIRED if halves and not running and 2 * length <= _PAIRED_BYTES else _ALONE
         if rows < 8 * blocked.device.multiprocessors:
             return warps * 512, warps
-        running = any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in statements(blocked.body))
         return (4096, 4) if running else (2048, 8)
 
     def columns(self, r: Dim, x: Dim, times: int) -> Config:
@@ -182,10 +195,9 @@ def _ends_within_word(blocked: Blocked, r: Dim) -> bool:
 
 
 def _reads_again(blocked: Blocked) -> bool:
-    """Does a loop after one with a running value read its data again, over tensors few enough for the registers?"""
+    """Does a loop after another one read its data again, over tensors few enough for the registers?"""
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
-    running = len(loops) > 1 and any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in loops[0].body)
-    return running and len(streams(blocked)) <= 3
+    return len(loops) > 1 and len(streams(blocked)) <= 3
 
 
 def _several(reduced: list[Dim]) -> Config:
