@@ -254,12 +254,13 @@ def _is_backward(call: fx.Node) -> bool:
 def _on_matrix_units(image: torch.Tensor) -> bool:
     """Return whether cuDNN convolves an image on matrix units, with kernels that prefer channels last.
 
-    Only 16-bit floats: with channels last, more of the kernels for float32 round their operands to TF32.
+    Those of float32 round their operands to TF32, as PyTorch permits unless it is set otherwise.
     """
     if image.device.type != "cuda" or not torch.backends.cudnn.enabled or torch.version.hip is not None:
         return False
     matrix_units = torch.cuda.is_available() and torch.cuda.get_device_capability(image.device) >= (8, 0)
-    return matrix_units and image.dtype.itemsize == 2
+    rounded = image.dtype is torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"
+    return matrix_units and (rounded or image.dtype.itemsize == 2)
 
 
 def _has_channels_last(tensor: torch.Tensor) -> bool:

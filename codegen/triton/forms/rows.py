@@ -44,13 +44,14 @@ _MANY_ROWS = 4
 _ALONE = (16384, 32)
 """Elements and warps of a step where rows are read again: one program has a multiprocessor to itself, and no more rows
 are in flight than the cache holds until then.  (H100, layer norm of 4096 rows of 49152 in float32: 578 µs, in steps of
-2048 with 8 warps 1067; of 262144 in bfloat16 2461 and 2913.  H200, bf16, softmax of 4096 rows of 65536: 297 µs, in steps
-of 4096 with 4 warps 391.)
+2048 with 8 warps 1067; of 262144 in bfloat16 2461 and 2913.  H200, softmax of 4096 rows of 65536 in bfloat16: 297 µs,
+in steps of 4096 with 4 warps 391.)
 """
 
 _PAIRED = (8192, 32)
-"""The same for sums of 16-bit rows that are short enough for two programs on a multiprocessor.  (H100, bf16, layer norm of 512
-rows of 131072: 116 µs, in steps of 16384 with 16 warps 130, of 8192 with 16 warps 183; of 4096 rows 836 and 1358.)
+"""The same for sums of 16-bit rows that are short enough for two programs on a multiprocessor.  (H100, layer norm of
+512 rows of 131072 in bfloat16: 116 µs, in steps of 16384 with 16 warps 130, of 8192 with 16 warps 183; of 4096 rows 836
+and 1358.)
 """
 
 _PAIRED_BYTES = 1 << 18
