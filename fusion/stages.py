@@ -66,6 +66,7 @@ from fusion.schedule.layouts.aligned_rows import align_rows
 from fusion.schedule.layouts.copy_layouts import own_sources
 from fusion.schedule.layouts.round_on_store import store_rounded
 from fusion.schedule.layouts.scatter_in_place import own_destinations
+from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.overrides import LIBRARY
 from fusion.schedule.reductions.scans import split_scans
@@ -243,6 +244,10 @@ def _sum_vectors(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams))
 
 
+def _copy_scattered_operands(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    return scheduled.chained(*copy_scattered_operands(scheduled.program, at.capabilities, scheduled.streams, at.hints))
+
+
 def _sums_vectors(at: Scheduling) -> bool:
     return at.capabilities.vectors and at.overrides.products != LIBRARY
 
@@ -274,6 +279,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("streamed", _stream, when=lambda at: at.overrides.chains),
         Pass("vectors", _sum_vectors, when=_sums_vectors),
         Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
+        Pass("operands", _copy_scattered_operands),
         Pass("narrow", _on_program(lambda program, at: store_rounded(program))),
         # After inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts.
         Pass(

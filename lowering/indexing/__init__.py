@@ -21,11 +21,20 @@ from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol, symbols_of
 from fusion.lowering.indexing.inverse import Inverse, invert, split_points
 from fusion.lowering.indexing.laws import simplify, within
-from fusion.lowering.indexing.offsets import coefficient, direct_part, extent_of, flatten, stride_along
+from fusion.lowering.indexing.offsets import (
+    RUN,
+    coefficient,
+    direct_part,
+    extent_of,
+    flatten,
+    stride_along,
+    within_run,
+)
 from fusion.lowering.indexing.substitution import replace_axes, substitute, substitute_all
 
 __all__ = [
     "ONE",
+    "RUN",
     "ZERO",
     "FloorDiv",
     "Inverse",
@@ -47,4 +56,5 @@ __all__ = [
     "substitute_all",
     "symbols_of",
     "within",
+    "within_run",
 ]

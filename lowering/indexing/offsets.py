@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from fusion.lowering.division import ONE, ZERO
+from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.expr import Const, Expr, Index, IndexValue, Op, free_axes, make_op
 from fusion.lowering.indexing.intervals import Sizes, symbols_of
 from fusion.lowering.indexing.laws import simplify
 from fusion.lowering.sizes import where_there_are_elements
+
+RUN = 16
+"""The least number of contiguous elements for which one lane each is worthwhile."""
 
 
 def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes) -> Index:
@@ -91,3 +94,20 @@ def stride_along(offset: Index, axis: sympy.Symbol) -> sympy.Expr | None:
     """Return the stride of `axis` in an offset that may depend on data; None where it is not known."""
     direct, others = direct_part(offset)
     return None if axis in others else coefficient(direct, axis)
+
+
+def within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
+    """Return `offset` as it varies along `axis` before a digit carries: heads of 64 contiguous elements are runs.
+
+    >>> from fusion.lowering.indexing import axis_symbol
+    >>> i = axis_symbol(0)
+    >>> within_run(65536 * FloorDiv(i, 64) + Mod(i, 64), i)
+    i0
+    """
+
+    def is_long(expr: sympy.Basic) -> bool:
+        if not isinstance(expr, (FloorDiv, Mod)) or axis not in expr.free_symbols:
+            return False
+        return bool(expr.args[1].is_Integer and expr.args[1] >= RUN)
+
+    return offset.replace(is_long, lambda expr: ZERO if isinstance(expr, FloorDiv) else expr.args[0])

@@ -10,11 +10,8 @@ import sympy
 from fusion.codegen.triton.blocks.config import extent
 from fusion.codegen.triton.blocks.dims import Dim
 from fusion.lowering.expr import Expr, Index, Load, free_axes, postorder
-from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient, direct_part
+from fusion.lowering.indexing import RUN, ZERO, coefficient, direct_part, within_run
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
-
-RUN = 16
-"""The least number of contiguous elements for which one thread each is worthwhile."""
 
 LARGEST = 4
 """Loads of at least a quarter of the bytes of the largest one decide what is contiguous."""
@@ -77,22 +74,6 @@ def is_crossed(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
     stores = [offset for offset in store_offsets(kernel) if across in offset.free_symbols]
     stored = any(coefficient(within_run(offset, last), last) == 1 for offset in stores)
     return (stored or contiguous_along(kernel, x) > 0) and contiguous_along(kernel, reduced[0]) > 0
-
-
-def within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
-    """Return `offset` as it varies along `axis` before a digit carries: heads of 64 contiguous elements are runs.
-
-    >>> i = sympy.Symbol("i", integer=True, nonnegative=True)
-    >>> within_run(65536 * FloorDiv(i, 64) + Mod(i, 64), i)
-    i
-    """
-
-    def is_long(expr: sympy.Basic) -> bool:
-        if not isinstance(expr, (FloorDiv, Mod)) or axis not in expr.free_symbols:
-            return False
-        return bool(expr.args[1].is_Integer and expr.args[1] >= RUN)
-
-    return offset.replace(is_long, lambda expr: ZERO if isinstance(expr, FloorDiv) else expr.args[0])
 
 
 def by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, ...]:

@@ -17,14 +17,17 @@ import sympy
 
 from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import loads
-from fusion.lowering.program import Contract, Reduce, Scatter
+from fusion.lowering.expr import Expr, loads
+from fusion.lowering.indexing import flatten
+from fusion.lowering.program import Contract, Reduce, Scatter, axis_sizes
 from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_padded_window
+from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
 from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import place
 
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile."""
@@ -90,9 +93,39 @@ class Prices:
 
     def price(self, cluster: Cluster) -> Price:
         """Return the predicted microseconds of one launch of `cluster`, by part."""
-        moved = sum(self.traffic(cluster)) + self._crossings.excess(cluster)
+        moved = self.moved(cluster)
         scalars = sum(self.scalar_times(cluster).values())
         return self.rates.price(moved, products=self._products(cluster), scalars=scalars, share=self._busy(cluster))
+
+    def moved(self, cluster: Cluster) -> int:
+        """Return the bytes that one launch of `cluster` moves, with those of memory requests for single elements."""
+        return sum(self.traffic(cluster)) + self._crossings.excess(cluster) + self._scattered(cluster)
+
+    def _scattered(self, cluster: Cluster) -> int:
+        """Return the bytes in excess of operands of products that are contiguous along no axis of a tile.
+
+        Every element is a memory request, once for each tile that multiplies it: a copy of the operand is read in rows.
+        """
+        if not self.capabilities.sector or not cluster.space.rigid:
+            return 0
+        sizes, inside = cluster.space.sizes, {self.dependences.outs[member] for member in cluster.members}
+        excess = 0
+        for member, placement in cluster.places.items():
+            node_sizes = axis_sizes(self.dependences.compute(member))
+            for load in self.dependences.loads[member]:
+                buffer = self.dependences.program.buffers[load.buffer]
+                offset = flatten(load.index, buffer.strides, node_sizes)
+                if load.buffer in inside or isinstance(offset, Expr) or self.dependences.bytes(load.buffer) < SCATTERED:
+                    continue
+                placed = place(offset, placement, sizes)
+                if not is_scattered(placed, sizes):
+                    continue
+                spanned = placed.free_symbols & sizes.keys()
+                points = math.prod(self.dependences.estimate(sizes[axis]) for axis in spanned)
+                excess += (
+                    points * self._evaluations(cluster, spanned) * (self.capabilities.sector - buffer.dtype.itemsize)
+                )
+        return excess
 
     def traffic(self, cluster: Cluster) -> tuple[int, int]:
         """Return the bytes (read, written): every tensor from outside once, every stored result once."""

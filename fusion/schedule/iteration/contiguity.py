@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from fusion.lowering.expr import Expr, Index, Load, loads, postorder
-from fusion.lowering.indexing import coefficient, flatten, stride_along
+from fusion.lowering.indexing import RUN, coefficient, flatten, stride_along
 from fusion.lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
 from fusion.lowering.sizes import estimate
 
@@ -18,6 +18,9 @@ VECTOR = 8
 """Elements of the widest vector of 16-bit numbers that a thread loads at once."""
 HELD = 1 << 10
 """Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
+
+SCATTERED = 1 << 20
+"""Bytes of the smallest tensor of which a memory request for each element counts: a cache holds smaller ones."""
 
 
 def reads_contiguously(program: Program, node: Reduce | Scan, looped: Sequence[Axis]) -> bool:
@@ -82,6 +85,31 @@ def window_loads(program: Program, node: Map) -> tuple[int, int, int]:
         else:
             strided += len(distances)
     return whole, shifted, strided
+
+
+def is_scattered(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    """Return whether neighbours along no axis are neighbours in memory, at known positions.
+
+    >>> from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
+    >>> i, k = axis_symbol(0), axis_symbol(1)
+    >>> sizes = {i: sympy.Integer(1024), k: sympy.Integer(9216)}
+    >>> turned = 9216 * i + 256 * Mod(k, 36) + FloorDiv(k, 36)
+    >>> is_scattered(turned, sizes), is_scattered(9216 * i + k, sizes), is_scattered(i + 1024 * k, sizes)
+    (True, False, False)
+    """
+    if isinstance(offset, Expr):
+        return False
+    spanned = [axis for axis in sizes if axis in offset.free_symbols and sizes[axis] != 1]
+    return bool(spanned) and not any(_has_near_neighbours(offset, axis, sizes[axis]) for axis in spanned)
+
+
+def _has_near_neighbours(offset: sympy.Expr, axis: sympy.Symbol, size: sympy.Expr) -> bool:
+    """Return whether the first points along an axis lie together in memory; True where that is not known."""
+    first = RUN if not size.is_Integer else min(RUN, int(size))
+    others = {symbol: sympy.Integer(0) for symbol in offset.free_symbols if symbol is not axis}
+    places = [offset.xreplace({**others, axis: sympy.Integer(k)}) for k in range(first)]
+    known = [int(place) for place in places if place.is_Integer]
+    return len(known) < len(places) or max(known) - min(known) < 2 * RUN
 
 
 def _contiguous(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> set[sympy.Symbol]:

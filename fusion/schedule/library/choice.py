@@ -168,7 +168,7 @@ def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], t
     scalar, efficiency = prices.scalar_times(cluster), target.efficiency(kernel)
     prologue = sum(scalar[member] for member in _parts(prices, cluster, products)[0])
     epilogue = _epilogue_time(prices, cluster, products) if target.waits(kernel) else 0.0
-    moved, in_kernel = sum(prices.traffic(cluster)) / efficiency, multiplied / efficiency
+    moved, in_kernel = prices.moved(cluster) / efficiency, multiplied / efficiency
     generated = prices.rates.price(moved, products=in_kernel, scalars=prologue, epilogue=epilogue)
     calls = prices.dependences.program.library
     library = {position: calls[contract.out] for position, contract in products.items()}
