@@ -250,12 +250,30 @@ def test_the_gain_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gains(torch.bfloat16, 64, 64, 7) == [image / 2 * 49 * 1.5, image / 2 * 49 * 8]
 
 
-def test_convolutions_of_float32_gain_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With channels last, cuDNN may round to TF32 where it does not for eager."""
+@pytest.fixture
+def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+@pytest.mark.usefixtures("matrix_units")
+def test_convolutions_of_float32_gain_where_tf32_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(gains(torch.bfloat16, 64, 1, 3, "cuda")) > 0
+    assert min(gains(torch.float32, 64, 1, 3, "cuda")) > 0
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert gains(torch.float32, 64, 1, 3, "cuda") == gains(torch.float32, 64, 64, 7, "cuda") == [0, 0]
+
+
+@pytest.mark.usefixtures("matrix_units")
+@pytest.mark.parametrize(("channels", "size", "changes"), [(64, 128, True), (64, 8, False), (8, 512, False)])
+def test_only_graphs_whose_convolutions_are_rounded_anyway_change(channels: int, size: int, changes: bool) -> None:
+    """cuDNN computes small convolutions of float32, and those of few channels, in float32 with channels first."""
+
+    def twice(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, weight), weight)
+
+    graph = traced(twice, (4, channels, size, size), (channels, channels, 3, 3), device="cuda")
+    assert prefer_channels_last(graph, LAYOUTS) == changes
 
 
 def test_images_with_channels_last_are_unchanged() -> None:
