@@ -3,7 +3,9 @@
 Input: a bool expression and the range of each axis; output: a C text that is false only if the expression is false
 throughout, and the lines that it needs before it.  Comparisons of affine indices are evaluated at their most favourable
 corner of the block.  Values loaded along one axis of the block are intervals, from their least to their greatest value:
-`==` does not hold if two of them are disjoint.  `and` and `or` combine their operands; anything else counts as true.
+`==` does not hold if two of them are disjoint.  Other conditions on loaded values, such as a mask of rows and columns,
+are read throughout the block, which costs little beside its products.  `and` and `or` combine their operands; anything
+else counts as true.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class _Possible:
                 return f"({_APART[where.name].format(low, high, other_low, other_high)})"
         elif self._is_vector(where):
             return f"({self._interval(where)[1]} != 0)"
-        return ALWAYS
+        return self._anywhere(where) if any(loads(where)) and self._is_known(where) else ALWAYS
 
     def _of_indices(self, name: str, left: sympy.Expr, right: sympy.Expr) -> str:
         blocks, names = self.blocks, self.names
@@ -82,9 +84,22 @@ class _Possible:
 
     def _is_vector(self, expr: Expr) -> bool:
         """Return whether `expr` varies along at most one axis of a block, and depends only on loads and indices."""
-        if expr.dtype not in INTEGERS or any(isinstance(node, (TileRef, Random)) for node in postorder(expr)):
+        return expr.dtype in INTEGERS and len(self.scope.tiled(expr)) <= 1 and self._is_known(expr)
+
+    def _is_known(self, expr: Expr) -> bool:
+        """Return whether `expr` depends only on indices, and on tensors that the kernel does not change."""
+        if any(isinstance(node, (TileRef, Random)) for node in postorder(expr)):
             return False
-        return len(self.scope.tiled(expr)) <= 1 and all(load.buffer not in self.scope.written for load in loads(expr))
+        return all(load.buffer not in self.scope.written for load in loads(expr))
+
+    def _anywhere(self, where: Expr) -> str:
+        """Return the name of the flag that is set where the condition holds at some point of the current block."""
+        flag = self.scope.space.fresh("anywhere")
+        nest = self.scope.nest([where], self.scope.tiled(where), named=frozenset([where]))
+        nest.write(f"{flag} |= {nest.texts[0]};")
+        nest.levels[-1].clauses.append(f"reduction(|:{flag})")
+        self.lines += [f"int32_t {flag} = 0;", *nest.lines()]
+        return flag
 
     def _interval(self, expr: Expr) -> tuple[str, str]:
         """Return the names of the least and the greatest value of `expr` in the current block."""
