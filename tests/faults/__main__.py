@@ -6,8 +6,10 @@ Trial K of seed S draws the same fault on every machine; when a process is kille
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -19,7 +21,7 @@ import torch
 
 from tests.faults import entries, inputs, processes, surroundings
 from tests.faults.outcomes import Outcome, attempt
-from tests.faults.programs import Program
+from tests.faults.programs import BODIES, Program
 from tests.faults.trial import Kind, run
 
 KINDS: dict[str, Kind] = {
@@ -73,8 +75,11 @@ def warm(compiler: str) -> None:
     with tempfile.TemporaryDirectory(prefix="fusion-faults-") as folder:
         os.environ["FUSION_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         os.environ.pop("FUSION_GRAPH_CACHE", None)
-        outcome = attempt(Program("(x * 3.25).sum(0)", (3, 4)), compiler=compiler)
-        assert outcome.status == "right", outcome.reason
+        for body in BODIES:
+            outcome = attempt(Program.drawn(random.Random(body), body), compiler=compiler)
+            assert outcome.status == "right", outcome.reason
+    gc.collect()
+    gc.freeze()  # a collection would copy all pages that a child shares with this process
 
 
 def shared(trials: Sequence[tuple[str, int]], options: argparse.Namespace) -> Iterator[tuple[int, str, Outcome]]:

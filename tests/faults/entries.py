@@ -23,8 +23,13 @@ ANOTHER_USER = 12345
 def corruption(trial: Trial) -> tuple[str, Outcome]:
     """Harm some entries of one program, or of two, and run the first."""
     other = Program.drawn(trial.rng)
-    trial.child()
-    in_child(lambda: trial.attempt(other))
+    trial.others.append(other)
+
+    def both() -> Outcome:
+        trial.attempt(other)
+        return trial.attempt()
+
+    in_child(both)
     folders = sorted({path.parent.name for path in files(trial)})
     chosen = trial.rng.choice(folders) if folders else ""
     harm = trial.rng.choice(HARMS)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+import fusion
 from tests.faults.outcomes import Outcome, in_child
 from tests.faults.programs import Program, agree
 from tests.faults.trial import Trial
@@ -28,7 +29,7 @@ def guard_pages(trial: Trial) -> tuple[str, Outcome]:
             return [between_guards(tensor, at_end=at_end) for tensor in arguments(self, seed)]
 
         Program.arguments = within_guards  # type: ignore[method-assign]  # of this child alone
-        return trial.attempt(program)
+        return trial.strictly(program)
 
     return "before the end" if at_end else "after the start", in_child(guarded)
 
@@ -68,14 +69,12 @@ def names(trial: Trial) -> tuple[str, Outcome]:
     word, file = trial.rng.choice(WORDS), trial.rng.choice(FILES)
     program = replace(trial.program, name=word if word != "self" else "f", file=file)
     if trial.rng.random() < 0.5:
-        return "of a function and its file", in_child(lambda: trial.attempt(program, strict=True))
+        return "of a function and its file", in_child(lambda: trial.strictly(program))
     return "of modules and parameters", in_child(lambda: _module(trial, word))
 
 
 def _module(trial: Trial, word: str) -> Outcome:
     """Run a module whose parts have a name that is a word of C, with what no identifier has."""
-    import fusion
-
     odd = trial.rng.choice(("", " ", "*/", "\n", '"', "'", "\\", "-", "[0]", "\udcff"))
     name = word + odd
     inner = torch.nn.LayerNorm(8)
@@ -93,7 +92,7 @@ def _module(trial: Trial, word: str) -> Outcome:
             assert part is not None
             return part._modules[name](x).relu() * part._parameters[f"{name}2"]
 
-    trial.attempt()  # for the environment, and the entries of the trial's own program
+    trial.strictly()  # for the environment, and the entries of the trial's own program
     module, x = Outer(), torch.randn(4, 8, requires_grad=True)
     results = []
     for function in (module, fusion.fuse(module, options={"strict": True})):

@@ -15,6 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +29,10 @@ LIMIT = 60.0
 
 CLEAR = (fusion.FusionError, MemoryError, KeyboardInterrupt)
 """The kinds of errors that may be raised under a fault."""
+
+
+_inside: list[int] = []
+"""The children that this process is, or was forked in; the first one leads a process group."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,9 @@ def compiled_by(compiler: str, function: Callable[..., Any], options: dict[str, 
 
 
 def brief(error: BaseException) -> str:
-    """Return the type of an error, the start of its message, and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    """Return the type of an error, the start of its message, and the last lines that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)[-4:]
+    place = "".join(f" at {frame.filename}:{frame.lineno}" for frame in reversed(frames))
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}{place}"
 
 
@@ -110,11 +115,16 @@ class Child:
         sys.stdout.flush()
         self.begun = time.monotonic()
         self.pipe, write = os.pipe()
+        self.leads = not _inside
         self.pid = os.fork()
         if self.pid == 0:
+            _inside.append(os.getpid())
             os.close(self.pipe)
             _run(work, write)
         os.close(write)
+        if self.leads:
+            with suppress(OSError):  # it has ended
+                os.setpgid(self.pid, self.pid)
 
     def outcome(self, kill_after: float | None, interrupt_after: float | None) -> Outcome:
         """Wait for the outcome, and see to it that the child and all that it started have ended."""
@@ -143,17 +153,16 @@ class Child:
 
     def _end(self) -> int:
         os.close(self.pipe)
-        try:
-            os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended
+        with suppress(ProcessLookupError):
+            (os.killpg if self.leads else os.kill)(self.pid, signal.SIGKILL)
         return os.waitpid(self.pid, 0)[1]
 
 
 def _run(work: Callable[[], Outcome], pipe: int) -> None:
     """Run `work` in this process, write its outcome, and exit without running anything of the parent's."""
     try:
-        os.setpgid(0, 0)
+        if len(_inside) == 1:
+            os.setpgid(0, 0)  # what it starts ends with it
         try:
             outcome = work()
         except BaseException as error:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
-from collections.abc import Callable
 from functools import partial
 
 from fusion.codegen.c import build
@@ -60,7 +58,7 @@ def interrupt(trial: Trial) -> tuple[str, Outcome]:
         except KeyboardInterrupt:  # between the parts of an attempt
             first = Outcome("refused")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        second = trial.attempt(strict=True)
+        second = trial.strictly()
         return first if first.bad else second
 
     return "SIGINT", in_child(work, interrupt_after=trial.rng.random() * TYPICAL)
@@ -93,21 +91,14 @@ def threads(trial: Trial) -> tuple[str, Outcome]:
 
 
 def fork(trial: Trial) -> tuple[str, Outcome]:
-    """Fork after a compilation, also while a thread compiles; parent and child go on compiling."""
-    beside = trial.rng.random() < 0.5
+    """Fork after a compilation; the parent and its child go on compiling."""
     other = Program.drawn(trial.rng)
 
     def work() -> Outcome:
-        first = trial.attempt()
-        thread = threading.Thread(target=trial.attempt, args=(Program.drawn(random.Random(1)),))
-        if beside:
-            thread.start()
-        outcomes = [first, in_child(partial(trial.attempt, other)), trial.attempt(other)]
-        if beside:
-            thread.join()
-        return next((each for each in outcomes if each.status != "right"), first)
+        outcomes = [trial.strictly(), in_child(partial(trial.strictly, other)), trial.strictly(other)]
+        return next((each for each in outcomes if each.status != "right"), outcomes[0])
 
-    return "while a thread compiles" if beside else "after compiling", in_child(work)
+    return "after compiling", in_child(work)
 
 
-KINDS: tuple[Callable[[Trial], tuple[str, Outcome]], ...] = (kill, concurrent_start, interrupt, threads, fork)
+__all__ = ["concurrent_start", "fork", "interrupt", "kill", "threads"]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fusion.codegen.c import build
+from fusion.codegen.cache import folders
 from fusion.codegen.cache.folders import Folder
 from tests.faults.outcomes import Outcome
 from tests.faults.trial import Trial
@@ -62,7 +63,7 @@ def compilers(trial: Trial) -> tuple[str, Outcome]:
 
     write()
     trial.environment["CC"] = trial.environment["CXX"] = str(wrapper)
-    outcome = trial.child(lambda: setattr(build, "TIME_LIMIT", 1))
+    outcome = trial.child(lambda: setattr(build, "TIME_LIMIT", 0.5))
     healed.touch()
     if not wrapper.exists():
         write()
@@ -77,7 +78,7 @@ def disks(trial: Trial) -> tuple[str, Outcome]:
         "files of few bytes": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << trial.rng.randint(4, 16),) * 2),
         "renaming": lambda: _refusing(Folder, "rename", number, after),
         "opening": lambda: _refusing(Folder, "open", number, after),
-        "making folders": lambda: _refusing(os, "mkdir", number, after),
+        "making folders": lambda: _refusing(folders, "_make", number, after % 3),
         "temporary files": lambda: _refusing(tempfile, "TemporaryDirectory", number, after % 2),
         "memory with a descriptor": lambda: _refusing(os, "memfd_create", number, after % 2),
         "few descriptors": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (_lowest() + after,) * 2),

@@ -27,6 +27,7 @@ class Trial:
     Attributes:
         place: a folder of this trial alone; the cache directory is `place / "cache"`.
         environment: variables that are set in each child; None removes one.
+        others: programs whose entries were harmed, too, and have to heal.
     """
 
     rng: random.Random
@@ -34,6 +35,7 @@ class Trial:
     compiler: str
     program: Program
     environment: dict[str, str | None] = field(default_factory=dict)
+    others: list[Program] = field(default_factory=list)
 
     @property
     def cache(self) -> Path:
@@ -54,6 +56,10 @@ class Trial:
                 os.environ[name] = value
         return attempt(program or self.program, compiler=self.compiler, seed=self.rng.randrange(1000), **options)
 
+    def strictly(self, program: Program | None = None) -> Outcome:
+        """Run a program in this process, where nothing may be left to eager."""
+        return self.attempt(program, **({"strict": True} if self.compiler == "fusion" else {}))
+
     def child(self, fault: Callable[[], object] = lambda: None, *, kill_after: float | None = None) -> Outcome:
         """Run the program in a child in which `fault` was called before."""
 
@@ -64,18 +70,28 @@ class Trial:
         return in_child(work, kill_after=kill_after)
 
 
+WITHOUT_TRACE = ("fork", "guard", "names")
+"""Kinds that leave nothing behind which could have to heal, and run strictly themselves."""
+
 Kind: TypeAlias = Callable[[Trial], "tuple[str, Outcome]"]
 """Returns the name of the fault that it drew, and the outcome under it."""
 
 
 def run(kind: str, fault: Kind, seed: str, place: Path, compiler: str = "fusion") -> tuple[str, Outcome]:
-    """Run one trial, and look whether the cache has healed; return the name of the fault and the outcome."""
+    """Run one trial, and look whether the cache has healed; return the name of the fault and the outcome.
+
+    Args:
+        kind: the name of the kind.
+        seed: of all that is drawn.
+        place: a folder that is not there yet.
+        compiler: "fusion", or another one to compare with.
+    """
     rng = random.Random(seed)
     place.mkdir(mode=0o700)
     trial = Trial(rng, place, compiler, Program.drawn(rng))
     try:
         drawn, outcome = fault(trial)
-        if not outcome.bad:
+        if not outcome.bad and kind not in WITHOUT_TRACE:
             again = in_child(lambda: _healed(trial))
             if again.status != "right":
                 outcome = Outcome("unhealed", f"{again.status}: {again.reason}")
@@ -85,9 +101,11 @@ def run(kind: str, fault: Kind, seed: str, place: Path, compiler: str = "fusion"
 
 
 def _healed(trial: Trial) -> Outcome:
-    outcome = trial.attempt(**({"strict": True} if trial.compiler == "fusion" else {}))
+    outcome = trial.strictly()
     if outcome.status != "right" or trial.compiler != "fusion":
         return outcome
+    for other in trial.others:
+        trial.strictly(other)
     entries = [(folder, path) for folder in cache.FOLDERS for path in cache.kept(folder)]
     if not any(folder == "c" for folder, _ in entries):
         return Outcome("wrong", "no kernel was kept")
