@@ -23,7 +23,7 @@ FAULTY = {
     "fails": "exit 1",
     "kills itself": "kill -9 $$",
     "says that it has succeeded": "exit 0",
-    "writes rubbish": 'for last; do :; done; [ "$last" = -lc ] && echo rubbish >"$out"; exec "$real" "$@"',
+    "writes rubbish": '"$real" "$@"; for last; do :; done; [ "$last" != -lc ] || echo rubbish >"$out"',
     "writes an empty object": ': >"$out"',
     "writes rubbish as object": 'echo rubbish >"$out"',
     "writes half an object": '"$real" "$@"; truncate -s 700 "$out"',
