@@ -7,6 +7,8 @@ import signal
 import threading
 from functools import partial
 
+import torch
+
 from fusion.codegen.c import build
 from fusion.codegen.cache.folders import Folder
 from tests.faults.outcomes import Outcome, in_child, together
@@ -72,6 +74,7 @@ def threads(trial: Trial) -> tuple[str, Outcome]:
     gate = threading.Barrier(count)
 
     def work() -> Outcome:
+        torch.set_num_threads(1)  # PyTorch makes its pool anew after a fork, which threads must not do at the same time
         outcomes: list[Outcome] = []
 
         def one(program: Program) -> None:
