@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import struct
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -24,6 +25,11 @@ except ImportError:  # Windows
 DEBUGGED = b".debug_info"
 """Part of an object that the compiler was told to write symbols to, by `-g` in `$CC`."""
 
+ELF_HEADER = struct.Struct("<40xQ10xHH2x")
+"""The header of an object for 64 bits, of which it reads where the table of sections begins, and its entries' size and
+number.
+"""
+
 _numbers = itertools.count()
 
 
@@ -34,8 +40,11 @@ def load(binary: bytes, name: str) -> ctypes.CDLL:
         name: for tools that list what a process has loaded.
 
     Raises:
-        OSError: it is no object, or it may not be loaded from memory nor from the directory of temporary files.
+        OSError: it is no object or the start of one, or it may not be loaded from memory nor from the directory of
+            temporary files.
     """
+    if not is_complete(binary):
+        raise OSError(f"the object of {name} was cut off")
     refusal: OSError | None = None
     for placed in (_in_memory, _in_temporary_file):
         with ExitStack() as place:
@@ -51,6 +60,22 @@ def load(binary: bytes, name: str) -> ctypes.CDLL:
                 return library
     assert refusal is not None
     raise refusal
+
+
+def is_complete(binary: bytes) -> bool:
+    """Return whether the sections of an ELF object are all there; a loader dies of a page that is missing.
+
+    The table of sections is the last part that linkers write.
+
+    >>> is_complete(b"no ELF object"), is_complete(b"\\x7fELF" + bytes(20))
+    (True, False)
+    """
+    if not binary.startswith(b"\x7fELF"):
+        return True  # left to the loader
+    if len(binary) < ELF_HEADER.size:
+        return False
+    start, size, count = ELF_HEADER.unpack_from(binary)
+    return bool(start + size * count <= len(binary))
 
 
 def _unload(handle: int, place: ExitStack) -> None:

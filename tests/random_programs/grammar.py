@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.random_programs import integers, models, pieces, templates
+from tests.random_programs import integers, models, pieces, sharing, templates
 from tests.random_programs.builder import LARGEST, WHOLE, Builder, is_any, is_float, names_read
 from tests.random_programs.crash_guards import Survived
 from tests.random_programs.inputs import Input
@@ -228,6 +228,7 @@ PRODUCTIONS: tuple[tuple[Production, int], ...] = (
     (chained, 4),
     (control, 2),
     (several, 2),
+    *((production, 3) for production in sharing.SHARING),
 )
 
 
@@ -271,9 +272,13 @@ def finished(builder: Builder) -> Program:
     if rng.random() < 0.35 or passed:
         others = {name: max(2, size + rng.choice((-3, -1, 1, 2, 5))) for name, size in builder.sizes.items()}
         others |= {name: rng.choice(WHOLE) for name in passed}
-        again = replace(program, calls=(first, others), dynamic=rng.choice((None, True)))
+        calls = rng.choice(((first, others), (first, others), (first, first, others), (first, others, first, others)))
+        again = replace(program, calls=calls, dynamic=rng.choice((None, True)))
         if runs(again):
             program = again
+    if rng.random() < 0.15:  # compiled twice; then the first options again
+        options = ({}, rng.choice(({"numerics": "strict"}, {"workspace": 1 << 12}, {"close_calls": False})))
+        program = replace(program, options=options, calls=(program.calls * 3)[:4])
     trained = replace(program, backward=True)
     if len(program.calls) > 1:  # PyTorch's capture itself spreads the gradient of an expanded leaf (docs/limits.md)
         trained = replace(trained, inputs=tuple(map(_without_expanded_leaf, program.inputs)))

@@ -67,7 +67,8 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
     """Run a program through `fuse` and return the verdict."""
     torch._dynamo.reset()
     counters.clear()
-    fused = fuse(program.function(), dynamic=program.dynamic, options={"strict": strict, "target": target})
+    function, base = program.function(), {"strict": strict, "target": target}
+    fused = [fuse(function, dynamic=program.dynamic, options={**base, **each}) for each in program.options]
     calls = [Call(program, number, device) for number in range(len(program.calls))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -91,12 +92,12 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
         return eager if eager.status != "pass" else replace(eager, status="skipped", reason=verdict.reason)
 
 
-def _called(fused: Function, calls: Sequence[Call]) -> tuple[list[Run], Exception | None]:
-    """Return the runs of the calls, and the exception of the call after the last of these."""
+def _called(fused: Sequence[Function], calls: Sequence[Call]) -> tuple[list[Run], Exception | None]:
+    """Return the runs of the calls, by the functions in turn, and the exception of the call after the last of these."""
     results: list[Run] = []
     try:
         for call in calls:
-            run = call.run(fused)
+            run = call.run(fused[call.number % len(fused)])
             synchronize(call.device)
             results.append(run)
     except Exception as failure:
@@ -104,10 +105,10 @@ def _called(fused: Function, calls: Sequence[Call]) -> tuple[list[Run], Exceptio
     return results, None
 
 
-def _counted(fused: Function) -> Verdict:
+def _counted(fused: Sequence[Function]) -> Verdict:
     """Return the initial verdict on a program, without any mismatch."""
     verdict = Verdict(breaks=bool(counters["graph_break"]))
-    for entry in report(fused).graphs:
+    for entry in (graph for each in fused for graph in report(each).graphs):
         verdict.operations += entry.operations
         verdict.kernels += len(entry.kernels)
         verdict.externs += [extern.name for extern in entry.externs]

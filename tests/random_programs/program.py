@@ -37,6 +37,7 @@ class Program:
         backward: with the gradients of every input that may have one.
         seed: of the inputs' numbers.
         integers: names of the integers that are passed.
+        options: of `fuse`, for the calls in turn; the program is compiled once for each.
     """
 
     inputs: tuple[Input, ...]
@@ -46,12 +47,14 @@ class Program:
     backward: bool = False
     seed: int = 0
     integers: tuple[str, ...] = ()
+    options: tuple[Mapping[str, object], ...] = ({},)
 
     def __str__(self) -> str:
         inputs = "".join(f"        {entry},\n" for entry in self.inputs)
         body = textwrap.indent(textwrap.dedent(self.source).strip(), " " * 8)
         names = ("dynamic", "backward", "seed", "integers")
         settings = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
+        settings += [f"options={self.options}"] if any(self.options) else []
         rest = "".join(f"    {setting},\n" for setting in settings)
         return (
             f'Program(\n    inputs=(\n{inputs}    ),\n    source="""\n{body}\n    """,\n'

@@ -31,6 +31,8 @@ def smaller(program: Program) -> Iterator[Program]:
     """Programs that have a little less than this one, largest steps first."""
     *lines, last = program.lines
     results = last.removeprefix("return (").removesuffix(",)").split(", ")
+    if any(program.options):
+        yield from (replace(program, options=(each,)) for each in program.options)
     if len(program.calls) > 1:
         yield replace(program, calls=program.calls[:1])
         yield replace(program, calls=program.calls[1:])

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import random_programs
-from tests.random_programs import integers, models, pieces, templates
+from tests.random_programs import integers, models, pieces, sharing, templates
 from tests.random_programs import judge as judging
 from tests.random_programs.builder import Builder
 from tests.random_programs.crash_guards import Survived
-from tests.random_programs.grammar import generate, runs
+from tests.random_programs.faulty import PLAIN
+from tests.random_programs.grammar import finished, generate, runs
 from tests.random_programs.inputs import LAYOUTS, VALUES, Input
 from tests.random_programs.judge import judge
 from tests.random_programs.program import Program
@@ -70,6 +71,24 @@ def test_eager_takes_every_entry_of_a_table(name: str) -> None:
                 break
         else:
             pytest.fail(f"no operands for {entry}")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("production", sharing.SHARING)
+def test_statements_about_shared_memory_are_drawn_and_agree_with_eager(production) -> None:  # type: ignore[no-untyped-def]
+    drawn = [builder for builder in map(entered, range(40)) if production(builder)]
+    assert len({"\n".join(builder.statements) for builder in drawn}) > 5
+    verdict = judge(finished(drawn[0]))
+    assert verdict.status == "pass" and verdict.kernels, verdict.reason
+
+
+def test_the_options_of_each_call_are_switched() -> None:
+    call = {"A": 4}
+    program = replace(PLAIN, calls=(call, {"A": 5}, call, call), options=({}, {"numerics": "strict"}))
+    assert judge(program).status == "pass"
+    again = eval(str(program), {"Program": Program, "Input": Input, "torch": torch})
+    assert again.options == program.options
+    assert len(judge(replace(program, options=({},))).externs) * 2 == len(judge(program).externs)
 
 
 def test_a_backward_that_takes_eager_down_is_not_asked_for() -> None:

@@ -3,8 +3,9 @@
 `Program → Program`.  A functional graph ends in copies into the inputs that the program overwrites.  A kernel can write
 to these directly (`launches/updates.py`) if it computes the source for this copy alone, with the same dtype and
 strides. This pass establishes that: it changes the source's strides if only kernels see them, else it adds a node.  The
-latter also for a product that a library call may compute, which chooses its own layout. Refused: copies between dtypes
-or devices that are not generated, and into tensors that overlap themselves.
+latter also for a product that a library call may compute, which chooses its own layout, and for an operand of one,
+since the call was made for its layout. Refused: copies between dtypes or devices that are not generated, and into
+tensors that overlap themselves.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def own_sources(program: Program) -> Program:
     nodes_by_result = {
         name: node for node in program.nodes if not isinstance(node, (Extern, Chunked)) for name in writes(node)
     }
+    of_library = {name for steps in program.library.values() for node in steps for name in reads(node)}
+    of_library |= program.library.keys()
     private = nodes_by_result.keys() - program.output_names()
     buffers = dict(program.buffers)
     origins: dict[str, str] = {}
@@ -63,7 +66,7 @@ def own_sources(program: Program) -> Program:
         old, new = buffers[target], buffers[source]
         same_layout = _with_same_layout(source, nodes_by_result)
         separable = private.issuperset(same_layout) and sum(calls[name] for name in same_layout) == 1
-        movable = new.strides == old.strides or program.library.keys().isdisjoint(same_layout)
+        movable = new.strides == old.strides or of_library.isdisjoint(same_layout)
         if new.dtype is old.dtype and separable and movable:
             buffers.update((name, replace(buffers[name], strides=old.strides)) for name in same_layout)
             nodes.append(replace(node))  # a new call, as its operand has another layout

@@ -244,3 +244,20 @@ def test_tensors_that_overlap(target: str) -> None:
     got = fuse(f, options={"target": target, "strict": True})(ours[:6], ours[2:8])
     torch.testing.assert_close(got, f(theirs[:6], theirs[2:8]))
     torch.testing.assert_close(ours, theirs)
+
+
+@TARGETS
+@pytest.mark.parametrize("strides", [(1, 1), (33, 1), (1, 2)])
+def test_a_source_that_a_library_call_reads_keeps_its_layout(strides: tuple[int, int], target: str) -> None:
+    """The call was made for it, whether the product is left to the library in the end or not."""
+    weight = torch.randn(33, 3).half()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(0.25)
+        return torch.relu(x @ weight)
+
+    inputs = [torch.linspace(-1, 1, 66).half().as_strided((1, 33), strides) for _ in range(2)]
+    fused = fuse(program, options={"target": target, "strict": True})
+    torch.testing.assert_close(fused(inputs[0]), program(inputs[1]))
+    torch.testing.assert_close(inputs[0], inputs[1])
+    assert report(fused).kernels
