@@ -48,10 +48,10 @@ def copy_scattered_operands(
       input x: f32[1024, 32, 6, 6] strides (1152, 1, 192, 32)
       input w: f32[1152, 48]
     + mm_operand: f32[1024, 1152] = map(i0:1024, i1:1152) x[i0, i1//36, (i1//6)%6, i1%6]
-    - mm: f32[1024, 48] = contract(i0:1024, i1:48 over r0:1152; rows i0, columns i1; in f32) x[i0, r0//36, (r0//6)%6,
-            r0%6], w[r0, i1]
-    + mm: f32[1024, 48] = contract(i0:1024, i1:48 over r0:1152; rows i0, columns i1; in f32) mm_operand[i0, r0], w[r0,
-            i1]
+    - mm: f32[1024, 48] = contract(i0:1024, i1:48 over r0:1152; rows i0, columns i1; in f32) x[i0, r0//36,
+            (r0//6)%6, r0%6], w[r0, i1]
+    + mm: f32[1024, 48] = contract(i0:1024, i1:48 over r0:1152; rows i0, columns i1; in f32) mm_operand[i0, r0],
+            w[r0, i1]
       return mm
     """
     if not capabilities.sector:

@@ -257,11 +257,12 @@ def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("matrix_units")
-def test_convolutions_of_float32_gain_where_tf32_is_permitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_of_float32_gain_where_tf32_is_permitted() -> None:
     assert min(gains(torch.bfloat16, 64, 1, 3, "cuda")) > 0
-    assert min(gains(torch.float32, 64, 1, 3, "cuda")) > 0
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    assert gains(torch.float32, 64, 1, 3, "cuda") == gains(torch.float32, 64, 64, 7, "cuda") == [0, 0]
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        assert min(gains(torch.float32, 64, 1, 3, "cuda")) > 0
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert gains(torch.float32, 64, 1, 3, "cuda") == gains(torch.float32, 64, 64, 7, "cuda") == [0, 0]
 
 
 @pytest.mark.usefixtures("matrix_units")
