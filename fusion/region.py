@@ -39,6 +39,7 @@ from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder
 from fusion.runtime.second_derivatives import watch_derivatives
+from fusion.runtime.wide_integers import watch_integers
 from fusion.stages import CAPTURED, PREPARED
 from fusion.subjects import Capturing
 
@@ -102,7 +103,8 @@ class RegionCompiler:
         dependence, draws = told[0] if told else (None, None)
         captured = with_checkpoints(graph)
         compiled = watch_derivatives(compiled, captured, at.inputs, dependence, draws, say)
-        return watch_overlaps(compiled, self._of_other_inputs(captured), at.inputs)
+        compiled = watch_overlaps(compiled, self._of_other_inputs(captured), at.inputs)
+        return watch_integers(compiled, captured, graph)
 
     def _choose_attention(self, graph: fx.GraphModule) -> None:
         for choice in self.attention(graph):

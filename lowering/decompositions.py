@@ -26,6 +26,7 @@ from torch._prims_common import (
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusion.lowering import rules
+from fusion.lowering.floats_only import FLOATS_ONLY, leaving_integers
 from fusion.lowering.foreach import foreach_decompositions
 from fusion.lowering.registry import RULES
 
@@ -385,4 +386,5 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})
     kept.update(foreach_decompositions().items())
     kept.update(KNOWN_AT_THE_CALL.items())
-    return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}
+    overloads = ((target, parts) for target, parts in kept.items() if isinstance(target, OpOverload))
+    return {op: leaving_integers(parts) if op.overloadpacket in FLOATS_ONLY else parts for op, parts in overloads}

@@ -21,9 +21,10 @@ from fusion.lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
 from fusion.lowering.calls import Calls, FxValue
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Load, as_stored
+from fusion.lowering.floats_only import refuse_integers
 from fusion.lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
 from fusion.lowering.live import without_dead_buffers, without_dead_nodes
-from fusion.lowering.overflow import refuse_overflow
+from fusion.lowering.overflow import refuse_overflow, refuse_wide
 from fusion.lowering.positions import is_free, simplify_all
 from fusion.lowering.program import BufferRef, Extern, Node, Program, memory_of
 from fusion.lowering.recomputed import unrounded
@@ -209,6 +210,7 @@ class Lowering:
         try:
             self._check_tensors(node)
             refuse_overflow(node)
+            refuse_integers(node)
             result = self._by_rule(registered, args, node.kwargs)
         except Unsupported as refusal:
             self.builder.roll_back(before)
@@ -295,6 +297,8 @@ class Lowering:
     def _on_device(self, arg: fx.Node) -> FxValue:
         """Return the value of an operand; a host number, as it is on the device."""
         value = self.calls.values[arg]
+        if isinstance(value, sympy.Expr):
+            refuse_wide(value)
         if self.device is None or not isinstance(value, Value) or value.device == self.device:
             return value
         number = self.numbers[arg]

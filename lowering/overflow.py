@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
@@ -59,6 +60,16 @@ def refuse_overflow(node: fx.Node) -> None:
             continue
         if not fits(number, val.dtype):
             raise Unsupported(f"{number} does not fit into {val.dtype}")
+
+
+def refuse_wide(number: sympy.Expr) -> None:
+    """Refuse a number that is computed with a constant of more than 64 bits: kernels compute in 64.
+
+    Raises:
+        Unsupported: there is such a constant.
+    """
+    if any(not -(1 << 63) <= int(constant) < 1 << 63 for constant in number.atoms(sympy.Integer)):
+        raise Unsupported(f"{number} needs more than 64 bits")
 
 
 def fits(number: int | float, dtype: torch.dtype) -> bool:

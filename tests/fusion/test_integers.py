@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import fusion
 from fusion.backend import Backend
 from fusion.options import Options
 
@@ -64,3 +65,46 @@ def test_integers_beyond_32_bits() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_integers_of_any_sign(name: str) -> None:
     check(PROGRAMS[name], "c")
+
+
+WIDE: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "added": lambda x, n: x + n,
+    "compared": lambda x, n: x > n,
+    "filled": lambda x, n: x + torch.full((3,), n),
+    "chosen": lambda x, n: torch.where(x > 1, n, x),
+    "a bound": lambda x, n: x.clamp(max=n),
+    "computed": lambda x, n: x * (n * 8 + 1),
+    "computed and narrow again": lambda x, n: x + n * 8 // 2**66,
+    "a wide constant": lambda x, n: x + (n - 2**70),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("name", WIDE)
+def test_integers_that_64_bits_cannot_hold_are_taken_as_eager_takes_them(name: str, dtype: torch.dtype) -> None:
+    f = WIDE[name]
+    fused, x = fusion.fuse(f), torch.arange(3).to(dtype)
+
+    def outcome(function: Callable[..., torch.Tensor], n: int) -> object:
+        try:
+            return function(x, n).tolist()
+        except (OverflowError, RuntimeError):  # of Dynamo, where it meets the number first
+            return "refused"
+
+    for n in (
+        3,
+        4,
+        2**40,
+        2**60,
+        2**62,
+        2**63 - 1,
+        2**63,
+        2**64 - 1,
+        2**64,
+        2**70,
+        -(2**63),
+        -(2**63) - 1,
+        -(2**70),
+        6,
+    ):
+        assert outcome(fused, n) == outcome(f, n), n

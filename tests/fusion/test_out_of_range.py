@@ -122,17 +122,38 @@ def test_every_kind_of_loop_looks(name: str) -> None:
     torch.testing.assert_close(fused(x, at), function(x, at), rtol=1e-4, atol=1e-4)
 
 
-def test_an_update_in_place_touches_nothing_else() -> None:
-    def update(cache: torch.Tensor, at: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        return cache.index_copy_(0, at, rows)
+UPDATES: dict[str, Callable[..., object]] = {
+    "index_copy": lambda x, i, rows: x.index_copy_(0, i, rows),
+    "index_add": lambda x, i, rows: x.index_add_(0, i, rows),
+    "index_fill": lambda x, i, rows: x.index_fill_(0, i, 7.0),
+    "index_reduce": lambda x, i, rows: x.index_reduce_(0, i, rows, "amax"),
+    "index_put": lambda x, i, rows: x.index_put_((i,), rows),
+    "index_put, added": lambda x, i, rows: x.index_put_((i,), rows, accumulate=True),
+    "assigned": lambda x, i, rows: x.__setitem__(i, x[0] + 1),
+    "scatter of one": lambda x, i, rows: x.scatter_(0, i[:, None].expand_as(rows), 7.0),
+    "scatter": lambda x, i, rows: x.scatter_(0, i[:, None].expand_as(rows), rows),
+    "scatter_add": lambda x, i, rows: x.scatter_add_(0, i[:, None].expand_as(rows), rows),
+    "scatter_reduce": lambda x, i, rows: x.scatter_reduce_(0, i[:, None].expand_as(rows), rows, "prod"),
+    "put": lambda x, i, rows: x.put_(i * rows.shape[1], rows[:, 0].contiguous()),
+}
 
-    cache, rows, fused = torch.zeros(400, 8), torch.ones(3, 8), fusion.fuse(update)
-    refused(fused, cache, torch.tensor([3, 400, 7]), rows)
-    refused(fused, cache, torch.tensor([3, -1, 7]), rows)
-    untouched = [k for k in range(400) if k not in (3, 7)]
-    assert not cache[untouched].any()
-    fused(cache, torch.tensor([1, 2, 0]), rows)
-    assert cache[:3].eq(1).all()
+
+@pytest.mark.parametrize("size", [6, 400, 70_000])
+@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+def test_a_refused_update_changes_only_elements_that_it_names(name: str, size: int) -> None:
+    """Small tensors are updated by comparison, large ones by scatters; also the last element is not touched."""
+    update = UPDATES[name]
+    fused = fusion.fuse(lambda x, i, rows: update(x, i, rows))
+    for beyond in (size, -size - 1, 1 << 40):
+        x, rows = torch.zeros(size, 8), torch.ones(3, 8)
+        refused(fused, x, torch.tensor([3, beyond, 2]), rows)
+        assert not x[[k for k in range(size) if k not in (2, 3)]].any(), beyond
+    x = torch.zeros(size, 8)
+    expected = x.clone()
+    update(expected, torch.tensor([1, 2, 0]), rows)
+    fused(x, torch.tensor([1, 2, 0]), rows)
+    assert torch.equal(x, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

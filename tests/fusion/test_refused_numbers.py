@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,3 +92,48 @@ def test_numbers_that_fit_or_wrap_around_are_taken() -> None:
     for got, expected in zip(fused(x, h), f(x, h), strict=True):
         assert torch.equal(got, expected) and got.dtype is expected.dtype
     assert not fusion.report(fused).externs
+
+
+# Integers where eager has floats only ---------------------------------------------------------------------------------
+
+OF_FLOATS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: x.softmax(1),
+    "log_softmax": lambda x: x.log_softmax(1) * 2,
+    "softmin": lambda x: F.softmin(x, 1),
+    "cross_entropy": lambda x: F.cross_entropy(x, x[:, 0].long()),
+    "nll_loss": lambda x: F.nll_loss(x, x[:, 0].long()),
+    "nll_loss of pictures": lambda x: F.nll_loss(x[..., None], x[:, :1].long()),
+    "glu": lambda x: F.glu(x, 1) + 1,
+    "prelu": lambda x: F.prelu(x, x[0, :1]),
+    "batch_norm": lambda x: F.batch_norm(x, x[0].float(), x[0].float().abs() + 1),
+    "batch_norm in training": lambda x: F.batch_norm(x, None, None, training=True),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, x + 1),
+    "huber_loss": lambda x: F.huber_loss(x, x + 1),
+    "mse_loss": lambda x: F.mse_loss(x, x + 1),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x, x),
+    "logsigmoid": lambda x: F.logsigmoid(x),
+    "frac": lambda x: x.frac(),
+    "logaddexp2": lambda x: torch.logaddexp2(x, x),
+    "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x[None], 2),
+    "max_unpool2d": lambda x: F.max_unpool2d(x[None], torch.zeros_like(x[None]).long(), 2),
+    "cdist": lambda x: torch.cdist(x, x, 1.0),
+    "pdist": lambda x: F.pdist(x),
+}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("name", OF_FLOATS)
+def test_integers_are_refused_where_eager_has_floats_only(name: str, trains: bool) -> None:
+    f = OF_FLOATS[name]
+    x = torch.ones(4, 4, dtype=torch.int64)
+
+    def program(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return f(x) + weight.exp().sum()
+
+    weight = torch.zeros(3, requires_grad=trains)
+    with pytest.raises((RuntimeError, NotImplementedError)) as expected:
+        f(x)
+    with pytest.raises((RuntimeError, NotImplementedError)) as raised:
+        fusion.fuse(program)(x, weight)
+    if not isinstance(raised.value, TorchRuntimeError):  # Dynamo's, where PyTorch's trace refuses them, too
+        assert str(raised.value) == str(expected.value)

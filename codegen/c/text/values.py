@@ -56,6 +56,7 @@ class ValueWriter:
         self._levels: Sequence[Level] = ()
         self._depth: Mapping[sympy.Symbol, int] = {}
         self._chosen: frozenset[Expr] = frozenset()
+        self._places: dict[str, Code] = {}  # the name of a checked index → the index before its check
 
     def open(self, levels: Sequence[Level], depth: Mapping[sympy.Symbol, int]) -> None:
         """Start a nest in which the loop over axis `a` is `levels[depth[a]]`; other axes are bound at level 0."""
@@ -151,7 +152,10 @@ class ValueWriter:
             case Load() as load:
                 return self._element(load)
             case Op(name, args, dtype):
-                code = operation_code(name, args[-1].dtype, dtype, [self._get(arg) for arg in args])
+                codes = [self._get(arg) for arg in args]
+                if name == "eq" and isinstance(args[1], IndexValue | Const):  # a refused index is equal to no position
+                    codes[0] = self._places.get(codes[0].text, codes[0])
+                code = operation_code(name, args[-1].dtype, dtype, codes)
                 return self._hidden(code, dtype) if node in self._chosen else code
             case Cast(arg, dtype):
                 code = converted(arg.dtype, dtype, self._get(arg))
@@ -222,6 +226,7 @@ class ValueWriter:
         code = Code(f"{place} < {last} ? {place} : {last}", CHOICE)
         code = self._hidden(code) if node.args[2] is const(1, torch.int64) else code
         level.before.append(f"const int64_t {inside} = {code};")
+        self._places[inside] = Code(place)
         return Code(inside)
 
     def _hidden(self, code: Code, dtype: torch.dtype = torch.int64) -> Code:

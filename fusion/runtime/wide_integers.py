@@ -1,0 +1,67 @@
+"""Guards integers of the program that do not fit into 64 bits, in which compiled code computes.
+
+A Python integer that differs between calls is an argument of the compiled graph.  Eager computes with it exactly, and
+then converts it to an element of 64 bits, signed or unsigned, or raises an error.  Input: a compiled graph, with the
+graph that Dynamo captured; output: a callable that runs the captured graph in eager if an integer of the call, or a
+number that the graph computes from such integers, needs more than a signed 64-bit integer.  Graphs without such
+arguments are returned as they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+Call: TypeAlias = Callable[..., object]
+
+NARROW = 1 << 31
+"""Integers below are not looked at further, unless the graph computes with a constant that is not below."""
+
+
+def watch_integers(compiled: Call, captured: Call, graph: fx.GraphModule) -> Call:
+    """Return `compiled`, or a callable that decides at each call between it and `captured`.
+
+    Args:
+        compiled: the compiled form of `graph`.
+        captured: the same program, run operation by operation.
+        graph: Dynamo's graph; symbolic integers among its inputs are the integers of the call.
+    """
+    inputs = graph.graph.find_nodes(op="placeholder")
+    symbols = {k: expr for k, node in enumerate(inputs) if (expr := _expression(node)) is not None and expr.is_Symbol}
+    if not symbols:
+        return compiled
+    places = tuple(symbols)
+    computed = _computed(graph, frozenset(symbols.values()))
+    always = any(abs(number) >= NARROW for expr in computed for number in expr.atoms(sympy.Integer))
+
+    def run(*args: object) -> object:
+        numbers = [operator.index(args[k]) for k in places]  # type: ignore[arg-type]  # integers
+        narrow = not always and all(-NARROW <= number < NARROW for number in numbers)
+        if narrow or _fit(computed, dict(zip(symbols.values(), numbers, strict=True))):
+            return compiled(*args)
+        return captured(*args)
+
+    return run
+
+
+def _expression(node: fx.Node) -> sympy.Expr | None:
+    """Return the expression of a symbolic integer."""
+    value = node.meta.get("example_value")
+    return value.node.expr if isinstance(value, torch.SymInt) else None
+
+
+def _computed(graph: fx.GraphModule, symbols: frozenset[sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """Return the integers that the graph computes from those of the call alone, these among them."""
+    found = (_expression(node) for node in graph.graph.nodes)
+    return tuple(dict.fromkeys(expr for expr in found if expr is not None and expr.free_symbols <= symbols))
+
+
+def _fit(computed: Sequence[sympy.Expr], numbers: Mapping[sympy.Expr, int]) -> bool:
+    """Return whether all expressions are signed 64-bit integers; one that has no value is left to the graph."""
+    values = (expr.xreplace({symbol: sympy.Integer(number) for symbol, number in numbers.items()}) for expr in computed)
+    return all(-(1 << 63) <= int(value) < 1 << 63 for value in values if value.is_Integer)
