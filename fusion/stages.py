@@ -26,6 +26,7 @@ from fusion.dynamo.kept_strides import keep_strides
 from fusion.dynamo.nested_regions import inline_regions
 from fusion.dynamo.shared_writes import refuse_shared_writes
 from fusion.dynamo.unread_rows import skip_unread_rows
+from fusion.dynamo.unused_results import keep_unused_results
 from fusion.dynamo.windows import separate_written_windows
 from fusion.inspect.text import graph_text, launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
@@ -100,6 +101,7 @@ CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
         in_place("refuse_shared_writes", lambda graph, at: refuse_shared_writes(graph)),
         in_place("separate_written_windows", lambda graph, at: separate_written_windows(graph)),
         in_place("keep_strides", lambda graph, at: keep_strides(graph)),
+        in_place("keep_unused_results", lambda graph, at: keep_unused_results(graph)),
     ),
     check=_lint,
     text=graph_text,

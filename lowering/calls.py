@@ -23,6 +23,7 @@ from fusion.lowering.expr import Expr, Load, loads
 from fusion.lowering.indexing import ONE
 from fusion.lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
 from fusion.lowering.sizes import given_by, size_of, sizes_of
+from fusion.lowering.unused import KEEP
 from fusion.lowering.value import Shape, Value, axes_of
 
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
@@ -333,4 +334,4 @@ ASSERTIONS = frozenset(
 
 def _impure(target: OpOverload) -> bool:
     seeded = torch.Tag.nondeterministic_seeded in target.tags
-    return seeded or target._schema.is_mutable or target in ASSERTIONS
+    return seeded or target._schema.is_mutable or target in ASSERTIONS or target is KEEP

@@ -3,9 +3,11 @@
 `checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative, and
 evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  Input:
 positions as a tensor holds them; output: an expression.  A check is where eager checks, not where something is read:
-what follows from a checked position needs no check, and what is not computed is not checked.
+what follows from a checked position needs no check.  What is not computed is not checked, but for results that nothing
+reads (`unused.py`).
 
-A divisor that may be zero is checked as a position along no dimension (`NO_DIMENSION`), in which there is only one.
+A requirement on other data (`requirements.py`), such as a divisor that may not be zero, is checked as a position along
+no dimension.
 
 A target that can tell the host reports only that some check failed; `failure` finds out which, by evaluating the checks
 of the kernel over its inputs.
@@ -19,10 +21,8 @@ from typing import Final
 import sympy
 import torch
 
-from fusion.lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
+from fusion.lowering.errors import CheckFailed, DataRefused, IndexOutOfRange
 from fusion.lowering.evaluate import (
-    BY_ZERO,
-    NO_DIMENSION,
     Scope,
     boxes,
     evaluate,
@@ -31,9 +31,10 @@ from fusion.lowering.evaluate import (
     points_of,
     size_value,
 )
-from fusion.lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, position, postorder
+from fusion.lowering.expr import Const, Expr, Op, TileRef, const, make_cast, make_op, position, postorder
 from fusion.lowering.indexing import ZERO, within
 from fusion.lowering.kernel import Kernel, spans, statements, values_of
+from fusion.lowering.requirements import Requirement, requirement_of
 from fusion.lowering.sizes import may_be_empty
 from fusion.lowering.value import Shape, axis_bounds
 
@@ -55,9 +56,17 @@ def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
 def divisor(number: Expr) -> Expr:
     """Return an integer divisor that fails the launch where it is 0."""
     one, zero = const(1, torch.int64), const(0, torch.int64)
-    is_zero = make_op("eq", number, const(0, number.dtype))
-    check = Op(CHECKED, (Op("where", (is_zero, one, zero), torch.int64), zero, zero, NO_DIMENSION), torch.int64)
+    is_zero, dim = make_op("eq", number, const(0, number.dtype)), Requirement.DIVISOR.dim
+    check = Op(CHECKED, (Op("where", (is_zero, one, zero), torch.int64), zero, zero, dim), torch.int64)
     return Op("add", (number, make_cast(check, number.dtype)), number.dtype)
+
+
+def required(value: Expr, holds: Expr, requirement: Requirement) -> Expr:
+    """Return `value`; the launch fails where the bool `holds` is false."""
+    zero, two, beyond = (const(number, torch.int64) for number in (0, 2, 3))
+    place = Op("where", (holds, zero, beyond), torch.int64)
+    check = Op(CHECKED, (place, zero, two, requirement.dim), torch.int64)  # a range in which the result is not known
+    return Op("where", (make_op("le", check, zero), value, const(0, value.dtype)), value.dtype)
 
 
 def is_within(index: sympy.Expr, size: sympy.Expr, shape: Shape) -> bool:
@@ -103,12 +112,24 @@ def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> CheckFailed:
         error = _failure_in(part, tensors, sizes)
         if error is not None:
             return error
-    kinds = {check.args[-1] is NO_DIMENSION for part in _launched(kernel) for check in checks_of(part)}
-    if kinds == {True}:
-        return DivisionByZero(BY_ZERO)
-    return IndexOutOfRange(
-        "an index is out of bounds" + (", or an integer is divided by zero" if True in kinds else "")
-    )
+    checks = [check for part in _launched(kernel) for check in checks_of(part)]
+    kinds = {_requirement(check) for check in checks if _is_computed(check)} or set(map(_requirement, checks))
+    if len(kinds) == 1 and (only := next(iter(kinds))) is not None:
+        return only.failure()
+    reasons = ["an index is out of bounds" if kind is None else kind.value for kind in kinds]
+    return (IndexOutOfRange if None in kinds else DataRefused)(", or: ".join(sorted(reasons)))
+
+
+def _is_computed(check: Op) -> bool:
+    """Return whether a check depends on a fold of its own kernel, which is not evaluated."""
+    return any(isinstance(node, TileRef) for node in postorder(check))
+
+
+def _requirement(check: Op) -> Requirement | None:
+    """Return the requirement that an operation checks; None for a position."""
+    dim = check.args[-1]
+    assert isinstance(dim, Const)
+    return requirement_of(int(dim.value))
 
 
 def _failure_in(
@@ -117,8 +138,8 @@ def _failure_in(
     flats = {param.name: flat_view(tensors[param.name]) for param in kernel.params}
     where, scope = spans(kernel), Scope(flats, sizes, {})
     for check in checks_of(kernel):
-        if any(isinstance(node, TileRef) for node in postorder(check)):
-            continue  # a position that this kernel itself computes
+        if _is_computed(check):
+            continue
         axes = {a.symbol: range(size_value(a.size, sizes)) for a in kernel.axes if a.symbol in where[check]}
         try:
             for box in boxes(axes, pieces(points_of([where[check]], axes))):

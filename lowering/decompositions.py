@@ -74,6 +74,11 @@ FOR_TRAINING: tuple[OpOverloadPacket, ...] = (aten._softmax, aten._log_softmax, 
 a few numbers per row, where it would save the full result of the call."""
 
 
+def _asserted(condition: torch.Tensor) -> None:
+    """Assert with a message: PyTorch's trace takes an assertion without one for dead code."""
+    aten._assert_async.msg(condition, "Expected Tensor with single nonzero value, but got zero")
+
+
 def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
     """Compute y·(grad - Σ grad·y), rounded once.  The sum is visible, and may be had from smaller tensors.
 
@@ -102,6 +107,15 @@ def addbmm(
     """Compute beta·x + alpha·Σ over the batch as one GEMM, contracted over batch and column at once."""
     lhs = batch1.permute(1, 0, 2).reshape(batch1.shape[1], -1)
     return torch.addmm(x, lhs, batch2.reshape(-1, batch2.shape[2]), beta=beta, alpha=alpha)
+
+
+def _unless_negative(parts: Callable[..., object]) -> Callable[..., object]:
+    """Return the decomposition of a smooth L1 loss; calls with a negative `beta`, which eager refuses, stay calls."""
+
+    def decomposed(x: torch.Tensor, target: torch.Tensor, reduction: int = 1, beta: float = 1.0) -> object:
+        return NotImplemented if beta < 0 else parts(x, target, reduction, beta)
+
+    return decomposed
 
 
 def smooth_l1_loss_backward(
@@ -370,9 +384,11 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten._softmax_backward_data.default] = softmax_backward
     kept[aten._weight_norm_interface_backward.default] = weight_norm_backward
     kept[aten.addbmm.default] = addbmm
+    kept[aten.smooth_l1_loss.default] = _unless_negative(kept[aten.smooth_l1_loss.default])
     kept[aten.smooth_l1_loss_backward.default] = smooth_l1_loss_backward
     if not exact:
         kept.update(OTHERWISE_ROUNDED.items())
+    kept[aten._assert_async.default] = _asserted
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept[aten._neg_view.default] = torch.neg  # a view whose memory holds the numbers that it negates

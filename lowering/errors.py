@@ -94,6 +94,10 @@ class IndexOutOfRange(CheckFailed, IndexError):
     """A tensor of indices holds one out of range; eager raises `RuntimeError` or `IndexError`."""
 
 
+class DataRefused(CheckFailed):
+    """Data do not fulfil a condition of the operation, such as a probability above 1; eager raises `RuntimeError`."""
+
+
 class DivisionByZero(CheckFailed):
     """An integer is divided by zero."""
 

@@ -18,7 +18,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.lowering import philox
-from fusion.lowering.errors import DivisionByZero, IndexOutOfRange, VerifyError
+from fusion.lowering.errors import IndexOutOfRange, VerifyError
 from fusion.lowering.expr import (
     Cast,
     Const,
@@ -30,11 +30,11 @@ from fusion.lowering.expr import (
     Random,
     TileRef,
     concrete,
-    const,
     postorder,
 )
 from fusion.lowering.folds import fold, scan
 from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.requirements import requirement_of
 from fusion.lowering.scalar_ops import (
     SCALAR_OPS,
     FoldName,
@@ -219,19 +219,12 @@ def check_positions(
         raise VerifyError(f"{name}[{text}] reaches {first}, outside [0, {size})")
 
 
-NO_DIMENSION = const(-1, torch.int64)
-"""Stands for the dimension in the check of an integer divisor, which is no position."""
-
-BY_ZERO = "ZeroDivisionError"
-"""Eager's message for an integer division by zero."""
-
-
 def check_range(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: torch.Tensor) -> None:
-    """Refuse positions along a dimension that are not in `[-wrap, last]`, as eager does, and divisors that are zero."""
+    """Refuse positions that are not in `[-wrap, last]`, and requirements that are not fulfilled, as eager does."""
     outside = (index < -wrap) | (index > last)
     if bool(outside.any()):
-        if int(dim) == NO_DIMENSION.value:
-            raise DivisionByZero(BY_ZERO)
+        if (requirement := requirement_of(int(dim))) is not None:
+            raise requirement.failure()
         first = int(index.broadcast_to(outside.shape)[outside][0])
         raise IndexOutOfRange(f"index {first} is out of bounds for dimension {int(dim)} with size {int(last) + 1}")
 

@@ -33,6 +33,7 @@ from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import rounded
 from fusion.lowering.seeded import seeded
 from fusion.lowering.sizes import size_of, sizes_of, truth_of, write_over
+from fusion.lowering.unused import without_needless_keeps
 from fusion.lowering.value import Value, axis_bounds
 
 assert rules.__all__, "importing the rules registers them"
@@ -133,7 +134,7 @@ class Lowering:
                 self.calls.known(size, origins[name])
         program = Program(tuple(self.inputs), buffers, tuple(self.builder.nodes), outputs, origins, self.constants)
         program = program.edited(library=self.builder.calls)
-        return without_dead_buffers(without_dead_nodes(program))
+        return without_dead_buffers(without_dead_nodes(without_needless_keeps(program)))
 
     # fx nodes -------------------------------------------------------------------------------------------------------
 

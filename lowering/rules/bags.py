@@ -17,11 +17,13 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, Index, IndexValue, const, guarded
 from fusion.lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
 from fusion.lowering.registry import lowers
+from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
 from fusion.lowering.rules.gather import position
 from fusion.lowering.rules.promotion import combine, convert, rounded, widen
+from fusion.lowering.rules.required import requiring
 from fusion.lowering.rules.search import bucketize
 from fusion.lowering.scalar_ops import identity
 from fusion.lowering.value import Value
@@ -52,8 +54,16 @@ def _bags(ctx: Builder, indices: Value, offsets: Value, length: sympy.Expr | Non
     if length is not None:
         return Value(indices.shape, torch.int64, indices.device, IndexValue(FloorDiv(axis_symbol(0), length)))
     at = Value(indices.shape, torch.int64, indices.device, IndexValue(axis_symbol(0)))
-    later_bags = bucketize(ctx, at, convert(offsets, torch.int64), right=True)
+    later_bags = bucketize(ctx, at, _ascending(convert(offsets, torch.int64), indices.shape[0]), right=True)
     return ctx.map(combine(lambda n: Term(checked((n - 1).expr, offsets.shape[0], 0, wrap=False)), later_bags))
+
+
+def _ascending(offsets: Value, count: sympy.Expr) -> Value:
+    """Return the offsets of bags, which have to ascend from 0 at least, up to `count` at most."""
+    axis = axis_symbol(0)
+    before = placed(offsets, offsets.shape, [axis - 1], Term(IndexValue(axis)) > 0)
+    previous = Value(offsets.shape, torch.int64, offsets.device, before.expr)
+    return requiring(Requirement.OFFSETS, lambda at, last: (at >= last) & (at <= count), offsets, previous)
 
 
 def _counted(indices: Value, padding_idx: int) -> Term | None:

@@ -8,19 +8,24 @@ whose sum is 0, are the caller's error, as in eager; the choice is then undefine
 
 from __future__ import annotations
 
+import math
+
 import sympy
 import torch
 
 from fusion.lowering.builder import Builder
+from fusion.lowering.checks import required
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
+from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.formula import Term, log1p, minimum
 from fusion.lowering.rules.ordering import chosen, keys_and_ranks
 from fusion.lowering.rules.promotion import widen
 from fusion.lowering.rules.random import open_term, uniform_term
 from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.required import requiring
 from fusion.lowering.rules.scans import cumsum
 from fusion.lowering.rules.search import searchsorted
 from fusion.lowering.value import Value, reshape
@@ -43,6 +48,7 @@ def multinomial(
     if number == 0 or (not replacement and (weights.shape[-1] - number).is_negative):
         raise Unsupported(f"{number} choices among {weights.shape[-1]}")
     rows = reshape(widen(weights), (sympy.Mul(*weights.shape[:-1]), weights.shape[-1]))
+    rows = requiring(Requirement.WEIGHT, lambda weight: (weight >= 0) & (weight < math.inf), rows)
     positions = (
         _with_replacement(ctx, rows, number) if replacement and number != 1 else _without_replacement(ctx, rows, number)
     )
@@ -55,6 +61,7 @@ def _with_replacement(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
     sums = cumsum(ctx, rows, 1)
     shape = (rows.shape[0], count)
     total = Term(sums.view(shape, [axis_symbol(0), length - 1]).expr)
+    total = Term(required(total.expr, (total > 0).expr, Requirement.TOTAL_WEIGHT))
     drawn = uniform_term(ctx.seed(rows.device).expr, shape, rows.dtype) * total * (1 - 2.0**-22)
     positions = searchsorted(ctx, sums, ctx.map(Value(shape, rows.dtype, rows.device, drawn.expr)), right=True)
     return Value(shape, torch.int64, rows.device, minimum(Term(positions.expr), length - 1).expr)
@@ -62,6 +69,8 @@ def _with_replacement(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
 
 def _without_replacement(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
     """Choose by waiting times: the larger a weight over an exponential number, the earlier."""
+    total = fold(ctx, "sum", [rows], [1], keepdim=True)
+    rows = requiring(Requirement.TOTAL_WEIGHT, lambda _, total: total > 0, rows, total)
     wait = -log1p(-open_term(ctx.seed(rows.device).expr, rows.shape, rows.dtype))
     rate = ctx.map(Value(rows.shape, rows.dtype, rows.device, (Term(rows.expr) / wait).expr))
     if count == 1:

@@ -2,12 +2,13 @@
 
 Bins of equal width are computed by a division, corrected by the neighbouring edges if these are part of the result; for
 arbitrary edges a binary search is used.  The last bin includes its right edge, NaN is in none.  16-bit floats and
-integers are refused, and so are edges of symbolic number.  A data-dependent range that is not finite is the caller's
-error, as in eager; all bins are empty then.
+integers are refused, and so are edges of symbolic number.  A data-dependent range that is not finite fails the
+launch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,14 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import guarded
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
+from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.creation import spaced
-from fusion.lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
+from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, where
 from fusion.lowering.rules.places import laid_flat
 from fusion.lowering.rules.promotion import combine, convert
 from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.required import requiring
 from fusion.lowering.value import Value, broadcast_to, reshape
 
 aten = torch.ops.aten
@@ -88,7 +91,9 @@ def _number(value: float, like: Value) -> Value:
     return Value((), like.dtype, like.device, literal(value, like.dtype))
 
 
-def _range(ctx: Builder, x: Value, limits: Sequence[float] | None, margin: float) -> tuple[Value, Value]:
+def _range(
+    ctx: Builder, x: Value, limits: Sequence[float] | None, margin: float, requirement: Requirement
+) -> tuple[Value, Value]:
     """Return the outer edges of bins for the 1-d `x`: `limits`, else its extremes; never equal."""
     if limits is not None:
         low, high = float(limits[0]), float(limits[1])
@@ -96,16 +101,18 @@ def _range(ctx: Builder, x: Value, limits: Sequence[float] | None, margin: float
         return _number(low - widening, x), _number(high + widening, x)
     if x.shape[0] == 0:
         return _number(0.0, x), _number(1.0, x)
-    low_, high_ = (fold(ctx, op, [x], [0]) for op in ("min", "max"))
+    low_, high_ = (
+        requiring(requirement, lambda edge: absolute(edge) < math.inf, fold(ctx, op, [x], [0])) for op in ("min", "max")
+    )
     wider = combine(lambda a, b: where(eq(a, b), a * 0 + margin, 0), low_, high_)
     return ctx.map(combine(lambda a, by: a - by, low_, wider)), ctx.map(combine(lambda a, by: a + by, high_, wider))
 
 
 def _even(
-    ctx: Builder, x: Value, count: int, limits: Sequence[float] | None, margin: float, *, with_edges: bool
+    ctx: Builder, x: Value, count: int, limits: Sequence[float] | None, requirement: Requirement, *, with_edges: bool
 ) -> Bins:
     """Return bins of equal width for the elements of the 1-d `x`; with `with_edges`, also their edges."""
-    low, high = _range(ctx, x, limits, margin)
+    low, high = _range(ctx, x, limits, 1.0 if requirement is Requirement.HISTC_RANGE else 0.5, requirement)
     edges = None
     if with_edges:
         shape = (sympy.Integer(count + 1),)
@@ -172,7 +179,7 @@ def histc(ctx: Builder, x: Value, bins: int = 100, min: float = 0, max: float = 
     _check(x)
     flat = laid_flat(x)
     limits = (min, max) if min != max or flat.shape[0] == 0 else None
-    return _counted(ctx, [flat], [_even(ctx, flat, bins, limits, 1.0, with_edges=False)], None)
+    return _counted(ctx, [flat], [_even(ctx, flat, bins, limits, Requirement.HISTC_RANGE, with_edges=False)], None)
 
 
 @lowers(aten.histogram.bin_ct)
@@ -188,7 +195,7 @@ def histogram(
     """(the number of elements in each of `bins`, their edges)."""
     _check(x)
     flat = laid_flat(x)
-    even_bins = _even(ctx, flat, bins, range, 0.5, with_edges=True)
+    even_bins = _even(ctx, flat, bins, range, Requirement.HISTOGRAM_RANGE, with_edges=True)
     assert even_bins.edges is not None
     return _finished(ctx, [flat], [even_bins], weight, density), even_bins.edges
 
@@ -209,7 +216,7 @@ def _grid(
     columns = _columns(x)
     ranges = [None if limits is None else limits[2 * k : 2 * k + 2] for k, _ in enumerate(columns)]
     bins_of_columns = [
-        _even(ctx, column, count, limits, 0.5, with_edges=True)
+        _even(ctx, column, count, limits, Requirement.HISTOGRAM_RANGE, with_edges=True)
         for column, count, limits in zip(columns, bins, ranges, strict=True)
     ]
     return columns, bins_of_columns

@@ -8,10 +8,12 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
+from fusion.lowering.checks import required
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from fusion.lowering.registry import lowers
+from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import written
 from fusion.lowering.rules.formula import Term, eq, literal, where
@@ -47,6 +49,10 @@ def numbered_sources(ctx: Builder, x: Value, first: int, mask: Value, values: Va
     sources = broadcast_to(values, (*x.shape[:first], count, *x.shape[first + mask.rank :]))
     axes = axes_of(x.shape)
     one = count == 1  # for all elements
+    if not one:
+        here = Term(IndexValue(flat_index))
+        fits = where(eq(here, total - 1), eq(at + 1, count), ~inside | (at < count))
+        at = Term(required(at.expr, fits.expr, Requirement.MATCHING_SOURCES))
     index = [*axes[:first], ZERO if one else at.expr, *axes[first + mask.rank :]]
     read = placed(sources, x.shape, index, inside if one else inside & (at < count))
     return Value(x.shape, values.dtype, x.device, read.expr)
@@ -60,6 +66,7 @@ def masked_scatter(ctx: Builder, x: Value, mask: Value, source: Value) -> Value:
     shape = broadcast_shapes([x.shape, mask.shape])
     total, count = sympy.Mul(*shape), sympy.Mul(*source.shape)
     held, number = _numbered(ctx, mask, shape)
+    number = Term(required(number.expr, (~held | (number < count)).expr, Requirement.ENOUGH_SOURCES))
     read = placed(reshape(source, (count,)), (total,), [number.expr], held & (number < count))
     old = reshape(broadcast_to(x, shape), (total,))
     return reshape(Value((total,), x.dtype, x.device, where(held, read, Term(old.expr)).expr), shape)

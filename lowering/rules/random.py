@@ -16,9 +16,11 @@ from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, Random
 from fusion.lowering.registry import lowers
+from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.creation import filled
 from fusion.lowering.rules.formula import Term, call, exp, literal, log1p, maximum, minimum, sqrt, where
 from fusion.lowering.rules.promotion import Argument, compose, term_of, widened
+from fusion.lowering.rules.required import requiring
 from fusion.lowering.rules.view import result_shape
 from fusion.lowering.scalar_ops import Distribution
 from fusion.lowering.value import Shape, Value, axes_of, contiguous_strides
@@ -128,6 +130,8 @@ def normal(ctx: Builder, mean: Argument, std: Argument = 1.0, *, generator: obje
     """Normal with a mean and a deviation per element."""
     seed, shape, dtype = _fresh(ctx, generator)
     compute = widened(dtype)
+    if isinstance(std, Value):
+        std = requiring(Requirement.DEVIATION, lambda each: each >= 0, std)
     scaled = normal_term(seed, shape, dtype) * term_of(std, shape, compute)
     return _rounded(ctx, scaled + term_of(mean, shape, compute), dtype)
 
@@ -214,6 +218,8 @@ def bernoulli_p(ctx: Builder, x: Value, p: Argument = 0.5, *, generator: object 
     """1 with probability p, else 0, in the shape and dtype of x."""
     _refuse_improbable(p)
     seed, shape, _ = _fresh(ctx, generator)
+    if isinstance(p, Value):
+        p = requiring(Requirement.PROBABILITY, lambda each: (each >= 0) & (each <= 1), p)
     return filled(ctx, _coin(seed, shape, p).expr)
 
 

@@ -23,7 +23,7 @@ from fusion.lowering.indexing import axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded
-from fusion.lowering.rules.formula import Term, absolute, call, clamp, eq, literal, where
+from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, minimum, where
 from fusion.lowering.rules.promotion import rounded, widened
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.value import Shape, Value, axes_of
@@ -60,7 +60,7 @@ class Sampling:
         slope = one
         if self.padding == REFLECTION:
             at, slope = self._reflected(at, size)
-        return clamp(at, 0, last), where((at > 0) & (at < last), slope, 0)
+        return where(at > 0, minimum(at, last), 0), where((at > 0) & (at < last), slope, 0)  # NaN becomes 0
 
     def _reflected(self, at: Term, size: sympy.Expr) -> tuple[Term, Term]:
         """The same by reflection at the outer elements, or at their outer edges."""
@@ -68,10 +68,10 @@ class Sampling:
             return Term(literal(0, at.dtype)), Term(literal(0, at.dtype))
         low = 0.0 if self.corners else -0.5
         span = Term(literal(size - 1 if self.corners else size, at.dtype))
-        beyond = absolute(at - low)
-        extra = call("fmod", beyond, span)
-        odd = eq(call("fmod", call("floor", beyond / span), 2), 1)
-        turned = where(odd, span - extra, extra) + low
+        beyond, period = absolute(at - low), span * 2
+        extra = beyond - call("trunc", beyond / period) * period
+        odd = extra > period - extra
+        turned = minimum(extra, period - extra) + low
         forth = Term(literal(1, at.dtype))
         return turned, where(odd, -forth, forth) * where(at < low, -forth, forth)
 
@@ -105,7 +105,8 @@ class Along:
         if self.sampling.mode == NEAREST:
             return Term(literal(1, self.start.dtype))
         if self.sampling.mode == LINEAR:
-            return where(eq(tap, 0), self.start + 1 - self.coordinate, self.coordinate - self.start)
+            beyond = self.coordinate - self.start
+            return where(eq(tap, 0), 1 - beyond, beyond)
         return self._cubic(tap, _cubic_near, _cubic_far)
 
     def change(self, tap: Term) -> Term:
@@ -120,7 +121,8 @@ class Along:
 
     def _cubic(self, tap: Term, near: Callable[[Term], Term], far: Callable[[Term], Term]) -> Term:
         """Return a function of the distance from the tap: `near` for up to one, `far` for up to two."""
-        gap = absolute(self.coordinate - (self.start + tap))
+        beyond = self.coordinate - (self.start + 1)  # of large coordinates, too, at least 0 and below 1
+        gap = absolute(beyond + (1 - tap))
         return where((tap > 0.5) & (tap < 2.5), near(gap), far(gap))
 
 

@@ -16,11 +16,13 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Index, IndexValue, guarded
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
+from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules import reduction
 from fusion.lowering.rules.collisions import JOINS, folded
 from fusion.lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
 from fusion.lowering.rules.ordering import apart, spread
 from fusion.lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
+from fusion.lowering.rules.required import requiring
 from fusion.lowering.rules.scans import cumsum
 from fusion.lowering.rules.search import searchsorted
 from fusion.lowering.scalar_ops import JoinName, identity
@@ -115,6 +117,13 @@ def _segments(ctx: Builder, data: Value, dim: int, lengths: Value | None, offset
     return Segments(dim, (*data.shape[:dim], count, *data.shape[dim + 1 :]), sizes, own, inside)
 
 
+def _checked(ctx: Builder, lengths: Value, count: sympy.Expr) -> Value:
+    """Return the lengths of segments, which may not be negative and have to add up to `count`."""
+    lengths = requiring(Requirement.LENGTH, lambda each: each >= 0, convert(lengths, torch.int64))
+    total = reduction.fold(ctx, "sum", [lengths], [lengths.rank - 1], keepdim=True)
+    return requiring(Requirement.LENGTHS, lambda _, all_of_them: eq(all_of_them, count), lengths, total)
+
+
 def _start(reduce: str, initial: float | None, dtype: torch.dtype) -> float:
     return float(identity(FOLDS[reduce], dtype)) if initial is None else float(initial)
 
@@ -134,6 +143,8 @@ def segment_reduce(
 ) -> Value:
     """The sum, mean, product or an extreme of each segment and `initial`; the mean of no elements is NaN."""
     dim, wide = axis % data.rank, widen(data)
+    if lengths is not None and not unsafe:
+        lengths = _checked(ctx, lengths, data.shape[dim])
     segments = _segments(ctx, data, dim, lengths, offsets)
     total = segments.fold(ctx, FOLDS[reduce], wide, _start(reduce, initial, wide.dtype))
     if reduce == "mean":

@@ -1,0 +1,71 @@
+"""Keeps results that nothing reads, where their computation may refuse data, as eager does.
+
+Input: Dynamo's graph; it is changed in place.  A result without a reader that depends on a tensor of integers, or on an
+operation that checks floats, through results that nothing else reads, is passed to an operation with an effect
+(`lowering/unused.py`), so that it is traced and lowered.  If lowering then finds no check, nothing is computed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fusion.dynamo.writes import written_by
+from fusion.lowering.unused import KEEP
+
+CHECKING = frozenset({"bernoulli", "binary_cross_entropy", "histc", "histogram", "multinomial", "normal"})
+"""Functions that refuse some floats."""
+
+
+def keep_unused_results(graph: fx.GraphModule) -> None:
+    """Keep results that nothing reads and whose computation may refuse data.
+
+    >>> from fusion.inspect.examples import show_captured
+    >>> from torch import empty
+    >>> def f(x, i):
+    ...     unused = x[i].exp()
+    ...     return x + 1
+    >>> show_captured(keep_unused_results, f, empty(3), empty(2, dtype=int))
+      getitem = getitem(l_x_, l_i_)
+      unused = exp(getitem)
+    + keep_default = keep(unused)
+      add = add(l_x_, 1)
+      return add
+    """
+    unused: set[fx.Node] = set()
+    for node in reversed(graph.graph.nodes):
+        if node.op in ("call_function", "call_method") and unused.issuperset(node.users):
+            unused.add(node)
+    kept = [node for node in graph.graph.nodes if node in unused and not node.users and _may_refuse(node, unused)]
+    for node in kept:
+        with graph.graph.inserting_after(node):
+            call = graph.graph.call_function(KEEP, (node,))
+            call.meta.update({key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta})
+            call.meta["example_value"] = None
+    if kept:
+        graph.recompile()
+
+
+def _may_refuse(node: fx.Node, unused: set[fx.Node]) -> bool:
+    """Return whether a result, a dense tensor that updates no other, depends on data that may be refused."""
+    value, written = node.meta.get("example_value"), written_by(node)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    if written is not None and written not in unused:
+        return False
+    stack, seen = [node], set[fx.Node]()
+    while stack:
+        current = stack.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        name = current.target if isinstance(current.target, str) else getattr(current.target, "__name__", "")
+        if name.rstrip("_") in CHECKING or any(map(_holds_integers, current.all_input_nodes)):
+            return True
+        stack += [source for source in current.all_input_nodes if source in unused]
+    return False
+
+
+def _holds_integers(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()

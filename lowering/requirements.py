@@ -1,0 +1,52 @@
+"""Requirements: what an operation demands of the data in its operands, beside that positions are in range.
+
+In the operation `checked` (`checks.py`) a requirement stands in the place of the dimension, as a negative number, so
+that kernels need nothing new for it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+from fusion.lowering.errors import CheckFailed, DataRefused, DivisionByZero
+from fusion.lowering.expr import Const, const
+
+
+class Requirement(Enum):
+    """A condition on data; its value is eager's message where the condition does not hold."""
+
+    DIVISOR = "ZeroDivisionError"
+    PROBABILITY = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
+    DEVIATION = "normal expects all elements of std >= 0.0"
+    UNIT_INTERVAL = "all elements of input should be between 0 and 1"
+    WEIGHT = "probability tensor contains either `inf`, `nan` or element < 0"
+    TOTAL_WEIGHT = "invalid multinomial distribution (sum of probabilities <= 0)"
+    ENOUGH_SOURCES = "Number of elements of source < number of ones in mask"
+    MATCHING_SOURCES = "shape mismatch: the value tensor cannot be broadcast to the elements where the mask holds"
+    HISTC_RANGE = "torch.histc: the range of the elements is not finite"
+    HISTOGRAM_RANGE = "torch.histogramdd: the range of the elements is not finite"
+    LENGTH = "lengths contains negative value!"
+    LENGTHS = (
+        "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(lengths.dim()-1) when !unsafe."
+    )
+    OFFSETS = "offsets have to ascend from 0, and cannot be greater than the number of the indices"
+
+    @property
+    def dim(self) -> Const:
+        """Return the constant that stands for the requirement in a check."""
+        return const(-1 - list(Requirement).index(self), torch.int64)
+
+    def failure(self) -> CheckFailed:
+        """Return the error to raise where the condition does not hold."""
+        return (DivisionByZero if self is Requirement.DIVISOR else DataRefused)(self.value)
+
+
+def requirement_of(dim: int) -> Requirement | None:
+    """Return the requirement that a check's last operand stands for; None for a dimension.
+
+    >>> requirement_of(-1), requirement_of(0)
+    (<Requirement.DIVISOR: 'ZeroDivisionError'>, None)
+    """
+    return list(Requirement)[-1 - dim] if dim < 0 else None

@@ -1,0 +1,65 @@
+"""Results that nothing reads, but whose computation checks data: eager computes them, and raises an error.
+
+`KEEP` is an operation without a result that reads a tensor and has, to the passes over a graph, an effect.  A program
+keeps it where the tensor is computed for it alone, with a check on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import fx
+
+from fusion.lowering.checks import CHECKED
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.expr import Expr, Op, postorder
+from fusion.lowering.live import without_dead_nodes
+from fusion.lowering.program import Extern, Node, Program, reads, writes
+
+_LIBRARY: Final = torch.library.Library("fusion", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's own
+_LIBRARY.define("keep(Tensor x) -> ()")  # type: ignore[no-untyped-call]  # PyTorch's own
+_LIBRARY.impl("keep", lambda x: None, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # PyTorch's own
+
+KEEP: Final = torch.ops.fusion.keep.default
+"""Reads a tensor, of any shape and dtype, and returns nothing."""
+
+fx.node.has_side_effect(KEEP)
+
+
+def without_needless_keeps(program: Program) -> Program:
+    """Remove the calls of `KEEP` whose tensors need no check that would not be made anyway."""
+    calls = [node for node in program.nodes if _is_keep(node)]
+    if not calls:
+        return program
+    rest = without_dead_nodes(program.edited(node for node in program.nodes if not _is_keep(node)))
+    live = {name for node in rest.nodes for name in writes(node)}
+    writers = {name: node for node in program.nodes for name in writes(node) if name not in live}
+    needless = {id(call) for call in calls if not _needs_checks(call, writers)}
+    return program.edited(node for node in program.nodes if id(node) not in needless)
+
+
+def _is_keep(node: Node) -> bool:
+    return isinstance(node, Extern) and node.target is KEEP
+
+
+def _needs_checks(call: Node, writers: dict[str, Node]) -> bool:
+    """Return whether one of the dead nodes that a call depends on checks data."""
+    stack, seen = list(reads(call)), set[str]()
+    while stack:
+        name = stack.pop()
+        node = writers.get(name)
+        if node is None or name in seen:
+            continue
+        seen.add(name)
+        if not isinstance(node, Extern | Chunked) and _checks(node.exprs):
+            return True
+        stack += reads(node)
+    return False
+
+
+def _checks(exprs: tuple[Expr, ...]) -> bool:
+    return any(isinstance(part, Op) and part.name == CHECKED for part in postorder(*exprs))
+
+
+__all__ = ["KEEP", "without_needless_keeps"]
