@@ -9,7 +9,6 @@ arguments are returned as they are.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -40,7 +39,7 @@ def watch_integers(compiled: Call, captured: Call, graph: fx.GraphModule) -> Cal
     always = any(abs(number) >= NARROW for expr in computed for number in expr.atoms(sympy.Integer))
 
     def run(*args: object) -> object:
-        numbers = [operator.index(args[k]) for k in places]  # type: ignore[arg-type]  # integers
+        numbers = [number if isinstance(number := args[k], int) else 0 for k in places]  # a nested tensor's is no int
         narrow = not always and all(-NARROW <= number < NARROW for number in numbers)
         if narrow or _fit(computed, dict(zip(symbols.values(), numbers, strict=True))):
             return compiled(*args)

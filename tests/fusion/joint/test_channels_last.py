@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -256,12 +257,23 @@ def matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
+@contextmanager
+def convolutions_in(precision: str) -> Iterator[None]:
+    """Set the precision of cuDNN's float32 convolutions, also where PyTorch's flags are frozen."""
+    before = torch._C._get_fp32_precision_getter("cuda", "conv")
+    torch._C._set_fp32_precision_setter("cuda", "conv", precision)
+    try:
+        yield
+    finally:
+        torch._C._set_fp32_precision_setter("cuda", "conv", before)
+
+
 @pytest.mark.usefixtures("matrix_units")
 def test_convolutions_of_float32_gain_where_tf32_is_permitted() -> None:
     assert min(gains(torch.bfloat16, 64, 1, 3, "cuda")) > 0
-    with torch.backends.cudnn.flags(allow_tf32=True):
+    with convolutions_in("tf32"):
         assert min(gains(torch.float32, 64, 1, 3, "cuda")) > 0
-    with torch.backends.cudnn.flags(allow_tf32=False):
+    with convolutions_in("ieee"):
         assert gains(torch.float32, 64, 1, 3, "cuda") == gains(torch.float32, 64, 64, 7, "cuda") == [0, 0]
 
 
@@ -274,7 +286,8 @@ def test_only_graphs_whose_convolutions_are_rounded_anyway_change(channels: int,
         return F.conv2d(F.conv2d(x, weight), weight)
 
     graph = traced(twice, (4, channels, size, size), (channels, channels, 3, 3), device="cuda")
-    assert prefer_channels_last(graph, LAYOUTS) == changes
+    with convolutions_in("tf32"):
+        assert prefer_channels_last(graph, LAYOUTS) == changes
 
 
 def test_images_with_channels_last_are_unchanged() -> None:
