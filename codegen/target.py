@@ -142,6 +142,8 @@ class Capabilities:
         layouts: the costs of other tensor layouts.
         sector: bytes of the smallest memory request; 0 if the price of reading across memory is not known.
         part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
+        invariant: whether the order of operations in a row may depend on the row alone: not on the number of rows, on
+            the parallelism of the device, or on fusion.
     """
 
     fold_ops: frozenset[str]
@@ -164,6 +166,7 @@ class Capabilities:
     narrow_share: float = 0.5
     waiting: float = 0.25
     part: int = 1 << 13
+    invariant: bool = False
     sector: int = 0
     layouts: Layouts = Layouts(0.0, (0.0, 0.0))
 

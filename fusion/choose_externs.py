@@ -2,7 +2,8 @@
 
 Input: a captured graph and the target's capabilities and costs; output: a Program.  Library calls remain for products
 that the library computes faster and that have no prologue or epilogue to fuse, and for updates of memory in a fixed
-order, if the target has none.  Under strict numerics all products and updates remain library calls.
+order, if the target has none.  Under strict numerics all products and updates remain library calls; if numerics are
+batch-invariant, all products are generated, since the library's kernel depends on the number of rows.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def lower_for(
         Unsupported: the graph cannot be represented as a Program.
     """
     capabilities, place = target.capabilities, main_device(graph)
+    if target.numerics.invariant:
+        generated = lower(graph, device=place, scatters=frozenset(), rounded=True)
+        return generated.edited(library=dict.fromkeys(generated.library, ()))
     if target.numerics.strict:
         return lower(graph, device=place, contractions=(), scatters=frozenset(), rounded=True)
     contractions = _products(graph, capabilities, hints, workspace) if overrides.leaves_products else None

@@ -21,7 +21,6 @@ from torch import fx
 from fusion.choose_externs import lower_for
 from fusion.close_calls import CloseCalls
 from fusion.codegen.build import Builder, Built
-from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
@@ -78,7 +77,7 @@ def compile_graph(
         FusionError: the region cannot be compiled.
     """
     main = main_device(graph)
-    builder = builder_for(main.type, options.target, current(strict=options.exact))
+    builder = builder_for(main.type, options.target, options.current_numerics)
     trace = Trace(options.dump, label)
     trace.graph(graph)
     prepare(graph, label, builder.target, options, trace.log)
@@ -100,7 +99,7 @@ def compile_graph(
         built = building()
     with trace.log.timed("run", "splice"):
         compiled = _spliced(compilation, built, trace, refused, watch)
-    notes = _notes(compilation, builder, warm.note)
+    notes = _notes(compilation, builder, warm.note, options)
     if recorder is not None:
         compiled, note = recorder.record(compiled, graph, compilation.schedule, label)
         notes.append(note)
@@ -122,18 +121,20 @@ def load_finished(
 ) -> tuple[Boxed, Report]:
     """Return `compile_graph`'s result for a graph that an earlier process compiled, without the graph."""
     label, device = compilation.interface.label, compilation.interface.device
-    builder = builder_for(device.type, options.target, current(strict=options.exact))
+    builder = builder_for(device.type, options.target, options.current_numerics)
     building = builder.begin(list(compilation.sources), compilation.sources)
     compiled = _spliced(compilation, building.wait(), Trace(None, label), refused)
     return compiled, replace(
-        compilation.report, notes=(*compilation.report.notes, *_notes(compilation, builder, FOUND))
+        compilation.report, notes=(*compilation.report.notes, *_notes(compilation, builder, FOUND, options))
     )
 
 
-def _notes(compilation: Finished, builder: Builder, start: str) -> list[str]:
-    """Return notes on this process: the outcome of the cache, and what the target lacks here."""
+def _notes(compilation: Finished, builder: Builder, start: str, options: Options) -> list[str]:
+    """Return notes: the outcome of the cache, the target's lacks in this process, and library calls that may vary."""
     lacking = builder.target.lacking() if compilation.sources else ""
-    return [note for note in (start, lacking) if note]
+    calls = sorted({str(each.name) for each in compilation.report.externs}) if options.invariant else []
+    varying = f"the results of library calls may depend on the batch: {', '.join(calls)}" if calls else ""
+    return [note for note in (start, lacking, varying) if note]
 
 
 def _spliced(

@@ -17,7 +17,6 @@ from torch import fx
 
 from fusion.autograd import boxed
 from fusion.codegen.interpreter import for_compiling
-from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for
 from fusion.compile import compile_graph, load_finished
@@ -55,7 +54,7 @@ class GraphCompiler:
 
     def target(self, device: torch.device) -> Target:
         """Return the target of a device, or the one that the options name."""
-        return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target
+        return builder_for(device.type, self.options.target, self.options.current_numerics).target
 
     def compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
         """Compile a graph; `recorder` records its launches as a CUDA graph.

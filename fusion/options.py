@@ -20,13 +20,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
+from fusion.codegen.numerics import Numerics, current
 from fusion.codegen.targets import TARGETS
 
 T = TypeVar("T")
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 
-NUMERICS = ("default", "strict")
+NUMERICS = ("default", "strict", "batch_invariant")
 """How results are rounded: see docs/numerics.md."""
 
 SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -49,7 +50,8 @@ class Options:
         strict: raise where a captured region would otherwise fall back to eager, at compilation or in a call.
         workspace: size in bytes above which a matrix product that is not needed whole is computed some rows at a time;
             positive.
-        numerics: "default", or "strict", which rounds every value as eager rounds it (docs/numerics.md).
+        numerics: "default"; "strict", which rounds every value as eager rounds it; "batch_invariant", which also
+            computes each row in the same way whatever else is in the batch (docs/numerics.md).
         cudagraphs: record the launches of each graph as a CUDA graph, one for each set of sizes, and play it in one
             call; results are valid until the next step.
         graph_cache: load a graph that an earlier process compiled from the cache directory.
@@ -69,7 +71,17 @@ class Options:
     @property
     def exact(self) -> bool:
         """Is every value to be rounded as eager rounds it?"""
-        return self.numerics == "strict"
+        return self.numerics != "default"
+
+    @property
+    def invariant(self) -> bool:
+        """Is each row to be computed in the same way whatever else is in the batch?"""
+        return self.numerics == "batch_invariant"
+
+    @property
+    def current_numerics(self) -> Numerics:
+        """The numerics of a compilation that starts now."""
+        return current(strict=self.exact, invariant=self.invariant)
 
     @classmethod
     def read(cls, mode: str | None = None, options: Mapping[str, object] | None = None) -> Options:

@@ -32,7 +32,7 @@ from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import break_after
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
-from fusion.lowering.errors import Unsupported
+from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
 from fusion.runtime.checkpoints import with_checkpoints
@@ -71,7 +71,11 @@ class RegionCompiler:
         Args:
             part_backend: the backend for the parts of a region that cannot be traced as a whole.
             alone: whether it is no part of a region that Dynamo captured before.
+
+        Raises:
+            FusionError: the options promise numerics that there are not on the devices of the inputs.
         """
+        _refuse_devices(self.options, inputs)
         with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
             at = Capturing(
                 self.options, inputs, self._choose_attention, self.settings, within, launched=self.graphs.launched
@@ -201,6 +205,12 @@ class RegionCompiler:
             return graph(*args)
 
         return run
+
+
+def _refuse_devices(options: Options, inputs: Sequence[object]) -> None:
+    """Refuse batch-invariant numerics on a GPU: eager's kernels, the alternative, are not invariant either."""
+    if options.invariant and any(value.device.type != "cpu" for value in inputs if isinstance(value, torch.Tensor)):
+        raise FusionError('numerics="batch_invariant" needs tensors on a CPU', hint="leave the option out on a GPU")
 
 
 def compile_anew(program: Run, backend: Run, **settings: object) -> Run:

@@ -254,6 +254,10 @@ def _sums_vectors(at: Scheduling) -> bool:
     return at.capabilities.vectors and at.overrides.products != LIBRARY
 
 
+def _chains(at: Scheduling) -> bool:
+    return at.overrides.chains and not at.capabilities.invariant
+
+
 def _fuses(at: Scheduling) -> bool:
     return at.overrides.fused
 
@@ -275,10 +279,14 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("inlined", _on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
         Pass("destinations", _on_program(lambda program, at: own_destinations(program))),
         Pass("selected", _on_program(lambda program, at: select_terms(program))),
-        Pass("chunks", _on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints))),
+        Pass(
+            "chunks",
+            _on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints)),
+            when=lambda at: not at.capabilities.invariant,
+        ),
         Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
-        Pass("streamed", _stream, when=lambda at: at.overrides.chains),
+        Pass("streamed", _stream, when=_chains),
         Pass("vectors", _sum_vectors, when=_sums_vectors),
         Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
         Pass("operands", _copy_scattered_operands),
@@ -373,7 +381,11 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
             _on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
-        Pass("pivots", _on_steps(lambda planned, at: about_pivots(planned.steps))),
+        Pass(
+            "pivots",
+            _on_steps(lambda planned, at: about_pivots(planned.steps)),
+            when=lambda at: not at.capabilities.invariant,
+        ),
         Pass("updates", _update),
         Pass("reused", _reuse),
     ),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import sympy
 
@@ -51,8 +52,8 @@ class CTarget:
 
     @property
     def device(self) -> Cpu:
-        """The CPU, with the number of threads that PyTorch uses now."""
-        return present()
+        """The CPU, with the number of threads that PyTorch uses now, unless decisions may not depend on that."""
+        return replace(present(), threads=1) if self.numerics.invariant else present()
 
     @property
     def identity(self) -> str:
@@ -70,8 +71,9 @@ class CTarget:
             parallelism=device.threads,
             rates=device.rates,
             streamed=1.0,
-            lone_products=bool(device.products),
-            vectors=True,
+            lone_products=bool(device.products) or self.numerics.invariant,
+            vectors=not self.numerics.invariant,
+            invariant=self.numerics.invariant,
             narrow_share=math.inf,
             layouts=device.layouts,
             follows=not self.numerics.strict,

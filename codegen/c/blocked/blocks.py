@@ -78,6 +78,10 @@ class Blocks:
         extent = self.of[symbol].extent
         return extent.end if extent.start == "0" else f"({extent.end} - {extent.start})"
 
+    def terms(self, symbol: sympy.Symbol | None) -> int:
+        """Return the number of terms of a sum along an axis that are added before others, the same for every role."""
+        return 1 if symbol is None else _even(self.of[symbol].axis.size, COLUMNS, COLUMN_BLOCK)
+
     def points(self, symbol: sympy.Symbol) -> int:
         """Return about how many points of an axis a tile has."""
         bound = self.of[symbol].bound

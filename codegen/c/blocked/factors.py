@@ -139,7 +139,8 @@ class Factors:
         stride = index_text(row_stride(product.column, self.scope.blocks), self.scope.names)
         counts = ", ".join(self._count(symbol) for symbol in (product.row, product.column, product.depth))
         to = tile.name if position == "0" else f"{tile.name} + {position}"
-        call = f"multiply_{tile.held}({left}, {right.name}, {to}, {stride}, {counts}, {int(fresh)});"
+        block = self.scope.blocks.terms(product.depth)
+        call = f"multiply_{tile.held}({left}, {right.name}, {to}, {stride}, {counts}, {block}, {int(fresh)});"
         levels, _ = self.scope.levels((*product.others, *product.deeper), lanes=False)
         levels[-1].before += [*right.each, call]
         return render(levels)

@@ -1,15 +1,17 @@
 """The small GEMM of blocked kernels, as C text: operands that fit the caches, one thread.
 
-`multiply_T(a, ra, ca, b, c, rc, rows, columns, depth, fresh)` adds a · b to c, or overwrites c if `fresh`.  Element
-(i, p) of a is at `a[i*ra + p*ca]`: its numbers are broadcast one by one, so any strides are allowed.  b was packed by
-`pack_T(b, rb, cb, depth, columns, packed)` into panels, each with the columns of one register block, padded with zeros.
-c has rows of `rc` numbers and room for `rows` rounded up to `ROW_BLOCK` and `columns` rounded up to `COLUMN_BLOCK`.
+`multiply_T(a, ra, ca, b, c, rc, rows, columns, depth, block, fresh)` adds a · b to c, or overwrites c if `fresh`.
+Element (i, p) of a is at `a[i*ra + p*ca]`: its numbers are broadcast one by one, so any strides are allowed.  b was
+packed by `pack_T(b, rb, cb, depth, columns, packed)` into panels, each with the columns of one register block, padded
+with zeros.  c has rows of `rc` numbers and room for `rows` rounded up to `ROW_BLOCK` and `columns` rounded up to
+`COLUMN_BLOCK`.
 
 The registers hold ROW_BLOCK × (up to four vectors) sums, which saturates two units of 512-bit multiply-adds; panels
 share the columns evenly, since a narrow last one would be latency-bound.  Long sums are sums of partial sums, whose
-rounding errors accumulate less: within a call of PART terms, at no measured cost (twice as many parts, 2 to 6%), and,
-since each call starts from zero, of the blocks of their loop.  A mean of 1,000 equal numbers is off by 8 units of 2⁻²⁴
-then, by 4 in parts of half as many terms, by 130 in a single one.
+rounding errors accumulate less: within a block of PART terms, at no measured cost (twice as many parts, 2 to 6%), and
+of blocks.  Each call, and each `block` terms of a call, start from zero, so that a sum in one call has the bits of one
+in a loop over such blocks.  A mean of 1,000 equal numbers is off by 8 units of 2⁻²⁴ then, by 4 in parts of half as many
+terms, by 130 in a single one.
 """
 
 from __future__ import annotations
@@ -96,24 +98,28 @@ CONTRACTED static __attribute__((noinline)) void product_{T}_{P}(const {T} *a, i
 # `wide` is the number of 16-column groups of a panel.
 _MULTIPLY = """\
 static __attribute__((noinline)) void multiply_{T}(const {T} *a, int64_t ra, int64_t ca, const {T} *b, {T} *c,
-        int64_t rc, int64_t rows, int64_t columns, int64_t depth, int fresh) {{
+        int64_t rc, int64_t rows, int64_t columns, int64_t depth, int64_t block, int fresh) {{
     const int64_t groups = (columns + {columns} - 1) / {columns};
     for (int64_t left = (groups + panel_{T} - 1) / panel_{T}, done = 0; left > 0; left--) {{
         const int64_t wide = (groups - done + left - 1) / left;
         for (int64_t i = 0; i < rows; i += {rows}) {{
-            const {T} *from = a + i * ra;
             {T} *to = c + i * rc + done * {columns};
-            if (wide == 1) product_{T}_1(from, ra, ca, b, to, rc, rows - i, depth, fresh);
+            for (int64_t start = 0; start < depth; start += block) {{
+                const {T} *from = a + i * ra + start * ca, *by = b + start * wide * {columns};
+                const int64_t terms = depth - start < block ? depth - start : block;
+                const int first = fresh && start == 0;
+                if (wide == 1) product_{T}_1(from, ra, ca, by, to, rc, rows - i, terms, first);
 #if PRODUCT_BYTES == 64
-            else if (wide == 2) product_{T}_2(from, ra, ca, b, to, rc, rows - i, depth, fresh);
+                else if (wide == 2) product_{T}_2(from, ra, ca, by, to, rc, rows - i, terms, first);
 {wider}#endif
+            }}
         }}
         b += depth * wide * {columns};
         done += wide;
     }}
 }}"""
 
-_WIDER = "            else if (wide == {P}) product_{T}_{P}(from, ra, ca, b, to, rc, rows - i, depth, fresh);\n"
+_WIDER = "                else if (wide == {P}) product_{T}_{P}(from, ra, ca, by, to, rc, rows - i, terms, first);\n"
 
 # 16 columns at a time: rows of b are copied, columns of it are transposed 16 × 16 at a time.
 _PACK = """\

@@ -82,13 +82,14 @@ class Expanded:
         return tuple(write.offset for write in self.writes if isinstance(write.offset, Expr))
 
 
-def expand(dependences: Dependences, cluster: Cluster, *, grown: bool = True) -> Expanded:
+def expand(dependences: Dependences, cluster: Cluster, *, grown: bool = True, hoists: bool = True) -> Expanded:
     """Evaluate the members of `cluster` symbolically.
 
     Args:
         grown: whether its members are final; while it may still grow, only values that are stored anyway are rounded.
+        hoists: whether a factor of an operand may be applied to the product instead.
     """
-    return _without_dead_folds(_Expansion(dependences, cluster, grown=grown).run())
+    return _without_dead_folds(_Expansion(dependences, cluster, grown=grown, hoists=hoists).run())
 
 
 def _without_dead_folds(expanded: Expanded) -> Expanded:
@@ -121,8 +122,16 @@ def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.
 class _Expansion:
     """Evaluates the members of a cluster in order, each from the values of its predecessors."""
 
-    def __init__(self, dependences: Dependences, cluster: Cluster, *, flat: bool = True, grown: bool = True) -> None:
-        self.dependences, self.flat = dependences, flat
+    def __init__(
+        self,
+        dependences: Dependences,
+        cluster: Cluster,
+        *,
+        flat: bool = True,
+        grown: bool = True,
+        hoists: bool = True,
+    ) -> None:
+        self.dependences, self.flat, self.hoists = dependences, flat, hoists
         self.cluster = cluster
         self.sizes = cluster.space.sizes
         self.spread = {axis.symbol for axis in cluster.space.parallel} - cluster.space.held
@@ -212,6 +221,8 @@ class _Expansion:
 
     def _hoisted(self, operands: tuple[Expr, ...], own: tuple[sympy.Symbol, ...]) -> Hoisted:
         """Hoist factors out of a product; in a chain only out of one in the loop, and only factors without folds."""
+        if not self.hoists:
+            return Hoisted(operands)
         if not self.cluster.space.streamed:
             return hoist(operands, own)
         if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced}:

@@ -68,7 +68,7 @@ def split_scans(program: Program, capabilities: Capabilities) -> Program:
 
 def _parts(program: Program, node: Scan, capabilities: Capabilities) -> int:
     """Return the number of equal parts of the scanned axis; 1 for no split."""
-    if not all(axis.size.is_Integer for axis in node.axes):
+    if capabilities.invariant or not all(axis.size.is_Integer for axis in node.axes):
         return 1
     length = int(node.scanned.size)
     rows = math.prod(int(axis.size) for axis in node.axes) // max(1, length)

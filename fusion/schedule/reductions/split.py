@@ -33,6 +33,9 @@ from fusion.schedule.reductions.partial import Cut, cut, with_cuts
 LEAST_ELEMENTS = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
 
+FIXED_PART = 1 << 15
+"""The least elements of a part, where the order of additions may depend on the length of a reduction alone."""
+
 
 def split_reductions(
     program: Program,
@@ -251,6 +254,8 @@ def _fitting(node: Reduce, axis: Axis, wanted: int) -> int | None:
 
 def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:
     """Return the best number of parts of `rows` of `length` elements; 1 if they fill the device without a split."""
+    if capabilities.invariant:
+        return max(1, length // FIXED_PART)
     if contiguous:
         programs, enough, shortest = rows, capabilities.parallelism, 1024
     else:  # a program of few columns has few bytes in flight: more programs are needed
