@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tests.faults import entries, inputs, processes, surroundings
+from tests.faults import entries, inputs, processes, records, surroundings
 from tests.faults.outcomes import Outcome, attempt
 from tests.faults.programs import BODIES, Program
 from tests.faults.trial import Kind, run
@@ -29,6 +29,7 @@ KINDS: dict[str, Kind] = {
     "concurrent": processes.concurrent_start,
     "eviction": entries.eviction,
     "corruption": entries.corruption,
+    "records": records.records,
     "permissions": entries.permissions,
     "disk": surroundings.disks,
     "compiler": surroundings.compilers,
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the requested trials; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trials", type=int, default=104, help="how many, of all kinds together")
+    parser.add_argument("--trials", type=int, default=112, help="how many, of all kinds together")
     parser.add_argument("--first", type=int, default=0, help="the number of the first")
     parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only this kind (may be repeated)")
     parser.add_argument("--jobs", type=int, default=2, help="processes")

@@ -21,7 +21,12 @@ WRONG = {
     "mode": ("fast", None, ValueError, "unknown mode 'fast'; known: default, reduce-overhead, max-autotune"),
     "key": (None, {"modes": 1}, ValueError, "unknown option 'modes'; known: close_calls, cudagraphs, dump"),
     "target": (None, {"target": "metal"}, ValueError, "unknown target 'metal'; known: c"),
-    "numerics": (None, {"numerics": True}, ValueError, "unknown numerics True; known: default, strict, batch_invariant"),
+    "numerics": (
+        None,
+        {"numerics": True},
+        ValueError,
+        "unknown numerics True; known: default, strict, batch",
+    ),
     "path": (None, {"dump": 3}, TypeError, "dump must be a path, got int"),
     "bytes": (None, {"workspace": True}, TypeError, "workspace must be a number of bytes, got bool"),
     "no bytes": (None, {"workspace": 0}, ValueError, "workspace must be positive, got 0"),
