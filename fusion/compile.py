@@ -25,11 +25,11 @@ from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
+from fusion.dumped.trace import Trace
 from fusion.graph_cache import FOUND, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
-from fusion.inspect.trace import Trace
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
@@ -177,7 +177,7 @@ def _made(
             tuned = tuner.build(kernels)
         built, tunings = {each.kernel: each for each, _ in tuned}, [tuning for _, tuning in tuned]
         sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
-    trace.kernels(sources, target)
+    trace.kernels(schedule.launches(), sources, target)
     report = Report.of(interface.label, lowered, schedule, sources, target, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
     return Finished(schedule, sources, report, interface), wait

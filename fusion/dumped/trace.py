@@ -5,7 +5,7 @@ Files are numbered in the order of the path, so that reading a directory from to
     000_captured/  00_graph.py  01_inline_regions.py  …
     001_joint/     00_graph.py  01_lay_out_gradients.py  …
     002_forward/   00_graph.py  01_program.txt  05_inlined.txt  …  17_clusters.txt  17_clusters.dot  …
-                   30_<kernel>.txt  30_<kernel>.py|c  30_<kernel>.ptx  …  90_module.py  98_passes.txt  99_report.txt
+                   30_<kernel>.txt  30_<kernel>.py  30_<kernel>.ptx  …  90_module.py  98_passes.txt  99_report.txt
 
 A pass that changed nothing has its number, but no file.
 """
@@ -13,14 +13,16 @@ A pass that changed nothing has its number, but no file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import fx
 
 from fusion.codegen.target import Target
-from fusion.inspect.dump_folders import own_folder
+from fusion.dumped.folders import own_folder
+from fusion.dumped.kernel_files import Figures, Unwritten, kernel_text
+from fusion.fallback import warn_once
 from fusion.inspect.report import Report
 from fusion.inspect.text import graph_text, program_text
 from fusion.lowering.errors import FusionError
@@ -28,6 +30,7 @@ from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
 from fusion.lowering.program import Program
 from fusion.passes import PassLog, PassTime
+from fusion.schedule.kernels import KernelCall
 
 _numbers = itertools.count()  # compilations of one process get directories in their order
 
@@ -36,13 +39,17 @@ FIRST_KERNEL = 30
 
 
 class Trace:
-    """Writes the stages of one compilation below `root`, or nothing if it is None; `log` has the time of each pass."""
+    """Writes the stages of one compilation below `root`, or nothing if it is None; `log` has the time of each pass.
+
+    A dump never changes how the program runs: the first file that cannot be written ends it, with a warning.
+    """
 
     def __init__(self, root: Path | None, label: str, *, times: list[PassTime] | None = None) -> None:
         self.folder: Path | None = None
+        self._root = root
         self._before: tuple[tuple[str, str], ...] = ()
         if root is not None:
-            with _written(root):
+            with self._writing():
                 self.folder = own_folder(root) / f"{next(_numbers):03d}_{label}"
                 self.folder.mkdir(parents=True, exist_ok=True)
         self.log = PassLog(None if root is None else self, [] if times is None else times)
@@ -51,9 +58,9 @@ class Trace:
         """Return the trace of a part, in a subdirectory."""
         inner = Trace(None, name, times=self.log.times)
         if self.folder is not None:
-            inner.folder = self.folder / name
+            inner.folder, inner._root = self.folder / name, self._root
             inner.log.dumps = inner
-            with _written(inner.folder):
+            with inner._writing():
                 inner.folder.mkdir(exist_ok=True)
         return inner
 
@@ -77,16 +84,34 @@ class Trace:
             self._write(f"{number:02d}_{name}.{suffix}", text)
         return True
 
-    def kernels(self, sources: Mapping[Kernel, str], target: Target) -> None:
-        """Write each kernel: the block program, its source, and the artefacts of the target's tools."""
+    def kernels(self, calls: Iterable[KernelCall], sources: Mapping[Kernel, str], target: Target) -> None:
+        """Write each kernel: the block program, a file that runs its source, and the artefacts of the target's tools.
+
+        Args:
+            calls: the launches, of which a kernel may have several.
+            sources: the source of each kernel.
+        """
         if self.folder is None:
             return
+        first = {call.kernel: call for call in reversed([*calls])}
         for number, (kernel, source) in enumerate(sources.items(), FIRST_KERNEL):
-            stem = f"{number:02d}_{kernel.name}"
+            stem, call = f"{number:02d}_{kernel.name}", first[kernel]
             self._write(f"{stem}.txt", format_kernel(kernel))
-            self._write(f"{stem}.{target.suffix}", source)
+            figures = Figures(call.bytes_read + call.bytes_written, call.flops)
+            try:
+                self._write(f"{stem}.py", kernel_text(kernel, source, source, target, figures))
+            except Unwritten as reason:
+                self._write(f"{stem}.{target.suffix}", f"{source}\n")
+                warn_once(f"the dump of kernel {kernel.name} cannot run: {reason} cannot be written to a file")
+            self._artefacts(stem, kernel, source, target)
+
+    def _artefacts(self, stem: str, kernel: Kernel, source: str, target: Target) -> None:
+        """Write what the target's tools make of a source, or why they fail: the program may run all the same."""
+        try:
             for suffix, content in target.stages(kernel, source):
                 self._write(f"{stem}.{suffix}", content)
+        except FusionError as error:
+            self._write(f"{stem}.failed.txt", str(error))
 
     def module(self, module: fx.GraphModule) -> fx.GraphModule:
         """Write the code of the spliced module; return it."""
@@ -101,20 +126,22 @@ class Trace:
             self._write("99_report.txt", str(report))
 
     def _write(self, name: str, content: str | bytes) -> None:
-        assert self.folder is not None
+        if self.folder is None:
+            return
         if isinstance(content, str):  # it may name files that are not UTF-8
             content = content.rstrip("\n").encode("utf-8", "backslashreplace") + b"\n"
-        with _written(self.folder / name):
+        with self._writing():
             (self.folder / name).write_bytes(content)
 
-
-@contextmanager
-def _written(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        hint = "set FUSION_DUMP or options['dump'] to a writable directory"
-        raise FusionError(f"the dump {path} cannot be written: {error.strerror}", hint=hint) from error
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Warn once of a directory that cannot be written, and write no more."""
+        try:
+            yield
+        except OSError as error:
+            self.folder = None
+            hint = "set FUSION_DUMP or options['dump'] to a directory that can be written"
+            warn_once(f"no more is dumped: {self._root} cannot be written: {error.strerror}; {hint}")
 
 
 def passes_text(passes: Sequence[PassTime]) -> str:
