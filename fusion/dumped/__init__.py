@@ -6,6 +6,6 @@ checks         the results of a launch against the evaluator in float64
 running        what the file of a kernel does when it is run
 """
 
-from fusion.dumped.running import begin, run_kernel
+from fusion.dumped.running import run_kernel
 
-__all__ = ["begin", "run_kernel"]
+__all__ = ["run_kernel"]

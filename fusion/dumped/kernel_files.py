@@ -33,6 +33,15 @@ from fusion.lowering.sizes import estimate
 
 BEGIN = "# ==== source: edit it here ===="
 END = "# ==== end of the source ===="
+_INTERPRETED = (
+    "import os",
+    "",
+    "import torch",
+    "",
+    "if not torch.cuda.is_available():",
+    '    os.environ["TRITON_INTERPRET"] = "1"  # decided before Triton is imported',
+    "",
+)
 _WIDTH = 100
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 """What reading a form that is malformed, or of another version, raises."""
@@ -120,17 +129,12 @@ def kernel_text(kernel: Kernel, source: str, generated: str, target: Target, fig
 def _head(kernel: Kernel, source: str, target: Target) -> Iterator[str]:
     """Yield the lines above the inputs: the source and the imports."""
     yield f"# {kernel.name}: run this file to check the kernel against float64 and to measure it."
-    yield "from fusion import dumped"
-    yield ""
     if target.suffix == "py":
-        yield f"dumped.begin({target.name!r})  # without a GPU, under Triton's interpreter"
-        yield ""
-        yield from (BEGIN, *source.strip("\n").splitlines(), END)
-        yield ""
-        yield "import torch"
+        yield from _INTERPRETED
+        yield from (BEGIN, *source.split("\n"), END)
+        yield from ("", "import torch", "", "from fusion import dumped")
     else:
-        yield "import torch"
-        yield ""
+        yield from ("import torch", "", "from fusion import dumped", "")
         yield from _quoted("SOURCE", source)
 
 
@@ -138,11 +142,11 @@ def _quoted(name: str, text: str) -> Iterator[str]:
     """Yield an assignment of a text, as readable as its characters allow."""
     if "'''" not in text and "\r" not in text:
         yield f"{name} = r'''"
-        yield from text.strip("\n").split("\n")
+        yield from text.split("\n")
         yield "'''"
         return
     yield f"{name} = ("
-    yield from (f"    {line!r}" for line in text.splitlines(keepends=True))
+    yield from (f"    {line!r}" for line in f"\n{text}\n".splitlines(keepends=True))
     yield ")"
 
 
@@ -158,7 +162,7 @@ def _packed(text: str) -> str:
 
 
 def _unpacked(text: str) -> str:
-    return zlib.decompress(base64.b64decode(text)).decode()
+    return zlib.decompress(base64.b64decode(text, validate=True)).decode()
 
 
 def _numerics(numerics: Numerics) -> dict[str, bool]:
@@ -224,7 +228,7 @@ def read_kernel_file(path: Path) -> KernelFile:
         values = _assigned(ast.parse(text))
         kernel = read(_unpacked(str(values["KERNEL"])), KINDS)
         name, numerics = cast("tuple[str, dict[str, bool]]", values["TARGET, NUMERICS"])
-        source = str(values["SOURCE"]).strip("\n") + "\n" if "SOURCE" in values else _between(text)
+        source = str(values["SOURCE"])[1:-1] if "SOURCE" in values else _between(text)
         if not isinstance(kernel, Kernel):
             raise TypeError("KERNEL is no kernel")
         return KernelFile(path, kernel, name, Numerics(**numerics), source, str(values["ORIGINAL"]))
@@ -246,8 +250,8 @@ def _assigned(tree: ast.Module) -> dict[str, object]:
 
 def _between(text: str) -> str:
     """Return the lines between the comments that enclose a source."""
-    lines = text.splitlines()
-    return "\n".join(lines[lines.index(BEGIN) + 1 : lines.index(END)]) + "\n"
+    lines = text.split("\n")
+    return "\n".join(lines[lines.index(BEGIN) + 1 : lines.index(END)])
 
 
 __all__ = [

@@ -28,12 +28,6 @@ Inputs = Callable[[Draw], Sequence[torch.Tensor]]
 CPU = torch.device("cpu")
 
 
-def begin(target: str) -> None:
-    """Choose where a file's kernel runs, before Triton is imported: under its interpreter where there is no GPU."""
-    if target == "triton" and not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
-
-
 def device_for(target: str) -> torch.device:
     """Return the device on which kernels of a target run here."""
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
@@ -106,4 +100,4 @@ def _speed(microseconds: float, moved: int, operations: int) -> str:
     return f"{microseconds:.1f} µs a launch: {rates[0]:.2f} GB/s, {rates[1]:.2f} GFLOP/s"
 
 
-__all__ = ["begin", "device_for", "run_kernel"]
+__all__ = ["device_for", "run_kernel"]
