@@ -145,10 +145,8 @@ def _spliced(
 ) -> Boxed:
     """Return the callable module of a compilation whose kernels are built."""
     main = compilation.interface.device
-    module = trace.module(splice(compilation.schedule, built, main, refused, compilation.interface.kept, watch))
-    for name, body in module.named_children():
-        assert isinstance(body, fx.GraphModule)
-        trace.within(name).module(body)
+    module = splice(compilation.schedule, built, main, refused, compilation.interface.kept, watch)
+    trace.module(module, compilation.schedule)
     return on_device(partial(module.forward), main)
 
 

@@ -19,6 +19,7 @@ from fusion.inspect.accuracy import UNWRITTEN, copied, distance
 from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
 from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
+from fusion.lowering.interpret.calls import as_double
 from fusion.lowering.kernel import Fold, Kernel, only_stored, statements
 
 _EXPLAINED = 8.0
@@ -120,13 +121,8 @@ class Case:
         stored = exact != UNWRITTEN if exact.is_floating_point() else ~_equal(before, rounded)
         outside = int((~_equal(ours, before) & ~stored).sum())
         ours, rounded, exact = ours[stored], rounded[stored], exact[stored]
-        error, largest = distance(ours, exact)
-        explained, _ = distance(rounded, exact)
-        floor = self._floor(ours.dtype)
-        near = error <= max(_EXPLAINED * explained, floor) and math.isfinite(error)
-        # Where the dtypes do not hold the numbers, the kernel has to do what the evaluator does in them.
-        is_right = near or distance(ours, rounded.double() if rounded.is_floating_point() else rounded)[0] <= floor
-        return Compared(name, error, explained, largest, outside, is_right and not outside)
+        is_right, error, explained = is_close(ours, rounded, exact, self._floor(ours.dtype))
+        return Compared(name, error, explained, distance(ours, exact)[1], outside, is_right and not outside)
 
     def _floor(self, dtype: torch.dtype) -> float:
         """Return the error that is allowed whatever rounding explains."""
@@ -135,6 +131,24 @@ class Case:
         folds = [stmt for part in self.kernel.launched for stmt in statements(part.body) if isinstance(stmt, Fold)]
         tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32" and any(fold.op == "dot" for fold in folds)
         return max(_ROUNDINGS * torch.finfo(dtype).eps, _TF32 if tf32 else _SUMS if folds else 0.0)
+
+
+def is_close(
+    ours: torch.Tensor, rounded: torch.Tensor, exact: torch.Tensor, floor: float | None = None
+) -> tuple[bool, float, float]:
+    """Return whether `ours` may be right, its error and that of `rounded` against `exact`.
+
+    Args:
+        rounded: the results of the same operations in the same dtypes.
+        exact: the results in float64.
+        floor: the error that is always allowed; by default, that of sums in another order.
+    """
+    if floor is None:
+        floor = max(_ROUNDINGS * torch.finfo(ours.dtype).eps, _SUMS) if ours.is_floating_point() else _SHARE
+    error, explained = distance(ours, exact)[0], distance(rounded, exact)[0]
+    near = error <= max(_EXPLAINED * explained, floor) and math.isfinite(error)
+    # Where the dtypes do not hold the numbers, what is computed in them has to be the same.
+    return near or distance(ours, as_double(rounded))[0] <= floor, error, explained
 
 
 def _evaluated(
@@ -161,4 +175,4 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left == right) | (left.isnan() & right.isnan()) if left.is_floating_point() else left == right
 
 
-__all__ = ["Case", "Compared"]
+__all__ = ["Case", "Compared", "is_close"]

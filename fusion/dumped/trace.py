@@ -21,6 +21,7 @@ from torch import fx
 
 from fusion.codegen.target import Target
 from fusion.dumped.folders import own_folder
+from fusion.dumped.graph_files import GraphFile, input_ranges, module_text
 from fusion.dumped.kernel_files import Figures, Unwritten, kernel_text
 from fusion.fallback import warn_once
 from fusion.inspect.report import Report
@@ -30,12 +31,15 @@ from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
 from fusion.lowering.program import Program
 from fusion.passes import PassLog, PassTime
+from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 _numbers = itertools.count()  # compilations of one process get directories in their order
 
 FIRST_KERNEL = 30
 """The number of the first kernel in the names of dumps."""
+
+_GRAPH = "00_graph.py"
 
 
 class Trace:
@@ -48,6 +52,8 @@ class Trace:
         self.folder: Path | None = None
         self._root = root
         self._before: tuple[tuple[str, str], ...] = ()
+        self._graph: GraphFile | None = None
+        self._kernels: dict[Kernel, str] = {}  # the names of their files
         if root is not None:
             with self._writing():
                 self.folder = own_folder(root) / f"{next(_numbers):03d}_{label}"
@@ -59,6 +65,7 @@ class Trace:
         inner = Trace(None, name, times=self.log.times)
         if self.folder is not None:
             inner.folder, inner._root = self.folder / name, self._root
+            inner._kernels = {kernel: f"../{file}" for kernel, file in self._kernels.items()}
             inner.log.dumps = inner
             with inner._writing():
                 inner.folder.mkdir(exist_ok=True)
@@ -67,7 +74,8 @@ class Trace:
     def graph(self, graph: fx.GraphModule) -> None:
         """Write the captured graph."""
         if self.folder is not None:
-            self.passed(0, "graph", graph_text(graph))
+            self._before, self._graph = tuple(graph_text(graph)), GraphFile.of(graph)
+            self._write(_GRAPH, self._graph.text({}))
 
     def program(self, number: int, name: str, program: Program) -> None:
         """Write a program."""
@@ -96,6 +104,7 @@ class Trace:
         first = {call.kernel: call for call in reversed([*calls])}
         for number, (kernel, source) in enumerate(sources.items(), FIRST_KERNEL):
             stem, call = f"{number:02d}_{kernel.name}", first[kernel]
+            self._kernels[kernel] = f"{stem}.py"
             self._write(f"{stem}.txt", format_kernel(kernel))
             figures = Figures(call.bytes_read + call.bytes_written, call.flops)
             try:
@@ -113,11 +122,19 @@ class Trace:
         except FusionError as error:
             self._write(f"{stem}.failed.txt", str(error))
 
-    def module(self, module: fx.GraphModule) -> fx.GraphModule:
-        """Write the code of the spliced module; return it."""
-        if self.folder is not None:
-            self._write("90_module.py", module.code.lstrip("\n"))
-        return module
+    def module(self, module: fx.GraphModule, schedule: Schedule) -> None:
+        """Write the spliced module of a schedule, and those of its chunks; the graph again, with what is known now."""
+        if self.folder is None:
+            return
+        if self._graph is not None:
+            self._write(_GRAPH, self._graph.text(input_ranges(schedule)))
+        self._module(module, "" if self._graph is None else _GRAPH)
+
+    def _module(self, module: fx.GraphModule, graph: str) -> None:
+        self._write("90_module.py", module_text(module, self._kernels, graph))
+        for name, body in module.named_children():
+            if isinstance(body, fx.GraphModule):
+                self.within(name)._module(body, "")
 
     def report(self, report: Report) -> None:
         """Write the report, and the passes with their times."""
