@@ -88,8 +88,11 @@ def launches_of(module: fx.GraphModule, kernels: Mapping[Kernel, str]) -> Callab
     return line
 
 
-def attributes_of(module: fx.GraphModule) -> Iterator[str]:
+def attributes_of(module: fx.GraphModule, *, nested: bool = True) -> Iterator[str]:
     """Yield an assignment for each tensor that the code of a module reads as an attribute.
+
+    Args:
+        nested: whether the text of the module has the classes of those inside it.
 
     Raises:
         NoText: an attribute is no tensor, and no module whose code is part of the file.
@@ -98,7 +101,7 @@ def attributes_of(module: fx.GraphModule) -> Iterator[str]:
         held: object = reduce(getattr, name.split("."), module)
         if isinstance(held, torch.Tensor) and name.isidentifier():
             yield f"module.{name} = {_tensor(held)}"
-        elif not isinstance(held, fx.GraphModule) or "." in name:
+        elif not (nested and isinstance(held, fx.GraphModule)) or "." in name:
             raise NoText(f"the attribute {name}, a {type(held).__name__}")
 
 

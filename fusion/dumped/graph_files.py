@@ -8,7 +8,7 @@ a file cannot hold, because it calls compiled functions or objects of the progra
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +16,17 @@ from torch import fx
 from torch.fx.graph import CodeGen
 
 from fusion.dumped.fx_text import NoText, attributes_of, launches_of, names_of
-from fusion.dumped.kernel_files import sizes_of
+from fusion.dumped.kernel_files import INTERPRETED, sizes_of
 from fusion.dumped.ranges import Range, ranges_of
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Extern
 from fusion.lowering.seeded import draws, seeded
 from fusion.lowering.sizes import hint_of
+from fusion.runtime.names import identifier
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
+
+_CLASS = re.compile(r"\bclass (\S+)(?=\(torch\.nn\.Module\):)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class GraphFile:
     def of(cls, graph: fx.GraphModule) -> GraphFile:
         """Describe a graph, as it is now."""
         graph = _flat(graph)
-        code = graph.print_readable(print_output=False).strip("\n")
+        code = _CLASS.sub(_of_identifier, graph.print_readable(print_output=False).strip("\n"))
         try:
             names, attributes = tuple(names_of(graph, code)), tuple(attributes_of(graph))
             calls = tuple((_drawn(node), node.name) for node in graph.graph.find_nodes(op="placeholder"))
@@ -61,7 +64,7 @@ class GraphFile:
     def text(self, ranges: Mapping[int, Range]) -> str:
         """Return the text of the file; `ranges` has those of integer inputs, by position."""
         if self.missing:
-            return "\n".join([*_cannot_run(self.missing), "import torch", "", self.code])
+            return _cannot_run(self.missing, self.code)
         lines = [
             "# Run this file: it computes the graph with PyTorch's operations, and measures it.",
             *("import torch", "", "from fusion import dumped"),
@@ -91,24 +94,26 @@ class GraphFile:
         yield "    ]"
 
 
-def module_text(module: fx.GraphModule, kernels: Mapping[Kernel, str], graph: str) -> str:
+def module_text(module: fx.GraphModule, kernels: Mapping[Kernel, str], graph: str, suffix: str) -> str:
     """Return the text of the file of a compiled module.
 
     Args:
         kernels: the path of each kernel's file, from the folder of the module.
         graph: the name of the file of the graph in the same folder; empty for a part of another module.
+        suffix: that of the target's sources.
     """
     code = module.code.strip("\n")
     try:
-        names, attributes = names_of(module, code, launches_of(module, kernels)), [*attributes_of(module)]
+        names, attributes = names_of(module, code, launches_of(module, kernels)), [*attributes_of(module, nested=False)]
     except NoText as missing:
-        return "\n".join([*_cannot_run(str(missing)), "import torch", "", code])
+        return _cannot_run(str(missing), code)
     run = (
         f"dumped.run_module(__file__, module, {graph!r})" if graph else 'print("run ../90_module.py, which calls this")'
     )
     lines = [
         "# Run this file: it compares the compiled module with the graph of the same folder, and measures both.",
-        *("import torch", "", "from fusion import dumped"),
+        *(INTERPRETED if suffix == "py" else ("import torch", "")),
+        "from fusion import dumped",
         *(line for line in names if line.startswith(("from ", "import "))),
         "",
         *(line for line in names if not line.startswith(("from ", "import "))),
@@ -142,9 +147,14 @@ def input_ranges(schedule: Schedule) -> dict[int, Range]:
     return {k: ranges[name] for k, name in enumerate(program.inputs) if isinstance(name, str) and name in ranges}
 
 
+def _of_identifier(declared: re.Match[str]) -> str:
+    """Return the declaration of a class under a name that Python accepts: fx may call one `<lambda>`."""
+    return f"class {identifier(declared[1])}"
+
+
 def _class_of(code: str) -> str:
     """Return the name of the first class in a text."""
-    found = re.search(r"^class (\w+)\(", code, re.MULTILINE)
+    found = _CLASS.search(code)
     assert found, "fx prints a class"
     return found[1]
 
@@ -155,7 +165,7 @@ def _flat(graph: fx.GraphModule) -> fx.GraphModule:
         return graph
     plain = fx.Graph()
     plain.output(plain.graph_copy(graph.graph, {}))
-    return fx.GraphModule(graph, plain, _class_of(graph.print_readable(print_output=False)))
+    return fx.GraphModule(graph, plain, type(graph).__name__)
 
 
 def _random_results(graph: fx.GraphModule) -> tuple[int, ...]:
@@ -170,8 +180,12 @@ def _random_results(graph: fx.GraphModule) -> tuple[int, ...]:
     return tuple(k for k, result in enumerate(flat) if result in random)
 
 
-def _cannot_run(missing: str) -> Iterable[str]:
-    return (f"# This file does not run by itself: it needs {missing}.", "")
+def _cannot_run(missing: str, code: str) -> str:
+    """Return the text of a file that only shows a code, and says what it needs to run."""
+    reason = f"This file does not run by itself: it needs {missing}."
+    return "\n".join(
+        [f"# {reason}", "import torch", "", code, "", 'if __name__ == "__main__":', f"    print({reason!r})"]
+    )
 
 
 def _drawn(node: fx.Node) -> str:

@@ -33,7 +33,7 @@ from fusion.lowering.sizes import estimate
 
 BEGIN = "# ==== source: edit it here ===="
 END = "# ==== end of the source ===="
-_INTERPRETED = (
+INTERPRETED = (
     "import os",
     "",
     "import torch",
@@ -42,6 +42,8 @@ _INTERPRETED = (
     '    os.environ["TRITON_INTERPRET"] = "1"  # decided before Triton is imported',
     "",
 )
+"""What stands above the imports of a file with kernels in Triton: without a GPU, its interpreter runs them."""
+
 _WIDTH = 100
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 """What reading a form that is malformed, or of another version, raises."""
@@ -130,7 +132,7 @@ def _head(kernel: Kernel, source: str, target: Target) -> Iterator[str]:
     """Yield the lines above the inputs: the source and the imports."""
     yield f"# {kernel.name}: run this file to check the kernel against float64 and to measure it."
     if target.suffix == "py":
-        yield from _INTERPRETED
+        yield from INTERPRETED
         yield from (BEGIN, *source.split("\n"), END)
         yield from ("", "import torch", "", "from fusion import dumped")
     else:
@@ -255,6 +257,7 @@ def _between(text: str) -> str:
 
 
 __all__ = [
+    "INTERPRETED",
     "Figures",
     "KernelFile",
     "Unreadable",

@@ -54,6 +54,7 @@ class Trace:
         self._before: tuple[tuple[str, str], ...] = ()
         self._graph: GraphFile | None = None
         self._kernels: dict[Kernel, str] = {}  # the names of their files
+        self._suffix = ""  # of the target's sources
         if root is not None:
             with self._writing():
                 self.folder = own_folder(root) / f"{next(_numbers):03d}_{label}"
@@ -65,6 +66,7 @@ class Trace:
         inner = Trace(None, name, times=self.log.times)
         if self.folder is not None:
             inner.folder, inner._root = self.folder / name, self._root
+            inner._suffix = self._suffix
             inner._kernels = {kernel: f"../{file}" for kernel, file in self._kernels.items()}
             inner.log.dumps = inner
             with inner._writing():
@@ -101,6 +103,7 @@ class Trace:
         """
         if self.folder is None:
             return
+        self._suffix = target.suffix
         first = {call.kernel: call for call in reversed([*calls])}
         for number, (kernel, source) in enumerate(sources.items(), FIRST_KERNEL):
             stem, call = f"{number:02d}_{kernel.name}", first[kernel]
@@ -131,7 +134,7 @@ class Trace:
         self._module(module, "" if self._graph is None else _GRAPH)
 
     def _module(self, module: fx.GraphModule, graph: str) -> None:
-        self._write("90_module.py", module_text(module, self._kernels, graph))
+        self._write("90_module.py", module_text(module, self._kernels, graph, self._suffix))
         for name, body in module.named_children():
             if isinstance(body, fx.GraphModule):
                 self.within(name)._module(body, "")
