@@ -25,6 +25,7 @@ from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
+from fusion.dumped.override import Overridden, overridden
 from fusion.dumped.trace import Trace
 from fusion.graph_cache import FOUND, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
@@ -175,10 +176,23 @@ def _made(
             tuned = tuner.build(kernels)
         built, tunings = {each.kernel: each for each, _ in tuned}, [tuning for _, tuning in tuned]
         sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
-    trace.kernels(schedule.launches(), sources, target)
+    edits = _edits(options, sources, target, interface.device)
+    edited = {kernel: each.built.source for kernel, each in edits.items()}
+    trace.kernels(schedule.launches(), sources, target, edited)
+    sources = {**sources, **edited}
     report = Report.of(interface.label, lowered, schedule, sources, target, hints)
-    report = replace(report, tunings=(*report.tunings, *tunings))
-    return Finished(schedule, sources, report, interface), wait
+    notes = (*report.notes, *map(str, edits.values()))
+    report = replace(report, tunings=(*report.tunings, *tunings), notes=notes)
+    return Finished(schedule, sources, report, interface), lambda: {**wait(), **{k: e.built for k, e in edits.items()}}
+
+
+def _edits(
+    options: Options, sources: Mapping[Kernel, str], target: Target, device: torch.device
+) -> dict[Kernel, Overridden]:
+    """Return the kernels whose sources are overridden."""
+    return (
+        {} if options.override is None else overridden(options.override, sources, target, device, strict=options.strict)
+    )
 
 
 def _measure(

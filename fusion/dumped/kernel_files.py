@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import base64
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -23,6 +23,7 @@ import torch
 from fusion.codegen.cache import digest
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.target import Target
+from fusion.dumped.inputs import Draw
 from fusion.dumped.ranges import Range, ranges_of
 from fusion.graph_cache import KINDS
 from fusion.graph_cache.form import Unwritten, read, write
@@ -196,6 +197,13 @@ def _inputs(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> Iterator[str]:
     yield "    )"
 
 
+def inputs_of(kernel: Kernel) -> Callable[[Draw], Sequence[torch.Tensor]]:
+    """Return the function that the file of a kernel would make its inputs with."""
+    names: dict[str, object] = {"torch": torch}
+    exec("\n".join(_inputs(kernel, sizes_of(kernel))), names)
+    return cast("Callable[[Draw], Sequence[torch.Tensor]]", names["inputs"])
+
+
 def _drawn(
     param: Param, shape: tuple[int, ...], strides: tuple[int, ...], known: Range | None, *, is_result: bool
 ) -> str:
@@ -262,6 +270,7 @@ __all__ = [
     "KernelFile",
     "Unreadable",
     "Unwritten",
+    "inputs_of",
     "is_kernel_file",
     "kernel_text",
     "mark_of",

@@ -16,6 +16,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from torch import fx
 
@@ -94,24 +95,32 @@ class Trace:
             self._write(f"{number:02d}_{name}.{suffix}", text)
         return True
 
-    def kernels(self, calls: Iterable[KernelCall], sources: Mapping[Kernel, str], target: Target) -> None:
+    def kernels(
+        self,
+        calls: Iterable[KernelCall],
+        sources: Mapping[Kernel, str],
+        target: Target,
+        edited: Mapping[Kernel, str] = MappingProxyType({}),
+    ) -> None:
         """Write each kernel: the block program, a file that runs its source, and the artefacts of the target's tools.
 
         Args:
             calls: the launches, of which a kernel may have several.
-            sources: the source of each kernel.
+            sources: the generated source of each kernel.
+            edited: the sources that replace some of them.
         """
         if self.folder is None:
             return
         self._suffix = target.suffix
         first = {call.kernel: call for call in reversed([*calls])}
-        for number, (kernel, source) in enumerate(sources.items(), FIRST_KERNEL):
+        for number, (kernel, generated) in enumerate(sources.items(), FIRST_KERNEL):
+            source = edited.get(kernel, generated)
             stem, call = f"{number:02d}_{kernel.name}", first[kernel]
             self._kernels[kernel] = f"{stem}.py"
             self._write(f"{stem}.txt", format_kernel(kernel))
             figures = Figures(call.bytes_read + call.bytes_written, call.flops)
             try:
-                self._write(f"{stem}.py", kernel_text(kernel, source, source, target, figures))
+                self._write(f"{stem}.py", kernel_text(kernel, source, generated, target, figures))
             except Unwritten as reason:
                 self._write(f"{stem}.{target.suffix}", f"{source}\n")
                 warn_once(f"the dump of kernel {kernel.name} cannot run: {reason} cannot be written to a file")
