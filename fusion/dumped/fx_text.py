@@ -16,6 +16,7 @@ from types import ModuleType
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from fusion.graph_cache import KINDS
 from fusion.graph_cache.form import LARGEST_TENSOR, write
@@ -108,9 +109,10 @@ def attributes_of(module: fx.GraphModule, *, nested: bool = True) -> Iterator[st
 def _tensor(held: torch.Tensor) -> str:
     """Return a call that makes a constant tensor; a large one has other values."""
     layout = f"{tuple(held.shape)}, {tuple(held.stride())}, {held.dtype}, {held.device.type!r}"
-    if held.nbytes > LARGEST_TENSOR or held.is_complex():
+    if isinstance(held, FakeTensor) or held.nbytes > LARGEST_TENSOR or held.is_complex():
         return f"dumped.constant({layout})"
-    data = bytes(held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())
+    with unset_fake_temporarily():  # graphs are dumped while PyTorch traces
+        data = bytes(held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())
     return f"dumped.constant({layout}, {base64.b64encode(data).decode()!r})"
 
 

@@ -26,7 +26,7 @@ from fusion.codegen.target import Target
 from fusion.dumped.inputs import Draw
 from fusion.dumped.ranges import Range, ranges_of
 from fusion.graph_cache import KINDS
-from fusion.graph_cache.form import Unwritten, read, write
+from fusion.graph_cache.form import read, write
 from fusion.lowering.errors import FusionError
 from fusion.lowering.kernel import Kernel, Param, only_stored
 from fusion.lowering.printer import format_kernel
@@ -269,7 +269,6 @@ __all__ = [
     "Figures",
     "KernelFile",
     "Unreadable",
-    "Unwritten",
     "inputs_of",
     "is_kernel_file",
     "kernel_text",

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.codegen.build import Built, is_idle
 from fusion.codegen.target import Target
@@ -103,7 +104,8 @@ def _checked(file: KernelFile, target: Target, device: torch.device) -> Built:
     sizes = sizes_of(kernel)
     try:
         launch = target.build(kernel, file.source)
-        results = Case.of(kernel, inputs_of(kernel), [sizes[size] for size in kernel.sizes], device).run(launch)
+        with unset_fake_temporarily():  # it is compiled while PyTorch traces
+            results = Case.of(kernel, inputs_of(kernel), [sizes[size] for size in kernel.sizes], device).run(launch)
     except Exception as error:  # whatever an edited text does: the generated one is there
         raise WrongKernel(f"the edited kernel {file.path} cannot be checked: {error}") from error
     wrong = [f"\n  {result}" for result in results if not result.is_right]

@@ -30,6 +30,7 @@ def ranges_of(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, Ra
 
     >>> from fusion.inspect.examples import TARGET, lowered
     >>> from fusion.schedule import grow
+    >>> import torch
     >>> from fusion.schedule.launches.generate import kernels_of
     >>> program = lowered(lambda table, ids: table[ids], torch.empty(5, 3), torch.empty(7, dtype=torch.int64))
     >>> (call,), _ = kernels_of(program, grow(program, TARGET.capabilities), TARGET)

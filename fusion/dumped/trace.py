@@ -23,7 +23,7 @@ from torch import fx
 from fusion.codegen.target import Target
 from fusion.dumped.folders import own_folder
 from fusion.dumped.graph_files import GraphFile, input_ranges, module_text
-from fusion.dumped.kernel_files import Figures, Unwritten, kernel_text
+from fusion.dumped.kernel_files import Figures, kernel_text
 from fusion.fallback import warn_once
 from fusion.inspect.report import Report
 from fusion.inspect.text import graph_text, program_text
@@ -77,8 +77,10 @@ class Trace:
     def graph(self, graph: fx.GraphModule) -> None:
         """Write the captured graph."""
         if self.folder is not None:
-            self._before, self._graph = tuple(graph_text(graph)), GraphFile.of(graph)
-            self._write(_GRAPH, self._graph.text({}))
+            self._before = tuple(graph_text(graph))
+            with self._writing():
+                self._graph = GraphFile.of(graph)
+                self._write(_GRAPH, self._graph.text({}))
 
     def program(self, number: int, name: str, program: Program) -> None:
         """Write a program."""
@@ -119,11 +121,8 @@ class Trace:
             self._kernels[kernel] = f"{stem}.py"
             self._write(f"{stem}.txt", format_kernel(kernel))
             figures = Figures(call.bytes_read + call.bytes_written, call.flops)
-            try:
+            with self._writing():
                 self._write(f"{stem}.py", kernel_text(kernel, source, generated, target, figures))
-            except Unwritten as reason:
-                self._write(f"{stem}.{target.suffix}", f"{source}\n")
-                warn_once(f"the dump of kernel {kernel.name} cannot run: {reason} cannot be written to a file")
             self._artefacts(stem, kernel, source, target)
 
     def _artefacts(self, stem: str, kernel: Kernel, source: str, target: Target) -> None:
@@ -138,9 +137,10 @@ class Trace:
         """Write the spliced module of a schedule, and those of its chunks; the graph again, with what is known now."""
         if self.folder is None:
             return
-        if self._graph is not None:
-            self._write(_GRAPH, self._graph.text(input_ranges(schedule)))
-        self._module(module, "" if self._graph is None else _GRAPH)
+        with self._writing():
+            if self._graph is not None:
+                self._write(_GRAPH, self._graph.text(input_ranges(schedule)))
+            self._module(module, "" if self._graph is None else _GRAPH)
 
     def _module(self, module: fx.GraphModule, graph: str) -> None:
         self._write("90_module.py", module_text(module, self._kernels, graph, self._suffix))
@@ -164,13 +164,15 @@ class Trace:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Warn once of a directory that cannot be written, and write no more."""
+        """Warn once of what fails, so that the program runs on; write no more to a directory that refuses."""
         try:
             yield
         except OSError as error:
             self.folder = None
             hint = "set FUSION_DUMP or options['dump'] to a directory that can be written"
             warn_once(f"no more is dumped: {self._root} cannot be written: {error.strerror}; {hint}")
+        except Exception as defect:  # an internal error
+            warn_once(f"the dump in {self._root} lacks a file; please report it: {type(defect).__name__}: {defect}")
 
 
 def passes_text(passes: Sequence[PassTime]) -> str:
