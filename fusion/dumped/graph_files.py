@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.fx.graph import CodeGen
 
 from fusion.dumped.fx_text import NoText, attributes_of, launches_of, names_of
@@ -38,6 +39,8 @@ class GraphFile:
         names: lines that define what the code names.
         attributes: lines that set the tensors of `module`.
         calls: for each input, the call that draws it, without a range, and its name.
+        unchecked: whether PyTorch's operations may use positions without a check, so that those whose range is not
+            known are all 0: operations of backward take them for forward's.
         random: the positions of results that depend on random numbers, which a compiled module draws otherwise.
         missing: what a file cannot hold; empty if the graph runs.
     """
@@ -46,6 +49,7 @@ class GraphFile:
     names: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     calls: tuple[tuple[str, str], ...] = ()
+    unchecked: bool = False
     random: tuple[int, ...] = ()
     missing: str = ""
 
@@ -59,7 +63,8 @@ class GraphFile:
             calls = tuple((_drawn(node), node.name) for node in graph.graph.find_nodes(op="placeholder"))
         except NoText as missing:
             return cls(code, missing=str(missing))
-        return cls(code, names, attributes, calls, _random_results(graph))
+        unchecked = any(isinstance(n.target, OpOverload) and "backward" in str(n.target) for n in graph.graph.nodes)
+        return cls(code, names, attributes, calls, unchecked, _random_results(graph))
 
     def text(self, ranges: Mapping[int, Range]) -> str:
         """Return the text of the file; `ranges` has those of integer inputs, by position."""
@@ -84,13 +89,10 @@ class GraphFile:
         yield '    """Make the inputs: values as their dtypes, and the checks of kernels on them, allow."""'
         yield "    return ["
         for position, (call, name) in enumerate(self.calls):
-            known = ranges.get(position)
-            limits = (
-                f", low={known[0]}, high={known[1]})"
-                if known is not None and call.startswith("draw.integers(")
-                else ")"
-            )
-            yield f"        {call.removesuffix(')') + limits if call.endswith(')') else call},  # {name}"
+            known = ranges.get(position, (0, 0) if self.unchecked else None)
+            if known is not None and call.startswith("draw.integers("):
+                call = f"{call.removesuffix(')')}, low={known[0]}, high={known[1]})"
+            yield f"        {call},  # {name}"
         yield "    ]"
 
 

@@ -80,7 +80,8 @@ def _place(target: str, device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if target == "triton":
         return "Triton's interpreter, which says nothing about speed"
-    return f"the CPU, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"the CPU, {count} thread{'' if count == 1 else 's'}"
 
 
 def _launch_time(case: Case, launch: Launcher, device: torch.device) -> float:

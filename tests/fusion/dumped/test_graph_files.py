@@ -63,6 +63,17 @@ def test_positions_get_the_ranges_that_kernels_check(tmp_path: Path) -> None:
     assert re.search(r"torch\.int64, host=True, low=\S+, high=32\)", (folder / "00_graph.py").read_text())
 
 
+def test_positions_that_backward_does_not_check_are_zero(tmp_path: Path) -> None:
+    """PyTorch writes outside of a tensor where the positions of maxima are wrong."""
+    torch._dynamo.reset()
+    pool = torch.nn.AdaptiveMaxPool2d(3)
+    fused = fusion.fuse(lambda x: pool(x).square(), options={"strict": True, "dump": tmp_path})
+    fused(torch.randn(2, 3, 11, 11, requires_grad=True)).sum().backward()
+    (folder,) = tmp_path.glob("*_backward")
+    assert "torch.int8, host=True, low=0, high=0)" in (folder / "00_graph.py").read_text()
+    assert run(folder / "00_graph.py")[0] == run(folder / "90_module.py")[0] == 0
+
+
 def test_a_module_in_chunks_runs(tmp_path: Path) -> None:
     def loss(x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(x @ weight, labels)
