@@ -146,7 +146,7 @@ def is_close(
     if floor is None:
         floor = max(_ROUNDINGS * torch.finfo(ours.dtype).eps, _SUMS) if ours.is_floating_point() else _SHARE
     error, explained = distance(ours, exact)[0], distance(rounded, exact)[0]
-    near = error <= max(_EXPLAINED * explained, floor) and math.isfinite(error)
+    near = error <= max(_EXPLAINED * explained if math.isfinite(explained) else 0.0, floor)
     # Where the dtypes do not hold the numbers, what is computed in them has to be the same.
     return near or distance(ours, as_double(rounded))[0] <= floor, error, explained
 

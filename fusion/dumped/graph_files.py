@@ -7,6 +7,7 @@ a file cannot hold, because it calls compiled functions or objects of the progra
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -208,8 +209,18 @@ def _drawn(node: fx.Node) -> str:
     host = ", host=True" if value.device.type == "cpu" else ""
     if value.dtype is torch.bool:
         return f"draw.booleans({layout}{host})"
-    kind = "normal" if value.dtype.is_floating_point else "integers"
-    return f"draw.{kind}({layout}, {value.dtype}{host})"
+    if not value.dtype.is_floating_point:
+        return f"draw.integers({layout}, {value.dtype}{host})"
+    scaled = f", scale={_scale(tuple(map(hint_of, value.shape))):.3g}" if value.ndim > 1 else ""
+    return f"draw.normal({layout}, {value.dtype}{host}{scaled})"
+
+
+def _scale(shape: tuple[int, ...]) -> float:
+    """Return the deviation with which a product with a tensor of weights keeps the magnitude of its operand.
+
+    Else a deep network overflows.  Which inputs are weights is not known: all are drawn so.
+    """
+    return 1 / math.sqrt(max(1, math.prod(shape[1:])))
 
 
 __all__ = ["GraphFile", "input_ranges", "module_text"]

@@ -9,6 +9,7 @@ edited one takes part.
 from __future__ import annotations
 
 import base64
+import math
 import runpy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -134,23 +135,27 @@ def run_module(file: str, module: torch.nn.Module, graph: str) -> None:
 
 
 def _compared(kind: str, positions: Sequence[int], ours: Values, theirs: Values, exact: Values | None) -> bool:
-    """Print the errors of the values at these positions; return whether all may be right."""
-    all_right = True
+    """Print the errors of the values at these positions; return whether none is wrong."""
+    verdicts = []
     for k in positions:
-        mine, other = ours[k], theirs[k]
-        if not isinstance(other, torch.Tensor) or not isinstance(mine, torch.Tensor):
-            is_right, said = mine == other, f"{mine}, with PyTorch's operations {other}"
-        elif mine.shape != other.shape or mine.dtype is not other.dtype:
-            is_right, said = False, f"{mine.dtype}{list(mine.shape)} instead of {other.dtype}{list(other.shape)}"
-        else:
-            right = other if exact is None else cast("torch.Tensor", exact[k])
-            is_right, error, rounding = is_close(mine, other, right)
-            said = f"error {error:.1e} against float64, with PyTorch's operations {rounding:.1e}"
-            said = said if exact is not None else f"{error:.1e} from PyTorch's operations"
-        all_right &= is_right
-        if not is_right or isinstance(other, torch.Tensor):
-            print(f"  {'right' if is_right else 'WRONG'}: {kind} {k}: {said}")
-    return all_right
+        verdict, said = _verdict(ours[k], theirs[k], None if exact is None else exact[k])
+        verdicts.append(verdict)
+        if verdict != "right" or isinstance(theirs[k], torch.Tensor):
+            print(f"  {verdict}: {kind} {k}: {said}")
+    return "WRONG" not in verdicts
+
+
+def _verdict(mine: object, other: object, exact: object) -> tuple[str, str]:
+    """Return "right", "WRONG", or "unclear" where PyTorch's own result overflows; and the error, in words."""
+    if not isinstance(other, torch.Tensor) or not isinstance(mine, torch.Tensor):
+        return "right" if mine == other else "WRONG", f"{mine}, with PyTorch's operations {other}"
+    if mine.shape != other.shape or mine.dtype is not other.dtype:
+        return "WRONG", f"{mine.dtype}{list(mine.shape)} instead of {other.dtype}{list(other.shape)}"
+    is_right, error, rounding = is_close(mine, other, exact if isinstance(exact, torch.Tensor) else other)
+    said = f"error {error:.1e} against float64, with PyTorch's operations {rounding:.1e}"
+    if not isinstance(exact, torch.Tensor):
+        said = f"{error:.1e} from PyTorch's operations"
+    return "right" if is_right else "unclear" if math.isinf(rounding) else "WRONG", said
 
 
 def _drawn(module: torch.nn.Module, inputs: Inputs) -> tuple[Values, Values, Values]:

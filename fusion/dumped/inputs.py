@@ -38,12 +38,18 @@ class Draw:
     _drawn: int = 0
 
     def normal(
-        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, host: bool = False
+        self,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        dtype: torch.dtype,
+        *,
+        host: bool = False,
+        scale: float = 1.0,
     ) -> torch.Tensor:
-        """Return normally distributed numbers; on the host if they are passed by value."""
+        """Return normally distributed numbers of this standard deviation; on the host if they are passed by value."""
         tensor, flat, generator = self._new(shape, strides, dtype, host)
         drawn = torch.float32 if dtype.itemsize == 1 else dtype  # floats of 8 bits are converted
-        flat.copy_(torch.randn(flat.shape, dtype=drawn, device=flat.device, generator=generator))
+        flat.copy_(torch.randn(flat.shape, dtype=drawn, device=flat.device, generator=generator) * scale)
         return tensor
 
     def integers(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fusion
+from fusion.dumped.graph_running import _verdict
 from tests.fusion.dumped.programs import dumped, programs, run, run_alone
 
 
@@ -72,6 +73,24 @@ def test_positions_that_backward_does_not_check_are_zero(tmp_path: Path) -> None
     (folder,) = tmp_path.glob("*_backward")
     assert "torch.int8, host=True, low=0, high=0)" in (folder / "00_graph.py").read_text()
     assert run(folder / "00_graph.py")[0] == run(folder / "90_module.py")[0] == 0
+
+
+def test_a_deep_network_does_not_overflow(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    layers = [layer for _ in range(30) for layer in (torch.nn.Linear(64, 64), torch.nn.ReLU())]
+    network = torch.nn.Sequential(*layers)
+    fused = fusion.fuse(network, options={"strict": True, "dump": tmp_path})
+    fused(torch.randn(8, 64)).square().sum().backward()
+    for file in tmp_path.glob("*ward/90_module.py"):
+        code, said = run(file)
+        assert code == 0 and "right: result 0" in said and not re.search(r"WRONG|unclear|inf", said), said
+
+
+def test_results_that_overflow_in_pytorch_too_are_unclear() -> None:
+    large = torch.tensor([float("inf"), 1.0])
+    assert _verdict(torch.tensor([1e38, 1.0]), large, torch.tensor([1e39, 1.0], dtype=torch.float64))[0] == "unclear"
+    assert _verdict(large, large, torch.tensor([1e39, 1.0], dtype=torch.float64))[0] == "right"
+    assert _verdict(torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64))[0] == "WRONG"
 
 
 def test_a_module_in_chunks_runs(tmp_path: Path) -> None:
