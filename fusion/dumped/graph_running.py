@@ -58,8 +58,7 @@ def constant(
     if data is None:
         draw = Draw(torch.device(device), limit=1)
         return draw.normal(shape, strides, dtype) if dtype.is_floating_point else draw.integers(shape, strides, dtype)
-    flat = torch.frombuffer(bytearray(base64.b64decode(data)) or bytearray(1), dtype=torch.uint8)
-    values = flat[: len(base64.b64decode(data))].view(dtype).reshape(tuple(shape))
+    values = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(dtype).reshape(tuple(shape))
     return torch.empty_strided(shape, strides, dtype=dtype, device=device).copy_(values)
 
 

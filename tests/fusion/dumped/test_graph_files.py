@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
 import fusion
+from fusion.dumped.fx_text import attributes_of
 from fusion.dumped.graph_running import _verdict
 from tests.fusion.dumped.programs import dumped, programs, run, run_alone
 
@@ -73,6 +75,20 @@ def test_positions_that_backward_does_not_check_are_zero(tmp_path: Path) -> None
     (folder,) = tmp_path.glob("*_backward")
     assert "torch.int8, host=True, low=0, high=0)" in (folder / "00_graph.py").read_text()
     assert run(folder / "00_graph.py")[0] == run(folder / "90_module.py")[0] == 0
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_constants_are_in_the_file(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    held = torch.randint(0, 2, shape).to(dtype)
+    module = torch.nn.Module()
+    module.register_buffer("held", held)
+    graph = torch.fx.Graph()
+    graph.output(graph.get_attr("held"))
+    (line,) = attributes_of(torch.fx.GraphModule(module, graph))
+    again = types.SimpleNamespace()
+    exec(line, {"module": again, "dumped": fusion.dumped, "torch": torch})
+    assert torch.equal(again.held, held) and again.held.dtype is dtype and again.held.stride() == held.stride()
 
 
 def test_a_deep_network_does_not_overflow(tmp_path: Path) -> None:
