@@ -30,7 +30,7 @@ from benchmarks.price.models import models as price_models
 from benchmarks.scheduled_models import CheckedNetwork, ResizedTransformer
 from fusion.codegen.targets import builder_for
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 
 aten = torch.ops.aten
 

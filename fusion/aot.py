@@ -26,10 +26,10 @@ from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.compile import prepare, schedule_graph
 from fusion.control_flow import compile_bodies
+from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is, located
 from fusion.graph_compiler import GraphCompiler
 from fusion.graphs import holds_tensors, size_hints, spare_inputs
-from fusion.inspect.trace import Trace
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.lowering.printer import format_kernel

@@ -24,11 +24,12 @@ from fusion.codegen.build import Builder, Built
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
+from fusion.dumped.override import Overridden, overridden
+from fusion.dumped.trace import Trace
 from fusion.graph_cache import FOUND, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
-from fusion.inspect.trace import Trace
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
@@ -146,10 +147,8 @@ def _spliced(
 ) -> Boxed:
     """Return the callable module of a compilation whose kernels are built."""
     main = compilation.interface.device
-    module = trace.module(splice(compilation.schedule, built, main, refused, compilation.interface.kept, watch))
-    for name, body in module.named_children():
-        assert isinstance(body, fx.GraphModule)
-        trace.within(name).module(body)
+    module = splice(compilation.schedule, built, main, refused, compilation.interface.kept, watch)
+    trace.module(module, compilation.schedule)
     return on_device(partial(module.forward), main)
 
 
@@ -178,10 +177,23 @@ def _made(
             tuned = tuner.build(kernels)
         built, tunings = {each.kernel: each for each, _ in tuned}, [tuning for _, tuning in tuned]
         sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
-    trace.kernels(sources, target)
+    edits = _edits(options, sources, target, interface.device)
+    edited = {kernel: each.built.source for kernel, each in edits.items()}
+    trace.kernels(schedule.launches(), sources, target, edited)
+    sources = {**sources, **edited}
     report = Report.of(interface.label, lowered, schedule, sources, target, hints)
-    report = replace(report, tunings=(*report.tunings, *tunings))
-    return Finished(schedule, sources, report, interface), wait
+    notes = (*report.notes, *map(str, edits.values()))
+    report = replace(report, tunings=(*report.tunings, *tunings), notes=notes)
+    return Finished(schedule, sources, report, interface), lambda: {**wait(), **{k: e.built for k, e in edits.items()}}
+
+
+def _edits(
+    options: Options, sources: Mapping[Kernel, str], target: Target, device: torch.device
+) -> dict[Kernel, Overridden]:
+    """Return the kernels whose sources are overridden."""
+    return (
+        {} if options.override is None else overridden(options.override, sources, target, device, strict=options.strict)
+    )
 
 
 def _measure(

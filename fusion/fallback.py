@@ -27,7 +27,8 @@ from fusion.runtime.checkpoints import with_checkpoints
 
 
 class FusionWarning(UserWarning):
-    """Warns that a region of the program runs eagerly because it could not be compiled.
+    """Warns that a region of the program runs eagerly because it could not be compiled, that a dump cannot be written,
+    or that an edited kernel is not used.
 
     There is one warning for each cause and process.  It points at the line of the program that made the call.
     """

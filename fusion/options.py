@@ -4,12 +4,13 @@ From the call (`fuse(model, mode=…, options={…})`, `torch.compile(model, bac
 environment:
 
     FUSION_DUMP=dir        write every stage of every compiled graph below `dir`
+    FUSION_OVERRIDE=dir    launch the edited kernels in `dir` instead of the generated ones
     FUSION_STRICT=1        raise where a region would otherwise fall back to eager
     FUSION_CACHE_DIR=dir   where built kernels are kept (default: `$XDG_CACHE_HOME/fusion` or `~/.cache/fusion`)
     FUSION_GRAPH_CACHE=0   compile each graph anew, whatever an earlier process made of it
     FUSION_CLOSE_CALLS=0   decide by predictions alone, however close they are
 
-All but the first and the third one are switches: 1, true, yes, on; 0, false, no, off, or nothing.
+All but those that name a directory are switches: 1, true, yes, on; 0, false, no, off, or nothing.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Options:
         target: name of the target to generate for: "c", "triton" or "reference"; None picks it by the device of the
             tensors.
         dump: directory below which every stage of every compiled graph is written; None writes nothing.
+        override: directory with files of kernels that a dump wrote; edited ones replace the generated sources, once
+            their numbers have been checked.
         strict: raise where a captured region would otherwise fall back to eager, at compilation or in a call.
         workspace: size in bytes above which a matrix product that is not needed whole is computed some rows at a time;
             positive.
@@ -61,6 +64,7 @@ class Options:
     mode: str = "default"
     target: str | None = None
     dump: Path | None = None
+    override: Path | None = None
     strict: bool = False
     workspace: int = WORKSPACE
     numerics: str = "default"
@@ -93,25 +97,29 @@ class Options:
 
         Raises:
             ValueError: unknown mode, option or value, also of a variable of the environment (the message lists the
-                known ones); `dump` is a file.
+                known ones); `dump` is a file, `override` is no directory, or one lies within the other.
             TypeError: `options` is no mapping, or a value has the wrong type.
 
         >>> Options.read("reduce-overhead", {"workspace": 1 << 20}).cudagraphs
         True
         """
-        dump = os.environ.get("FUSION_DUMP")
-        result = cls(dump=_folder(Path(dump)) if dump else None, strict=_switch("FUSION_STRICT", default=False))
+        dump, override = os.environ.get("FUSION_DUMP"), os.environ.get("FUSION_OVERRIDE")
+        result = cls(
+            dump=_folder(Path(dump)) if dump else None,
+            override=_existing(Path(override)) if override else None,
+            strict=_switch("FUSION_STRICT", default=False),
+        )
         if mode is not None:
             result = replace(result, mode=_known("mode", mode, MODES), cudagraphs=mode == "reduce-overhead")
         if options is None:
-            return result
+            return _apart(result)
         if not isinstance(options, Mapping):
             raise TypeError(f"options must be a mapping, got {type(options).__name__}")
         known = sorted({each.name for each in fields(cls)} - {"mode"})
         for key, value in options.items():
             name = _known("option", key, known)
             result = replace(result, **{name: _checked(name, value)})  # type: ignore[arg-type]  # _checked has looked
-        return result
+        return _apart(result)
 
 
 def _switch(variable: str, *, default: bool) -> bool:
@@ -145,6 +153,8 @@ def _checked(key: str, value: object) -> object:
             return _known(key, value, NUMERICS)
         case "dump":
             return None if value is None else _folder(Path(str(_of(key, value, (str, Path), "a path"))))
+        case "override":
+            return None if value is None else _existing(Path(str(_of(key, value, (str, Path), "a path"))))
         case "workspace":
             return _positive(key, _of(key, value, int, "a number of bytes"))
         case _:
@@ -162,6 +172,25 @@ def _positive(key: str, number: int) -> int:
     if number <= 0:
         raise ValueError(f"{key} must be positive, got {number}")
     return number
+
+
+def _apart(options: Options) -> Options:
+    """Return options whose dump overwrites no edited kernel.
+
+    Raises:
+        ValueError: one of the two directories lies within the other.
+    """
+    if options.dump is not None and options.override is not None:
+        dump, override = options.dump.resolve(), options.override.resolve()
+        if dump == override or dump in override.parents or override in dump.parents:
+            raise ValueError(f"override must lie apart from dump, whose files are overwritten: {override}, {dump}")
+    return options
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_dir():
+        raise ValueError(f"override must be a directory that exists, and {path} is none")
+    return path
 
 
 def _folder(path: Path) -> Path:

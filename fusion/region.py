@@ -23,6 +23,7 @@ from fusion.attention import Chooser
 from fusion.autograd import aot_backend
 from fusion.codegen.interpreter import for_compiling
 from fusion.codegen.targets import DEFAULTS
+from fusion.dumped.trace import Trace
 from fusion.dynamo.parts import can_split, compile_in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
 from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some
@@ -31,7 +32,6 @@ from fusion.graph_cache.regions import Asked, Region, Told
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import break_after
 from fusion.inspect.report import Report
-from fusion.inspect.trace import Trace
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage

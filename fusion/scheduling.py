@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.chunks import POINTS, Chunked
 from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_program

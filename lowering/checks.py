@@ -113,7 +113,7 @@ def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> CheckFailed:
         if error is not None:
             return error
     checks = [check for part in _launched(kernel) for check in checks_of(part)]
-    kinds = {_requirement(check) for check in checks if _is_computed(check)} or set(map(_requirement, checks))
+    kinds = set(map(requirement_checked_by, list(filter(_is_computed, checks)) or checks))
     if len(kinds) == 1 and (only := next(iter(kinds))) is not None:
         return only.failure()
     reasons = ["an index is out of bounds" if kind is None else kind.value for kind in kinds]
@@ -125,7 +125,7 @@ def _is_computed(check: Op) -> bool:
     return any(isinstance(node, TileRef) for node in postorder(check))
 
 
-def _requirement(check: Op) -> Requirement | None:
+def requirement_checked_by(check: Op) -> Requirement | None:
     """Return the requirement that an operation checks; None for a position."""
     dim = check.args[-1]
     assert isinstance(dim, Const)

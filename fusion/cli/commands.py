@@ -20,7 +20,7 @@ import fusion
 from fusion.calibrate import calibrate as measured_speeds
 from fusion.calibrate import lines
 from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
-from fusion.inspect.trace import passes_text
+from fusion.dumped.trace import passes_text
 from fusion.lowering.errors import FusionError, Origin, brief
 from fusion.lowering.printer import format_bytes
 

@@ -122,8 +122,9 @@ def eager_graph(compilation: Finished) -> fx.GraphModule:
 
 
 def keeps_graphs(options: Options) -> bool:
-    """Return whether compilations are cached: not with a dump, which shows every stage, nor with tuning records."""
-    return options.graph_cache and options.dump is None and options.mode != "max-autotune"
+    """Return whether compilations are cached: not with a dump, which shows every stage, edited kernels or tuning."""
+    shown = options.dump is not None or options.override is not None
+    return options.graph_cache and not shown and options.mode != "max-autotune"
 
 
 def finished(key: str) -> Finished | None:

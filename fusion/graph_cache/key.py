@@ -37,6 +37,7 @@ _WRITTEN = (".py", ".c", ".h")
 _SETTINGS = ("FUSION_", "TRITON_", "CC", "CUDA_HOME", "PTXAS")
 _NOT_DECIDING = (
     "FUSION_DUMP",
+    "FUSION_OVERRIDE",
     "FUSION_CACHE_DIR",
     "FUSION_STRICT",
     "FUSION_GRAPH_CACHE",

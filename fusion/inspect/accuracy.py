@@ -25,7 +25,7 @@ from fusion.lowering.program import Extern
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
-_UNWRITTEN = -1.2345e300
+UNWRITTEN = -1.2345e300
 """Marks elements of float64 results that the kernel does not store."""
 
 
@@ -108,30 +108,32 @@ def _compared(call: KernelCall, launch: Callable[..., object], args: Sequence[ob
     kernel, origins = call.kernel, by_place(call.origins)
     count = len(kernel.params)
     tensors, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
-    rounded = [_copied(tensor, tensor.dtype) for tensor in tensors]
-    exact = [_copied(tensor, torch.float64 if tensor.is_floating_point() else tensor.dtype) for tensor in tensors]
+    rounded = [copied(tensor, tensor.dtype) for tensor in tensors]
+    exact = [copied(tensor, torch.float64 if tensor.is_floating_point() else tensor.dtype) for tensor in tensors]
     contents_unused = only_stored(kernel)
     for param, tensor in zip(kernel.params, exact, strict=True):
         if param.name in contents_unused and tensor.is_floating_point():
-            flat_view(tensor).fill_(_UNWRITTEN)
+            flat_view(tensor).fill_(UNWRITTEN)
     launch(*args)
     run_kernel(kernel, rounded, sizes)
     run_kernel(kernel, exact, sizes, exact=False)
     for param, ours, same, theirs in zip(kernel.params, tensors, rounded, exact, strict=True):
         if param.written and ours.numel():
-            held = theirs != _UNWRITTEN
-            error, largest = _distance(ours[held], theirs[held])
-            yield LaunchError(kernel.name, param.name, origins, error, _distance(same[held], theirs[held])[0], largest)
+            held = theirs != UNWRITTEN
+            error, largest = distance(ours[held], theirs[held])
+            yield LaunchError(kernel.name, param.name, origins, error, distance(same[held], theirs[held])[0], largest)
 
 
-def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a copy with the same strides, also with gaps or overlapping elements."""
     memory = flat_view(tensor).to(dtype, copy=True)
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
-def _distance(computed: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
-    """Return the error as norms, and that of the worst element."""
+def distance(computed: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
+    """Return the error relative to the norm of `exact`, and that of the worst element; infinite where NaN or an
+    infinity is at another place.  Of integers and booleans it is the share of wrong elements.
+    """
     if not exact.is_floating_point():
         wrong = (computed != exact).double()
         return (wrong.mean().item(), wrong.max().item()) if wrong.numel() else (0.0, 0.0)

@@ -56,6 +56,15 @@ def allocator(device: torch.device, main: torch.device | None) -> Callable[..., 
     return None
 
 
+def allocator_device(function: object) -> str | None:
+    """Return the type of device on which `function`, one of `allocator`'s results, allocates; None of any other.
+
+    >>> allocator_device(allocator(torch.device("cpu"), None)), allocator_device(torch.empty)
+    ('cpu', None)
+    """
+    return next((device for device, each in _ALLOCATORS.items() if each is function), None)
+
+
 in_memory_of = _called("in_memory_of", _native._reinterpret_tensor)
 """Returns a tensor of (shape, strides) with the same start as another one, which does not count as a view of it."""
 

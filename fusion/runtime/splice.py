@@ -184,7 +184,9 @@ class _Splicer:
     def _launcher(self, call: KernelCall, launch: Launcher) -> Callable[..., object]:
         """Return the launcher of a call's kernel, under the kernel's name."""
         run: Callable[..., object] = launch if self.watch is None else self.watch(call, launch)
-        return named(_located(run, call) if has_checks(call.kernel) else run, call.kernel.name)
+        launched = named(_located(run, call) if has_checks(call.kernel) else run, call.kernel.name)
+        launched.kernel = call.kernel  # type: ignore[attr-defined]  # for dumps, which launch it from its file
+        return launched
 
     def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:
         for name in call.written:

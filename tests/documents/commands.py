@@ -18,8 +18,11 @@ from tests.documents.blocks import ROOT
 SETTING = re.compile(r"[A-Z][A-Z0-9_]*=")
 """The beginning of a word that sets a variable of the environment."""
 
-ELSEWHERE = {"cd", "git", "nsys", "rm", "mkdocs", "open"}
+ELSEWHERE = {"cd", "cp", "git", "mkdir", "nsys", "rm", "mkdocs", "open"}
 """Other programs, whose words are not checked."""
+
+WRITTEN = ("dump/", "edited/")
+"""Folders of files that the compiler or the reader writes before a command runs one of them."""
 
 
 def commands_of(text: str) -> list[tuple[str, str]]:
@@ -80,7 +83,8 @@ def complaint(command: str, files: set[str]) -> str:
             return "" if kind in described else f"no benchmark {kind}"
         case ["python" | "torchrun" | "pytest" | "accelerate", *rest]:
             named = [word for word in rest if re.fullmatch(r"[\w/.-]+\.py|tests[\w/.-]*", word.partition("::")[0])]
-            gone = [name for name in named if not (ROOT / name.partition("::")[0]).exists() and name not in files]
+            named = [name for name in named if name not in files and not name.startswith(WRITTEN)]
+            gone = [name for name in named if not (ROOT / name.partition("::")[0]).exists()]
             return f"no file {gone[0]}" if gone else _pytest_options(words)
     return "" if words[0] in ELSEWHERE else f"no program {words[0]}"
 
@@ -128,7 +132,7 @@ def runs(command: str, files: set[str]) -> bool:
     words = words_of(command)[1]
     if words[:2] == ["fusion", "demo"]:  # takes as long as all the rest, and has a test of its own
         return False
-    return words[:1] == ["fusion"] or bool(files & {*words})
+    return words[:1] == ["fusion"] or bool(files & {*words}) or any(word.startswith(WRITTEN) for word in words)
 
 
 TOGETHER = """

@@ -9,7 +9,7 @@ from torch import fx
 from fusion.autograd import aot_backend
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.kernel import Kernel
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall

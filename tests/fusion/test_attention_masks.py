@@ -17,7 +17,7 @@ from fusion.autograd import aot_backend
 from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.attention import attention
 from fusion.lowering.program import writes
 from fusion.runtime import Boxed

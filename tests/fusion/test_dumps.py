@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fusion
-from fusion.inspect.dump_folders import own_folder
+from fusion.dumped.folders import own_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -324,7 +324,10 @@ def test_the_dump_shows_every_stage_of_the_path(tmp_path: object) -> None:
         assert expected in names
     texts = [path.read_text() for path in sorted(folder.glob("0*.txt"))]
     assert all(before != after for before, after in pairwise(texts)), "a pass that changed nothing has no file"
-    assert any(name.endswith(".c") for name in names) and names[-3:] == ["90_module.py", *names[-2:]]
+    assert any(name.startswith("30_") and name.endswith(".py") for name in names) and names[-3:] == [
+        "90_module.py",
+        *names[-2:],
+    ]
     assert names[-2:] == ["98_passes.txt", "99_report.txt"]
     assert all(f"{stage}/" in (folder / "98_passes.txt").read_text() for stage in ("program", "clusters", "launches"))
     assert "amax_sub_exp_sum_div" in (folder / "90_module.py").read_text()

@@ -28,6 +28,8 @@ WRONG = {
         "unknown numerics True; known: default, strict, batch",
     ),
     "path": (None, {"dump": 3}, TypeError, "dump must be a path, got int"),
+    "edits": (None, {"override": 3}, TypeError, "override must be a path, got int"),
+    "no edits": (None, {"override": "missing"}, ValueError, "override must be a directory that exists, and missing is"),
     "bytes": (None, {"workspace": True}, TypeError, "workspace must be a number of bytes, got bool"),
     "no bytes": (None, {"workspace": 0}, ValueError, "workspace must be positive, got 0"),
     "flag": (None, {"strict": 1}, TypeError, "strict must be a bool, got int"),

@@ -20,7 +20,7 @@ from fusion.codegen.c import CTarget
 from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.attention import attention
 from fusion.lowering.kernel import Kernel, Loop
 from fusion.options import Options

@@ -28,10 +28,10 @@ from fusion.codegen.targets import builder_for
 from fusion.codegen.triton.blocks import describe
 from fusion.codegen.triton.target import TritonTarget
 from fusion.compile import prepare, schedule_graph
+from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is
 from fusion.graphs import main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
-from fusion.inspect.trace import Trace
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel

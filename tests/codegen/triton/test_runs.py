@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.blocks.contiguous import within_run
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
 from fusion.schedule.kernels import KernelCall

@@ -200,7 +200,7 @@ def test_options_without_effect_are_not_part_of_the_key():
 
 def test_each_option_decides_unless_it_is_known_not_to():
     assert {each.name for each in captured.fields(Options)} >= captured._NOT_DECIDING
-    assert {"dump", "strict", "graph_cache"} == captured._NOT_DECIDING
+    assert {"dump", "override", "strict", "graph_cache"} == captured._NOT_DECIDING
 
 
 @contextlib.contextmanager

@@ -123,11 +123,20 @@ def test_sizes_that_were_not_there_run_as_kept(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"graph_cache": False}, {"dump": "dumped"}, {"numerics": "strict"}, {"workspace": 1 << 20}]
+    "options",
+    [
+        {"graph_cache": False},
+        {"dump": "dumped"},
+        {"override": "edited"},
+        {"numerics": "strict"},
+        {"workspace": 1 << 20},
+    ],
 )
 def test_other_options_compile_anew(options, tmp_path):
     if "dump" in options:
         options = {"dump": tmp_path / "dumped"}
+    if "override" in options:
+        options = {"override": tmp_path}
     x = torch.randn(4, 3)
     started(torch.sigmoid, x)
     assert notes(started(torch.sigmoid, x, **options)[1]) == []

@@ -24,10 +24,10 @@ from fusion.backend import Backend
 from fusion.codegen.numerics import current
 from fusion.codegen.targets import builder_for
 from fusion.compile import prepare, schedule_graph
+from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is
 from fusion.graphs import main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
-from fusion.inspect.trace import Trace
 from fusion.joint import channels_last
 from fusion.options import Options
 from fusion.passes import Pass, PassLog, Stage

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fusion
 from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.program import Extern
 from fusion.schedule import Schedule

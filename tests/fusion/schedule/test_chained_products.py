@@ -11,7 +11,7 @@ import fusion
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.kernel import Fold, Kernel, statements
 from fusion.schedule import Schedule

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion.autograd import aot_backend
 from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.expr import Load
 from fusion.lowering.indexing import axis_symbol

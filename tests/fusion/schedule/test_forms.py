@@ -12,7 +12,7 @@ from fusion.codegen.chained import GENERATED
 from fusion.codegen.triton.devices import GROUPED
 from fusion.codegen.tuning import Tuning
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import kernel_time
 from tests.fusion import attentions

@@ -18,7 +18,7 @@ from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Extern

@@ -18,7 +18,7 @@ from fusion.codegen.triton.devices import device_of
 from fusion.codegen.triton.rewrites.packed import unpacked
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.expr import Cast, Expr, Load, Op, const, loads, make_cast
 from fusion.lowering.hoist import hoist

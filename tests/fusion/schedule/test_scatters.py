@@ -12,7 +12,7 @@ from fusion import fuse, report
 from fusion.autograd import aot_backend
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.kernel import Kernel, Store, statements
 from fusion.lowering.program import Extern
 from fusion.runtime import Boxed

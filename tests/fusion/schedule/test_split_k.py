@@ -13,7 +13,7 @@ from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning import Tuning
 from fusion.compile import schedule_graph
-from fusion.inspect.trace import Trace
+from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Fold, Kernel, Role, folds

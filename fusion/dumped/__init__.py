@@ -1,0 +1,17 @@
+"""Dumped files that run: what they import, and what writes them.
+
+folders        where a process writes its dumps
+trace          which files a compilation writes, in which order
+kernel_files   the file of a kernel: source, inputs, reference; written by a dump, read by itself and by `override`
+graph_files    the files of a graph and of its compiled module; `fx_text` writes the names and attributes of their code
+ranges         the values that integer inputs may hold, from the checks of kernels
+inputs         the tensors that a file makes
+checks         the results of a launch against the evaluator in float64
+running        what the file of a kernel does when it is run
+graph_running  what the files of graphs and modules do
+"""
+
+from fusion.dumped.graph_running import allocator, constant, in_chunks, kernel, module_of, run_graph, run_module
+from fusion.dumped.running import run_kernel
+
+__all__ = ["allocator", "constant", "in_chunks", "kernel", "module_of", "run_graph", "run_kernel", "run_module"]
