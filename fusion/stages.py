@@ -255,7 +255,7 @@ def _sums_vectors(at: Scheduling) -> bool:
 
 
 def _chains(at: Scheduling) -> bool:
-    return at.overrides.chains and not at.capabilities.invariant
+    return at.overrides.chains and not at.invariant
 
 
 def _fuses(at: Scheduling) -> bool:
@@ -282,7 +282,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass(
             "chunks",
             _on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints)),
-            when=lambda at: not at.capabilities.invariant,
+            when=lambda at: not at.invariant,
         ),
         Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
@@ -384,7 +384,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
         Pass(
             "pivots",
             _on_steps(lambda planned, at: about_pivots(planned.steps)),
-            when=lambda at: not at.capabilities.invariant,
+            when=lambda at: not at.invariant,
         ),
         Pass("updates", _update),
         Pass("reused", _reuse),

@@ -132,6 +132,11 @@ class Scheduling:
     kernels: set[Kernel] = field(default_factory=set)
 
     @property
+    def invariant(self) -> bool:
+        """Whether the order of operations in a row may depend on the row alone."""
+        return self.target is not None and self.target.numerics.invariant
+
+    @property
     def machine(self) -> Target:
         """The target, which must be given."""
         assert self.target is not None
