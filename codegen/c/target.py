@@ -7,11 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import sympy
 
+from fusion.codegen.binary import Binary
 from fusion.codegen.c.blocked import programs, sides
 from fusion.codegen.c.build import assembly, cpu_identity
 from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
-from fusion.codegen.c.launcher import build_kernel
+from fusion.codegen.c.launcher import binary_of, build_kernel
+from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
@@ -133,6 +135,15 @@ class CTarget:
 
     def _note(self, reason: str) -> None:
         self._unkept = reason
+
+    def binary(self, kernel: Kernel, source: str, arch: str | None = None) -> Binary:
+        """Return the object of a kernel, for this machine's CPU or for a level of x86-64.
+
+        Raises:
+            Unsupported: nothing can be compiled for `arch` here.
+            BuildError: no compiler, or the compiler's message.
+        """
+        return binary_of(kernel, source, arch or NATIVE)
 
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
         """Yield the assembly text.

@@ -122,6 +122,14 @@ class ReferenceTarget:
 
         return launch
 
+    def binary(self, kernel: Kernel, source: str, arch: str | None = None) -> Binary:
+        """Raise: kernels are evaluated, not compiled.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("the reference target evaluates kernels, and has no binaries", hint="choose the target c")
+
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
         """Return nothing: there are no artefacts after the source."""
         return iter(())

@@ -8,8 +8,7 @@ of every compilation (`fusion/stages.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from sys import maxsize
 from typing import Any
 

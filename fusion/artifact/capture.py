@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from fusion.api import unfused
+from fusion.artifact.values import Json, written
 from fusion.lowering.errors import Unsupported
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -35,27 +36,55 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of the arguments: a fake tensor, a size or a constant."""
+
+    name: str
+    value: object
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the graph has an input for it."""
+        return isinstance(self.value, (torch.Tensor, torch.SymInt))
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A result that is a part of the program, as JSON."""
+
+    text: Json
+
+
+@dataclass(frozen=True, slots=True)
 class Captured:
     """A program as a graph.
 
     Attributes:
-        graph: its placeholders are the weights, and then the arguments in the order of `exported`'s structure.
-        inputs: the fake tensors, sizes and constants of the placeholders.
+        name: of the module or function.
+        graph: its placeholders are the weights, and then the arguments that are no constants.
+        inputs: the fake tensors and sizes of the placeholders.
         mode: of the fake tensors.
         weights: in the order of the placeholders.
+        leaves: of the arguments, in the order of `exported`'s structure.
+        positional: the names of the parameters that take positional arguments.
+        constants: for each result, the constant that it is; None for those that the graph returns.
         exported: the program as PyTorch exports it.
     """
 
+    name: str
     graph: fx.GraphModule
     inputs: tuple[object, ...]
     mode: FakeTensorMode
     weights: tuple[Weight, ...]
+    leaves: tuple[Leaf, ...]
+    positional: tuple[str, ...]
+    constants: tuple[Constant | None, ...]
     exported: ExportedProgram
 
     @property
-    def arguments(self) -> tuple[object, ...]:
-        """The fake tensors, sizes and constants that the caller passes."""
-        return self.inputs[len(self.weights) :]
+    def returned(self) -> tuple[None, ...]:
+        """The results that the graph returns, in order."""
+        return tuple(constant for constant in self.constants if constant is None)
 
 
 def captured(
@@ -70,20 +99,47 @@ def captured(
         Unsupported: a part of it cannot be saved.
         Exception: PyTorch's own, where it cannot export the program.
     """
-    if isinstance(program, ExportedProgram):
-        exported = program
-    else:
-        with torch.no_grad():
-            exported = torch.export.export(
-                _module_of(unfused(program)), tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
-            )
-    graph = fx.GraphModule(exported.graph_module, _copied(exported))
-    holders = graph.graph.find_nodes(op="placeholder")
-    inputs = tuple(_value_of(node, spec.arg) for node, spec in zip(holders, _input_specs(exported), strict=True))
-    mode = next((value.fake_mode for value in inputs if isinstance(value, torch._subclasses.FakeTensor)), None)
+    exported = program if isinstance(program, ExportedProgram) else _exported(program, args, kwargs, dynamic_shapes)
+    specs = _input_specs(exported)
+    copied, constants = _copied(exported)
+    holders = copied.find_nodes(op="placeholder")
+    values = [_value_of(node, spec.arg) for node, spec in zip(holders, specs, strict=True)]
+    weights = _weights(exported)
+    leaves = [Leaf(node.name, value) for node, value in zip(holders, values, strict=True)][len(weights) :]
+    for leaf, node in zip(leaves, holders[len(weights) :], strict=True):
+        if not leaf.is_input:
+            node.replace_all_uses_with(leaf.value)  # type: ignore[arg-type]  # constants are arguments, too
+            copied.erase_node(node)
+    graph = fx.GraphModule(exported.graph_module, copied)
+    inputs = (*values[: len(weights)], *(leaf.value for leaf in leaves if leaf.is_input))
+    mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
     if mode is None:
         raise Unsupported("a program without tensors among its inputs and weights is not saved")
-    return Captured(graph, inputs, mode, _weights(exported), exported)
+    name = getattr(program, "__name__", type(program).__name__)
+    return Captured(
+        name, graph, inputs, mode, weights, tuple(leaves), _positional(program, exported), constants, exported
+    )
+
+
+def _exported(
+    program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], dynamic_shapes: Any
+) -> ExportedProgram:
+    module = _module_of(unfused(program))
+    with torch.no_grad():
+        return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+
+
+def _positional(program: Callable[..., object], exported: ExportedProgram) -> tuple[str, ...]:
+    """Return the names by which positional arguments may be passed; none if the program does not tell."""
+    spec = exported.call_spec.in_spec
+    assert spec is not None
+    count = spec.child(0).num_children
+    if isinstance(program, ExportedProgram):
+        return ()
+    called = program.forward if isinstance(program, torch.nn.Module) else program
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
+    names = [name for name, each in inspect.signature(called).parameters.items() if each.kind in kinds]
+    return tuple(names[:count]) if len(names) >= count else ()
 
 
 def _module_of(program: Callable[..., object]) -> torch.nn.Module:
@@ -131,15 +187,18 @@ def _value_of(node: fx.Node, argument: object) -> object:
     return node.meta["val"] if "val" in node.meta else getattr(argument, "value", None)
 
 
-def _copied(exported: ExportedProgram) -> fx.Graph:
-    """Return a copy of the graph in which mutations are operations, and results are what the caller gets."""
+def _copied(exported: ExportedProgram) -> tuple[fx.Graph, tuple[Constant | None, ...]]:
+    """Return a copy of the graph in which mutations are operations, and results are what the caller gets.
+
+    Results that are constants are not in the graph, but returned beside it.
+    """
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     results = graph.graph_copy(exported.graph, copies)
     assert isinstance(results, (tuple, list))
     targets = {spec.target: copies[node] for spec, node in _placeholders(exported)}
     names = {node.name: copies[node] for _, node in _placeholders(exported)}
-    returned = []
+    returned: list[object] = []
     for spec, result in zip(exported.graph_signature.output_specs, results, strict=True):
         if spec.kind is OutputKind.USER_OUTPUT:
             returned.append(result)
@@ -150,11 +209,18 @@ def _copied(exported: ExportedProgram) -> fx.Graph:
             update.meta = {"val": written.meta["val"]}
         else:
             raise Unsupported(f"a program with results of the kind {spec.kind.name} is not saved")
-    graph.output(tuple(returned))
+    graph.output(tuple(result for result in returned if isinstance(result, fx.Node)))
     for node in graph.nodes:
         if "val" in node.meta:
             node.meta["example_value"] = node.meta["val"]  # as in a graph of Dynamo
-    return graph
+    return graph, tuple(None if isinstance(result, fx.Node) else _constant(result) for result in returned)
+
+
+def _constant(result: object) -> Constant:
+    try:
+        return Constant(written(result, lambda value: None))
+    except ValueError as error:
+        raise Unsupported(f"a result that is {error} is not saved") from error
 
 
 def _placeholders(exported: ExportedProgram) -> list[tuple[Any, fx.Node]]:
