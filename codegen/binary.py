@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from fusion.lowering.errors import Unsupported
@@ -43,12 +43,14 @@ class Binary:
         suffix: of a file with the content, such as "so" or "cubin".
         content: the object.
         needs: what a machine needs to run it, such as "x86_64" and "avx2".
+        launch: what a launch has to know besides, such as the number of warps.
     """
 
     callee: Callee
     suffix: str
     content: bytes
     needs: tuple[str, ...]
+    launch: Mapping[str, int] = field(default_factory=dict)
 
 
 class Loader(Protocol):

@@ -1,8 +1,8 @@
 """Compiles a captured program for a target, without running it.
 
 Input: the captured graph; output: the module that `splice` makes of its schedule, with the source of each kernel in
-place of its launcher, and what AOTAutograd says about results that are inputs, or views of inputs.  The stages are those
-of every compilation (`fusion/stages.py`).
+place of its launcher, and what AOTAutograd says about results that are inputs, or views of inputs.  The stages are
+those of every compilation (`fusion/stages.py`).
 """
 
 from __future__ import annotations

@@ -192,8 +192,9 @@ class Arguments:
         for name, source in zip(self.names, self.sources, strict=True):
             leaf = self.leaves[source.leaf]
             place = leaf.name if isinstance(leaf, Tensor) else f"argument {source.leaf}"
-            where.append(
-                place if source.dimension is None else f"{name} is from dimension {source.dimension} of {place}"
+            read = "" if source.dimension is None else f".size({source.dimension})"
+            where.append(f"{name} is {place}{read}")
+                f"{name} is {place}" if source.dimension is None else f"{name} is {place}.size({source.dimension})"
             )
         return "; ".join(where)
 
@@ -218,10 +219,8 @@ class _Constant:
     value: object
 
     def examined(self, value: object) -> object:
-        same = type(value) is type(self.value) and (
-            value == self.value or (value != value and self.value != self.value)
-        )
-        if not same:
+        both_nan = value != value and self.value != self.value
+        if type(value) is not type(self.value) or not (value == self.value or both_nan):
             raise ArtifactError(f"{self.name} is {value!r}, and this was saved for {self.value!r}")
         return value
 

@@ -108,7 +108,7 @@ def captured(
     leaves = [Leaf(node.name, value) for node, value in zip(holders, values, strict=True)][len(weights) :]
     for leaf, node in zip(leaves, holders[len(weights) :], strict=True):
         if not leaf.is_input:
-            node.replace_all_uses_with(leaf.value)  # type: ignore[arg-type]  # constants are arguments, too
+            node.replace_all_uses_with(leaf.value)
             copied.erase_node(node)
     graph = fx.GraphModule(exported.graph_module, copied)
     inputs = (*values[: len(weights)], *(leaf.value for leaf in leaves if leaf.is_input))
@@ -161,7 +161,7 @@ def _module_of(program: Callable[..., object]) -> torch.nn.Module:
 
 
 def _input_specs(exported: ExportedProgram) -> Sequence[Any]:
-    specs = exported.graph_signature.input_specs
+    specs: Sequence[Any] = exported.graph_signature.input_specs
     kinds = {spec.kind for spec in specs} - {*WEIGHTS, InputKind.USER_INPUT}
     if kinds:
         raise Unsupported(f"a program with inputs of the kind {min(kind.name for kind in kinds)} is not saved")

@@ -77,7 +77,7 @@ def save(
     """
     fused_with = options_of(program)
     chosen = fused_with if options is None and fused_with is not None else Options.read(None, options)
-    whole = captured(program, inputs, kwargs or {}, dynamic_shapes)  # type: ignore[arg-type]  # also what was exported
+    whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
     target = TARGETS[chosen.target or DEFAULTS["cpu"]](None, current(strict=chosen.exact))
     made = compiled(whole, target, chosen)
     _refuse_devices(made, whole)
@@ -233,9 +233,7 @@ def _written_beside(place: Path, state: Mapping[str, torch.Tensor]) -> str:
     there = tensors_in(content)
     for name, tensor in state.items():
         if name not in there or not _equal(there[name], tensor):
-            raise ArtifactError(
-                f"{place} holds another {name} than the program", hint="name a file that does not exist"
-            )
+            raise ArtifactError(f"{place} holds another {name} than the program", hint="name a new file")
     return sha256(bytes_of(content)).hexdigest()
 
 

@@ -100,7 +100,7 @@ class Signature:
 
     def _sizes(self) -> Iterator[Json]:
         """Yield where each size is read, from the simplest place."""
-        places: dict[str, Json] = {}
+        places: dict[str, dict[str, Any]] = {}
         for position, leaf in enumerate(self.program.leaves):
             numbers: Sequence[Any] = leaf.value.shape if isinstance(leaf.value, torch.Tensor) else (leaf.value,)
             for dimension, size in enumerate(numbers):
@@ -161,22 +161,22 @@ class Signature:
 
 
 def _expression(size: int | torch.SymInt) -> sympy.Expr:
-    return sympy.Integer(size) if isinstance(size, int) else size.node.expr  # type: ignore[no-any-return]  # an expression
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
 
 
 def _is_a_limit(bound: sympy.Expr) -> bool:
     return bool(bound.is_Integer) and int(bound) < 2**62
 
 
-def _read_off(expression: sympy.Expr, leaf: int, dimension: int | None) -> Iterator[Json]:
+def _read_off(expression: sympy.Expr, leaf: int, dimension: int | None) -> Iterator[dict[str, Any]]:
     """Yield the size that a dimension determines alone, if there is one."""
     if len(expression.free_symbols) != 1:
         return
     (symbol,) = expression.free_symbols
-    slope = sympy.diff(expression, symbol) if expression.is_polynomial(symbol) else None
-    if slope is not None and slope.is_Integer and slope != 0:
-        plus = expression.subs(symbol, 0)
-        yield {"name": str(symbol), "leaf": leaf, "dimension": dimension, "times": int(slope), "plus": int(plus)}
+    plus, one = expression.subs({symbol: 0}), expression.subs({symbol: 1})
+    times = one - plus
+    if plus.is_Integer and times.is_Integer and times != 0 and expression == times * symbol + plus:
+        yield {"name": str(symbol), "leaf": leaf, "dimension": dimension, "times": int(times), "plus": int(plus)}
 
 
 __all__ = ["Signature"]

@@ -1,7 +1,7 @@
 """Describes nested arguments and results as JSON, and takes values apart and puts them together by it.
 
-Input: tuples, lists, dictionaries, and types that the process has registered with PyTorch's pytree under a name; output:
-their leaves in order, or the reverse.  Types are looked up among the registered ones, never imported.
+Input: tuples, lists, dictionaries, and types that the process has registered with PyTorch's pytree under a name;
+output: their leaves in order, or the reverse.  Types are looked up among the registered ones, never imported.
 """
 
 from __future__ import annotations
