@@ -194,8 +194,6 @@ class Arguments:
             place = leaf.name if isinstance(leaf, Tensor) else f"argument {source.leaf}"
             read = "" if source.dimension is None else f".size({source.dimension})"
             where.append(f"{name} is {place}{read}")
-                f"{name} is {place}" if source.dimension is None else f"{name} is {place}.size({source.dimension})"
-            )
         return "; ".join(where)
 
     def _refuse_overlaps(self, values: Sequence[object], held: Sequence[torch.Tensor]) -> None:
