@@ -130,6 +130,7 @@ class Arguments:
     Attributes:
         leaves: a tensor, a constant, or None for a size, in order.
         sources: of each size, in order.
+        passed: sizes that the program takes before its other inputs.
         inequalities: text, and what it says.
         changed: the positions of tensors that are changed in place.
     """
@@ -137,6 +138,7 @@ class Arguments:
     leaves: tuple[Tensor | _Constant | None, ...]
     names: tuple[str, ...]
     sources: tuple[Source, ...]
+    passed: tuple[SizeOf, ...]
     inequalities: tuple[tuple[str, Evaluated], ...]
     changed: frozenset[int]
 
@@ -149,6 +151,7 @@ class Arguments:
             tuple(_leaf(leaf, names) for leaf in entry["leaves"]),
             names,
             tuple(Source(size["leaf"], size["dimension"], size["times"], size["plus"]) for size in sizes),
+            tuple(size_function(size, names) for size in entry["passed"]),
             tuple((text, evaluated(text, named(names))) for text in entry["inequalities"]),
             frozenset(entry["changed"]),
         )
@@ -169,7 +172,8 @@ class Arguments:
             if not holds(sizes):
                 known = ", ".join(f"{name} = {size}" for name, size in zip(self.names, sizes, strict=True))
                 raise ArtifactError(f"this was saved for sizes with {text}, and {known}", hint=self._read_from())
-        inputs = [
+        inputs: list[object] = [size(sizes) for size in self.passed]
+        inputs += [
             leaf.laid_out(value, sizes) if isinstance(leaf, Tensor) else value
             for leaf, value in zip(self.leaves, values, strict=True)
             if not isinstance(leaf, _Constant)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,9 @@ class Captured:
 
     Attributes:
         name: of the module or function.
-        graph: its placeholders are the weights, and then the arguments that are no constants.
+        graph: its placeholders are the weights, then the sizes that vary, then the arguments that are no constants.
         inputs: the fake tensors and sizes of the placeholders.
+        sizes: those that vary.
         mode: of the fake tensors.
         weights: in the order of the placeholders.
         leaves: of the arguments, in the order of `exported`'s structure.
@@ -74,6 +75,7 @@ class Captured:
     name: str
     graph: fx.GraphModule
     inputs: tuple[object, ...]
+    sizes: tuple[torch.SymInt, ...]
     mode: FakeTensorMode
     weights: tuple[Weight, ...]
     leaves: tuple[Leaf, ...]
@@ -110,15 +112,47 @@ def captured(
         if not leaf.is_input:
             node.replace_all_uses_with(leaf.value)
             copied.erase_node(node)
-    graph = fx.GraphModule(exported.graph_module, copied)
-    inputs = (*values[: len(weights)], *(leaf.value for leaf in leaves if leaf.is_input))
-    mode = next((value.fake_mode for value in inputs if isinstance(value, FakeTensor)), None)
+    mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
     if mode is None:
         raise Unsupported("a program without tensors among its inputs and weights is not saved")
-    name = getattr(program, "__name__", type(program).__name__)
+    sizes = tuple(_varying(leaves, mode))
+    _add_inputs(copied, len(weights), sizes)
     return Captured(
-        name, graph, inputs, mode, weights, tuple(leaves), _positional(program, exported), constants, exported
+        name=getattr(program, "__name__", type(program).__name__),
+        graph=fx.GraphModule(exported.graph_module, copied),
+        inputs=(*values[: len(weights)], *sizes, *(leaf.value for leaf in leaves if leaf.is_input)),
+        sizes=sizes,
+        mode=mode,
+        weights=weights,
+        leaves=tuple(leaves),
+        positional=_positional(program, exported),
+        constants=constants,
+        exported=exported,
     )
+
+
+def _varying(leaves: Sequence[Leaf], mode: FakeTensorMode) -> Iterator[torch.SymInt]:
+    """Yield each size that varies in the arguments, as Dynamo passes it to a graph.
+
+    What reads a size off a tensor finds only sizes that are a dimension themselves, and no multiple of one.
+    """
+    tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
+    numbers = (number for tensor in tensors for number in (*tensor.shape, *tensor.stride()))
+    symbols = {
+        symbol for number in numbers if isinstance(number, torch.SymInt) for symbol in number.node.expr.free_symbols
+    }
+    for symbol in sorted(symbols, key=str):
+        assert mode.shape_env is not None
+        size = mode.shape_env.create_symintnode(symbol, hint=int(mode.shape_env.backed_var_to_val[symbol]))
+        if isinstance(size, torch.SymInt):
+            yield size
+
+
+def _add_inputs(graph: fx.Graph, position: int, sizes: Sequence[torch.SymInt]) -> None:
+    before = [*graph.nodes][position]
+    with graph.inserting_before(before):
+        for size in sizes:
+            graph.placeholder(f"size_{size.node.expr}").meta = {"val": size, "example_value": size}
 
 
 def _exported(

@@ -34,12 +34,12 @@ class Signature:
     def __init__(self, program: Captured, compiled: Compiled, results: Sequence[Json]) -> None:
         self.program, self.compiled = program, compiled
         self.returned = results[: len(program.returned)]
-        self.first = len(program.weights)
+        self.first = len(program.weights) + len(program.sizes)
         self.sizes = [*self._sizes()]
         self.names = [size["name"] for size in self.sizes]
         self.info = compiled.metadata.output_info[: len(program.returned)]
         mutated = [k for k, info in enumerate(compiled.metadata.input_info) if info.mutates_data]
-        self.changed_weights = [k for k in mutated if k < self.first]
+        self.changed_weights = [k for k in mutated if k < len(program.weights)]
         self.changed = {k - self.first for k in mutated if k >= self.first}
         self._refuse()
 
@@ -58,9 +58,10 @@ class Signature:
         return {
             "structure": described(spec),
             "positional": self.program.positional,
-            "first": self.first,
+            "first": len(self.program.weights),
             "leaves": [self._leaf(k) for k in range(len(self.program.leaves))],
             "sizes": self.sizes,
+            "passed": [self._text(size) for size in self.program.sizes],
             "inequalities": self._inequalities(),
             "changed": sorted(positions[k] for k in self.changed),
         }
