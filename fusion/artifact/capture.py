@@ -7,7 +7,7 @@ program that has no single graph is refused there, with the line that prevents i
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from fusion.api import unfused
+from fusion.artifact.trees import described, leaf_names
 from fusion.artifact.values import Json, written
 from fusion.lowering.errors import Unsupported
 
@@ -107,7 +108,10 @@ def captured(
     holders = copied.find_nodes(op="placeholder")
     values = [_value_of(node, spec.arg) for node, spec in zip(holders, specs, strict=True)]
     weights = _weights(exported)
-    leaves = [Leaf(node.name, value) for node, value in zip(holders, values, strict=True)][len(weights) :]
+    spec, positional = exported.call_spec.in_spec, _positional(program, exported)
+    assert spec is not None
+    names = leaf_names(described(spec), positional)
+    leaves = [Leaf(name, value) for name, value in zip(names, values[len(weights) :], strict=True)]
     for leaf, node in zip(leaves, holders[len(weights) :], strict=True):
         if not leaf.is_input:
             node.replace_all_uses_with(leaf.value)
@@ -125,7 +129,7 @@ def captured(
         mode=mode,
         weights=weights,
         leaves=tuple(leaves),
-        positional=_positional(program, exported),
+        positional=positional,
         constants=constants,
         exported=exported,
     )
@@ -171,8 +175,11 @@ def _positional(program: Callable[..., object], exported: ExportedProgram) -> tu
     if isinstance(program, ExportedProgram):
         return ()
     called = program.forward if isinstance(program, torch.nn.Module) else program
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD,)
-    names = [name for name, each in inspect.signature(called).parameters.items() if each.kind in kinds]
+    try:
+        parameters = inspect.signature(called).parameters
+    except ValueError:  # a function of PyTorch
+        return ()
+    names = [name for name, each in parameters.items() if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     return tuple(names[:count]) if len(names) >= count else ()
 
 
@@ -184,13 +191,13 @@ def _module_of(program: Callable[..., object]) -> torch.nn.Module:
     class Function(torch.nn.Module):
         """A module that calls a function."""
 
-    @functools.wraps(function)
     def forward(*args: object, **kwargs: object) -> object:
         return function(*args, **kwargs)
 
     module = Function()
     module.forward = forward
-    forward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # functions take attributes
+    with contextlib.suppress(ValueError):  # a function of PyTorch does not tell its parameters
+        forward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # functions take attributes
     return module
 
 

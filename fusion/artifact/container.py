@@ -143,6 +143,9 @@ def _place(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[int, int]:
     """Return where the bytes of a member begin, and their number."""
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
         raise ValueError("a member is compressed")
+    end = file.seek(0, os.SEEK_END)
+    if not 0 <= info.header_offset <= end - 30 - info.file_size:
+        raise ValueError("a member lies outside")
     file.seek(info.header_offset + 26)
     name, extra = struct.unpack("<HH", file.read(4))
     return info.header_offset + 30 + name + extra, info.file_size

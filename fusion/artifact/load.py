@@ -81,7 +81,7 @@ def load(
         program = program_of(steps, manifest["registers"], launchers, kept)
         named = {name: held[tensor] for name, tensor in manifest["state"].items()}
         artifact = Artifact(manifest, program, named, registers, notes)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{file} is malformed: {type(error).__name__}: {error}") from error
     for note in notes:
         warnings.warn(note, FusionWarning, stacklevel=2)

@@ -46,6 +46,32 @@ def described(spec: pytree.TreeSpec) -> Json:
     return {"type": name, "context": spec.context if dump is None else dump(spec.context), "parts": children}
 
 
+def leaf_names(structure: Json, positional: Sequence[str]) -> list[str]:
+    """Return a name for each leaf of the arguments, as the caller would write it.
+
+    Args:
+        structure: of a tuple with the positional arguments and a dictionary of the others.
+        positional: the names of the former, as far as they are known.
+
+    >>> leaf_names({"tuple": [{"tuple": ["*", {"list": ["*"]}]}, {"dict": [["z", "*"]]}]}, ["x"])
+    ['x', 'argument 1[0]', 'z']
+    """
+    args, kwargs = structure["tuple"]
+    names = [*positional, *(f"argument {k}" for k in range(len(positional), len(args["tuple"])))]
+    parts = [*zip(names, args["tuple"], strict=True), *kwargs["dict"]]
+    return [name for start, part in parts for name in _names(part, start)]
+
+
+def _names(structure: Json, start: str) -> Iterator[str]:
+    if structure == LEAF:
+        yield start
+        return
+    (parts,) = (value for key, value in structure.items() if key not in ("type", "context"))
+    for number, part in enumerate(parts):
+        key, inner = part if "dict" in structure else (number, part)
+        yield from _names(inner, f"{start}[{key!r}]")
+
+
 def leaves(structure: Json, value: object, place: str = "the arguments") -> Iterator[object]:
     """Yield the leaves of a value.
 
@@ -128,4 +154,4 @@ def _registered(name: str) -> tuple[Any, Any]:
     return kind, pytree.SUPPORTED_SERIALIZED_TYPES[kind]
 
 
-__all__ = ["assembled", "described", "leaves"]
+__all__ = ["assembled", "described", "leaf_names", "leaves"]
