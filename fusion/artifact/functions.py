@@ -17,10 +17,11 @@ from torch._ops import OpOverload
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.results import as_traced
 
-_CPU = torch.device("cpu")
+_CPU, _CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "empty": allocator(_CPU, _CPU) or torch.empty_strided,
+    "empty_cuda": allocator(_CUDA, _CUDA) or torch.empty_strided,
     "in_memory_of": in_memory_of,
     "as_traced": as_traced,
     **{f"operator.{name}": getattr(operator, name) for name in ("add", "mul", "floordiv", "mod", "pow", "getitem")},

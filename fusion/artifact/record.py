@@ -69,7 +69,10 @@ def recorded(module: fx.GraphModule, kernels: Mapping[Kernel, int]) -> Recording
         if node.op == "get_attr":
             held = getattr(module, str(node.target))
             if not isinstance(held, torch.Tensor):
-                raise Unsupported(f"{node.target} is not saved: only graphs without branches and loops are")
+                raise Unsupported(
+                    "a program with branches or loops on data (torch.cond, while_loop, scan) is not saved",
+                    hint="save each branch as a program of its own",
+                )
             recording.literals[places[node]] = held
         elif node.op != "placeholder":
             step = _step(node, kernels)

@@ -23,6 +23,7 @@ from fusion.api import options_of
 from fusion.artifact.ahead import Compiled, compiled
 from fusion.artifact.capture import Captured, captured
 from fusion.artifact.container import content_of, pack
+from fusion.artifact.elsewhere import moved
 from fusion.artifact.functions import schema_of
 from fusion.artifact.kernels import checked_text
 from fusion.artifact.load import CONSTANTS, FORMAT, STEPS, WEIGHTS
@@ -52,6 +53,7 @@ def save(
     inputs: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
     dynamic_shapes: Any = None,
+    device: str | torch.device | None = None,
     arch: str | Sequence[str] | None = None,
     weights: str | os.PathLike[str] | None = None,
     options: Mapping[str, object] | None = None,
@@ -64,8 +66,9 @@ def save(
         inputs: example arguments; only their shapes, strides and dtypes matter, and values that are no tensors.
         kwargs: example arguments by keyword.
         dynamic_shapes: which sizes vary, as for `torch.export.export`.
-        arch: the architectures to compile kernels for: "native" (the CPU at hand), which is the default, and
-            "x86-64-v2", "x86-64-v3" or "x86-64-v4".  The hardware need not be present.
+        device: the device that it will run on, "cpu" or "cuda"; by default the one that its tensors are on.
+        arch: the architectures to compile kernels for.  On CPUs "native" (the CPU at hand), which is the default, and
+            "x86-64-v2", "x86-64-v3" or "x86-64-v4"; on GPUs one, such as "sm_90".  The hardware need not be present.
         weights: a file of safetensors beside `path` that holds the parameters and buffers; it is written if there is
             none.  By default they are in the file itself.
         options: as for `fusion.fuse`; by default those that `program` was fused with.
@@ -78,21 +81,41 @@ def save(
     fused_with = options_of(program)
     chosen = fused_with if options is None and fused_with is not None else Options.read(None, options)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
-    target = TARGETS[chosen.target or DEFAULTS["cpu"]](None, current(strict=chosen.exact))
-    made = compiled(whole, target, chosen)
-    _refuse_devices(made, whole)
-    _Saved(whole, made, target, [arch] if isinstance(arch, str) else [*(arch or ["native"])]).write(
+    present = _device_of(whole)
+    wanted = present if device is None else torch.device(device)
+    whole = whole if wanted.type == present.type else moved(whole, torch.device(wanted.type, 0))
+    architectures = [arch] if isinstance(arch, str) else [*(arch or [])]
+    target = _target(chosen, wanted, architectures)
+    _Saved(whole, compiled(whole, target, chosen), target, architectures).write(
         Path(path), None if weights is None else Path(weights)
     )
 
 
-def _refuse_devices(made: Compiled, whole: Captured) -> None:
-    devices = {value.device.type for value in whole.inputs if isinstance(value, torch.Tensor)} | {made.device.type}
-    if devices != {"cpu"}:
-        raise Unsupported(
-            f"programs on {', '.join(sorted(devices - {'cpu'}))} are not saved",
-            hint="fusion.export_kernels gives their kernels as source and binary",
-        )
+def _device_of(program: Captured) -> torch.device:
+    devices = {value.device for value in program.inputs if isinstance(value, torch.Tensor)}
+    if len(devices) > 1:
+        raise Unsupported(f"a program on several devices is not saved: {', '.join(sorted(map(str, devices)))}")
+    (device,) = devices
+    return device
+
+
+def _target(options: Options, device: torch.device, architectures: list[str]) -> Target:
+    """Return the target for a device; `architectures` becomes those that are compiled for.
+
+    Raises:
+        Unsupported: no target serves the device, or not for these architectures.
+    """
+    if device.type not in DEFAULTS:
+        raise Unsupported(f"programs on {device.type} are not saved", hint=f"devices: {', '.join(sorted(DEFAULTS))}")
+    numerics = current(strict=options.exact)
+    if device.type == "cpu":
+        architectures[:] = architectures or ["native"]
+        return TARGETS[options.target or DEFAULTS["cpu"]](None, numerics)
+    if len(architectures) > 1:
+        raise Unsupported("a program on a GPU is saved for one architecture: each has kernels of its own")
+    target = TARGETS[options.target or DEFAULTS[device.type]](architectures[0] if architectures else None, numerics)
+    architectures[:] = architectures or [target.identity.split()[0]]
+    return target
 
 
 class _Saved:
@@ -111,6 +134,7 @@ class _Saved:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "target": target.name,
+            "device": made.device.type,
             "architectures": {},
             "registers": self.recording.registers,
             "arguments": self.signature.arguments(),
@@ -141,9 +165,14 @@ class _Saved:
 
     def _add_object(self, entry: dict[str, Json], arch: str, binary: Binary) -> None:
         callee = binary.callee
-        known = {"name": callee.name, "function": callee.function, "tensors": callee.tensors, "sizes": callee.sizes}
+        known: dict[str, Json] = {
+            "name": callee.name,
+            "function": callee.function,
+            "tensors": callee.tensors,
+            "sizes": callee.sizes,
+        }
         member = f"objects/{arch}/{Path(entry['source']).stem}.{binary.suffix}"
-        entry.update(known)
+        entry.update(known, **({"launch": dict(binary.launch)} if binary.launch else {}))
         entry["objects"][arch] = member
         self.manifest["architectures"][arch] = [*binary.needs]
         self.members[member] = [binary.content]
