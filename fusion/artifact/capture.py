@@ -22,7 +22,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from fusion.api import unfused
 from fusion.artifact.trees import described, leaf_names
 from fusion.artifact.values import Json, written
-from fusion.lowering.errors import Unsupported
+from fusion.lowering.errors import Unsupported, brief
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -99,8 +99,7 @@ def captured(
     """Capture a program; a module in the state (train or eval) it is in, an exported program as it is.
 
     Raises:
-        Unsupported: a part of it cannot be saved.
-        Exception: PyTorch's own, where it cannot export the program.
+        Unsupported: a part of it cannot be saved, or PyTorch cannot export it.
     """
     exported = program if isinstance(program, ExportedProgram) else _exported(program, args, kwargs, dynamic_shapes)
     specs = _input_specs(exported)
@@ -163,8 +162,14 @@ def _exported(
     program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], dynamic_shapes: Any
 ) -> ExportedProgram:
     module = _module_of(unfused(program))
-    with torch.no_grad():
-        return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+    except Exception as error:
+        raise Unsupported(
+            f"PyTorch does not export the program as one graph: {type(error).__name__}: {brief(error)}",
+            hint="torch.export.export of the program has the details",
+        ) from error
 
 
 def _positional(program: Callable[..., object], exported: ExportedProgram) -> tuple[str, ...]:

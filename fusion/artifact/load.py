@@ -190,7 +190,7 @@ def _tensors(file: Path, manifest: Mapping[str, Any], members: Members, given: o
     own = _weights(file, manifest, members, given)
     held: dict[str, torch.Tensor] = {}
     for name, entry in manifest["tensors"].items():
-        source = own if entry["state"] else kept
+        source = own if entry["state"] or name in own else kept
         if name not in source:
             raise ArtifactError(f"the weights have no {name}")
         dtype = read(entry["dtype"])

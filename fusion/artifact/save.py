@@ -12,6 +12,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.lowering.errors import ArtifactError, Unsupported
+from fusion.lowering.kernel import Kernel
 from fusion.options import Options
 
 if TYPE_CHECKING:
@@ -74,10 +76,15 @@ def save(
         options: as for `fusion.fuse`; by default those that `program` was fused with.
 
     Raises:
+        TypeError: `program` cannot be called, or `inputs` is no sequence.
         Unsupported: the program, or a part of it, is not saved: the message names it.
         FusionError: it cannot be compiled.
         OSError: the file cannot be written.
     """
+    if not callable(program) and not isinstance(program, torch.export.ExportedProgram):
+        raise TypeError(f"save takes an nn.Module, a function or an exported program, got {type(program).__name__}")
+    if not isinstance(inputs, (tuple, list)):
+        raise TypeError(f"inputs must be a tuple or a list of arguments, got {type(inputs).__name__}")
     fused_with = options_of(program)
     chosen = fused_with if options is None and fused_with is not None else Options.read(None, options)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
@@ -145,8 +152,8 @@ class _Saved:
         self._add_kernels(architectures)
 
     def _add_kernels(self, architectures: Sequence[str]) -> None:
-        entries = [self._add_source(number) for number in self.kernels.values()]
         sources = self.made.sources.items()
+        entries = [self._add_source(number, *each) for number, each in enumerate(sources)]
         with ThreadPoolExecutor(max(1, min(len(sources), os.cpu_count() or 1)), "fusion-save") as workers:
             for arch in architectures:
                 begun = [workers.submit(self.target.binary, kernel, source, arch) for kernel, source in sources]
@@ -154,8 +161,7 @@ class _Saved:
                     self._add_object(entry, arch, future.result())
         self.manifest["kernels"] = entries
 
-    def _add_source(self, number: int) -> dict[str, Json]:
-        kernel, source = list(self.made.sources.items())[number]
+    def _add_source(self, number: int, kernel: Kernel, source: str) -> dict[str, Json]:
         entry: dict[str, Json] = {"source": f"sources/{number}_{kernel.name}.{self.target.suffix}", "objects": {}}
         self.members[entry["source"]] = [source.encode()]
         if text := checked_text(kernel):
@@ -164,15 +170,8 @@ class _Saved:
         return entry
 
     def _add_object(self, entry: dict[str, Json], arch: str, binary: Binary) -> None:
-        callee = binary.callee
-        known: dict[str, Json] = {
-            "name": callee.name,
-            "function": callee.function,
-            "tensors": callee.tensors,
-            "sizes": callee.sizes,
-        }
         member = f"objects/{arch}/{Path(entry['source']).stem}.{binary.suffix}"
-        entry.update(known, **({"launch": dict(binary.launch)} if binary.launch else {}))
+        entry.update(asdict(binary.callee), **({"launch": dict(binary.launch)} if binary.launch else {}))
         entry["objects"][arch] = member
         self.manifest["architectures"][arch] = [*binary.needs]
         self.members[member] = [binary.content]

@@ -60,7 +60,7 @@ def pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:
         if tensor.nbytes:
-            yield bytes_of(tensor.contiguous())
+            yield bytes_of(tensor.cpu().contiguous())
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
