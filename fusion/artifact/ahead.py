@@ -8,7 +8,7 @@ those of every compilation (`fusion/stages.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Any
 
@@ -44,7 +44,6 @@ class Compiled:
         sources: kernel → its source, without kernels that launch nothing.
         metadata: AOTAutograd's, about mutations and aliases.
         device: that it computes on.
-        placeholders: the nodes of the compiled graph's inputs, with their traced values.
         results: the traced values of its results.
     """
 
@@ -61,11 +60,13 @@ def compiled(program: Captured, target: Target, options: Options) -> Compiled:
     Raises:
         FusionError: it cannot be compiled as a whole, or is not saved.
     """
-    ahead = _Ahead(target, options)
+    ahead = _Ahead(target, replace(options, strict=True, graph_cache=False, cudagraphs=False))
     regions = RegionCompiler(ahead, Chooser(ahead.target))
-    context = TracingContext(program.mode)
+    context, asserted = TracingContext(program.mode), _asserted(program)
     with tracing(context), torch.no_grad():
         regions.compile(program.graph, program.inputs, _refuse_parts, alone=True)
+    if unstated := _asserted(program) - asserted:  # those before are operations of the graph
+        raise Unsupported(f"a program in which sizes that depend on data have to satisfy {min(unstated)} is not saved")
     if not ahead.graphs:
         raise Unsupported("a program that computes nothing is not saved")
     if len(ahead.graphs) > 1:
@@ -73,6 +74,14 @@ def compiled(program: Captured, target: Target, options: Options) -> Compiled:
     ((graph, module, sources),) = ahead.graphs
     values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in _results(graph))
     return Compiled(module, sources, context.fw_metadata, main_device(graph), values)
+
+
+def _asserted(program: Captured) -> set[str]:
+    """Return what is assumed about sizes that depend on data."""
+    shapes = program.mode.shape_env
+    return (
+        set() if shapes is None else {str(each.expr) for of in shapes.deferred_runtime_asserts.values() for each in of}
+    )
 
 
 def _results(graph: fx.GraphModule) -> Sequence[object]:

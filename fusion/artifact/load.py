@@ -38,6 +38,7 @@ CONSTANTS = "constants.safetensors"
 Members = Mapping[str, torch.Tensor]
 
 
+@torch.inference_mode(mode=False)
 def load(
     path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | Mapping[str, torch.Tensor] | None = None
 ) -> Artifact:
@@ -205,7 +206,7 @@ def _in_layout(value: torch.Tensor, strides: Sequence[int], *, copied: bool) -> 
     value = value.detach()
     if [*value.stride()] == [*strides] and not copied:
         return value
-    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device="cpu").copy_(value)
 
 
 def _weights(file: Path, manifest: Mapping[str, Any], members: Members, given: object) -> Mapping[str, torch.Tensor]:

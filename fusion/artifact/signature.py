@@ -118,8 +118,6 @@ class Signature:
         shapes = self.program.mode.shape_env
         if shapes is None or not self.names:
             return []
-        if shapes.deferred_runtime_asserts:
-            raise Unsupported("a program whose sizes depend on data is not saved, if it asserts anything about them")
         symbols = [sympy.Symbol(name) for name in self.names]
         texts = []
         for name in self.names:

@@ -72,7 +72,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def buffer_of(size: int) -> torch.Tensor:
     """Return uninitialised memory of `size` bytes, as a tensor of bytes that begins at a multiple of `ALIGNED`."""
-    room = torch.empty(size + ALIGNED, dtype=torch.uint8)
+    room = torch.empty(size + ALIGNED, dtype=torch.uint8, device="cpu")
     start = -room.data_ptr() % ALIGNED
     return room[start : start + size]
 
@@ -121,7 +121,9 @@ def _tensor(data: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
     dtype = _DTYPES[entry["dtype"]]
     if data.data_ptr() % ALIGNED:
         data = data.clone()
-    return data.view(dtype).view(entry["shape"]) if len(data) else torch.empty(entry["shape"], dtype=dtype)
+    return (
+        data.view(dtype).view(entry["shape"]) if len(data) else torch.empty(entry["shape"], dtype=dtype, device="cpu")
+    )
 
 
 __all__ = ["buffer_of", "bytes_of", "pieces", "tensors_in"]

@@ -157,6 +157,21 @@ def test_what_the_program_asked_about_sizes_is_an_inequality(tmp_path: Path) -> 
         artifact(torch.ones(10))
 
 
+def test_what_is_asserted_about_data_is_checked(tmp_path: Path) -> None:
+    def program(x: Tensor, count: Tensor) -> Tensor:
+        number = count.item()
+        torch._check(number >= 2)
+        torch._check(number <= x.shape[0])
+        return x[:number] * 2
+
+    shapes = ({0: Dim.AUTO}, None)
+    artifact = saved(program, tmp_path, torch.ones(9), torch.tensor(4), dynamic_shapes=shapes)
+    assert artifact(torch.ones(12), torch.tensor(11)).tolist() == [2] * 11
+    for wrong in (1, 13):
+        with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+            artifact(torch.ones(12), torch.tensor(wrong))
+
+
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_an_exported_program_is_saved(decomposed: bool, tmp_path: Path) -> None:
     shapes = None if decomposed else ({0: ROWS},)
