@@ -1,4 +1,4 @@
-"""Programs that are not saved are refused with a reason; those for a GPU are saved, and refused where they are loaded."""
+"""Programs that are not saved are refused with a reason; one for a GPU is saved, and refused where it is loaded."""
 
 from __future__ import annotations
 
