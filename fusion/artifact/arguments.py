@@ -99,6 +99,12 @@ class Tensor:
         plain = not (value.is_neg() or value.is_conj())
         if plain and (not differs or not value.numel()):
             return value
+        if self.kept and not plain:
+            raise ArtifactError(
+                f"{self.name} is a conjugate, or negated, where it is read; it is changed in place, or a result is a"
+                " view of it, so it cannot be copied",
+                hint="pass tensor.resolve_conj().resolve_neg()",
+            )
         if self.kept:
             raise ArtifactError(
                 f"{self.name} has strides {[*value.stride()]}, and this was saved for {strides}; it is changed in"

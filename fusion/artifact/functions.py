@@ -19,6 +19,17 @@ from fusion.runtime.results import as_traced
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
+_OF_TORCH: Mapping[str, Callable[..., Any]] = {
+    f"torch.{name}": getattr(torch, name)
+    for name in (
+        *("empty_strided", "as_strided", "mm", "bmm", "addmm", "baddbmm", "convolution"),
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+    )
+    if hasattr(torch, name)
+}
+"""Functions with the names and arguments of operations, which cost less to call."""
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "empty": allocator(_CPU, _CPU) or torch.empty_strided,
     "empty_cuda": allocator(_CUDA, _CUDA) or torch.empty_strided,
@@ -26,15 +37,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "as_traced": as_traced,
     **{f"operator.{name}": getattr(operator, name) for name in ("add", "mul", "floordiv", "mod", "pow", "getitem")},
     **{f"torch.Tensor.{name}": getattr(torch.Tensor, name) for name in ("size", "stride", "storage_offset")},
-    **{
-        f"torch.{name}": getattr(torch, name)
-        for name in (
-            *("empty_strided", "as_strided", "mm", "bmm", "addmm", "baddbmm", "convolution"),
-            *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
-            *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
-        )
-        if hasattr(torch, name)
-    },
+    **_OF_TORCH,
 }
 """Name → a function that steps may call."""
 
@@ -59,12 +62,15 @@ def operation(name: str) -> OpOverload:
 
 
 def schema_of(name: str) -> str:
-    """Return the signature of an operation or function of PyTorch; empty for one that is not PyTorch's operation.
+    """Return the signature of an operation of PyTorch, or of a function of the same name; empty for other functions.
 
     Raises:
         LookupError: this process has no such operation.
     """
-    return "" if name in FUNCTIONS else str(operation(name)._schema)
+    if name in FUNCTIONS:
+        overloads: Any = getattr(torch.ops.aten, name.removeprefix("torch."), None) if name in _OF_TORCH else None
+        return str(overloads.default._schema) if hasattr(overloads, "default") else ""
+    return str(operation(name)._schema)
 
 
 __all__ = ["FUNCTIONS", "NAMES", "operation", "schema_of"]

@@ -65,11 +65,19 @@ class Artifact:
         inputs, sizes = self._arguments.checked(given, self._changed)
         registers = self._registers.copy()
         registers[self._first : self._first + len(inputs)] = inputs
-        self._program.run(registers)
+        self._run(registers)
         results = [result.of(registers, sizes) for result in self._results]
         return assembled(self.manifest["results"]["structure"], results)
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # a graph break: it is compiled already
+
+    def _run(self, registers: list[Any]) -> None:
+        """Run all steps; casts of autocast are steps, and none is added where the caller has it on."""
+        if not torch._C._is_any_autocast_enabled():
+            self._program.run(registers)
+            return
+        with torch._C._DisableAutocast():
+            self._program.run(registers)
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, dict[str, object]]:
         """Return positional arguments, with those that were passed by name, and the others by name."""

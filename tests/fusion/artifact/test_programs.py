@@ -186,6 +186,22 @@ def test_equal_layers_share_kernels(tmp_path: Path) -> None:
     assert [kernel["name"] for kernel in few] == [kernel["name"] for kernel in many]
 
 
+def test_autocast_around_a_call_changes_nothing(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), torch.randn(4, 8)
+    artifact = saved(model, tmp_path, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = artifact(x)
+    torch.testing.assert_close(result, model(x).detach())
+
+
+def test_autocast_around_save_is_saved(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.GELU()), torch.randn(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        artifact, expected = saved(model, tmp_path, x), model(x).detach()
+    assert expected.dtype is torch.bfloat16
+    torch.testing.assert_close(artifact(x), expected, rtol=0, atol=0.02)
+
+
 def test_an_artifact_is_called_from_a_compiled_program(tmp_path: Path) -> None:
     artifact = saved(lambda x: torch.relu(x) + 1, tmp_path, torch.randn(5))
     compiled = torch.compile(lambda x: artifact(x * 2) * 3, backend="eager")
