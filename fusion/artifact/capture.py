@@ -18,6 +18,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
 
 from fusion.api import unfused
 from fusion.artifact.trees import described, leaf_names
@@ -70,6 +71,7 @@ class Captured:
         leaves: of the arguments, in the order of `exported`'s structure.
         positional: the names of the parameters that take positional arguments.
         constants: for each result, the constant that it is; None for those that the graph returns.
+        results: the values of the latter, with the memory that they share with inputs.
         exported: the program as PyTorch exports it.
     """
 
@@ -82,12 +84,8 @@ class Captured:
     leaves: tuple[Leaf, ...]
     positional: tuple[str, ...]
     constants: tuple[Constant | None, ...]
+    results: tuple[object, ...]
     exported: ExportedProgram
-
-    @property
-    def returned(self) -> tuple[None, ...]:
-        """The results that the graph returns, in order."""
-        return tuple(constant for constant in self.constants if constant is None)
 
 
 def captured(
@@ -120,10 +118,13 @@ def captured(
         raise Unsupported("a program without tensors among its inputs and weights is not saved")
     sizes = tuple(_varying(leaves, mode))
     _add_inputs(copied, len(weights), sizes)
+    graph = fx.GraphModule(exported.graph_module, copied)
+    inputs = (*values[: len(weights)], *sizes, *(leaf.value for leaf in leaves if leaf.is_input))
     return Captured(
         name=getattr(program, "__name__", type(program).__name__),
-        graph=fx.GraphModule(exported.graph_module, copied),
-        inputs=(*values[: len(weights)], *sizes, *(leaf.value for leaf in leaves if leaf.is_input)),
+        graph=graph,
+        inputs=inputs,
+        results=described_values(graph, inputs, mode),
         sizes=sizes,
         mode=mode,
         weights=weights,
@@ -132,6 +133,35 @@ def captured(
         constants=constants,
         exported=exported,
     )
+
+
+def described_values(graph: fx.GraphModule, inputs: Sequence[object], mode: FakeTensorMode) -> tuple[object, ...]:
+    """Describe each node of a graph by its value, and return those of its results.
+
+    Values that PyTorch leaves in an exported graph do not share memory as the program's do.
+    """
+    shapes = mode.shape_env
+    fresh = contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
+    with mode, torch.no_grad(), fresh:  # sizes that depend on data keep their names
+        results = _Described(graph, shapes).run(*inputs)
+    assert isinstance(results, tuple)
+    return results
+
+
+class _Described(fx.Interpreter):
+    """Runs a graph over fake tensors, and notes the value of each node as Dynamo does."""
+
+    def __init__(self, graph: fx.GraphModule, shapes: ShapeEnv | None) -> None:
+        super().__init__(graph)
+        self.shapes = shapes
+
+    def run_node(self, n: fx.Node) -> object:
+        """Run one node."""
+        value: object = super().run_node(n)
+        if self.shapes is not None:
+            rebind_unbacked(self.shapes, n, value)  # type: ignore[arg-type]  # the result of a node
+        n.meta = {**n.meta, "val": value, "example_value": value}
+        return value
 
 
 def _varying(leaves: Sequence[Leaf], mode: FakeTensorMode) -> Iterator[torch.SymInt]:
@@ -155,7 +185,7 @@ def _add_inputs(graph: fx.Graph, position: int, sizes: Sequence[torch.SymInt]) -
     before = [*graph.nodes][position]
     with graph.inserting_before(before):
         for size in sizes:
-            graph.placeholder(f"size_{size.node.expr}").meta = {"val": size, "example_value": size}
+            graph.placeholder(f"size_{size.node.expr}")
 
 
 def _exported(
@@ -251,14 +281,10 @@ def _copied(exported: ExportedProgram) -> tuple[fx.Graph, tuple[Constant | None,
         elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
             assert isinstance(result, fx.Node)
             written = targets[spec.target] if spec.kind is OutputKind.BUFFER_MUTATION else names[str(spec.target)]
-            update = graph.call_function(torch.ops.aten.copy_.default, (written, result))
-            update.meta = {"val": written.meta["val"]}
+            graph.call_function(torch.ops.aten.copy_.default, (written, result))
         else:
             raise Unsupported(f"a program with results of the kind {spec.kind.name} is not saved")
     graph.output(tuple(result for result in returned if isinstance(result, fx.Node)))
-    for node in graph.nodes:
-        if "val" in node.meta:
-            node.meta["example_value"] = node.meta["val"]  # as in a graph of Dynamo
     return graph, tuple(None if isinstance(result, fx.Node) else _constant(result) for result in returned)
 
 
@@ -274,4 +300,4 @@ def _placeholders(exported: ExportedProgram) -> list[tuple[Any, fx.Node]]:
     return list(zip(exported.graph_signature.input_specs, holders, strict=True))
 
 
-__all__ = ["Captured", "Weight", "captured"]
+__all__ = ["Captured", "Leaf", "Weight", "captured", "described_values"]

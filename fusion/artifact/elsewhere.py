@@ -13,7 +13,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
 
-from fusion.artifact.capture import Captured, Leaf
+from fusion.artifact.capture import Captured, Leaf, described_values
 from fusion.lowering.errors import Unsupported, brief
 
 
@@ -31,8 +31,7 @@ def moved(program: Captured, device: torch.device) -> Captured:
     inputs = tuple(_moved(value, mode, device) for value in program.inputs)
     graph.recompile()
     try:
-        with mode, torch.no_grad():
-            _Described(graph).run(*inputs)
+        results = described_values(graph, inputs, mode)
     except RuntimeError as error:
         raise Unsupported(
             f"PyTorch cannot trace the program for {device.type}: {brief(error)}",
@@ -40,7 +39,7 @@ def moved(program: Captured, device: torch.device) -> Captured:
         ) from error
     arguments = iter(inputs[len(program.weights) + len(program.sizes) :])
     leaves = tuple(Leaf(leaf.name, next(arguments)) if leaf.is_input else leaf for leaf in program.leaves)
-    return replace(program, graph=graph, inputs=inputs, leaves=leaves)
+    return replace(program, graph=graph, inputs=inputs, leaves=leaves, results=results)
 
 
 def _moved(value: object, mode: FakeTensorMode, device: torch.device) -> object:
@@ -48,16 +47,6 @@ def _moved(value: object, mode: FakeTensorMode, device: torch.device) -> object:
         return value
     with mode:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-
-
-class _Described(fx.Interpreter):
-    """Runs a graph over fake tensors, and notes the value of each node."""
-
-    def run_node(self, n: fx.Node) -> object:
-        """Run one node."""
-        value: object = super().run_node(n)
-        n.meta = {**n.meta, "val": value, "example_value": value}
-        return value
 
 
 __all__ = ["moved"]

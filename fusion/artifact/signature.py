@@ -19,6 +19,7 @@ from fusion.artifact.capture import Captured
 from fusion.artifact.record import expression_text
 from fusion.artifact.trees import described
 from fusion.artifact.values import Json, written
+from fusion.dynamo.writes import memory_of
 from fusion.lowering.errors import Unsupported
 
 ALIASES = (OutputType.alias_of_input, OutputType.is_input)
@@ -33,11 +34,11 @@ class Signature:
 
     def __init__(self, program: Captured, compiled: Compiled, results: Sequence[Json]) -> None:
         self.program, self.compiled = program, compiled
-        self.returned = results[: len(program.returned)]
+        self.returned = results[: len(program.results)]
         self.first = len(program.weights) + len(program.sizes)
         self.sizes = [*self._sizes()]
         self.names = [size["name"] for size in self.sizes]
-        self.info = compiled.metadata.output_info[: len(program.returned)]
+        self.info = compiled.metadata.output_info[: len(program.results)]
         mutated = [k for k, info in enumerate(compiled.metadata.input_info) if info.mutates_data]
         self.changed_weights = [k for k in mutated if k < len(program.weights)]
         self.changed = {k - self.first for k in mutated if k >= self.first}
@@ -150,13 +151,36 @@ class Signature:
         if info.output_type is not OutputType.alias_of_input:
             returned = self.returned[number]
             return returned if isinstance(returned, dict) and "register" in returned else {"constant": returned}
-        base, view = self.program.inputs[info.base_idx], self.compiled.results[number]
-        assert isinstance(base, torch.Tensor) and isinstance(view, torch.Tensor)
+        base, view = self.program.inputs[info.base_idx], self._view(number, info.base_idx)
+        assert isinstance(base, torch.Tensor)
         if base.dtype is not view.dtype or view.is_conj() or view.is_neg():
             raise Unsupported("a result that is a view of an input with another dtype is not saved")
         shape, strides = [self._text(size) for size in view.shape], [self._text(size) for size in view.stride()]
         offset = self._text(view.storage_offset() - base.storage_offset())
         return {"register": info.base_idx, "view": {"shape": shape, "strides": strides, "offset": offset}}
+
+    def _view(self, number: int, base: int) -> torch.Tensor:
+        """Return the value of a result that is a view of an input.
+
+        Raises:
+            Unsupported: it is not known.
+        """
+        traced, compiled, source = (
+            self.program.results[number],
+            self.compiled.results[number],
+            self.program.inputs[base],
+        )
+        assert (
+            isinstance(traced, torch.Tensor) and isinstance(compiled, torch.Tensor) and isinstance(source, torch.Tensor)
+        )
+        if memory_of(traced) == memory_of(source):
+            return traced
+        if self.compiled.metadata.input_info[base].mutates_data:  # the graph returns a view of the new value
+            raise Unsupported(
+                "a result that is a view of a changed input is not saved for a program that was decomposed",
+                hint="save what torch.export.export returned",
+            )
+        return compiled
 
 
 def _expression(size: int | torch.SymInt) -> sympy.Expr:

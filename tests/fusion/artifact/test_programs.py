@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 from torch import Tensor, nn
+from torch.export import Dim
 
 import fusion
 from tests.fusion.artifact.saving import assert_like_eager, saved
@@ -96,6 +97,10 @@ PROGRAMS: dict[str, tuple[Callable[..., object], tuple[object, ...]]] = {
     "sizes that depend on data": (lambda x: x[x > 0] * 2, (torch.randn(10),)),
     "an argument that is changed": (in_place, (torch.randn(4, 4), torch.randn(4))),
     "nothing to do": (lambda x: x, (torch.randn(3),)),
+    "a mask that is written to": (
+        lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(12, 12).fill_diagonal_(1)),
+        (torch.randn(2, 12, 12),),
+    ),
     "no elements": (lambda x: x.sum(0), (torch.randn(0, 4),)),
     "a loss in chunks": (
         fusion.fuse(lambda x, w: F.cross_entropy(x @ w, torch.zeros(64).long()), options={"workspace": 1024}),
@@ -141,6 +146,23 @@ def test_results_that_are_arguments_or_views_of_them(tmp_path: Path) -> None:
     x.zero_()
     y[0, 2] = 7
     assert not turned.any() and not inner.any() and flat.tolist() == [7, 1, 1, 1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_view_of_a_changed_argument_has_its_layout(dynamic: bool, tmp_path: Path) -> None:
+    """The functional operation has a result of another layout than the argument."""
+
+    def program(x: Tensor, index: Tensor, y: Tensor) -> Tensor:
+        x.index_add_(0, index, y)
+        return x.t()
+
+    args = torch.randn(5, 4).t(), torch.tensor([1, 3]), torch.randn(2, 5)
+    shapes = ({0: Dim.AUTO}, None, None) if dynamic else None
+    artifact = saved(program, tmp_path, *args, dynamic_shapes=shapes)
+    assert_like_eager(program, artifact, args)
+    x = torch.randn(5, 4).t()
+    view = artifact(x, *args[1:])
+    assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() and torch.equal(view, x.t())
 
 
 def test_results_share_memory_as_in_eager(tmp_path: Path) -> None:

@@ -48,10 +48,12 @@ class Shared(nn.Module):
         (lambda x: x.t_(), r"changes the shape or the memory of its inputs"),
         (lambda x: torch.topk(x, 2), r"results of type topk are not saved"),
         (lambda x: torch.autograd.grad(x.sum(), x), r"PyTorch does not export"),
+        (lambda x: x[1:].copy_(x[:-1]), r"partly overlaps one that is read"),
+        (lambda x: x[:1].expand(4, 4).add_(1), r"elements that share memory"),
         (Shared(), r"inputs share memory, and are changed in place"),
         (fusion.fuse(torch.relu, options={"target": "reference"}), r"the reference target .* has no binaries"),
     ],
-    ids=["cond", "if", "resized", "named tuple", "gradient", "shared buffers", "target"],
+    ids=["cond", "if", "resized", "named tuple", "gradient", "overlap", "expanded", "shared buffers", "target"],
 )
 def test_a_program_that_is_not_saved_is_refused(program: Callable[..., object], message: str, tmp_path: Path) -> None:
     with pytest.raises(fusion.Unsupported, match=message):
