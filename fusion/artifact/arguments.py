@@ -116,16 +116,18 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a size is read: from an argument, or from one of its dimensions, which is `times` the size plus `plus`."""
+    """Where a size is read: off a "size" or "stride" of an argument, or its "value": `times` the size, plus `plus`."""
 
     leaf: int
+    of: str
     dimension: int | None
     times: int
     plus: int
 
     def read(self, value: Any) -> int:
         """Return the size."""
-        number: int = value if self.dimension is None else value.shape[self.dimension]
+        numbers = {"size": value.shape, "stride": value.stride()} if isinstance(value, torch.Tensor) else {}
+        number: int = value if self.dimension is None else numbers[self.of][self.dimension]
         return (number - self.plus) // self.times
 
 
@@ -156,7 +158,7 @@ class Arguments:
         return cls(
             tuple(_leaf(leaf, names) for leaf in entry["leaves"]),
             names,
-            tuple(Source(size["leaf"], size["dimension"], size["times"], size["plus"]) for size in sizes),
+            tuple(Source(size["leaf"], size["of"], size["dimension"], size["times"], size["plus"]) for size in sizes),
             tuple(size_function(size, names) for size in entry["passed"]),
             tuple((text, evaluated(text, named(names))) for text in entry["inequalities"]),
             frozenset(entry["changed"]),
@@ -202,7 +204,7 @@ class Arguments:
         for name, source in zip(self.names, self.sources, strict=True):
             leaf = self.leaves[source.leaf]
             place = leaf.name if isinstance(leaf, Tensor) else f"argument {source.leaf}"
-            read = "" if source.dimension is None else f".size({source.dimension})"
+            read = "" if source.of == "value" else f".{source.of}({source.dimension})"
             where.append(f"{name} is {place}{read}")
         return "; ".join(where)
 

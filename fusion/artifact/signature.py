@@ -1,8 +1,8 @@
 """Describes what a program takes and returns, as JSON.
 
 Input: the captured program, and what AOTAutograd says about its results; output: the entries of the manifest about
-arguments, sizes, inequalities and results.  Sizes are named as PyTorch names them; each is read off a dimension that is
-the size itself, or a multiple of it plus a number.
+arguments, sizes, inequalities and results.  Sizes are named as PyTorch names them; each is read off a dimension, or a
+stride, that is the size itself, or a multiple of it plus a number.
 """
 
 from __future__ import annotations
@@ -101,18 +101,26 @@ class Signature:
         return int(expression) if expression.is_Integer else expression_text(expression, self.names)
 
     def _sizes(self) -> Iterator[Json]:
-        """Yield where each size is read, from the simplest place."""
+        """Yield where each size is read, from the simplest place; off a stride only what is no size."""
         places: dict[str, dict[str, Any]] = {}
-        for position, leaf in enumerate(self.program.leaves):
-            numbers: Sequence[Any] = leaf.value.shape if isinstance(leaf.value, torch.Tensor) else (leaf.value,)
-            for dimension, size in enumerate(numbers):
-                if isinstance(size, torch.SymInt):
-                    place = dimension if isinstance(leaf.value, torch.Tensor) else None
-                    for entry in _read_off(_expression(size), position, place):
-                        known = places.setdefault(entry["name"], entry)
-                        if abs(known["times"]) > abs(entry["times"]):
-                            places[entry["name"]] = entry
+        for size, place in sorted(self._places(), key=lambda pair: pair[1]["of"] == "stride"):
+            for name, times, plus in _solved(_expression(size)):
+                entry = {"name": name, **place, "times": times, "plus": plus}
+                known = places.setdefault(name, entry)
+                if abs(known["times"]) > abs(times):
+                    places[name] = entry
         yield from places.values()
+
+    def _places(self) -> Iterator[tuple[torch.SymInt, dict[str, Any]]]:
+        """Yield each number of an argument that varies, with where it is."""
+        for position, leaf in enumerate(self.program.leaves):
+            if isinstance(leaf.value, torch.SymInt):
+                yield leaf.value, {"leaf": position, "of": "value", "dimension": None}
+            elif isinstance(leaf.value, torch.Tensor):
+                for name, numbers in (("size", leaf.value.shape), ("stride", leaf.value.stride())):
+                    for dimension, number in enumerate(numbers):
+                        if isinstance(number, torch.SymInt):
+                            yield number, {"leaf": position, "of": name, "dimension": dimension}
 
     def _inequalities(self) -> list[str]:
         """Return everything that was assumed about sizes, as text."""
@@ -191,15 +199,20 @@ def _is_a_limit(bound: sympy.Expr) -> bool:
     return bool(bound.is_Integer) and int(bound) < 2**62
 
 
-def _read_off(expression: sympy.Expr, leaf: int, dimension: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the size that a dimension determines alone, if there is one."""
+def _solved(expression: sympy.Expr) -> Iterator[tuple[str, int, int]]:
+    """Yield the size that a number determines alone, if there is one, and how: it is so many times the size, and more.
+
+    >>> s = sympy.Symbol("s", integer=True)
+    >>> list(_solved(2 * s + 1)), list(_solved(s * s))
+    ([('s', 2, 1)], [])
+    """
     if len(expression.free_symbols) != 1:
         return
     (symbol,) = expression.free_symbols
     plus, one = expression.subs({symbol: 0}), expression.subs({symbol: 1})
     times = one - plus
     if plus.is_Integer and times.is_Integer and times != 0 and expression == times * symbol + plus:
-        yield {"name": str(symbol), "leaf": leaf, "dimension": dimension, "times": int(times), "plus": int(plus)}
+        yield str(symbol), int(times), int(plus)
 
 
 __all__ = ["Signature"]

@@ -111,6 +111,12 @@ DYNAMIC: dict[str, tuple[Callable[..., object], tuple[object, ...], object, list
         ({0: 2 * Dim("half", min=2)},),
         [(torch.randn(12),)],
     ),
+    "strides of their own": (
+        lambda x: x.softmax(-1) + 1,
+        (torch.randn(4, 9)[:, :5],),
+        ({0: Dim.AUTO, 1: Dim.AUTO},),
+        [(torch.randn(6, 20)[:, 3:13],)],
+    ),
     "views of an argument": (
         lambda x: (x.t(), x[1:], x.shape[0] * 2),
         (torch.randn(4, 3),),
