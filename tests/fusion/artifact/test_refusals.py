@@ -61,6 +61,16 @@ def test_a_program_that_is_not_saved_is_refused(program: Callable[..., object], 
     assert not [*tmp_path.iterdir()]
 
 
+def test_shared_buffers_of_a_program_that_was_read_from_a_file(tmp_path: Path) -> None:
+    """Its traced values do not share memory, its buffers do."""
+    module = Shared()
+    module.part = module.whole
+    torch.export.save(torch.export.export(module, (torch.ones(4),)), tmp_path / "program.pt2")
+    exported = torch.export.load(tmp_path / "program.pt2")
+    with pytest.raises(fusion.Unsupported, match="is changed in place, and shares memory with another tensor"):
+        fusion.save(exported, tmp_path / "program.fusion")
+
+
 @pytest.mark.parametrize(
     ("program", "inputs", "message"),
     [(3, (), "got int"), (torch.relu, torch.ones(3), "inputs must be a tuple or a list of arguments, got Tensor")],
