@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import sympy
 
+from fusion.codegen.binary import Binary
 from fusion.codegen.chained import Chain
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import Rates
@@ -232,6 +233,14 @@ class Target(Protocol):
         """Compile `source` (of `kernel`) and return its launcher.  Thread-safe.
 
         Raises:
+            BuildError: with the tool's own message.
+        """
+
+    def binary(self, kernel: Kernel, source: str, arch: str | None = None) -> Binary:
+        """Return `kernel` compiled for an architecture, by default the one at hand.  Thread-safe.
+
+        Raises:
+            Unsupported: the target has no binaries, or none for `arch`.
             BuildError: with the tool's own message.
         """
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from fusion.codegen.build import Builder
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Target

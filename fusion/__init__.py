@@ -6,6 +6,8 @@ fused = fusion.fuse(model)                          # or @fusion.fuse on a funct
 fused = torch.compile(model, backend="fusion")      # the same, through torch.compile
 print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
 print(fusion.accuracy(model)(*inputs))              # the error of each kernel against float64
+fusion.save(model, "model.fusion", inputs=inputs)   # one file; another process loads it without compiling
+loaded = fusion.load("model.fusion")
 
 A name is imported from its module at its first use: importing this package loads no part of the compiler.
 """
@@ -16,17 +18,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fusion.aot import Export, ExportedKernel, export_kernels
     from fusion.api import accuracy, explain, fuse, report
+    from fusion.artifact.load import load
+    from fusion.artifact.loaded import Artifact
+    from fusion.artifact.save import save
     from fusion.backend import Backend, fusion_backend
-    from fusion.fallback import FusionWarning
     from fusion.inspect.accuracy import Accuracy, LaunchError
     from fusion.inspect.report import Explanation, Report
-    from fusion.lowering.errors import BuildError, FusionError, Unsupported, VerifyError
+    from fusion.lowering.errors import (
+        ArtifactError,
+        BuildError,
+        FusionError,
+        FusionWarning,
+        Unsupported,
+        VerifyError,
+    )
     from fusion.options import Options
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accuracy",
+    "Artifact",
+    "ArtifactError",
     "Backend",
     "BuildError",
     "Explanation",
@@ -44,17 +57,23 @@ __all__ = [
     "export_kernels",
     "fuse",
     "fusion_backend",
+    "load",
     "report",
+    "save",
 ]
 
 _HOMES = {
     "fusion.aot": ("Export", "ExportedKernel", "export_kernels"),
     "fusion.api": ("accuracy", "explain", "fuse", "report"),
+    "fusion.artifact.load": ("load",),
+    "fusion.artifact.loaded": ("Artifact",),
+    "fusion.artifact.save": ("save",),
     "fusion.backend": ("Backend", "fusion_backend"),
-    "fusion.fallback": ("FusionWarning",),
     "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),
     "fusion.inspect.report": ("Explanation", "Report"),
-    "fusion.lowering.errors": ("BuildError", "FusionError", "Unsupported", "VerifyError"),
+    "fusion.lowering.errors": (
+        *("ArtifactError", "BuildError", "FusionError", "FusionWarning", "Unsupported", "VerifyError"),
+    ),
     "fusion.options": ("Options",),
 }
 """Module → the public names that it defines."""

@@ -166,6 +166,22 @@ def _plain(module: Module) -> Module:
     return plain
 
 
+def unfused(program: Callable[..., object]) -> Callable[..., object]:
+    """Return the program that `fuse` was given, for what it returned; anything else as it is.
+
+    A module shares its parameters, buffers and submodules with `program`.
+    """
+    if not hasattr(program, "_fusion_backend"):
+        return program
+    return _plain(program) if isinstance(program, torch.nn.Module) else inspect.unwrap(program)
+
+
+def options_of(program: object) -> Options | None:
+    """Return the options that a program was fused with; None for one that `fuse` did not return."""
+    backend = getattr(program, "_fusion_backend", None)
+    return backend.options if isinstance(backend, Backend) else None
+
+
 def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgraph: bool = False) -> Module:
     fused = _plain(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
     fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic, fullgraph)

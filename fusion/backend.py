@@ -19,10 +19,10 @@ from torch import fx
 
 from fusion.attention import Chooser
 from fusion.close_calls import CLOCK
-from fusion.fallback import FusionWarning
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.report import Report
 from fusion.inspect.watch import Watch
+from fusion.lowering.errors import FusionWarning
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
 from fusion.prewarm import ours

@@ -19,19 +19,11 @@ from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fal
 
 from fusion.inspect.report import ExternReport
 from fusion.lowering.builder import origin_of
-from fusion.lowering.errors import FusionError, Origin
+from fusion.lowering.errors import FusionError, FusionWarning, Origin
 from fusion.lowering.interpret import run_program
 from fusion.lowering.lower import lower
 from fusion.runtime import Boxed
 from fusion.runtime.checkpoints import with_checkpoints
-
-
-class FusionWarning(UserWarning):
-    """Warns that a region of the program runs eagerly because it could not be compiled, that a dump cannot be written,
-    or that an edited kernel is not used.
-
-    There is one warning for each cause and process.  It points at the line of the program that made the call.
-    """
 
 
 @lru_cache(maxsize=256)

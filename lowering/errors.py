@@ -86,6 +86,18 @@ class VerifyError(FusionError):
     """A Program or a Kernel breaks an invariant of its IR: a defect of the compiler, never of the user."""
 
 
+class ArtifactError(FusionError):
+    """A file with a compiled program is damaged, was made for another machine, or is called as it was not saved for."""
+
+
+class FusionWarning(UserWarning):
+    """Warns that a region of the program runs eagerly because it could not be compiled, that a dump cannot be written,
+    that an edited kernel is not used, or that an artifact does not fit the machine.
+
+    There is one warning for each cause and process.  It points at the line of the program that made the call.
+    """
+
+
 class CheckFailed(FusionError, RuntimeError):
     """Data in a tensor that an operation does not accept, detected by a launch."""
 

@@ -17,7 +17,7 @@ from benchmarks.price.measured import KernelTime, Subject, measure, of_case, of_
 from benchmarks.price.models import Model, models
 from benchmarks.price.regret import CHOSEN, Configurations, Regret, regret_of
 from benchmarks.programs import Case, Draw, softmax
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.target import Alternative
 from fusion.lowering.errors import BuildError
 

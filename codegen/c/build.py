@@ -1,8 +1,8 @@
-"""Builds C text into a callable: the system's compiler, a cache of shared objects, and ctypes.
+"""Builds C text into shared objects: the system's compiler, and a cache of objects.
 
-Input: source text; output: a launcher that passes data pointers.  The shared object is kept under the hash of all that
-decides its content: the text, the compiler's command with its flags, its version and its file, and the CPU it is tuned
-for.  One that cannot be kept (a full disk) is loaded all the same; one that cannot be loaded is built again.
+Input: source text; output: an object, loaded by the caller.  It is kept under the hash of all that decides its content:
+the text, the compiler's command with its flags, its version and its file, and the CPU it is tuned for.  One that cannot
+be kept (a full disk) is loaded all the same; one that cannot be loaded is built again.
 
 OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one that PyTorch has loaded, so both use
 one thread pool; two pools would compete for the cores.
@@ -24,24 +24,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import TypeVar
 
 import torch
 
-from fusion.codegen.c.load import load
-from fusion.codegen.c.text.nest import identifier
-from fusion.codegen.c.text.scratch import NO_MEMORY
+from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.cache import Damaged, digest, get, put
-from fusion.codegen.target import Launcher
-from fusion.lowering.checks import failure
-from fusion.lowering.errors import BuildError, FusionError, OutOfMemory
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.errors import BuildError
 
-NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+Loaded = TypeVar("Loaded")
+"""What an object is loaded as."""
+
+TUNED = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+"""Machine → flags for the CPU at hand."""
 
 # No -ffast-math, and no fused multiply-add across operations: NaN, infinities, -0.0 and each rounding are as in eager.
 FLAGS = (
-    *("-std=gnu11", "-O3", *NATIVE.get(platform.machine(), ()), "-fPIC", "-fopenmp"),
+    *("-std=gnu11", "-O3", *TUNED.get(platform.machine(), ()), "-fPIC", "-fopenmp"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w"),
     # GCC 12 loses the `!= 0` of a loaded bool that is an index, where it moves a condition out of the loop around it.
     "-fno-unswitch-loops",
@@ -125,40 +124,56 @@ def cpu_identity() -> str:
     return "\n".join(line for line in lines if line.startswith(telling))
 
 
-def build_kernel(kernel: Kernel, source: str, unkept: Callable[[str], object] = lambda reason: None) -> Launcher:
-    """Load what was compiled from `source`, or compile it, and return its launcher.
+def flags_for(arch: str) -> tuple[str, ...]:
+    """Return the flags with which the text of a kernel is compiled for `arch`.
+
+    >>> "-march=native" in flags_for("x86-64-v3"), "-march=x86-64-v3" in flags_for("x86-64-v3")
+    (False, True)
+    """
+    if arch == NATIVE:
+        return FLAGS
+    return (*(flag for flag in FLAGS if flag not in TUNED.get(platform.machine(), ())), *_for_level(arch))
+
+
+def _for_level(arch: str) -> tuple[str, ...]:
+    return f"-march={arch}", "-mprefer-vector-width=512"
+
+
+def build_object(
+    source: str,
+    name: str,
+    loaded: Callable[[bytes], Loaded],
+    unkept: Callable[[str], object] = lambda reason: None,
+    arch: str = NATIVE,
+) -> Loaded:
+    """Return `loaded` of the object that was compiled from `source`, now or before.
 
     Args:
+        name: of the kernel, for messages.
+        loaded: loads an object; with an OSError or AttributeError it says that this is not the right one.
         unkept: is called with the reason why the object cannot be kept for later processes.
+        arch: the architecture to compile for (`processor.py`).
 
     Raises:
-        BuildError: no compiler, the compiler's message, or the loader's.
+        BuildError: no compiler, the compiler's message, or that of `loaded` about an object that was just compiled.
     """
-    compiler = find_compiler()
-    command = " ".join((*compiler.command, *FLAGS, *LINK_FLAGS))
-    name = f"{digest(source, command, compiler.version, compiler.file, cpu_identity())}.so"
+    compiler, flags = find_compiler(), flags_for(arch)
+    command = " ".join((*compiler.command, *flags, *LINK_FLAGS))
+    entry = f"{digest(source, command, compiler.version, compiler.file, cpu_identity())}.so"
     bind_openmp()
     with suppress(Damaged, OSError, AttributeError):  # the entry, or its object, is not what it was: build it again
-        if (binary := get("c", name)) is not None:
-            return _loaded(kernel, binary)
-    binary = _compile(compiler, source)
+        if (binary := get("c", entry)) is not None:
+            return loaded(binary)
+    binary = _compile(compiler, source, flags)
     try:
-        put("c", name, binary)
+        put("c", entry, binary)
     except BuildError as error:
         unkept(error.message)
     try:
-        return _loaded(kernel, binary)
+        return loaded(binary)
     except (OSError, AttributeError) as error:
         hint = "TMPDIR has to lie where files may be executed"
-        raise BuildError(f"kernel {kernel.name} cannot be loaded: {error}", hint=hint) from error
-
-
-def _loaded(kernel: Kernel, binary: bytes) -> Launcher:
-    function = load(binary, kernel.name)[identifier(kernel.name)]
-    count = len(kernel.params)
-    function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_int64] * len(kernel.sizes) + [ctypes.c_int]
-    function.restype = ctypes.c_int
-    return _launcher(kernel, function)
+        raise BuildError(f"kernel {name} cannot be loaded: {error}", hint=hint) from error
 
 
 def assembly(source: str) -> str:
@@ -188,33 +203,9 @@ def bind_openmp() -> None:
     raise BuildError("no OpenMP run time library (libgomp) found", hint="install gcc's libgomp")
 
 
-def _launcher(kernel: Kernel, function: Callable[..., int]) -> Launcher:
-    """Return a function that calls `function` on tensors and sizes, and raises what its result says."""
-    count = len(kernel.params)
-    pointer = torch.Tensor.data_ptr
-    threads = torch.get_num_threads
-
-    def launch(*tensors: torch.Tensor) -> None:
-        if result := function(*map(pointer, tensors), threads()):
-            raise _error(kernel, result, tensors)
-
-    def launch_sized(*args: torch.Tensor | int) -> None:
-        tensors = cast("tuple[torch.Tensor, ...]", args[:count])
-        if result := function(*map(pointer, tensors), *args[count:], threads()):
-            raise _error(kernel, result, args)
-
-    return launch_sized if kernel.sizes else launch
-
-
-def _error(kernel: Kernel, result: int, args: Sequence[torch.Tensor | int]) -> FusionError:
-    if result & NO_MEMORY:
-        return OutOfMemory(f"there is no memory for the scratch arrays of kernel {kernel.name}")
-    return failure(kernel, args)
-
-
-def _compile(compiler: Compiler, source: str) -> bytes:
+def _compile(compiler: Compiler, source: str, flags: Sequence[str]) -> bytes:
     with _temporary_folder() as folder:
-        compiled = _run(compiler, source, folder, "-c", "kernel.o")
+        compiled = _run(compiler, source, folder, "-c", "kernel.o", flags)
         linked = folder / "kernel.so"
         # Linked separately: with -fopenmp the linker would choose an OpenMP library.
         _call(compiler, *LINK_FLAGS, str(compiled), "-o", str(linked), "-lm", "-lc")
@@ -231,9 +222,9 @@ def _temporary_folder() -> Iterator[Path]:
         raise BuildError(f"nothing can be compiled: {error}", hint=hint) from error
 
 
-def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str) -> Path:
+def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str, flags: Sequence[str] = FLAGS) -> Path:
     (folder / "kernel.c").write_text(source, encoding="utf-8")
-    _call(compiler, *FLAGS, action, str(folder / "kernel.c"), "-o", str(folder / result))
+    _call(compiler, *flags, action, str(folder / "kernel.c"), "-o", str(folder / result))
     return folder / result
 
 

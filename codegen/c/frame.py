@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusion.codegen.c.calls import NO_MEMORY
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Namespace, identifier, indented
-from fusion.codegen.c.text.scratch import NO_MEMORY
 from fusion.codegen.c.text.storage import memory_type
 from fusion.lowering.checks import has_checks
 from fusion.lowering.kernel import Kernel, Param

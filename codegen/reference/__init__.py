@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 import sympy
 import torch
 
+from fusion.codegen.binary import Binary
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
-from fusion.lowering.errors import BuildError
+from fusion.lowering.errors import BuildError, Unsupported
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
@@ -121,6 +122,14 @@ class ReferenceTarget:
             run_kernel(kernel, tensors, [int(size) for size in args[count:]])
 
         return launch
+
+    def binary(self, kernel: Kernel, source: str, arch: str | None = None) -> Binary:
+        """Raise: kernels are evaluated, not compiled.
+
+        Raises:
+            Unsupported: always.
+        """
+        raise Unsupported("the reference target evaluates kernels, and has no binaries", hint="choose the target c")
 
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
         """Return nothing: there are no artefacts after the source."""

@@ -10,6 +10,7 @@ import sympy
 import torch
 from triton import knobs
 
+from fusion.codegen.binary import Binary
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
@@ -26,7 +27,7 @@ from fusion.codegen.triton.forms.traffic import is_packed
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
 from fusion.codegen.triton.forms.warp_specialised.groups import run_on
 from fusion.codegen.triton.launch import direct
-from fusion.codegen.triton.launch.aot import stages
+from fusion.codegen.triton.launch.aot import binary_of, stages
 from fusion.codegen.triton.launch.build import build
 from fusion.codegen.triton.launch.preparations import start
 from fusion.lowering.errors import Unsupported
@@ -164,6 +165,14 @@ class TritonTarget:
             BuildError: with Triton's own message, or where there is no device.
         """
         return build(kernel, source, self.emit)
+
+    def binary(self, kernel: Kernel, source: str, arch: str | None = None) -> Binary:
+        """Return a kernel as cubin, or code object of AMD; needs no device.
+
+        Raises:
+            BuildError: Triton cannot compile `source` for `arch`.
+        """
+        return binary_of(kernel, source, device_of(arch) if arch else self.device)
 
     def stages(self, kernel: Kernel, source: str, arch: str | None = None) -> Iterator[Stage]:
         """Yield TTIR, TTGIR, LLVM IR, then PTX and cubin, or AMD assembly and code object.  Needs no device.

@@ -7,13 +7,15 @@ of the tensors without data, with numbers for sizes.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import Argument
+from torch.utils import _pytree as pytree
 
-from fusion.dynamo.writes import changes_first
+from fusion.dynamo.writes import memory_of, written_memories
 from fusion.lowering.errors import Unsupported
 
 LONGEST = 64
@@ -74,6 +76,7 @@ def _made_of(mask: fx.Node, size: int) -> dict[fx.Node, bool] | None:
     """Return the nodes that a mask depends on, in order, and whether each is recomputed; None if that is unknown."""
     constant: dict[fx.Node, bool] = {}
     nodes: dict[fx.Node, bool] = {}
+    written = written_memories(mask.graph)
 
     def visit(node: fx.Node) -> None:
         if node in nodes:
@@ -81,7 +84,7 @@ def _made_of(mask: fx.Node, size: int) -> dict[fx.Node, bool] | None:
         if len(nodes) > LONGEST:
             raise Unsupported("too many operations")
         value = value_of(node)
-        copied = _is_computed(node) and (_is_constant(node, constant) or _elements(value) >= size)
+        copied = _is_computed(node, written) and (_is_constant(node, constant, written) or _elements(value) >= size)
         if copied:
             for arg in node.all_input_nodes:
                 visit(arg)
@@ -94,25 +97,21 @@ def _made_of(mask: fx.Node, size: int) -> dict[fx.Node, bool] | None:
     return nodes
 
 
-def _is_constant(node: fx.Node, known: dict[fx.Node, bool]) -> bool:
+def _is_constant(node: fx.Node, known: dict[fx.Node, bool], written: Container[int | None]) -> bool:
     """Return whether a node depends only on constants and sizes."""
     if node not in known:
         known[node] = False
         tensors = [arg for arg in node.all_input_nodes if isinstance(value_of(arg), Tensor)]
-        known[node] = _is_computed(node) and all(_is_constant(arg, known) for arg in tensors)
+        known[node] = _is_computed(node, written) and all(_is_constant(arg, known, written) for arg in tensors)
     return known[node]
 
 
-def _is_computed(node: fx.Node) -> bool:
-    """Return whether a node is a function of its arguments that nothing mutates later."""
+def _is_computed(node: fx.Node, written: Container[int | None]) -> bool:
+    """Return whether a node is a function of its arguments, in memory that nothing writes to, also through no view."""
     if node.op not in ("call_function", "call_method"):
         return False
-    return not any(_writes(user) for user in (node, *node.users))
-
-
-def _writes(node: fx.Node) -> bool:
-    """Return whether a call writes to one of its arguments."""
-    return "out" in node.kwargs or changes_first(node)
+    parts = pytree.tree_leaves(value_of(node))
+    return not any(isinstance(part, Tensor) and memory_of(part) in written for part in parts)
 
 
 def _is_symbolic(value: object) -> bool:

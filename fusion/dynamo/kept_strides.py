@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fusion.dynamo.writes import memory_of, written_by
+from fusion.dynamo.writes import memory_of, name_of, written_by
 
 
 def keep_strides(graph: fx.GraphModule) -> None:
@@ -64,7 +64,7 @@ def written_with_its_strides(name: str, x: Tensor, *args: object, **kwargs: obje
 
 def _functional(node: fx.Node) -> str:
     """Return the functional name of an in-place call; empty if there is none, or if it draws random numbers."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = name_of(node)
     if not name.endswith("_") or "out" in node.kwargs:
         return ""
     packets = [getattr(torch.ops.aten, each, None) for each in (name, name[:-1])]

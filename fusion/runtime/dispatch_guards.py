@@ -54,17 +54,20 @@ def guard_dispatch(
             return compiled(args)
         if not fallback:
             negated = any(value.is_neg() for value in gradients(args))
-            reason, hint = (NEGATED, RESOLVE) if negated else (f"inside of {_within()}", "")
+            reason, hint = (NEGATED, RESOLVE) if negated else (f"inside of {within()}", "")
             fallback.append(eagerly(Unsupported(reason, hint=hint)))
         return fallback[0](args)
 
     return run
 
 
-def _within() -> str:
+def within() -> str:
+    """Return what a call is in that kernels cannot serve: "fake tensors", for example; empty if they can."""
     if torch._C._get_dispatch_mode(FAKE) is not None:
         return "fake tensors"
-    return "forward-mode derivatives" if forward_ad._current_level >= 0 else "vmap"
+    if forward_ad._current_level >= 0:
+        return "forward-mode derivatives"
+    return "" if torch._C._functorch.maybe_current_level() is None else "vmap"
 
 
 def refuse_fake_inputs(graph: fx.GraphModule) -> None:

@@ -24,6 +24,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
 from fusion.joint.layout import is_dense
+from fusion.runtime.disjoint import Disjoint, spans_of
 
 Call: TypeAlias = Callable[..., object]
 
@@ -43,10 +44,10 @@ def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> 
     tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
     changed = _changed(inputs) & set(tensors)
     viewed = _viewed(inputs, changed)
-    layout: _Layout | _Disjoint | None = None
+    layout: _Layout | Disjoint | None = None
     if changed and 2 <= len(tensors) <= MAX_COMPARED:
         layout = _Layout.of(inputs, tensors, changed, merged=_merged(inputs))
-    elif changed and (disjoint := _Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
+    elif changed and (disjoint := Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
         layout = disjoint
     if layout is None and not viewed:
         return compiled
@@ -78,7 +79,7 @@ class _Layout:
 
     @classmethod
     def of(cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool) -> _Layout:
-        spans = _spans(inputs, tensors)
+        spans = spans_of(inputs, tensors)
         apart = {
             (a, b): spans[b][0] - spans[a][0]
             for a in changed
@@ -98,7 +99,7 @@ class _Layout:
 
     def holds(self, args: Sequence[object]) -> bool:
         """Return whether these inputs overlap in the same way."""
-        spans = _spans(args, self.others)
+        spans = spans_of(args, self.others)
         for a in self.changed:
             start, stop = spans[a]
             for b in self.others:
@@ -109,45 +110,6 @@ class _Layout:
         if any(_base_of(args[k]) != base for k, base in self.bases.items()):
             return False
         return all(args[k].storage_offset() == start for k, start in self.starts.items())  # type: ignore[attr-defined]  # tensors
-
-
-@dataclass(frozen=True, slots=True)
-class _Disjoint:
-    """Inputs of which the `changed` ones are disjoint from all `others`, which include them."""
-
-    changed: frozenset[int]
-    others: tuple[int, ...]
-
-    def holds(self, args: Sequence[object]) -> bool:
-        """Return whether that holds for these inputs; in most calls no two of them share a storage, a fast check."""
-        memories = {args[k].untyped_storage()._cdata for k in self.others}  # type: ignore[attr-defined]  # tensors
-        if len(memories) == len(self.others):
-            return True
-        spans = _spans(args, self.others)
-        reached = reached_by_changed = 0
-        for k in sorted(self.others, key=spans.__getitem__):
-            start, stop = spans[k]
-            if start < stop and start < (reached if k in self.changed else reached_by_changed):
-                return False
-            reached = max(reached, stop)
-            if k in self.changed:
-                reached_by_changed = max(reached_by_changed, stop)
-        return True
-
-
-def _spans(args: Sequence[object], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return the first byte and the end of each tensor's elements in memory."""
-    spans = {}
-    for k in tensors:
-        tensor = args[k]
-        assert isinstance(tensor, torch.Tensor)
-        start = tensor.data_ptr()
-        if tensor.is_contiguous():
-            spans[k] = (start, start + tensor.nbytes)
-        else:
-            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            spans[k] = (start, start + (last + 1) * tensor.element_size() if tensor.numel() else start)
-    return spans
 
 
 def _base_of(tensor: object, reached: int | None = None) -> tuple[int, ...]:

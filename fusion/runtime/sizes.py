@@ -18,6 +18,9 @@ from fusion.lowering.program import Program
 from fusion.lowering.sizes import Computed, calculation
 from fusion.runtime.names import named
 
+COMPUTED = "fusion_computed"
+"""The key of the metadata of a node that computes a size by a function of its own: the size, a `Computed`."""
+
 _FUNCTIONS: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
     (sympy.Add, operator.add),
     (sympy.Mul, operator.mul),
@@ -53,7 +56,9 @@ class Sizes:
 
     def _compute(self, expr: sympy.Expr) -> fx.Node:
         if isinstance(expr, Computed):
-            return self.graph.call_function(named(calculation(expr), expr.name), tuple(map(self.of, expr.given)))
+            node = self.graph.call_function(named(calculation(expr), expr.name), tuple(map(self.of, expr.given)))
+            node.meta[COMPUTED] = expr
+            return node
         if expr.is_Symbol:
             return self._read_off(expr)
         for kind, function in _FUNCTIONS:

@@ -81,6 +81,10 @@ CALLED: Mapping[object, Callable[..., object]] = CHEAPER | CORRECTED
 """Operations → the functions that a module calls for them."""
 
 
+LAUNCH = "fusion_launch"
+"""The key of the metadata of a node that launches a kernel: the call of the schedule."""
+
+
 class _Boxed(fx.graph.CodeGen):
     """Generates a `forward` that empties its list of inputs, so that an input is freed after its last use."""
 
@@ -202,7 +206,8 @@ class _Splicer:
             key = node, 0, *layout
             self.tensors[name] = self.by_layout[key] = node
         sizes = tuple(self.sizes.of(symbol) for symbol in call.kernel.sizes)
-        self.graph.call_function(launch, (*(self._for_kernel(name) for name in call.buffers), *sizes))
+        node = self.graph.call_function(launch, (*(self._for_kernel(name) for name in call.buffers), *sizes))
+        node.meta[LAUNCH] = call
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
     def _chunked(self, call: Chunked[Program]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusion
-import fusion.codegen.c
+import fusion.codegen.c.target
 from fusion.codegen import targets
 from fusion.inspect.accuracy import LaunchError, watching
 from fusion.lowering.expr import Load
@@ -25,7 +25,7 @@ HALF = torch.bfloat16
 @pytest.fixture
 def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of kernels with a `tanh` are a thousandth too large."""
-    build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
+    build: Callable[..., Callable[..., object]] = fusion.codegen.c.target.build_kernel
 
     def built(kernel: Kernel, source: str, unkept: Any) -> Callable[..., object]:
         launch = build(kernel, source, unkept)
@@ -36,7 +36,7 @@ def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return wrong if "tanh" in kernel.name else launch
 
-    monkeypatch.setattr(fusion.codegen.c, "build_kernel", built)
+    monkeypatch.setattr(fusion.codegen.c.target, "build_kernel", built)
     monkeypatch.setattr(targets, "_builders", {})  # builds of this test are not for others
 
 

@@ -11,9 +11,9 @@ import torch
 
 from fusion.calibrate import calibrate, lines
 from fusion.codegen import calibration
-from fusion.codegen.c import CTarget
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.c.device import COSTS, EPYC
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.cache import put
 from fusion.codegen.calibration import Figures
 from fusion.codegen.triton.devices import H200, calibrated

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusion
-import fusion.codegen.c
+import fusion.codegen.c.target
 from fusion.codegen import targets
 from fusion.inspect import measurement
 from fusion.inspect.report import Explanation, KernelReport
@@ -22,7 +22,7 @@ SLEEP = 0.02
 @pytest.fixture
 def tanh_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels with a `tanh` take 20 ms more."""
-    build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
+    build: Callable[..., Callable[..., object]] = fusion.codegen.c.target.build_kernel
 
     def built(kernel: Any, source: str, unkept: Any) -> Callable[..., object]:
         launch = build(kernel, source, unkept)
@@ -33,7 +33,7 @@ def tanh_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return slow if "tanh" in kernel.name else launch
 
-    monkeypatch.setattr(fusion.codegen.c, "build_kernel", built)
+    monkeypatch.setattr(fusion.codegen.c.target, "build_kernel", built)
     monkeypatch.setattr(targets, "_builders", {})  # the builds of this test are not for others
 
 
@@ -149,7 +149,7 @@ def test_views_of_updated_memory_and_scatters(counted: list[int]) -> None:
 def test_restored_memory_is_what_every_run_starts_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each repeated run of x ← x / 2 starts from the same numbers, in memory of its own at the same place."""
     seen: list[torch.Tensor] = []
-    build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
+    build: Callable[..., Callable[..., object]] = fusion.codegen.c.target.build_kernel
 
     def built(kernel: Any, source: str, unkept: Any) -> Callable[..., object]:
         launch = build(kernel, source, unkept)
@@ -160,7 +160,7 @@ def test_restored_memory_is_what_every_run_starts_from(monkeypatch: pytest.Monke
 
         return noting
 
-    monkeypatch.setattr(fusion.codegen.c, "build_kernel", built)
+    monkeypatch.setattr(fusion.codegen.c.target, "build_kernel", built)
     monkeypatch.setattr(targets, "_builders", {})
     x = torch.randn(1000)
     before = x.clone()

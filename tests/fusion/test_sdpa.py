@@ -16,7 +16,7 @@ from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
 from fusion.autograd import aot_backend
 from fusion.backend import Backend
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph

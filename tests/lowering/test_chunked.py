@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.lowering.chunks import BETA, START, Chunked
 from fusion.lowering.errors import VerifyError
 from fusion.lowering.expr import Load

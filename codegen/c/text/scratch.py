@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusion.codegen.c.calls import NO_MEMORY
 from fusion.codegen.c.text.nest import Namespace
-
-NO_MEMORY = 2
-"""The bit of a function's result that says that there was no memory for its scratch arrays."""
 
 
 @dataclass(frozen=True, slots=True)

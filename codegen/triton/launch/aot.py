@@ -15,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from fusion.codegen.binary import Binary, Callee
 from fusion.codegen.target import Stage
 from fusion.codegen.triton.devices import Device, capability
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
@@ -90,6 +91,21 @@ def _message(error: BaseException) -> str:
         causes.append(str(seen) or repr(seen))
         seen = seen.__cause__
     return "\n".join(dict.fromkeys(causes))
+
+
+def binary_of(kernel: Kernel, source: str, device: Device) -> Binary:
+    """Return the binary of a kernel for a device, with what a launch has to know.
+
+    Raises:
+        BuildError: Triton cannot compile it.
+    """
+    generated = load(kernel, source)
+    compiled = compile_for(generated, device)
+    backend = target_of(device).backend
+    suffix, metadata = _LADDERS[backend][-1], compiled.metadata
+    callee = Callee(kernel.name, metadata.name, len(kernel.params), len(kernel.sizes))
+    launch = {"num_warps": metadata.num_warps, "shared": metadata.shared}
+    return Binary(callee, suffix, compiled.asm[suffix], (backend, device.arch), launch)
 
 
 def stages(kernel: Kernel, source: str, device: Device) -> Iterator[Stage]:

@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.lowering.indexing import axis_symbol, over_symbol
 from fusion.lowering.kernel import Kernel, KernelAxis, Loop, Param, Role, Stmt
 

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import fusion
-from fusion.codegen.c import CTarget, build
+from fusion.codegen.c import build
 from fusion.codegen.c import load as loading
 from fusion.codegen.c.build import assembly, bind_openmp
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.c.text.library import vector_functions
 from fusion.codegen.cache import get, put
 from fusion.codegen.cache.folders import Folder

@@ -12,7 +12,7 @@ import pytest
 import sympy
 import torch
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.lowering.errors import OutOfMemory
 from fusion.lowering.kernel import Kernel, Role
 from tests.codegen.kernels.large import LARGE

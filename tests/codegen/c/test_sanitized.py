@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from tests.codegen.kernels.making import assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.small import SMALL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.making import assert_same, expected
 from tests.codegen.kernels.masked import DOCUMENTS, MASKS, WALKS, given, masked

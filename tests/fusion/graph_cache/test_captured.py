@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.numerics import Numerics
 from fusion.graph_cache import key
 from fusion.graph_cache import region_key as captured

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.numerics import Numerics
 from fusion.graph_cache import key
 from fusion.graph_cache.key import MARKS, key_of

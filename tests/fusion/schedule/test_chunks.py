@@ -12,7 +12,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.autograd import aot_backend
 from fusion.backend import Backend
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report
 from fusion.lowering.chunks import Chunked

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion import fuse, report
 from fusion.codegen.build import is_idle
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.triton import TritonTarget

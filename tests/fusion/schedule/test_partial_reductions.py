@@ -10,7 +10,7 @@ import sympy
 import torch
 
 import fusion
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.blocks import Blocked, programs
 from fusion.lowering.expr import Load

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fusion.codegen.c import CTarget
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.price import Rates, Steps
 from fusion.inspect.examples import TARGET, lowered
 from fusion.lowering.program import Program

@@ -1,0 +1,97 @@
+"""Defines kernels that were compiled before: how a target hands them out, and how a process loads them.
+
+A target compiles a kernel for an architecture (`Target.binary`), with or without the hardware.  A `Loader` launches it
+in a process that has neither the kernel nor the compiler.  `LOADERS` lists the targets that have one; they are imported
+at their first use, and import no IR.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from fusion.lowering.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+Arguments: TypeAlias = "Sequence[torch.Tensor | int]"
+"""Of a launch: tensors, then sizes."""
+
+Failed: TypeAlias = Callable[[Arguments], Exception]
+"""Returns the error to raise after a launch in which a check failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """What is launched: `name` of the kernel, `function` in its binary, and how many tensors and sizes it takes."""
+
+    name: str
+    function: str
+    tensors: int
+    sizes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A kernel compiled for one architecture.
+
+    Attributes:
+        callee: how it is launched.
+        suffix: of a file with the content, such as "so" or "cubin".
+        content: the object.
+        needs: what a machine needs to run it, such as "x86_64" and "avx2".
+        launch: what a launch has to know besides, such as the number of warps.
+    """
+
+    callee: Callee
+    suffix: str
+    content: bytes
+    needs: tuple[str, ...]
+    launch: Mapping[str, int] = field(default_factory=dict)
+
+
+class Loader(Protocol):
+    """Loads what a target has compiled."""
+
+    def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
+        """Return which of `needs` this machine does not have."""
+
+    def load(self, callee: Callee, content: bytes, failed: Failed) -> Callable[..., None]:
+        """Load an object, and return its launcher.
+
+        Raises:
+            OSError: it is not an object that this machine loads; also AttributeError.
+        """
+
+    def rebuild(self, callee: Callee, source: str, failed: Failed) -> Callable[..., None]:
+        """Compile `source` for this machine, or take what was compiled before, and return its launcher.
+
+        Raises:
+            BuildError: no compiler, or its message.
+        """
+
+
+LOADERS: Mapping[str, tuple[str, str]] = {"c": ("fusion.codegen.c.stored", "LOADER")}
+"""Target → the module and the name of its loader."""
+
+
+def loader_of(target: str) -> Loader:
+    """Return the loader of a target's binaries.
+
+    Raises:
+        Unsupported: the target has none.
+    """
+    if target not in LOADERS:
+        raise Unsupported(
+            f"kernels that the {target} target has compiled are not loaded from a file",
+            hint="compile the program where it runs, by fusion.fuse",
+        )
+    module, name = LOADERS[target]
+    loader: Loader = getattr(importlib.import_module(module), name)
+    return loader
+
+
+__all__ = ["LOADERS", "Arguments", "Binary", "Callee", "Failed", "Loader", "loader_of"]

@@ -1,0 +1,41 @@
+"""Loads kernels in C that another process has compiled."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from fusion.codegen.binary import Callee, Failed, Loader
+from fusion.codegen.c.build import bind_openmp, build_object
+from fusion.codegen.c.calls import launcher_of
+from fusion.codegen.c.processor import features
+
+
+class _Objects:
+    """Loads shared objects, and builds them again where there is a C compiler (see `fusion.codegen.binary.Loader`)."""
+
+    def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
+        """Return which of `needs` this machine does not have: a kind of machine, a system, features of a CPU."""
+        present = {platform.machine(), platform.system(), *features()}
+        return tuple(need for need in needs if need not in present)
+
+    def load(self, callee: Callee, content: bytes, failed: Failed) -> Callable[..., None]:
+        """Load an object, and return its launcher.
+
+        Raises:
+            OSError: this machine does not load it; also AttributeError.
+        """
+        bind_openmp()
+        return launcher_of(content, callee, failed)
+
+    def rebuild(self, callee: Callee, source: str, failed: Failed) -> Callable[..., None]:
+        """Compile `source` for this machine, or take the object from the cache, and return its launcher.
+
+        Raises:
+            BuildError: no compiler, or its message.
+        """
+        return build_object(source, callee.name, partial(launcher_of, callee=callee, failed=failed))
+
+
+LOADER: Loader = _Objects()

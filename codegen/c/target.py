@@ -1,0 +1,159 @@
+"""The protocol of a target, for C."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import sympy
+
+from fusion.codegen.binary import Binary
+from fusion.codegen.c.blocked import programs, sides
+from fusion.codegen.c.build import assembly, cpu_identity
+from fusion.codegen.c.device import Cpu, present
+from fusion.codegen.c.emit import emit_kernel
+from fusion.codegen.c.launcher import binary_of, build_kernel
+from fusion.codegen.c.processor import NATIVE
+from fusion.codegen.chained import GENERATED, Chain, fastest
+from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
+from fusion.lowering.kernel import Fold, Kernel, statements
+from fusion.lowering.program import SCATTER_OPS
+from fusion.lowering.scalar_ops import FOLD_OPS
+
+UNKNOWN, SEVERAL_FOLDS = 0.05, 0.6
+"""Efficiencies relative to the library: of a product on a CPU that was not calibrated, so low that it stays a library
+call; and of products with other folds."""
+
+FEW = 32
+"""Rows or columns up to which a product counts as one of few rows."""
+
+
+class CTarget:
+    """Runs kernels on the CPU (see `fusion.codegen.target.Target`)."""
+
+    name = "c"
+    suffix = "c"
+
+    def __init__(self, numerics: Numerics = DEFAULT) -> None:
+        self.numerics = numerics
+        self._unkept = ""
+
+    @property
+    def device(self) -> Cpu:
+        """The CPU, with the number of threads that PyTorch uses now, unless decisions may not depend on that."""
+        return replace(present(), threads=1) if self.numerics.invariant else present()
+
+    @property
+    def identity(self) -> str:
+        """The CPU with its features."""
+        return cpu_identity()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be generated in C, and its costs on the threads that PyTorch uses."""
+        device = self.device
+        return Capabilities(
+            fold_ops=frozenset(FOLD_OPS),
+            whole_limit=1 << 18,
+            window_limit=1,
+            parallelism=device.threads,
+            rates=device.rates,
+            streamed=1.0,
+            lone_products=bool(device.products) or self.numerics.invariant,
+            vectors=not self.numerics.invariant,
+            invariant=self.numerics.invariant,
+            narrow_share=math.inf,
+            layouts=device.layouts,
+            follows=not self.numerics.strict,
+            scatters=frozenset(SCATTER_OPS),
+        )
+
+    def prepare(self) -> None:
+        """Do nothing: there is nothing to prepare."""
+
+    def lacking(self) -> str:
+        """Return why built kernels cannot be kept for later processes, if that is so."""
+        return f"built kernels are not kept: {self._unkept}" if self._unkept else ""
+
+    def emit(self, kernel: Kernel) -> str:
+        """Return the C source of `kernel`.
+
+        Raises:
+            BuildError: the kernel cannot be written in C.
+        """
+        return emit_kernel(kernel)
+
+    def refuses(self, kernel: Kernel) -> str:
+        """Return nothing: all kernels are accepted."""
+        return ""
+
+    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+        """Return one: the C compiler makes the remaining choices."""
+        return (Alternative("default", self.emit(kernel)),)
+
+    def efficiency(self, kernel: Kernel) -> float:
+        """Return the efficiency that was measured, relative to the library; too few blocks leave threads idle."""
+        folds = list(statements(kernel.body, Fold))
+        products = [fold for fold in folds if fold.op == "dot"]
+        busy = min(1.0, programs(kernel) / self.device.threads)
+        if len(folds) > 1:
+            return SEVERAL_FOLDS * busy
+        return busy * min((self._share(product, kernel) for product in products), default=UNKNOWN)
+
+    def _share(self, product: Fold, kernel: Kernel) -> float:
+        """Return the speed of a generated product relative to the library's."""
+        few, many = self.device.products.get(product.args[0].dtype.itemsize, (UNKNOWN, UNKNOWN))
+        return few if any(side.is_Integer and side <= FEW for side in sides(product, kernel)) else many
+
+    def waits(self, kernel: Kernel) -> bool:
+        """Return False: epilogue time does not add to GEMM time."""
+        return False
+
+    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+        """Return the only form."""
+        return (Form(GENERATED),)
+
+    def chained_share(self, chain: Chain, name: str = "") -> float:
+        """Return the efficiency of chained products, relative to the library's GEMMs."""
+        return fastest(self.device.attention, (name or GENERATED,), chain)
+
+    def packs(self, first: Kernel, second: Kernel) -> bool:
+        """Return True: the kernels run one after the other, in one call."""
+        return True
+
+    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+        """Return False: another loop over the results costs no launch."""
+        return False
+
+    def build(self, kernel: Kernel, source: str) -> Launcher:
+        """Compile and load `source`; thread-safe.
+
+        Raises:
+            BuildError: no compiler, or the compiler's message.
+        """
+        return build_kernel(kernel, source, self._note)
+
+    def _note(self, reason: str) -> None:
+        self._unkept = reason
+
+    def binary(self, kernel: Kernel, source: str, arch: str | None = None) -> Binary:
+        """Return the object of a kernel, for this machine's CPU or for a level of x86-64.
+
+        Raises:
+            Unsupported: nothing can be compiled for `arch` here.
+            BuildError: no compiler, or the compiler's message.
+        """
+        return binary_of(kernel, source, arch or NATIVE)
+
+    def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
+        """Yield the assembly text.
+
+        Raises:
+            BuildError: no compiler, or the compiler's message.
+        """
+        yield "s", assembly(source)
+
+
+__all__ = ["CTarget"]

@@ -1,0 +1,10 @@
+"""Artifacts: a compiled program as one file, which another process loads without compiling anything.
+
+    save    capture → ahead → record → container     PyTorch exports the program, this compiler compiles its graph, and
+                                                     the spliced module is recorded as steps over registers
+    load    container → steps → loaded               in a process without Dynamo, sympy and a C compiler
+
+`capture`, `elsewhere` (another device), `ahead`, `record`, `signature`, `kernels` and `save` know the compiler; what
+`load` imports knows no IR: `container` and `weights` are the form of the file, `values` and `trees` that of arguments,
+`functions` lists what steps may call, and `arguments` checks a call.
+"""

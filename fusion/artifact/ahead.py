@@ -1,0 +1,138 @@
+"""Compiles a captured program for a target, without running it.
+
+Input: the captured graph; output: the module that `splice` makes of its schedule, with the source of each kernel in
+place of its launcher, and what AOTAutograd says about results that are inputs, or views of inputs.  The stages are
+those of every compilation (`fusion/stages.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from sys import maxsize
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext, tracing
+
+from fusion.artifact.capture import Captured
+from fusion.attention import Chooser
+from fusion.codegen.build import Built, is_idle
+from fusion.codegen.target import Target
+from fusion.compile import prepare, schedule_graph
+from fusion.dumped.trace import Trace
+from fusion.fallback import as_it_is, located
+from fusion.graph_compiler import GraphCompiler
+from fusion.graphs import holds_tensors, main_device, size_hints
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.kernel import Kernel
+from fusion.options import Options
+from fusion.region import RegionCompiler
+from fusion.reports import Reports
+from fusion.runtime import Boxed
+from fusion.runtime.recording import Recorder
+from fusion.runtime.splice import splice
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A compiled graph.
+
+    Attributes:
+        module: the spliced module; its launches do nothing.
+        sources: kernel → its source, without kernels that launch nothing.
+        metadata: AOTAutograd's, about mutations and aliases.
+        device: that it computes on.
+        results: the traced values of its results.
+    """
+
+    module: fx.GraphModule
+    sources: Mapping[Kernel, str]
+    metadata: Any
+    device: torch.device
+    results: tuple[object, ...]
+
+
+def compiled(program: Captured, target: Target, options: Options) -> Compiled:
+    """Compile a program.
+
+    Raises:
+        FusionError: it cannot be compiled as a whole, or is not saved.
+    """
+    ahead = _Ahead(target, replace(options, strict=True, graph_cache=False, cudagraphs=False))
+    regions = RegionCompiler(ahead, Chooser(ahead.target))
+    context, asserted = TracingContext(program.mode), _asserted(program)
+    with tracing(context), torch.no_grad():
+        regions.compile(program.graph, program.inputs, _refuse_parts, alone=True)
+    if unstated := _asserted(program) - asserted:  # those before are operations of the graph
+        raise Unsupported(f"a program in which sizes that depend on data have to satisfy {min(unstated)} is not saved")
+    if not ahead.graphs:
+        raise Unsupported("a program that computes nothing is not saved")
+    if len(ahead.graphs) > 1:
+        raise Unsupported("a program with several graphs, such as branches on data, is not saved")
+    ((graph, module, sources),) = ahead.graphs
+    values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in _results(graph))
+    return Compiled(module, sources, context.fw_metadata, main_device(graph), values)
+
+
+def _asserted(program: Captured) -> set[str]:
+    """Return what is assumed about sizes that depend on data."""
+    shapes = program.mode.shape_env
+    return (
+        set() if shapes is None else {str(each.expr) for of in shapes.deferred_runtime_asserts.values() for each in of}
+    )
+
+
+def _results(graph: fx.GraphModule) -> Sequence[object]:
+    results = graph.graph.output_node().args[0]
+    assert isinstance(results, (tuple, list))
+    return results
+
+
+def _refuse_parts(graph: fx.GraphModule, inputs: Sequence[object]) -> object:
+    raise Unsupported("a program that PyTorch cannot trace as a whole is not saved")
+
+
+class _Ahead(GraphCompiler):
+    """Schedules graphs; the graphs run eagerly, over fake tensors.  `graphs`: each with its module and sources."""
+
+    launched = False
+
+    def __init__(self, machine: Target, options: Options) -> None:
+        super().__init__(options, Reports())
+        self.machine = machine
+        self.graphs: list[tuple[fx.GraphModule, fx.GraphModule, Mapping[Kernel, str]]] = []
+
+    def target(self, device: torch.device) -> Target:
+        """Return the target that was chosen."""
+        return self.machine
+
+    def compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
+        """Schedule a graph, and return a function that runs its operations eagerly."""
+        if not holds_tensors(graph):
+            return as_it_is(graph)
+        trace = Trace(None, label)
+        prepare(graph, label, self.machine, self.options, trace.log)
+        # Chunks would need more than a list of steps.
+        _, schedule = schedule_graph(graph, self.machine, trace, size_hints(graph), maxsize)
+        kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
+        built = {kernel: Built(kernel, "", _Nothing()) for kernel in kernels}
+        module = splice(schedule, built, main_device(graph))
+        sources = {kernel: self.machine.emit(kernel) for kernel in kernels if not is_idle(kernel)}
+        self.graphs.append((graph, module, sources))
+        return as_it_is(graph)
+
+    def gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
+        """Raise: a program that is saved has no eager fallback."""
+        raise located(failure, graph)
+
+
+class _Nothing:
+    """A launcher that does nothing."""
+
+    def __call__(self, *args: object) -> None:
+        """Do nothing."""
+
+
+__all__ = ["Compiled", "compiled"]

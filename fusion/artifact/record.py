@@ -1,0 +1,146 @@
+"""Records a spliced module as steps that `steps.py` runs.
+
+Input: the module that `splice` makes of a schedule, with the numbers of its kernels; output: JSON.  Registers are
+numbered: first those of the inputs, in the order that the caller gives, then one for each node.  Functions that steps
+may not call are refused, with the operation's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils._sympy.printers import PythonPrinter
+
+from fusion.artifact.functions import FUNCTIONS, NAMES
+from fusion.artifact.values import Json, written
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.sizes import Computed
+from fusion.runtime.size_text import evaluated, named
+from fusion.runtime.sizes import COMPUTED
+from fusion.runtime.splice import LAUNCH
+from fusion.schedule.kernels import KernelCall
+
+
+@dataclass(slots=True)
+class Recording:
+    """Steps.
+
+    Attributes:
+        steps: in order.
+        registers: their number.
+        results: what the module returns.
+        literals: tensors that the module holds, and their registers.
+        operations: the names of the operations and functions that are called.
+    """
+
+    steps: list[Json] = field(default_factory=list)
+    registers: int = 0
+    results: tuple[Json, ...] = ()
+    literals: dict[int, torch.Tensor] = field(default_factory=dict)
+    operations: set[str] = field(default_factory=set)
+
+
+def recorded(module: fx.GraphModule, kernels: Mapping[Kernel, int]) -> Recording:
+    """Record a module.
+
+    Args:
+        kernels: kernel → its number; others launch nothing.
+
+    Raises:
+        Unsupported: a step cannot be recorded.
+    """
+    recording = Recording()
+    places: dict[fx.Node, int] = {}
+
+    def register(value: object) -> int | None:
+        return places[value] if isinstance(value, fx.Node) else None
+
+    for node in module.graph.nodes:
+        if node.op == "output":
+            recording.results = tuple(written(result, register) for result in node.args[0])
+            continue
+        places[node] = len(places)
+        if node.op == "get_attr":
+            held = getattr(module, str(node.target))
+            if not isinstance(held, torch.Tensor):
+                raise Unsupported(
+                    "a program with branches or loops on data (torch.cond, while_loop, scan) is not saved",
+                    hint="save each branch as a program of its own",
+                )
+            recording.literals[places[node]] = held
+        elif node.op != "placeholder":
+            step = _step(node, kernels)
+            if step is not None:
+                args, kwargs = _arguments(node, register)
+                recording.operations.update(step[key] for key in ("operation", "function") if key in step)
+                recording.steps.append({**step, "args": args, **kwargs, "result": places[node]})
+    recording.registers = len(places)
+    return recording
+
+
+def _arguments(node: fx.Node, register: object) -> tuple[list[Json], dict[str, Json]]:
+    try:
+        args = [written(arg, register) for arg in node.args]  # type: ignore[arg-type]  # the caller's function
+        kwargs = {name: written(arg, register) for name, arg in node.kwargs.items()}  # type: ignore[arg-type]  # the same
+    except ValueError as error:
+        raise Unsupported(f"a call of {_name(node)} is not saved, with {error} as an argument") from error
+    return args, {"kwargs": kwargs} if kwargs else {}
+
+
+def _step(node: fx.Node, kernels: Mapping[Kernel, int]) -> dict[str, Json] | None:
+    """Return what a node calls; None for a kernel that launches nothing."""
+    if LAUNCH in node.meta:
+        return _launch(node.meta[LAUNCH], kernels)
+    if COMPUTED in node.meta:
+        return {"size": text_of(node.meta[COMPUTED])}
+    if node.op == "call_method" and (name := f"torch.Tensor.{node.target}") in FUNCTIONS:
+        return {"function": name}
+    if isinstance(node.target, OpOverload):
+        return {"operation": str(node.target)}
+    if callable(node.target) and node.target in NAMES:
+        return {"function": NAMES[node.target]}
+    raise Unsupported(f"a call of {_name(node)} is not saved")
+
+
+def _launch(call: KernelCall, kernels: Mapping[Kernel, int]) -> dict[str, Json] | None:
+    if call.kernel not in kernels:
+        return None
+    lines = [*dict.fromkeys(origin.line for origin in call.origins if origin.line)]
+    return {"kernel": kernels[call.kernel], **({"lines": lines} if lines else {})}
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def text_of(size: Computed) -> str:
+    """Return the meaning of a size as text over x0, x1, …, which stand for `size.given`.
+
+    Raises:
+        Unsupported: it has no such text.
+    """
+    names = {symbol: sympy.Symbol(f"x{k}", integer=True) for k, symbol in enumerate(size.given)}
+    return expression_text(size.meaning.xreplace(names), [str(name) for name in names.values()])
+
+
+def expression_text(expression: sympy.Basic, names: Sequence[str]) -> str:
+    """Return a size, or a condition on sizes, as text that `size_text` evaluates.
+
+    Raises:
+        Unsupported: it has no such text.
+    """
+    text = PythonPrinter().doprint(expression)
+    try:
+        evaluated(text, named(names))
+    except ValueError as error:
+        raise Unsupported(f"a size or condition is not saved: {text} ({error})") from error
+    return str(text)
+
+
+__all__ = ["Recording", "expression_text", "recorded", "text_of"]

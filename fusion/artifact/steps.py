@@ -1,0 +1,176 @@
+"""Runs the steps of a compiled program.
+
+Input: steps as `record.py` wrote them, and the launchers of their kernels; output: a function of registers, which hold
+weights, arguments and every intermediate value.  A step is a function, where its arguments lie, where its result goes,
+and which registers hold nothing that is needed any more.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from fusion.artifact.functions import FUNCTIONS, operation
+from fusion.artifact.values import Json, Register, read
+from fusion.lowering.errors import CheckFailed
+from fusion.runtime.size_text import evaluated, named
+
+Call: TypeAlias = Callable[..., Any]
+Getter: TypeAlias = Callable[[Sequence[Any]], "tuple[Any, ...]"]
+Instruction: TypeAlias = "tuple[Call, Getter, int, tuple[int, ...]]"
+
+
+@dataclass(slots=True)
+class Program:
+    """Steps that run.
+
+    Attributes:
+        registers: their number.
+        constants: registers with a value that does not change.
+        instructions: a function, how to get its arguments, the register of its result, the registers to clear.
+    """
+
+    registers: int
+    constants: dict[int, object] = field(default_factory=dict)
+    instructions: list[Instruction] = field(default_factory=list)
+
+    def run(self, registers: list[Any]) -> None:
+        """Run all steps on `registers`, in place."""
+        for function, arguments, result, dead in self.instructions:
+            registers[result] = function(*arguments(registers))
+            for number in dead:
+                registers[number] = None
+
+
+def program_of(steps: Sequence[Json], registers: int, launchers: Sequence[Call], kept: Sequence[int]) -> Program:
+    """Return the program of some steps.
+
+    Args:
+        registers: the number of registers of the steps.
+        kept: the registers that are read once all steps have run.
+
+    Raises:
+        LookupError: this process lacks an operation; ValueError, TypeError: the steps are malformed.
+    """
+    return _Assembler(registers, launchers).assemble(steps, {*kept})
+
+
+@dataclass(slots=True)
+class _Called:
+    """A call before it is known which registers it is the last to read."""
+
+    function: Call
+    reads: tuple[int, ...]
+    result: int
+
+
+class _Assembler:
+    def __init__(self, registers: int, launchers: Sequence[Call]) -> None:
+        self.program, self.launchers = Program(registers), launchers
+        self.given = registers
+        self.calls: list[_Called] = []
+
+    def assemble(self, steps: Sequence[Json], kept: set[int]) -> Program:
+        for step in steps:
+            self._step(step)
+        written = {call.result for call in self.calls}
+        alive = kept | self.program.constants.keys()
+        instructions: list[Instruction] = []
+        for call in reversed(self.calls):
+            dead = tuple(number for number in {*call.reads, call.result} - alive if number in written)
+            alive.update(call.reads)
+            instructions.append((call.function, _getter(call.reads), call.result, dead))
+        self.program.instructions = instructions[::-1]
+        return self.program
+
+    def _step(self, step: Json) -> None:
+        args = [self._place(read(value)) for value in step["args"]]
+        names = list(step.get("kwargs", {}))
+        args += [self._place(read(step["kwargs"][name])) for name in names]
+        function = self._function(step)
+        self.calls.append(_Called(_with_keywords(function, names), tuple(args), int(step["result"])))
+
+    def _function(self, step: Json) -> Call:
+        if "kernel" in step:
+            launch = self.launchers[step["kernel"]]
+            return _located(launch, step["lines"]) if step.get("lines") else launch
+        if "operation" in step:
+            return operation(step["operation"])
+        if "size" in step:
+            names = [f"x{k}" for k in range(len(step["args"]))]
+            return partial(_size, evaluated(step["size"], named(names)))
+        return FUNCTIONS[step["function"]]
+
+    def _place(self, value: object) -> int:
+        """Return the register of a value; one of its own for a constant, or for a list that holds registers."""
+        if isinstance(value, Register):
+            return value.number
+        if isinstance(value, (list, tuple)) and _holds_registers(value):
+            parts = tuple(map(self._place, value))
+            place = self._new()
+            self.calls.append(_Called(_listed if isinstance(value, list) else _tupled, parts, place))
+            return place
+        place = self._new()
+        self.program.constants[place] = value
+        return place
+
+    def _new(self) -> int:
+        self.program.registers += 1
+        return self.program.registers - 1
+
+
+def _holds_registers(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_registers, value))
+    return isinstance(value, Register)
+
+
+def _listed(*parts: object) -> list[object]:
+    return list(parts)
+
+
+def _tupled(*parts: object) -> tuple[object, ...]:
+    return parts
+
+
+def _size(compute: Callable[[Sequence[int]], Any], *sizes: int) -> int:
+    return int(compute(sizes))
+
+
+def _getter(reads: tuple[int, ...]) -> Getter:
+    if not reads:
+        return lambda registers: ()
+    if len(reads) == 1:
+        (only,) = reads
+        return lambda registers: (registers[only],)
+    return cast("Getter", operator.itemgetter(*reads))
+
+
+def _with_keywords(function: Call, names: Sequence[str]) -> Call:
+    """Return a function that takes the arguments with these names after the others."""
+    if not names:
+        return function
+    count = len(names)
+
+    def call(*args: object) -> object:
+        return function(*args[:-count], **dict(zip(names, args[-count:], strict=True)))
+
+    return call
+
+
+def _located(launch: Call, lines: Sequence[str]) -> Call:
+    """Return `launch` with the program's lines added to the message of a failed check."""
+
+    def located(*args: object) -> None:
+        try:
+            launch(*args)
+        except CheckFailed as failed:
+            raise type(failed)("\n  at: ".join((failed.message, *lines))) from None
+
+    return located
+
+
+__all__ = ["Program", "program_of"]

@@ -1,0 +1,96 @@
+"""Writes arguments of calls as JSON, and reads them.
+
+Input: numbers, text, lists, tuples, dtypes, devices and the like, in which some values are registers; output: values of
+JSON.  Reading makes values of listed kinds only; functions are named, and looked up in lists (`functions.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+Json: TypeAlias = Any
+"""A value of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """The value of a register."""
+
+    number: int
+
+
+_CONSTANTS: Mapping[str, object] = {
+    str(each): each
+    for each in vars(torch).values()
+    if isinstance(each, (torch.dtype, torch.layout, torch.memory_format))
+}
+
+
+def written(value: object, register: Callable[[object], int | None]) -> Json:
+    """Return `value` as JSON.
+
+    Args:
+        register: returns the number of the register that a value stands for; None for other values.
+
+    Raises:
+        ValueError: a part of it has no form in JSON.
+
+    >>> written((1, [2.5, "x"], torch.float16), lambda value: 7 if value == "x" else None)
+    {'tuple': [1, [{'float': '0x1.4000000000000p+1'}, {'register': 7}], {'torch': 'torch.float16'}]}
+    """
+    number = register(value)
+    if number is not None:
+        return {"register": number}
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return {"float": value.hex()}
+    if type(value) is complex:
+        return {"complex": [value.real.hex(), value.imag.hex()]}
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return {"torch": str(value)}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if (isinstance(value, (list, tuple)) and type(value) in (list, tuple, torch.Size)) or _is_fx_list(value):
+        parts = [written(part, register) for part in value]  # type: ignore[attr-defined]  # a sequence
+        return parts if isinstance(value, list) else {"tuple": parts}
+    raise ValueError(f"a {type(value).__name__}")
+
+
+def _is_fx_list(value: object) -> bool:
+    """Return whether a value is a list that torch.fx has made immutable."""
+    return isinstance(value, list) and type(value).__module__.startswith("torch.fx")
+
+
+def read(value: Json) -> object:
+    """Return what `written` was given, with `Register` for registers.
+
+    Raises:
+        ValueError: it is malformed; also KeyError, TypeError.
+
+    >>> read({"tuple": [1, [{"float": "0x1.4p+1"}, {"register": 7}], {"torch": "torch.float16"}]})
+    (1, [2.5, Register(number=7)], torch.float16)
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, list):
+        return [read(part) for part in value]
+    ((kind, held),) = value.items()
+    return _READERS[kind](held)
+
+
+_READERS: Mapping[str, Callable[[Any], object]] = {
+    "register": lambda held: Register(int(held)),
+    "float": float.fromhex,
+    "complex": lambda held: complex(*map(float.fromhex, held)),
+    "torch": lambda held: _CONSTANTS[held],
+    "device": lambda held: torch.device(held),
+    "tuple": lambda held: tuple(read(part) for part in held),
+}
+
+
+__all__ = ["Json", "Register", "read", "written"]
