@@ -163,8 +163,9 @@ def _drawn(module: torch.nn.Module, inputs: Inputs) -> tuple[Values, Values, Val
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tensors = [each for each in inputs(Draw(device)) if isinstance(each, torch.Tensor)]
     dims = {size for each in tensors for size in each.shape}
-    # An access out of bounds ends the use of a GPU by the process: there, positions without a range are all 0.
-    for draw in [Draw(device, limit=1)] if any(each.is_cuda for each in tensors) else attempts(device, dims):
+    # Refused data end the use of a GPU by the process: there, positions without a range are 0, and floats in [0, 1).
+    careful = [Draw(device, limit=1, unit=True)]
+    for draw in careful if any(each.is_cuda for each in tensors) else attempts(device, dims):
         given = inputs(draw)
         arguments = _copies(given)
         try:

@@ -1,7 +1,7 @@
 """Finds the values that the integer inputs of a kernel may hold, from the checks that the kernel makes of them.
 
-Input: a kernel and its sizes; output: a range for each parameter that is checked as it is loaded: a position lies
-within its dimension, a divisor is not 0.  Positions that are computed before they are checked have no range here.
+Input: a kernel and its sizes; output: a range for each parameter that is a position, checked as it is loaded, and for
+each that integers are divided by.  Positions that are computed before they are checked have no range here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import sympy
 
 from fusion.lowering.checks import checks_of, requirement_checked_by
 from fusion.lowering.evaluate import size_value
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.requirements import Requirement
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, postorder
+from fusion.lowering.kernel import Kernel, statements, values_of
+
+DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 LARGEST_DIVISOR = 100
 """The largest divisor that is drawn."""
@@ -40,33 +41,36 @@ def ranges_of(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, Ra
     """
     ranges: dict[str, Range] = {}
     for part in kernel.launched:
-        for check in checks_of(part):
-            for name, (low, high) in _range(check, sizes):
-                known = ranges.get(name, (low, high))
-                both = max(low, known[0]), min(high, known[1])
-                ranges[name] = both if both[0] <= both[1] else known
+        for name, (low, high) in (*_of_positions(part, sizes), *_of_divisors(part)):
+            known = ranges.get(name, (low, high))
+            both = max(low, known[0]), min(high, known[1])
+            ranges[name] = both if both[0] <= both[1] else known
     return ranges
 
 
-def _range(check: Op, sizes: Mapping[sympy.Symbol, int]) -> Iterator[tuple[str, Range]]:
-    index, wrap, last, _ = check.args
-    if (requirement := requirement_checked_by(check)) is not None:
-        divisor = _divisor(index) if requirement is Requirement.DIVISOR else None
-        if divisor is not None:
-            yield divisor.buffer, (1, LARGEST_DIVISOR)
-        return
-    position = _uncast(index)
-    if isinstance(position, Load):
-        yield position.buffer, (-_value(wrap, sizes), _value(last, sizes))
+def _of_positions(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> Iterator[tuple[str, Range]]:
+    for check in checks_of(kernel):
+        index, wrap, last, _ = check.args
+        position = _uncast(index)
+        if requirement_checked_by(check) is None and isinstance(position, Load):
+            yield position.buffer, (-_value(wrap, sizes), _value(last, sizes))
 
 
-def _divisor(index: Expr) -> Load | None:
-    """Return what `where(divisor == 0, 1, 0)` compares, if it is an element of a tensor."""
-    match index:
-        case Op(name="where", args=(Op(name="eq", args=(number, _)), *_)):
-            loaded = _uncast(number)
-            return loaded if isinstance(loaded, Load) else None
-    return None
+def _of_divisors(kernel: Kernel) -> Iterator[tuple[str, Range]]:
+    """Yield the divisors that are elements of a tensor, whether the kernel checks them or, on a GPU, does not."""
+    for node in postorder(*(value for stmt in statements(kernel.body) for value in values_of(stmt))):
+        if isinstance(node, Op) and node.name in DIVISIONS and not node.dtype.is_floating_point:
+            divisor = _unchecked(node.args[1])
+            if isinstance(divisor, Load):
+                yield divisor.buffer, (1, LARGEST_DIVISOR)
+
+
+def _unchecked(divisor: Expr) -> Expr:
+    """Return a divisor without the check that is added to it."""
+    match divisor:
+        case Op(name="add", args=(number, _)):
+            return _uncast(number)
+    return _uncast(divisor)
 
 
 def _uncast(value: Expr) -> Expr:
