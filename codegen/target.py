@@ -185,13 +185,13 @@ class Target(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What can be generated here, and what it costs."""
+        """The supported operations, and their costs."""
 
     def prepare(self) -> None:
-        """Start, concurrently with the caller, what any build will need."""
+        """Start the tools of a build, concurrently with the caller."""
 
     def lacking(self) -> str:
-        """Return what makes launches slower on this machine than necessary; empty if nothing does."""
+        """Return the reason why launches are slower on this machine than necessary; empty if there is none."""
 
     def emit(self, kernel: Kernel) -> str:
         """Return the source of `kernel`.  Equal kernels give equal text."""

@@ -62,7 +62,7 @@ def tuner_for(device: torch.device, builder: Builder) -> Tuner:
 
 
 def prepare(device_type: str) -> None:
-    """Let the target of `device_type` prepare what all of its builds need, before there is anything to build."""
+    """Let the target of `device_type` start the tools of its builds, before there is anything to build."""
     TARGETS[DEFAULTS[device_type]]().prepare()
 
 

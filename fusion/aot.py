@@ -67,7 +67,7 @@ class ExportedKernel:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """Holds what would run.
+    """Holds the kernels and library calls that would run.
 
     Attributes:
         steps: the names of launches and calls, in order.

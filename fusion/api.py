@@ -159,7 +159,7 @@ class _Saved:
 
 
 def _plain(module: Module) -> Module:
-    """The module without what makes it a fused one."""
+    """Return the module as it was before it was fused."""
     marks = ("__deepcopy__", "__reduce_ex__", "_fusion_backend", "_compiled_call_impl")
     plain: Module = object.__new__(type(module))  # a graph module's own `__new__` makes another class each time
     plain.__dict__.update({name: value for name, value in vars(module).items() if name not in marks})
@@ -199,7 +199,7 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgra
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
-    """Has it hooks anywhere?  Dynamo does not look for them again: what has none would run for what has some."""
+    """Return whether a module has hooks anywhere: Dynamo ignores hooks that are added after the first call."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(each, kind) for each in module.modules() for kind in kinds)
 
@@ -228,7 +228,7 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
 
 
 def report(fused: Callable[..., object]) -> Explanation:
-    """Report what has been compiled so far for the result of a `fuse` call, without running anything.
+    """Report the compilations so far of the result of a `fuse` call, without running anything.
 
     Compiled code belongs to the program text: modules of one class, or the results of fusing one function twice, share
     it and its report.  Kernels have their predicted times; `explain(program, measure=True)` measures them.
@@ -344,7 +344,7 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
 
 
 def _backward(result: object, program: Callable[..., object], *given: object) -> None:
-    """Go backward from all of `result` that has gradients, to what was given and to the program's parameters."""
+    """Compute the gradients of all inputs and parameters from the parts of `result` that have gradients."""
     starts = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
     leaves = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
     leaves += program.parameters() if isinstance(program, torch.nn.Module) else []

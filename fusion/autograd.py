@@ -62,7 +62,7 @@ def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> t
 
 
 MULTIPLY_ADD = {inductor_prims.fma: multiply_add} if hasattr(inductor_prims, "fma") else {}
-"""Decompositions for what Dynamo captures for `addcmul_` and `addcdiv_` in some releases."""
+"""Decompositions of the operations that Dynamo captures for `addcmul_` and `addcdiv_` in some releases."""
 
 
 def aot_backend(

@@ -203,7 +203,7 @@ def _measure(
     hints: Mapping[sympy.Symbol, int] | None,
     tuner: Tuner | None,
 ) -> Measure | None:
-    """Return what times the alternatives of products; None if predictions decide."""
+    """Return the function that times the alternatives of products; None if predictions decide."""
     if tuner is not None:
         return Trials(builder.target, tuner, hints)
     if not options.close_calls:

@@ -30,7 +30,7 @@ Laid: TypeAlias = tuple[tuple[int | None, ...], tuple[int, ...]]
 
 
 def compile_bodies(graph: fx.GraphModule, compile_one: Callable[[fx.GraphModule], Boxed]) -> None:
-    """Replace the subgraphs that `graph` calls by calls of what `compile_one` returns for them."""
+    """Replace calls of subgraphs in `graph` by calls of their compiled forms, which `compile_one` returns."""
     for node in graph.graph.nodes:
         if node.target not in CALLS:
             continue

@@ -151,7 +151,7 @@ class RegionCompiler:
         return parts
 
     def _begin(self, inputs: Sequence[object]) -> None:
-        """Start what builds need on an accelerator's target, while PyTorch traces."""
+        """Start the tools of an accelerator's target, while PyTorch traces."""
         devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
         accelerator = next((device for device in devices if device.type != "cpu" and device.type in DEFAULTS), None)
         if accelerator is not None:

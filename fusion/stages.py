@@ -106,7 +106,7 @@ CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
     check=_lint,
     text=graph_text,
 )
-"""Refuses (`Unsupported`) a region that has to run eagerly, and repairs what AOTAutograd would get wrong."""
+"""Refuses (`Unsupported`) a region that has to run eagerly, and prevents errors of AOTAutograd."""
 
 
 def _relaxed(at: Capturing) -> bool:
@@ -125,7 +125,7 @@ PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     text=graph_text,
     first=len(CAPTURED.passes) + 1,
 )
-"""Decides what requires the operations that the program calls."""
+"""Makes the decisions that need the program's own operations, before they are decomposed."""
 
 # The joint graph of forward and backward ------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
     text=lambda halves: graph_text(halves.forward, halves.backward),
     first=len(JOINT.passes) + 1,
 )
-"""Decides what backward gets from forward, and in which precision."""
+"""Decides which values backward gets from forward, and in which precision."""
 
 
 INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(

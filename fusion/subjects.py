@@ -188,7 +188,7 @@ class Planned:
     def changed(
         self, steps: Sequence[Step], program: Program | None = None, refusals: tuple[Refusal, ...] | None = None
     ) -> Planned:
-        """Return this with other steps, and what else is passed; the same object if all of it is equal."""
+        """Return this with other steps, and the other values that are passed; the same object if all are equal."""
         changed = replace(
             self,
             steps=tuple(steps),

@@ -17,7 +17,7 @@ ONE: sympy.Expr = sympy.Integer(1)
 
 
 class _Division(sympy.Expr):
-    """A function of two integers.  sympy's own `Function` spends most of its time on what these two never need."""
+    """A function of two integers, without the checks on which sympy's own `Function` spends most of its time."""
 
     __slots__ = ()
     is_commutative = True

@@ -1,4 +1,4 @@
-"""Expressions: what one element of a tensor is, as data.
+"""Expressions: the computation of one element of a tensor, as data.
 
     Expr  = Load(buffer, index, dtype, mask)     one element of a buffer; 0 where the mask is false
           | Const(value, dtype)

@@ -217,7 +217,7 @@ SCALAR_OPS: dict[ScalarName, ScalarOp] = {
 
 @dataclass(frozen=True, slots=True)
 class FoldOp:
-    """A fold: how many values it takes per element, and what kind of result it has.
+    """A fold: the number of values it takes per element, and the kind of its result.
 
     A position is an int64; a sum has the dtype of `accumulator`.
     """

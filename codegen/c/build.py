@@ -115,7 +115,7 @@ def find_compiler() -> Compiler:
 
 @lru_cache(maxsize=1)
 def cpu_identity() -> str:
-    """Return what `-march=native` depends on: the model of this machine's CPU and its features."""
+    """Return the identity of this machine's CPU for `-march=native`: its model and features."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:

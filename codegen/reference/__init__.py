@@ -95,11 +95,11 @@ class ReferenceTarget:
         return fastest({}, (name or GENERATED,), chain)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
-        """Return True, so that schedules show what is independent."""
+        """Return True, so that schedules show independent kernels in one launch."""
         return True
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
-        """Return True along any axis, so that schedules show what could follow in a launch."""
+        """Return True along any axis, so that schedules show all kernels that could follow in a launch."""
         return True
 
     def build(self, kernel: Kernel, source: str) -> Launcher:

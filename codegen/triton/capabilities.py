@@ -27,7 +27,7 @@ An estimate: not measured.
 
 @lru_cache
 def capabilities(device: Device, numerics: Numerics) -> Capabilities:
-    """Return what can be generated for a device, and its cost there."""
+    """Return the operations supported on a device, and their costs there."""
     measured = speeds(device)
     share = {**measured.matrix_share, 4: measured.tf32_share} if numerics.tf32 else measured.matrix_share
     return Capabilities(

@@ -66,7 +66,7 @@ class TritonTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what can be generated, and its cost on the device."""
+        """Return the supported operations, and their costs on the device."""
         return capabilities(self.device, self.numerics)
 
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads what the mask of a call hides, from its lowered form, and drops masks that say nothing of their own.
+"""Determines the scores that the mask of a call hides, from its lowered form, and drops redundant masks.
 
 Input: the operations that compute a mask in Dynamo's graph; output: a `Mask`: its element as an expression of positions
 and of tensors in memory.  By the bounds of the positions, it may hide nothing, as a mask
@@ -88,7 +88,7 @@ class Mask:
         return counts_where([fold], fold.over)
 
     def _at(self, places: Mapping[sympy.Symbol, sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
-        """Return the element at some places, simplified by the bounds of what these are written with."""
+        """Return the element at some places, simplified by the bounds of the axes in them."""
         return simplify_all([substitute(self.value, places, sizes)], sizes)[0]
 
 

@@ -152,7 +152,7 @@ def not_kept(refusal: Exception) -> str:
 
 
 def _of_steps(schedule: Schedule) -> Schedule:
-    """Return a schedule without the nodes behind its steps and without what only the report needs."""
+    """Return a schedule without the nodes behind its steps and without data for the report alone."""
     own = replace(schedule.program, nodes=(), origins={}, inlined={})
     bodies = {chunks: tuple(map(_of_steps, each)) for chunks, each in schedule.bodies.items()}
     return replace(schedule, program=own, refusals=(), choices=(), bodies=bodies)

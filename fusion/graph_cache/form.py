@@ -188,7 +188,7 @@ def _tensor_row(value: torch.Tensor) -> Row:
 
 
 def read(text: str, kinds: Kinds) -> object:
-    """Deserialise what `write` returned.
+    """Deserialise a result of `write`.
 
     Raises:
         ValueError: the text is malformed; also KeyError, IndexError, TypeError, AttributeError.

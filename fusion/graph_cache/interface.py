@@ -1,4 +1,4 @@
-"""Describes what running a finished graph requires, without its fx graph.
+"""Describes the interface of a finished graph, without its fx graph.
 
 Input: an ATen graph; output: serialisable values (`form.py`), with which a process that never saw the graph can run its
 compilation, or its operations eagerly.

@@ -117,7 +117,7 @@ def _environment() -> str:
 
 
 def _graph(graph: fx.GraphModule) -> Iterator[object]:
-    """Yield every node, and what is known of sizes."""
+    """Yield every node, and the known facts about sizes."""
     form = Form(graph)
     yield from form.nodes()
     yield from form.facts()
@@ -151,7 +151,7 @@ class Form:
         yield from map(self.node, self.graph.graph.nodes)
 
     def facts(self) -> Iterator[object]:
-        """Yield what is known of the sizes of the nodes so far."""
+        """Yield the known facts about the sizes of the nodes so far."""
         yield from map(_facts, self.known)
 
     def node(self, node: fx.Node) -> tuple[object, ...]:
@@ -213,7 +213,7 @@ class Form:
 
 
 def _facts(known: ShapeEnv) -> object:
-    """Return what is known of sizes: guards, ranges, equalities, and run-time checks."""
+    """Return the known facts about sizes: guards, ranges, equalities, and run-time checks."""
     guards = [str(guard.expr) for guard in known.guards]
     ranges = [(str(symbol), str(bounds)) for symbol, bounds in known.var_to_range.items()]
     equal = [(str(symbol), str(other)) for symbol, other in known.replacements.items()]

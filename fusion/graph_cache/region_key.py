@@ -191,7 +191,7 @@ def _name_of(function: object) -> str:
 
 
 def _is_known(function: object) -> bool:
-    """Return whether the code of a function, and of what it wraps, is PyTorch's or this compiler's."""
+    """Return whether the code of a function, and of the function it wraps, is PyTorch's or this compiler's."""
     while function is not None:
         code = getattr(function, "__code__", None)
         if isinstance(code, CodeType) and not code.co_filename.startswith(_KNOWN):

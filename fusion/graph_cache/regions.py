@@ -160,7 +160,7 @@ class Region:
             self._note(not_kept(refusal))
 
     def _current_surroundings(self) -> list[str]:
-        """Return what compilations of this region's graphs depend on beside the graphs, now."""
+        """Return the settings on which compilations of this region's graphs depend, as they are now."""
         return [surroundings_of(self._target(device)) for device in self._devices]
 
 

@@ -66,7 +66,7 @@ def lowered(function: Callable[..., object], *inputs: torch.Tensor) -> Program:
 def show_program(
     change: Callable[[Program], Program], program: Program | Callable[..., object], *inputs: torch.Tensor
 ) -> None:
-    """Print what a pass changes in a Program, or in that of a function of `inputs`.
+    """Print the changes of a pass to a Program, or to that of a function of `inputs`.
 
     >>> show_program(lambda program: program, lambda x: x + 1, torch.ones(3))
       input x: f32[3]
@@ -83,7 +83,7 @@ def show_graph(
     *inputs: torch.Tensor,
     layouts: bool = False,
 ) -> None:
-    """Print what a pass changes, in place, in a graph, or in that of a function of `inputs`.
+    """Print the changes of a pass, made in place, to a graph, or to that of a function of `inputs`.
 
     Marks are printed behind a node: for the partition, and of inputs that may be overwritten.
 
@@ -107,7 +107,7 @@ def show_captured(
     *inputs: torch.Tensor,
     dynamic: bool | None = False,
 ) -> None:
-    """Print what a pass changes, in place, in Dynamo's graph of a function, or why it refuses the graph.
+    """Print the changes of a pass, made in place, to Dynamo's graph of a function, or why it refuses the graph.
 
     >>> show_captured(lambda graph: None, lambda x: x.sin() * 2, torch.ones(3))
       sin = sin(l_x_)
@@ -131,7 +131,7 @@ def show_launches(
     *inputs: torch.Tensor,
     kernels: bool = False,
 ) -> None:
-    """Print what a pass changes in the launches of a function of `inputs`.
+    """Print the changes of a pass to the launches of a function of `inputs`.
 
     Args:
         kernels: print the kernels.

@@ -77,7 +77,7 @@ class Measurement:
     def launch_time(
         self, kernel: Kernel, run: Callable[[], object], operands: Sequence[torch.Tensor], restore: Restore
     ) -> float:
-        """Return the microseconds of a launch on `operands`; `restore` undoes what a run does to their contents."""
+        """Return the microseconds of a launch on `operands`; `restore` undoes the changes of a run to them."""
         return median_time(run, _device_of(operands), restore)
 
     def _launched(self, kernel: Kernel, launch: Callable[..., object], times: _Times, *args: object) -> None:
@@ -133,7 +133,7 @@ def _is_measured(call: Extern) -> bool:
 def _repeatable(
     tensors: Sequence[torch.Tensor], before: Mapping[int, torch.Tensor]
 ) -> tuple[list[torch.Tensor], Restore]:
-    """Return the operands of repeated launches, and what restores them.
+    """Return the operands of repeated launches, and the function that restores them.
 
     `before` has the contents of the memory that a launch updates, by address: it is cloned.
     """

@@ -12,7 +12,7 @@ from fusion.schedule.kernels import KernelCall
 
 
 class Watch(Protocol):
-    """Observes the steps of compiled graphs; its results do not change what they compute."""
+    """Observes the steps of compiled graphs; their results do not depend on it."""
 
     def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement for the function that runs a step: the launcher of a kernel, or the library's call."""

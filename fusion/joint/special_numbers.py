@@ -98,7 +98,7 @@ def _rooted(node: fx.Node, depth: int) -> Value:
 
 
 def _of_nan(result: Expr, element: Expr) -> Known:
-    """Return what is known of an expression where `element` is NaN."""
+    """Return the value of an expression where `element` is NaN, as far as it is known."""
     known: dict[Expr, Known] = {}
     for expr in postorder(result):
         below = [known[child] for child in expr.children()]

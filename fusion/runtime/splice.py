@@ -324,7 +324,7 @@ class _Splicer:
         return self._read(name)
 
     def _argument(self, arg: ExternArg, held: Callable[[str], fx.Node]) -> object:
-        """Return what is passed for a leaf of an argument."""
+        """Return the object that is passed for a leaf of an argument."""
         if isinstance(arg, BufferRef):
             return held(arg.name)
         if isinstance(arg, sympy.Expr):

@@ -1,4 +1,4 @@
-"""Accumulates folds: decides what is declared before their loops, done in them, and read after them.
+"""Accumulates folds: writes the declarations before their loops, the updates in them, and the results after them.
 
 Two forms.  *Across* lanes: the lanes run along a folded axis, each lane has a partial result and these are combined at
 the end.  Along a short axis OpenMP's `reduction` clause expresses that; the compiler keeps one register of partial

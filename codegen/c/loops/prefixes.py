@@ -1,4 +1,4 @@
-"""Writes scans: what is declared before their loop, and computed at each point.
+"""Writes scans: the declarations before their loop, and the computation at each point.
 
 Input: a `Prefix` with the texts of its operands; output: the text of its value at the current point. The lanes of a
 nest never run along a scanned axis: either there are none, or each has its own scan, in an array.

@@ -19,7 +19,7 @@ from fusion.codegen.c.text.prelude import INLINES
 from fusion.lowering.indexing import ZERO
 
 WRONG = "wrong"
-"""The variable of a function that holds its result: what has failed."""
+"""The variable of a function that holds its result: the failures of the launch."""
 
 YES = "yes"
 """A variable that is 1, which the compiler cannot know."""

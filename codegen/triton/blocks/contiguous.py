@@ -14,7 +14,7 @@ from fusion.lowering.indexing import RUN, ZERO, coefficient, direct_part, within
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
 
 LARGEST = 4
-"""Loads of at least a quarter of the bytes of the largest one decide what is contiguous."""
+"""Loads of at least a quarter of the bytes of the largest one decide which dimension is contiguous."""
 
 
 def load_offsets(kernel: Kernel) -> list[sympy.Expr]:

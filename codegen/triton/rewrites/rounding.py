@@ -43,5 +43,5 @@ def rounded_parts(kernel: Kernel, body: Sequence[Stmt]) -> frozenset[Expr]:
 
 
 def _rounds(param: Param) -> bool:
-    """Is what is stored rounded to 16 bits, there or by its readers?"""
+    """Are the stored values rounded to 16 bits, there or by their readers?"""
     return param.dtype in HALVES or param.rounded_later

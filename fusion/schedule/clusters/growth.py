@@ -29,7 +29,7 @@ MAX_SIBLINGS = 8
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A data edge that was not fused, why it stayed, and what that costs.
+    """A data edge that was not fused, with the reason and the cost.
 
     Attributes:
         producer: the buffer on the edge.

@@ -64,7 +64,7 @@ class Prices:
 
     @cached_property
     def work_in_tiles(self) -> list[float]:
-        """Additions per point of each node in a kernel of products, where no memory time hides what they leave out."""
+        """Additions per point of each node in a kernel of products, where no memory time hides other arithmetic."""
         program = self.dependences.program
         return [additions_in_tiles(program, node, self.rates) for node in program.nodes]
 

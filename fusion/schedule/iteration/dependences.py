@@ -87,7 +87,7 @@ class Dependences:
         return out in self.outputs or any(reader not in members for reader in self.readers.get(out, ()))
 
     def rounded(self, members: Collection[int]) -> frozenset[int]:
-        """The members of which others read what a store has rounded: in their own buffer, or copied into another's."""
+        """The members of which others read the rounded results: in their own buffer, or copied into another's."""
         found = set[int]()
         for position in sorted(members, reverse=True):
             if position in found or self.stored(position, members):

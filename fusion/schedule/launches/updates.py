@@ -102,7 +102,7 @@ def _maker(steps: Sequence[KernelCall | Call], copy: Extern, target: str, source
 
 
 def written_into(call: KernelCall, target: str, source: str) -> KernelCall | None:
-    """Write to `target` instead of `source` in `call`; None where that would change what it reads."""
+    """Write to `target` instead of `source` in `call`; None where that would change its operands."""
     names = dict(zip(call.buffers, (param.name for param in call.kernel.params), strict=True))
     written = tuple(name for name in call.written if name != source)
     if target not in names:

@@ -1,4 +1,4 @@
-"""Classifies expressions and terms by what they depend on: the axes of a fold, folds that are not complete, or neither.
+"""Classifies expressions and terms by their dependences: the axes of a fold, incomplete folds, or neither.
 
 Input: the axes and the folds; output: the `Kind` of any expression.
 """

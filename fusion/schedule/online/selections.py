@@ -88,7 +88,7 @@ def _masked(dependences: Dependences, node: Op, terms: Terms) -> Terms:
 
 
 def rounded(node: Cast, terms: Terms) -> Terms:
-    """Decompose a rounding, which commutes with scaling up to rounding; in a sum, it would round what cancels."""
+    """Decompose a rounding, which commutes with scaling up to rounding; in a sum, it would round terms that cancel."""
     source = node.arg.dtype
     if not (node.dtype.is_floating_point and source.is_floating_point):
         raise Inseparable("no factor: a running value is rounded to an integer together with a varying one")

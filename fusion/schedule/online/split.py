@@ -1,4 +1,4 @@
-"""Decomposes one value of a fold into terms by what they depend on.
+"""Decomposes one value of a fold into terms by their dependences.
 
 Input: an expression over varying and running values; output: its terms.  Each operation has a rule: sums and products
 (`sums`), functions (`functions`), `where` and casts (`selections`).  Refused are expressions in which no rule separates

@@ -82,7 +82,7 @@ def chain_of(blocked: Blocked) -> Chain | str:
 
 
 def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim, Dim, Dim, Dim] | str:
-    """Return the dimensions of rows, of the loop, of the first sum, of the columns; or what is wrong with them."""
+    """Return the dimensions of rows, of the loop, of the first sum, of the columns; or the reason to refuse them."""
     (m, n, k), (rows, e, over) = blocked.sides(first), blocked.sides(second)
     spread = {dim.name for dim in blocked.dims if dim.role is Role.GRID}
     if blocked.of(loop.axes) != (n,) or rows is not m or over is not n or len({m, n, k, e}) < 4:
@@ -95,7 +95,7 @@ def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim,
 
 
 def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores: list[Store]) -> Chain | str:
-    """Return the chain over dimensions that fit; or what is wrong with its sums, its memory or its matrices."""
+    """Return the chain over dimensions that fit; or the reason to refuse its sums, its memory or its matrices."""
     first, second = blocked.dots
     m, n, k, e = dims
     wide = [store for store in stores if isinstance(store.offset, Expr) or e.symbol in store.offset.free_symbols]
