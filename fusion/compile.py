@@ -38,6 +38,7 @@ from fusion.options import WORKSPACE, Options
 from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
+from fusion.runtime.profiled import in_ranges, while_profiled
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule
@@ -149,7 +150,9 @@ def _spliced(
     main = compilation.interface.device
     module = splice(compilation.schedule, built, main, refused, compilation.interface.kept, watch)
     trace.module(module, compilation.schedule)
-    return on_device(partial(module.forward), main)
+    return while_profiled(
+        on_device(partial(module.forward), main), lambda: on_device(partial(in_ranges(module).forward), main)
+    )
 
 
 def _made(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from fusion.inspect.breaks import Break
+from fusion.inspect.log import log_report
 from fusion.inspect.report import Report
 from fusion.passes import PassTime
 
@@ -67,6 +68,7 @@ class Reports:
                 region.first = report = replace(report, notes=notes, graph_break=region.graph_break)
             self.all.append(report)
             del self.all[:-MOST_REPORTS]
+        log_report(report)
 
     def note(self, note: str) -> None:
         """Add a note to the first report of the region that this thread compiles, else to the last report."""

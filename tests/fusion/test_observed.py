@@ -1,0 +1,84 @@
+"""Compilations in logs, kernels in profiles."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusion
+
+PROGRAM = """
+import torch, fusion
+fusion.fuse(lambda x: torch.softmax(x, 0) + 1)(torch.ones(3))
+"""
+
+
+def scaled(x: Tensor) -> Tensor:
+    return torch.softmax(x * 2, -1)
+
+
+def names(profile: torch.profiler.profile) -> list[str]:
+    return [event.name for event in profile.events()]
+
+
+def test_kernels_are_in_the_profile_with_their_line() -> None:
+    fused, x = fusion.fuse(scaled), torch.randn(4, 5)
+    expected = fused(x)
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            assert torch.equal(fused(x), expected)
+    (kernel,) = fusion.report(fused).kernels
+    found = [name for name in names(profile) if name.startswith(kernel.name)]
+    assert len(found) == 3
+    assert all(name.startswith(f"{kernel.name} (test_observed.py:") for name in found)
+    assert torch.equal(fused(x), expected)
+
+
+def test_kernels_of_both_directions_and_of_modules_are_in_the_profile() -> None:
+    fused = fusion.fuse(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.LayerNorm(4)))
+    fused(torch.randn(2, 3)).sum().backward()
+    with torch.profiler.profile() as profile:
+        fused(torch.randn(2, 3)).sum().backward()
+    seen = names(profile)
+    for report in fusion.report(fused).graphs:
+        for kernel in report.kernels:
+            assert any(name.split(" (")[0] == kernel.name for name in seen), kernel.name
+
+
+def test_changes_in_place_and_errors_are_the_same_under_a_profiler() -> None:
+    fused, x = fusion.fuse(lambda x, i: x.add_(1)[i]), torch.zeros(3)
+    with torch.profiler.profile():
+        assert fused(x, torch.tensor([2])).item() == 1
+        assert x.tolist() == [1, 1, 1]
+        with pytest.raises(IndexError):
+            fused(x, torch.tensor([3]))
+
+
+def test_compilations_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fusion"):
+        fusion.fuse(scaled)(torch.randn(4, 6))
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "fusion"]
+    assert line.startswith("inference: ") and "in 1 kernel" in line
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "fusion"):
+        fusion.fuse(scaled)(torch.randn(4, 7))
+    assert "kernel mul_amax" in caplog.text
+
+
+def test_nothing_is_logged_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    fusion.fuse(scaled)(torch.randn(4, 8))
+    assert not [record for record in caplog.records if record.name == "fusion"]
+
+
+def test_pytorchs_variable_switches_logs_on() -> None:
+    environment = {"TORCH_LOGS": "fusion", "FUSION_CLOSE_CALLS": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+    assert "] inference: " in done.stderr and "kernel amax_sub_exp" in done.stderr
