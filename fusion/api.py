@@ -17,6 +17,7 @@ from torch._dynamo import trace_rules
 from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend
+from fusion.fallback import warn_once
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.measurement import Measurement
@@ -195,7 +196,24 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgra
         fused._compiled_call_impl = torch.compile(call, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     else:
         fused.compile(backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    fused._compiled_call_impl = _watched_once(fused, backend)
     return fused
+
+
+def _watched_once(module: torch.nn.Module, backend: Backend) -> Callable[..., object]:
+    """Return the compiled call of a module; its first call warns if Dynamo captures nothing of the module."""
+    call = module._compiled_call_impl
+    assert callable(call)
+
+    @functools.wraps(call)
+    def first(*args: object, **kwargs: object) -> object:
+        module._compiled_call_impl = call
+        result = call(*args, **kwargs)
+        if not tuple(backend.reports) and (breaks := _explanation(backend, module, backend.since).graph_breaks):
+            warn_once(f"running eagerly: Dynamo captures nothing of {type(module).__name__}: {breaks[0]}")
+        return result
+
+    return first
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:

@@ -26,7 +26,7 @@ from fusion.codegen.targets import TARGETS
 
 T = TypeVar("T")
 
-MODES = ("default", "reduce-overhead", "max-autotune")
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 NUMERICS = ("default", "strict", "batch_invariant")
 """How results are rounded: see docs/numerics.md."""
@@ -102,6 +102,8 @@ class Options:
 
         >>> Options.read("reduce-overhead", {"workspace": 1 << 20}).cudagraphs
         True
+        >>> Options.read("max-autotune-no-cudagraphs").mode  # which records no CUDA graphs, in any case
+        'max-autotune'
         """
         dump, override = os.environ.get("FUSION_DUMP"), os.environ.get("FUSION_OVERRIDE")
         result = cls(
@@ -110,7 +112,8 @@ class Options:
             strict=_switch("FUSION_STRICT", default=False),
         )
         if mode is not None:
-            result = replace(result, mode=_known("mode", mode, MODES), cudagraphs=mode == "reduce-overhead")
+            wished = _known("mode", mode, MODES).removesuffix("-no-cudagraphs")
+            result = replace(result, mode=wished, cudagraphs=mode == "reduce-overhead")
         if options is None:
             return _apart(result)
         if not isinstance(options, Mapping):
