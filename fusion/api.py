@@ -16,7 +16,7 @@ import torch
 from torch._dynamo import trace_rules
 from torch.utils import _pytree as pytree
 
-from fusion.backend import Backend
+from fusion.backend import Backend, backend_of
 from fusion.fallback import warn_once
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.breaks import codes_of, other_breaks
@@ -246,20 +246,22 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
 
 
 def report(fused: Callable[..., object]) -> Explanation:
-    """Report the compilations so far of the result of a `fuse` call, without running anything.
+    """Report the compilations so far of a compiled program, without running anything.
 
     Compiled code belongs to the program text: modules of one class, or the results of fusing one function twice, share
-    it and its report.  Kernels have their predicted times; `explain(program, measure=True)` measures them.
+    it and its report.  What `torch.compile(program, backend="fusion")` returns has a report of its own.  Kernels have
+    their predicted times; `explain(program, measure=True)` measures them.
 
     Args:
-        fused: the result of `fuse`, whether it has been called or not.
+        fused: the result of `fuse` or of `torch.compile(…, backend="fusion")`, or a module on which
+            `compile(backend="fusion")` was called; whether it has been called or not.
 
     Returns:
         Every graph compiled so far, forward and backward, in the order of compilation, and the places at which the
             program leaves its graphs (`graph_breaks`).
 
     Raises:
-        TypeError: `fused` did not come from `fuse`.
+        TypeError: `fused` was not compiled by this compiler.
 
     >>> import torch
     >>> square = fuse(lambda x: x * x)
@@ -269,13 +271,19 @@ def report(fused: Callable[..., object]) -> Explanation:
     >>> [kernel.name for kernel in report(square).kernels]
     ['mul']
     """
-    backend = getattr(fused, "_fusion_backend", None)
-    if not isinstance(backend, Backend):
+    backend = backend_of(fused)
+    if backend is None:
         raise TypeError(
-            f"report takes what fuse returned, got {type(fused).__name__}; what torch.compile returns keeps none:"
-            " give the program to fusion.fuse in its place, or call fusion.explain(program)(*args)"
+            f'report takes what fuse or torch.compile(…, backend="fusion") returned, got {type(fused).__name__};'
+            " for another program call fusion.explain(program)(*args)"
         )
-    return _explanation(backend, inspect.unwrap(fused), backend.since)
+    return _explanation(backend, _program_of(fused), backend.since)
+
+
+def _program_of(compiled: Callable[..., object]) -> Callable[..., object]:
+    """Return the program that `fuse` or PyTorch has compiled."""
+    program: Callable[..., object] = getattr(compiled, "_orig_mod", compiled)
+    return inspect.unwrap(program)  # type: ignore[no-any-return]  # PyTorch's functions have themselves wrapped
 
 
 def explain(

@@ -6,6 +6,8 @@ cause is raised instead.
 
 from __future__ import annotations
 
+import inspect
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +17,20 @@ from types import CodeType
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
+import torch
 from torch import fx
+from torch._dynamo.eval_frame import _TorchDynamoContext
 
 from fusion.attention import Chooser
 from fusion.close_calls import CLOCK
 from fusion.graph_compiler import GraphCompiler
+from fusion.inspect.breaks import codes_of
 from fusion.inspect.report import Report
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import FusionWarning
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
-from fusion.prewarm import ours
+from fusion.prewarm import code_of_frame, ours
 from fusion.region import RegionCompiler
 from fusion.reports import Reports
 from fusion.runtime.recording import forget_recordings
@@ -116,7 +121,51 @@ def fusion_backend(
         ValueError: unknown mode, option or value of an option.
         TypeError: an option has the wrong type.
     """
-    return Backend(Options.read(mode, options))(graph, example_inputs)
+    read = Options.read(mode, options)
+    caller = sys._getframe(1).f_locals.get("self")  # Dynamo passes nothing that tells one compiled program from another
+    if not isinstance(caller, torch._TorchCompileWrapper):
+        return Backend(read)(graph, example_inputs)
+    if not hasattr(caller, KEPT):
+        setattr(caller, KEPT, Backend(read))
+    backend: Backend = getattr(caller, KEPT)
+    _BY_CODE[code_of_frame(), read] = backend
+    return backend(graph, example_inputs)
 
 
-__all__ = ["Backend", "FusionWarning", "fusion_backend"]
+def backend_of(compiled: object) -> Backend | None:
+    """Return the backend of a program that `fuse`, `torch.compile(…, backend="fusion")` or `Module.compile` returned.
+
+    One of `torch.compile` that was not called has no backend yet, so that an unused one is returned.  None for anything
+    else.
+    """
+    own = getattr(compiled, KEPT, None)
+    if isinstance(own, Backend):
+        return own
+    call = compiled._compiled_call_impl if isinstance(compiled, torch.nn.Module) else compiled
+    held = [
+        getattr(compiled, "dynamo_ctx", None),
+        *(cell.cell_contents for cell in getattr(call, "__closure__", None) or ()),
+    ]
+    context = next((each for each in held if isinstance(each, _TorchDynamoContext)), None)
+    wrapper = getattr(context, "callback", None)
+    while wrapper is not None and not isinstance(wrapper, torch._TorchCompileWrapper):
+        wrapper = getattr(wrapper, "_torchdynamo_orig_backend", None)
+    if wrapper is None or wrapper.compiler_fn is not fusion_backend:
+        return None
+    if isinstance(kept := getattr(wrapper, KEPT, None), Backend):
+        return kept
+    read = Options.read(**wrapper.kwargs)
+    program = inspect.unwrap(getattr(compiled, "_orig_mod", compiled))  # type: ignore[arg-type]  # it can be called
+    shared = (_BY_CODE.get((code, read)) for code in codes_of(program))  # Dynamo compiles a code once for all programs
+    return next((backend for backend in shared if backend is not None), None) or Backend(read)
+
+
+_BY_CODE: WeakValueDictionary[tuple[CodeType | None, Options], Backend] = WeakValueDictionary()
+"""The backends of programs that `torch.compile` returned, by the code of the frames that they compiled."""
+
+
+KEPT = "_fusion_backend"
+"""The attribute of what `fuse` returns, and of PyTorch's wrapper of a backend, that holds the backend."""
+
+
+__all__ = ["KEPT", "Backend", "FusionWarning", "backend_of", "fusion_backend"]

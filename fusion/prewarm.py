@@ -14,10 +14,11 @@ backend counts as another backend.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
-from types import MethodType
+from types import CodeType, MethodType
 from typing import TypeVar
 
 import torch
@@ -33,6 +34,8 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 _OURS: list[Callable[..., object]] = []
+
+_FRAMES = threading.local()
 
 
 def ours(backend: Kind) -> Kind:
@@ -61,6 +64,11 @@ def _wrapped(backend: object) -> object:
     return getattr(backend, "_torchdynamo_orig_backend", None)
 
 
+def code_of_frame() -> CodeType | None:
+    """Return the code of the frame that Dynamo compiles in this thread for this backend; None outside of that."""
+    return getattr(_FRAMES, "code", None)
+
+
 def begin() -> None:
     """Prepare the target of an accelerator that is in use.  Errors are raised again by the first use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # PyTorch's own
@@ -70,7 +78,8 @@ def begin() -> None:
 
 def _around(compile_frame: Callable[Given, Result]) -> Callable[Given, Result]:
     """Wrap Dynamo's function that compiles a frame, with this module's hooks."""
-    place = list(inspect.signature(compile_frame).parameters).index("compiler_fn")
+    names = list(inspect.signature(compile_frame).parameters)
+    place, code_place = names.index("compiler_fn"), names.index("code")
 
     @wraps(compile_frame)
     def compile_for(*args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -79,8 +88,13 @@ def _around(compile_frame: Callable[Given, Result]) -> Callable[Given, Result]:
         if not is_ours(args[place] if place < len(args) else kwargs["compiler_fn"]):
             return compile_frame(*args, **kwargs)
         begin()
-        with traced_as_eager(), masks_as_given():
-            return compile_frame(*args, **kwargs)
+        outer = code_of_frame()
+        _FRAMES.code = args[code_place] if code_place < len(args) else kwargs["code"]
+        try:
+            with traced_as_eager(), masks_as_given():
+                return compile_frame(*args, **kwargs)
+        finally:
+            _FRAMES.code = outer
 
     return compile_for
 
@@ -88,4 +102,4 @@ def _around(compile_frame: Callable[Given, Result]) -> Callable[Given, Result]:
 convert_frame._compile = _around(convert_frame._compile)
 
 
-__all__ = ["begin", "is_ours", "ours"]
+__all__ = ["begin", "code_of_frame", "is_ours", "ours"]

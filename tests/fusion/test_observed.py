@@ -82,3 +82,51 @@ def test_pytorchs_variable_switches_logs_on() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
     assert "] inference: " in done.stderr and "kernel amax_sub_exp" in done.stderr
+
+
+# Reports of what PyTorch's own functions compile ----------------------------------------------------------------------
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.factor).sin()
+
+
+def test_programs_that_pytorch_compiles_have_a_report() -> None:
+    module, function = torch.compile(Scaled(), backend="fusion"), torch.compile(scaled, backend="fusion")
+    assert not fusion.report(module).kernels and not fusion.report(function).kernels
+    module(torch.ones(2, 3)), function(torch.ones(2, 3))
+    assert [kernel.name for kernel in fusion.report(module).kernels][:1] == ["mul_sin"]
+    assert all("mul_sin" not in kernel.name for kernel in fusion.report(function).kernels)
+    assert len(fusion.report(function).kernels) == 1
+
+
+def test_modules_compiled_in_place_share_the_report_of_their_code() -> None:
+    torch._dynamo.reset()
+    modules = [Scaled(), Scaled()]
+    for module in modules:
+        module.compile(backend="fusion", options={"workspace": 1 << 20})
+        module(torch.ones(2, 3))
+        assert fusion.report(module).kernels
+
+
+def test_graph_breaks_are_in_the_report_of_what_pytorch_compiles() -> None:
+    def broken(x: Tensor) -> Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos() + 1
+
+    compiled = torch.compile(broken, backend="fusion")
+    compiled(torch.ones(3))
+    assert len(fusion.report(compiled).graphs) == 2
+    assert len(fusion.report(compiled).graph_breaks) == 1
+
+
+@pytest.mark.parametrize("program", [scaled, Scaled(), torch.compile(scaled, backend="eager"), 3])
+def test_other_programs_have_no_report(program: object) -> None:
+    with pytest.raises(TypeError, match="report takes what fuse or"):
+        fusion.report(program)
