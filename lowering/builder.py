@@ -274,7 +274,7 @@ def origin_of(node: fx.Node) -> Origin:
         # Dynamo writes L['self'].layers[0] or L['fn']._modules['0']: the root goes, indices become names.
         parts = re.sub(r"^(L\['\w+'\]|self)", "", str(path)).replace("._modules", "")
         module = re.sub(r"\['?([^'\]]+)'?\]", r".\1", parts).strip(".")
-    return Origin(node.name, module, line)
+    return Origin(node.name, module, line, file if _printable(file) == file else "")
 
 
 def _printable(name: str) -> str:

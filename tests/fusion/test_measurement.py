@@ -209,7 +209,7 @@ def test_a_kernel_without_a_price_is_measured_all_the_same(monkeypatch: pytest.M
     def unknown(*arguments: object) -> float:
         raise Unsupported("nothing is known of its speed")
 
-    monkeypatch.setattr("fusion.inspect.report.kernel_time", unknown)
+    monkeypatch.setattr("fusion.inspect.report.kernel_price", unknown)
     found = measured(lambda x: x.sin(), torch.randn(30))
     (kernel,) = found.kernels
     assert kernel.predicted is None and kernel.measured is not None and kernel.ratio is None
