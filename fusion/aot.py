@@ -52,8 +52,8 @@ class ExportedKernel:
         text: the block program, printed.
         source: the source in the language of the target.
         suffix: the suffix of a file with the source, such as "py".
-        artefacts: file suffix ("ttir", "ttgir", "llir", "ptx", "cubin") → content, in the order of the path from source
-            to binary; what the target's tools can make here.
+        artefacts: file suffix ("ttir", "ttgir", "llir", "ptx", "cubin", "sass") → content, in the order of the path
+            from source to binary; what the target's tools can make here.
         origins: the operations that it computes, a line each, with module and line of the program.
     """
 

@@ -162,13 +162,31 @@ def _loaded(kernel: Kernel, binary: bytes) -> Launcher:
 
 
 def assembly(source: str) -> str:
-    """Return the assembly text of `source`.
+    """Return the assembly text of `source`, in which `.loc` directives name its lines; other debug data is left out.
 
     Raises:
         BuildError: no compiler, or the compiler's message.
     """
     with _temporary_folder() as folder:
-        return _run(find_compiler(), source, folder, "-S", "kernel.s").read_text(encoding="utf-8")
+        lines = "-g1", f"-fdebug-prefix-map={os.getcwd()}=."
+        text = _run(find_compiler(), source, folder, "-S", "kernel.s", *lines).read_text(encoding="utf-8")
+    return _without_debug_sections(text).replace(str(folder) + os.sep, "").replace(str(folder), ".")
+
+
+def _without_debug_sections(text: str) -> str:
+    """Remove the debug sections from an assembly text.
+
+    >>> _without_debug_sections("\\t.text\\n\\tret\\n\\t.section\\t.debug_info\\n\\t.byte\\t1\\n\\t.ident\\t'x'\\n")
+    "\\t.text\\n\\tret\\n\\t.ident\\t'x'\\n"
+    """
+    kept, inside = [], False
+    for line in text.splitlines(keepends=True):
+        word = line.split()[0] if line.strip() else ""
+        if word in (".section", ".text", ".data", ".ident"):
+            inside = ".debug_" in line
+        if not inside:
+            kept.append(line)
+    return "".join(kept)
 
 
 def bind_openmp() -> None:
@@ -231,9 +249,9 @@ def _temporary_folder() -> Iterator[Path]:
         raise BuildError(f"nothing can be compiled: {error}", hint=hint) from error
 
 
-def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str) -> Path:
+def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str, *more: str) -> Path:
     (folder / "kernel.c").write_text(source, encoding="utf-8")
-    _call(compiler, *FLAGS, action, str(folder / "kernel.c"), "-o", str(folder / result))
+    _call(compiler, *FLAGS, *more, action, str(folder / "kernel.c"), "-o", str(folder / result))
     return folder / result
 
 

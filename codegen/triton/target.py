@@ -166,7 +166,7 @@ class TritonTarget:
         return build(kernel, source, self.emit)
 
     def stages(self, kernel: Kernel, source: str, arch: str | None = None) -> Iterator[Stage]:
-        """Yield TTIR, TTGIR, LLVM IR, then PTX and cubin, or AMD assembly and code object.  Needs no device.
+        """Yield TTIR, TTGIR, LLVM IR, then PTX, cubin and SASS, or AMD assembly and code object.  Needs no device.
 
         Raises:
             BuildError: Triton cannot compile `source` for `arch`.
