@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fusion.backend import Backend, fusion_backend
     from fusion.fallback import FusionWarning
     from fusion.inspect.accuracy import Accuracy, LaunchError
-    from fusion.inspect.report import Explanation, Report
+    from fusion.inspect.explanation import Explanation
+    from fusion.inspect.report import Report
     from fusion.lowering.errors import BuildError, FusionError, Unsupported, VerifyError
     from fusion.options import Options
 
@@ -53,7 +54,8 @@ _HOMES = {
     "fusion.backend": ("Backend", "fusion_backend"),
     "fusion.fallback": ("FusionWarning",),
     "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),
-    "fusion.inspect.report": ("Explanation", "Report"),
+    "fusion.inspect.explanation": ("Explanation",),
+    "fusion.inspect.report": ("Report",),
     "fusion.lowering.errors": ("BuildError", "FusionError", "Unsupported", "VerifyError"),
     "fusion.options": ("Options",),
 }

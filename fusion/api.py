@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from fusion.backend import Backend
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.breaks import codes_of, other_breaks
+from fusion.inspect.explanation import Explanation
 from fusion.inspect.measurement import Measurement
-from fusion.inspect.report import Explanation
 from fusion.options import Options
 from fusion.region import compile_anew
 

@@ -51,7 +51,7 @@ class DeviceReport:
     """What the predicted times of a report assume of the device, in bytes and additions per microsecond.
 
     Attributes:
-        name: the machine, as the target identifies it.
+        name: the machine, as the first line of the target's identity names it.
         launch_us: microseconds of a launch.
         bandwidth: bytes that a launch touches → bytes per microsecond, ascending; one entry if it does not vary.
         flops: scalar operations.
@@ -72,7 +72,8 @@ class DeviceReport:
         rates = target.capabilities.rates
         curve = rates.bandwidth if isinstance(rates.bandwidth, tuple) else ((1.0, rates.bandwidth),)
         shares = tuple(sorted(rates.matrix_share.items()))
-        return cls(target.identity, rates.launch_us, curve, rates.flops, rates.matrix_flops, shares)
+        name = target.identity.partition("\n")[0].rpartition(": ")[2]  # "model name\t: AMD EPYC"
+        return cls(name, rates.launch_us, curve, rates.flops, rates.matrix_flops, shares)
 
 
 @dataclass(frozen=True, slots=True)

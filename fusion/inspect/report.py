@@ -240,66 +240,14 @@ class Report:
     @property
     def far_off(self) -> tuple[KernelReport, ...]:
         """The kernels whose measured time is far from the predicted one (`FAR_OFF`), the farthest first."""
-        return _farthest_first(self.kernels)
+        return farthest_first(self.kernels)
 
     def _end(self) -> list[str]:
         return [] if self.graph_break is None else [f"  {self.graph_break}"]
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Holds the reports of all graphs of a program, and their sums.  `print` shows it as a list.
-
-    Attributes:
-        graphs: the report of each graph, in the order of compilation.
-        other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
-            break before the first operation; as far as Dynamo remembers.
-    """
-
-    graphs: tuple[Report, ...]
-    other_breaks: tuple[Break, ...] = ()
-
-    @property
-    def kernels(self) -> tuple[KernelReport, ...]:
-        """The launches of all graphs, in their order."""
-        return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
-
-    @property
-    def far_off(self) -> tuple[KernelReport, ...]:
-        """The kernels whose measured time is far from the predicted one, the farthest first."""
-        return _farthest_first(self.kernels)
-
-    @property
-    def externs(self) -> tuple[ExternReport, ...]:
-        """The calls that were left to PyTorch, with their reasons."""
-        return tuple(extern for graph in self.graphs for extern in graph.externs)
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        """The data edges that were not fused, with reason, bytes and predicted microseconds."""
-        return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
-
-    @property
-    def graph_breaks(self) -> tuple[Break, ...]:
-        """The places at which the program leaves a graph and goes on in Python."""
-        return (*(graph.graph_break for graph in self.graphs if graph.graph_break is not None), *self.other_breaks)
-
-    @property
-    def traffic_before(self) -> Traffic:
-        """The bytes that all operations would move, each by itself."""
-        return sum((graph.traffic_before for graph in self.graphs), Traffic(0, 0))
-
-    @property
-    def traffic_after(self) -> Traffic:
-        """The bytes that all kernels and calls move."""
-        return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
-
-    def __str__(self) -> str:
-        graphs = self.graphs or ("nothing was compiled: no tensor operations were captured",)
-        return "\n".join(map(str, (*graphs, *self.other_breaks)))
-
-
-def _farthest_first(kernels: Sequence[KernelReport]) -> tuple[KernelReport, ...]:
+def farthest_first(kernels: Sequence[KernelReport]) -> tuple[KernelReport, ...]:
+    """Return the kernels whose measured time is far from the predicted one, the farthest first."""
     return tuple(sorted((kernel for kernel in kernels if kernel.is_far_off), key=_off_by, reverse=True))
 
 

@@ -13,7 +13,8 @@ import fusion
 import fusion.codegen.c
 from fusion.codegen import targets
 from fusion.inspect import measurement
-from fusion.inspect.report import Explanation, KernelReport
+from fusion.inspect.explanation import Explanation
+from fusion.inspect.report import KernelReport
 from fusion.lowering.errors import Unsupported
 
 SLEEP = 0.02
