@@ -16,7 +16,7 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.kernel import only_stored
 from fusion.lowering.printer import format_nodes
-from fusion.lowering.program import Extern, Node, Program, memory_of, reads, writes
+from fusion.lowering.program import Contract, Extern, Node, Program, Reduce, Scan, memory_of, reads, writes
 from fusion.schedule import Step
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall
@@ -35,6 +35,7 @@ class OperationReport:
         origin: the operation, with module and line of the program.
         bytes_read: bytes that it reads if it runs by itself.
         bytes_written: bytes that it writes.
+        fold: the fold of a reduction or a scan, "dot" of a contraction; else empty.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class OperationReport:
     origin: Origin
     bytes_read: int
     bytes_written: int
+    fold: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def operations_of(program: Program, hints: Mapping[sympy.Symbol, int]) -> Iterat
         outs = writes(node)
         origin = next((program.origins[name] for name in outs if name in program.origins), Origin(_label(node)))
         moved = traffic_of(program, node, hints)
-        yield OperationReport(_kind(node), text, reads(node), outs, origin, *moved)
+        yield OperationReport(_kind(node), text, reads(node), outs, origin, *moved, _fold(node))
 
 
 def traffic_of(program: Program, node: Node, hints: Mapping[sympy.Symbol, int]) -> tuple[int, int]:
@@ -129,6 +131,12 @@ def tensors_of(program: Program, step: Step, number: int, runs: int, prefix: str
 
 def _kind(node: Node) -> str:
     return "view" if isinstance(node, Extern) and node.is_view else type(node).__name__.lower()
+
+
+def _fold(node: Node) -> str:
+    if isinstance(node, (Reduce, Scan)):
+        return node.op
+    return "dot" if isinstance(node, Contract) else ""
 
 
 def _label(node: Node) -> str:

@@ -13,6 +13,7 @@ import fusion
 from fusion.codegen.price import Price
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.inspect.breaks import Break
+from fusion.inspect.document.attribution import Attribution
 from fusion.inspect.document.edges import Edges
 from fusion.inspect.document.files import Files
 from fusion.inspect.document.remedies import remedy, remedy_of_call
@@ -78,7 +79,7 @@ class _Building:
     def graph(self, number: int, report: Report) -> GraphEntry:
         """Return the entry of a graph, and add its launches to the entries of their kernels."""
         steps = _in_order(report)
-        edges = Edges(report.lowered, steps)
+        edges, attribution = Edges(report.lowered, steps), Attribution(report.lowered)
         return GraphEntry(
             label=report.label,
             failure=report.failure,
@@ -87,7 +88,7 @@ class _Building:
             traffic_after=_traffic(report.traffic_after),
             device=None if report.device is None else _device(report.device),
             operations=[self.operation(each, edges.steps[k]) for k, each in enumerate(report.lowered)],
-            steps=[self.step(step, edges, (number, k)) for k, step in enumerate(steps)],
+            steps=[self.step(step, edges, attribution, (number, k)) for k, step in enumerate(steps)],
             refusals=self.refusals(report, edges),
             tunings=[_tuning(each) for each in report.tunings],
             passes=[_pass(each) for each in report.passes],
@@ -108,18 +109,20 @@ class _Building:
             steps=list(steps),
         )
 
-    def step(self, step: KernelReport | ExternReport, edges: Edges, launch: tuple[int, int]) -> StepEntry:
+    def step(
+        self, step: KernelReport | ExternReport, edges: Edges, attribution: Attribution, launch: tuple[int, int]
+    ) -> StepEntry:
         """Return the entry of a launch or a call; `launch` is its graph and its position there."""
-        place, is_kernel = step.place, isinstance(step, KernelReport)
-        origin = _origin_of(step)
+        place, is_kernel, operations = step.place, isinstance(step, KernelReport), edges.operations[launch[1]]
         return StepEntry(
             kind="kernel" if is_kernel else "call",
             name=step.name,
             kernel=self.kernel(step, launch) if isinstance(step, KernelReport) else None,
             reason="" if isinstance(step, KernelReport) else step.reason or "no rule",
             remedy="" if isinstance(step, KernelReport) else remedy_of_call(step.reason),
-            place=self.files.place(origin),
-            operations=edges.operations[launch[1]],
+            place=self.files.place(_origin_of(step)),
+            operations=operations,
+            lines=attribution.lines(step, operations) if isinstance(step, KernelReport) else [],
             reads=list(place.reads),
             writes=list(place.writes),
             params=list(place.params),

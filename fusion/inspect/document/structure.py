@@ -93,7 +93,9 @@ class OperationEntry(TypedDict):
 class StepEntry(TypedDict):
     """A launch (`kernel` is an entry of `kernels`) or a call of the library (`reason` says why it is one).
 
-    `params` are the tensors of a kernel's parameters, in order.  `remedy` is what it would take to generate a call.
+    `params` are the tensors of a kernel's parameters, in order.  `lines` are, for each line of the kernel's source, the
+    operations among which those of the line are; none where nothing is known beyond `operations`.  `remedy` is what it
+    would take to generate a call.
     """
 
     kind: str
@@ -103,6 +105,7 @@ class StepEntry(TypedDict):
     remedy: str
     place: Place
     operations: list[int]
+    lines: list[list[int]]
     reads: list[str]
     writes: list[str]
     params: list[str]

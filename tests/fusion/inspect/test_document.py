@@ -120,6 +120,25 @@ def test_artefacts_name_lines_of_the_source(document: Document) -> None:
         assert max(artefact["lines"]) <= len(kernel["source"].splitlines()) and any(artefact["lines"])
 
 
+def test_lines_of_a_source_are_those_of_the_operations_between_their_ends() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        scaled = x * y
+        return torch.exp(scaled - scaled.amax(-1, keepdim=True))
+
+    found = fusion.explain(program, options=FRESH)(torch.randn(8, 96), torch.randn(8, 96)).json()
+    (graph,), (kernel,) = found["graphs"], found["kernels"]
+    (step,) = graph["steps"]
+    names = {
+        line.strip(): [graph["operations"][k]["name"] for k in operations]
+        for line, operations in zip(kernel["source"].splitlines(), step["lines"], strict=True)
+    }
+    assert any("exp_float(" in line and computed == ["mul", "sub", "exp"] for line, computed in names.items())
+    assert any(
+        line.startswith("max0_shares[l] = t0 >") and computed == ["mul", "amax"] for line, computed in names.items()
+    )
+    assert names["return 0;"] == []
+
+
 def test_refusals_come_with_their_ends_and_a_remedy_the_most_expensive_first(document: Document) -> None:
     refusals = document["graphs"][0]["refusals"]
     costs = [refusal["microseconds"] for refusal in refusals]
