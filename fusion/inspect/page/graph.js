@@ -3,12 +3,12 @@
 
 /** Shows a view of a graph; `chosen` is [graph, "before" or "after", key of the view, an item of it]. */
 function showGraph(chosen) {
-  const g = Number(chosen[0] ?? 0);
-  const when = chosen[1] ?? "after";
+  const g = report.graphs[chosen[0]] ? Number(chosen[0]) : 0;
+  const when = chosen[1] === "before" ? "before" : "after";
   if (!report.graphs.length) return element("p", { class: "empty" }, "Nothing was compiled.");
   const tree = views[g][when];
   const item = chosen[3] === undefined || chosen[3] === "" ? null : Number(chosen[3]);
-  const key = chosen[2] || (item === null ? "0" : viewWith(tree, item));
+  const key = tree[chosen[2]] ? chosen[2] : viewWith(tree, item);
   const view = tree[key];
   const side = element("div", {});
   const options = report.graphs.map((graph, k) => [k, `${k + 1}: ${graph.label}`]);

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import TypedDict
 
@@ -19,6 +20,8 @@ from fusion.inspect.page.layout import layered
 
 MOST = 120
 """The most boxes of a view, without those at its border."""
+FEW = 40
+"""The boxes up to which a view shows parts of parts."""
 BORDER = 12
 """The most boxes for what is outside of a view, in either direction."""
 LETTER, PADDING, WIDEST = 7.0, 20.0, 34
@@ -32,8 +35,8 @@ class Box(TypedDict):
     item: int | None
     view: str | None
     count: int
-    x: float
-    y: float
+    x: int
+    y: int
     width: float
 
 
@@ -42,7 +45,7 @@ class Line(TypedDict):
 
     start: int
     end: int
-    points: list[list[float]]
+    points: list[list[int]]
     tensors: list[str]
 
 
@@ -90,7 +93,7 @@ def views_of(graph: GraphEntry) -> GraphViews:
         for each in graph["operations"]
     ]
     steps = [
-        Item(each["name"], _shared([operations[k].module for k in each["operations"]]), each["reads"], each["writes"])
+        Item(each["name"], _most(operations[k].module for k in each["operations"]), each["reads"], each["writes"])
         for each in graph["steps"]
     ]
     return GraphViews(before=_views(operations), after=_views(steps))
@@ -105,19 +108,15 @@ def _components(module: str) -> tuple[str, ...]:
     return tuple(re.split(r"\.(?!\d)", module)) if module else ()
 
 
-def _shared(paths: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the path of the innermost module that holds all of several ones, which name one."""
-    named = [path for path in paths if path]
-    first = min(named, default=())
-    last = max(named, default=())
-    length = next(
-        (k for k, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), min(len(first), len(last))
-    )
-    return first[:length]
+def _most(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the module that most operations of a step are of, the first of several."""
+    counted = Counter(path for path in paths if path)
+    return counted.most_common(1)[0][0] if counted else ()
 
 
-def _views(items: Sequence[Item]) -> dict[str, View]:
-    edges = _edges(items)
+def _views(given: Sequence[Item]) -> dict[str, View]:
+    edges = _edges(given)
+    items = _with_modules(given, edges)
     root = _collapsed("all", [*range(len(items))], items, 0)
     views: dict[str, View] = {}
     todo: list[tuple[str, str | None, Part]] = [("0", None, root)]
@@ -127,6 +126,15 @@ def _views(items: Sequence[Item]) -> dict[str, View]:
         views[key] = _view(part, parent, key, items, edges)
         todo.extend((name, key, each) for name, each in inner.items())
     return views
+
+
+def _with_modules(items: Sequence[Item], edges: Sequence[tuple[int, int, str]]) -> list[Item]:
+    """Return items of which those without a module have that of their first reader, or else of a producer."""
+    modules = [item.module for item in items]
+    readers = sorted(((start, end) for start, end, _ in edges), key=lambda edge: (-edge[0], edge[1]))
+    for start, end in [*readers, *((end, start) for start, end, _ in edges)]:
+        modules[start] = modules[start] or modules[end]
+    return [replace(item, module=module) for item, module in zip(items, modules, strict=True)]
 
 
 def _edges(items: Sequence[Item]) -> list[tuple[int, int, str]]:
@@ -150,14 +158,28 @@ def _collapsed(title: str, numbers: list[int], items: Sequence[Item], depth: int
         path = items[number].module
         groups.setdefault(path[depth] if depth < len(path) else "", []).append(number)
     loose = groups.pop("", [])
-    if len(groups) == 1 and len(loose) <= MOST // 4:
-        ((name, inner),) = groups.items()
-        below = _collapsed(f"{title}.{name}" if depth else name, inner, items, depth + 1)
-        part.parts = [*loose, *below.parts]
-    else:
-        part.parts = [*loose, *(_collapsed(name, inner, items, depth + 1) for name, inner in groups.items())]
-    part.parts = _bundled(sorted(part.parts, key=_first), items)
+    alone = [inner[0] for inner in groups.values() if len(inner) == 1]
+    parts = [_collapsed(name, inner, items, depth + 1) for name, inner in groups.items() if len(inner) > 1]
+    part.parts = [*loose, *alone, *parts]
+    part.parts = _bundled(sorted(_opened(part.parts), key=_first), items)
     return part
+
+
+def _opened(parts: list[Part | int]) -> list[Part | int]:
+    """Replace large parts by what they hold, the largest first, as long as there are few boxes."""
+    while True:
+        largest = max(
+            (each for each in parts if isinstance(each, Part)), key=lambda each: len(each.items), default=None
+        )
+        if largest is None or len(parts) + len(largest.parts) - 1 > FEW:
+            return parts
+        inner = [_named_within(largest, each) for each in largest.parts]
+        parts = [each for each in parts if each is not largest] + inner
+
+
+def _named_within(outer: Part, part: Part | int) -> Part | int:
+    """Return a part under the name that it has outside of the part that holds it."""
+    return part if isinstance(part, int) else Part(f"{outer.title}.{part.title}", part.items, part.parts)
 
 
 def _bundled(parts: list[Part | int], items: Sequence[Item]) -> list[Part | int]:
@@ -235,12 +257,12 @@ def _laid_out(
     down = [(pair if rank[pair[0]] < rank[pair[1]] else pair[::-1]) for pair in passed]
     layout = layered([box["width"] for box in boxes], down)
     for box, (x, y) in zip(boxes, layout.centres, strict=True):
-        box["x"], box["y"] = x, y
+        box["x"], box["y"] = round(x), round(y)
     lines = [
         Line(
             start=pair[0],
             end=pair[1],
-            points=[list(p) for p in (points if pair == way else points[::-1])],
+            points=[[round(x), round(y)] for x, y in (points if pair == way else points[::-1])],
             tensors=names[:3],
         )
         for (pair, names), way, points in zip(passed.items(), down, layout.edges, strict=True)
