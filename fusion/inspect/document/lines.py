@@ -94,7 +94,7 @@ def _llvm_line(name: str, table: Mapping[str, str], own: str) -> int:
     for _ in range(MOST_INLINED):
         value = table.get(name, "")
         line = re.search(r"\bline: (\d+)", value)
-        if line and "DILocation(" in value and _file_of(_field("scope", value), table) == own:
+        if line and own and "DILocation(" in value and _file_of(_field("scope", value), table) == own:
             return int(line[1])
         name = _field("inlinedAt", value)
     return 0

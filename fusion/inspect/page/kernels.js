@@ -1,6 +1,8 @@
 "use strict";
 // The list of launches and calls, equal ones as one row, and what is known of one of them.
 
+const MOST_CARDS = 20;
+
 /** Shows all rows, and the launch that `chosen` names as [row's key, number of its launch]. */
 function showKernels(chosen) {
   const rows = sorted(rowsOfSteps(report.graphs), costOf, false);
@@ -69,7 +71,13 @@ function neighboursOf(g, s) {
   if (!refusals.length) {
     return element("p", { class: "dim" }, "No edge between this step and another one is in the ledger of refusals.");
   }
-  return element("div", {}, refusals.map((refusal) => refusalCard(g, refusal, s)));
+  const rest = refusals.length - MOST_CARDS;
+  const more = () => {
+    ledger.query = graph.steps[s].name;
+    go("refusals");
+  };
+  return element("div", {}, refusals.slice(0, MOST_CARDS).map((refusal) => refusalCard(g, refusal, s)),
+    rest > 0 ? link(`${rest} more in the ledger`, more) : null);
 }
 
 /** Shows one refusal, with links to the steps at its ends, but to that at which the reader is. */
