@@ -10,10 +10,22 @@ async function unpacked(artefact) {
 
 /** Creates a pane with numbered lines; `lines` are objects with a number, a text, and classes. */
 function pane(head, lines, click) {
-  const code = element("div", { class: "code", tabindex: 0 }, lines.map((line, k) => element("div", {
-    "data-number": line.number ?? "", "data-line": line.gap ? null : k, class: line.classes ?? null,
-    click: line.gap ? null : () => click(k),
-  }, line.text || " ")));
+  const code = element(
+    "div",
+    { class: "code", tabindex: 0 },
+    lines.map((line, k) =>
+      element(
+        "div",
+        {
+          "data-number": line.number ?? "",
+          "data-line": line.gap ? null : k,
+          class: line.classes ?? null,
+          click: line.gap ? null : () => click(k),
+        },
+        line.text || " ",
+      ),
+    ),
+  );
   return { node: element("div", { class: "pane" }, element("div", { class: "head" }, head), code), code };
 }
 
@@ -31,7 +43,13 @@ function mark(code, test, scroll) {
 const NEAR = 6;
 
 const STAGES = {
-  s: "assembly", ttir: "Triton IR", ttgir: "Triton GPU IR", llir: "LLVM IR", ptx: "PTX", sass: "SASS", amdgcn: "AMD assembly",
+  s: "assembly",
+  ttir: "Triton IR",
+  ttgir: "Triton GPU IR",
+  llir: "LLVM IR",
+  ptx: "PTX",
+  sass: "SASS",
+  amdgcn: "AMD assembly",
 };
 
 /** Returns the lines of the program near those of a launch, as lines of a pane, with the place of each. */
@@ -42,8 +60,12 @@ function programLines(places) {
     const named = new Set(places.filter((place) => place.file === number).map((place) => place.line));
     lines.push({ gap: true, text: file.path || file.name, classes: "gap dim" });
     let last = null;
-    const all = file.excerpts.flatMap((part) => part.lines.map((text, k) => ({ number: part.first + k, text })));
-    for (const line of all.length ? all : [...named].map((line) => ({ number: line, text: "(not readable)" }))) {
+    const all = file.excerpts.flatMap((part) =>
+      part.lines.map((text, k) => ({ number: part.first + k, text })),
+    );
+    for (const line of all.length
+      ? all
+      : [...named].map((line) => ({ number: line, text: "(not readable)" }))) {
       if (![...named].some((each) => Math.abs(each - line.number) <= NEAR)) continue;
       if (last !== null && line.number > last + 1) lines.push({ gap: true, text: "", classes: "gap dim" });
       lines.push({ ...line, file: number, classes: named.has(line.number) ? "kernel" : null });
@@ -57,7 +79,9 @@ function programLines(places) {
 function codePanes(graph, step, kernel) {
   const program = programLines(placesOf(graph, step.operations));
   const source = kernel.source.split("\n").map((text, k) => ({
-    number: k + 1, text, classes: step.lines[k]?.length ? "known" : null,
+    number: k + 1,
+    text,
+    classes: step.lines[k]?.length ? "known" : null,
   }));
   const holder = element("div", { class: "panes" });
   const panes = { artefact: null, lines: [] };
@@ -68,15 +92,21 @@ function codePanes(graph, step, kernel) {
   function showSource(number, from) {
     const operations = step.lines[number - 1]?.length ? step.lines[number - 1] : step.operations;
     const places = placesOf(graph, operations);
-    mark(own.code, (k) => places.some((at) => at.file === program[k].file && at.line === program[k].number), from !== "program");
+    mark(
+      own.code,
+      (k) => places.some((at) => at.file === program[k].file && at.line === program[k].number),
+      from !== "program",
+    );
     mark(written.code, (k) => k + 1 === number, from !== "source");
-    if (panes.artefact) mark(panes.artefact, (k) => number > 0 && panes.lines[k] === number, from !== "artefact");
+    if (panes.artefact)
+      mark(panes.artefact, (k) => number > 0 && panes.lines[k] === number, from !== "artefact");
   }
 
   /** Shows the lines of the source that may compute those operations that come from a line of the program. */
   function showProgram(k) {
     const { file, number } = program[k];
-    const of = (operation) => graph.operations[operation].place.file === file && graph.operations[operation].place.line === number;
+    const of = (operation) =>
+      graph.operations[operation].place.file === file && graph.operations[operation].place.line === number;
     const hits = new Set(step.lines.flatMap((operations, line) => (operations.some(of) ? [line + 1] : [])));
     mark(own.code, (line) => line === k, false);
     mark(written.code, (line) => hits.has(line + 1), true);
@@ -86,10 +116,15 @@ function codePanes(graph, step, kernel) {
   async function showStage(stage) {
     const artefact = kernel.artefacts.find((each) => each.stage === stage);
     const { text, lines } = artefact ? await unpacked(artefact) : { text: kernel.program, lines: [] };
-    const options = [["block program", "block program"], ...kernel.artefacts.map((each) => [each.stage, STAGES[each.stage] ?? each.stage])];
-    const made = pane(["Stage ", choice(options, stage, showStage, "stage")],
+    const options = [
+      ["block program", "block program"],
+      ...kernel.artefacts.map((each) => [each.stage, STAGES[each.stage] ?? each.stage]),
+    ];
+    const made = pane(
+      ["Stage ", choice(options, stage, showStage, "stage")],
       text.split("\n").map((line, k) => ({ number: k + 1, text: line, classes: lines[k] ? "known" : null })),
-      (k) => showSource(lines[k] ?? 0, "artefact"));
+      (k) => showSource(lines[k] ?? 0, "artefact"),
+    );
     Object.assign(panes, { artefact: made.code, lines });
     refill(holder, own.node, written.node, made.node);
   }

@@ -52,18 +52,38 @@ const SHOWN = 300;
 function table(columns, rows, { open = null, order = 0, chosen = null } = {}) {
   const body = element("tbody");
   const state = { column: order, reversed: false, shown: SHOWN };
-  const more = element("button", { type: "button", click: () => { state.shown += SHOWN; fill(); } });
+  const more = element("button", {
+    type: "button",
+    click: () => {
+      state.shown += SHOWN;
+      fill();
+    },
+  });
   function cell(column, row) {
-    return element("td", { class: column.number ? "number" : column.kind ?? null }, column.text(row));
+    return element("td", { class: column.number ? "number" : (column.kind ?? null) }, column.text(row));
   }
   function fill() {
     const by = columns[state.column]?.by;
     const all = by ? sorted(rows, by, state.reversed) : rows;
-    refill(body, all.slice(0, state.shown).map((row) => {
-      const attributes = { class: [open ? "open" : "", chosen?.(row) ? "chosen" : ""].join(" ") };
-      if (open) Object.assign(attributes, { click: () => open(row), tabindex: 0, keydown: (event) => { if (event.key === "Enter") open(row); } });
-      return element("tr", attributes, columns.map((column) => cell(column, row)));
-    }));
+    refill(
+      body,
+      all.slice(0, state.shown).map((row) => {
+        const attributes = { class: [open ? "open" : "", chosen?.(row) ? "chosen" : ""].join(" ") };
+        if (open)
+          Object.assign(attributes, {
+            click: () => open(row),
+            tabindex: 0,
+            keydown: (event) => {
+              if (event.key === "Enter") open(row);
+            },
+          });
+        return element(
+          "tr",
+          attributes,
+          columns.map((column) => cell(column, row)),
+        );
+      }),
+    );
     more.textContent = `${all.length - state.shown} more rows`;
     more.hidden = all.length <= state.shown;
   }
@@ -74,14 +94,28 @@ function table(columns, rows, { open = null, order = 0, chosen = null } = {}) {
       state.column = k;
       fill();
     };
-    return element("th", { class: column.number ? "number" : null }, element("button", { type: "button", click }, column.title));
+    return element(
+      "th",
+      { class: column.number ? "number" : null },
+      element("button", { type: "button", click }, column.title),
+    );
   }
   fill();
-  return element("div", {}, element("table", {}, element("thead", {}, element("tr", {}, columns.map(head))), body), more);
+  return element(
+    "div",
+    {},
+    element("table", {}, element("thead", {}, element("tr", {}, columns.map(head))), body),
+    more,
+  );
 }
 
 /** Creates a choice; `options` are pairs of a value and a text. */
 function choice(options, value, change, label) {
-  return element("select", { "aria-label": label, change: (event) => change(event.target.value) },
-    options.map(([key, text]) => element("option", { value: key, selected: String(key) === String(value) }, text)));
+  return element(
+    "select",
+    { "aria-label": label, change: (event) => change(event.target.value) },
+    options.map(([key, text]) =>
+      element("option", { value: key, selected: String(key) === String(value) }, text),
+    ),
+  );
 }

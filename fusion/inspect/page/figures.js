@@ -34,11 +34,14 @@ function sumKnown(numbers) {
 /** Returns launches and calls, equal ones as one row with all of its places. */
 function rowsOfSteps(graphs) {
   const rows = new Map();
-  graphs.forEach((graph, g) => graph.steps.forEach((step, s) => {
-    const key = step.kind === "kernel" ? `kernel ${step.kernel}` : `call ${step.name} ${step.reason}`;
-    if (!rows.has(key)) rows.set(key, { key, kind: step.kind, kernel: step.kernel, name: step.name, launches: [] });
-    rows.get(key).launches.push([g, s]);
-  }));
+  graphs.forEach((graph, g) =>
+    graph.steps.forEach((step, s) => {
+      const key = step.kind === "kernel" ? `kernel ${step.kernel}` : `call ${step.name} ${step.reason}`;
+      if (!rows.has(key))
+        rows.set(key, { key, kind: step.kind, kernel: step.kernel, name: step.name, launches: [] });
+      rows.get(key).launches.push([g, s]);
+    }),
+  );
   const steps = (row) => row.launches.map(([g, s]) => graphs[g].steps[s]);
   return [...rows.values()].map((row) => ({
     ...row,
@@ -58,28 +61,42 @@ function costOf(row) {
 /** Returns whether all words of a query are in a text, in any case. */
 function matches(query, text) {
   const folded = text.toLowerCase();
-  return query.toLowerCase().split(/\s+/).every((word) => folded.includes(word));
+  return query
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => folded.includes(word));
 }
 
 /** Returns refusals of all graphs, with the places of their graphs; equal ones are one row if `grouped`. */
 function rowsOfRefusals(graphs, grouped) {
   const rows = new Map();
-  graphs.forEach((graph, g) => graph.refusals.forEach((refusal, r) => {
-    const ends = [refusal.from_step, refusal.to_step].map((s) => (s === null ? "?" : graph.steps[s].name));
-    const plain = refusal.reason.replace(/[\d.]+/g, "#");
-    const key = grouped ? [plain, ...ends, refusal.place.text].join("\n") : `${g} ${r}`;
-    if (!rows.has(key)) rows.set(key, { ...refusal, graph: g, ends, count: 0, bytes: 0, microseconds: 0, worst: -1 });
-    const row = rows.get(key);
-    row.count += 1;
-    row.bytes += refusal.bytes;
-    row.microseconds += refusal.microseconds;
-  }));
+  graphs.forEach((graph, g) =>
+    graph.refusals.forEach((refusal, r) => {
+      const ends = [refusal.from_step, refusal.to_step].map((s) => (s === null ? "?" : graph.steps[s].name));
+      const plain = refusal.reason.replace(/[\d.]+/g, "#");
+      const key = grouped ? [plain, ...ends, refusal.place.text].join("\n") : `${g} ${r}`;
+      if (!rows.has(key))
+        rows.set(key, { ...refusal, graph: g, ends, count: 0, bytes: 0, microseconds: 0, worst: -1 });
+      const row = rows.get(key);
+      row.count += 1;
+      row.bytes += refusal.bytes;
+      row.microseconds += refusal.microseconds;
+    }),
+  );
   return [...rows.values()];
 }
 
 /** Returns the text of a refusal that a search looks in. */
 function textOfRefusal(row) {
-  return [row.producer, row.consumer, row.reason, row.remedy, row.place.text, row.place.module, ...row.ends].join(" ");
+  return [
+    row.producer,
+    row.consumer,
+    row.reason,
+    row.remedy,
+    row.place.text,
+    row.place.module,
+    ...row.ends,
+  ].join(" ");
 }
 
 /** Sorts rows by a function, numbers descending and texts ascending, or the other way round if `reversed`. */

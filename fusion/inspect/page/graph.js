@@ -12,15 +12,31 @@ function showGraph(chosen) {
   const view = tree[key];
   const side = element("div", {});
   const options = report.graphs.map((graph, k) => [k, `${k + 1}: ${graph.label}`]);
-  const whens = [["before", `before: ${formatCount(report.graphs[g].operations.length, "operation")}`], ["after", `after: ${formatCount(report.graphs[g].steps.length, "step")}`]];
+  const whens = [
+    ["before", `before: ${formatCount(report.graphs[g].operations.length, "operation")}`],
+    ["after", `after: ${formatCount(report.graphs[g].steps.length, "step")}`],
+  ];
   const drawing = drawView(g, when, view, item, side);
   if (item === null) refill(side, element("p", { class: "dim" }, hintOf(when)));
-  return element("div", {},
-    element("div", { class: "bar" },
+  return element(
+    "div",
+    {},
+    element(
+      "div",
+      { class: "bar" },
       choice(options, g, (value) => go("graph", value, when), "graph"),
-      whens.map(([name, text]) => element("button", { type: "button", "aria-pressed": name === when, click: () => go("graph", g, name) }, name === when ? `● ${text}` : text)),
-      trail(g, when, tree, key), element("span", { class: "dim" }, "drag to pan, wheel to zoom, double click to fit")),
-    element("div", { class: "graph" }, drawing, side));
+      whens.map(([name, text]) =>
+        element(
+          "button",
+          { type: "button", "aria-pressed": name === when, click: () => go("graph", g, name) },
+          name === when ? `● ${text}` : text,
+        ),
+      ),
+      trail(g, when, tree, key),
+      element("span", { class: "dim" }, "drag to pan, wheel to zoom, double click to fit"),
+    ),
+    element("div", { class: "graph" }, drawing, side),
+  );
 }
 
 function hintOf(when) {
@@ -39,7 +55,10 @@ function viewWith(tree, item) {
 function trail(g, when, tree, key) {
   const keys = [];
   for (let at = key; at !== null; at = tree[at].parent) keys.unshift(at);
-  return keys.map((at) => [link(tree[at].title, () => go("graph", g, when, at)), " / "]).flat().slice(0, -1);
+  return keys
+    .map((at) => [link(tree[at].title, () => go("graph", g, when, at)), " / "])
+    .flat()
+    .slice(0, -1);
 }
 
 /** Returns the hue of a step: equal kernels have equal ones. */
@@ -53,7 +72,8 @@ function drawView(g, when, view, item, side) {
   const canvas = drawn("svg", { role: "img", "aria-label": `the graph ${when} fusion` });
   const boxes = view.boxes.map((box) => drawBox(g, when, box));
   const lines = view.lines.map((line) => drawLine(g, when, view, line));
-  const clear = () => [canvas, ...boxes, ...lines].forEach((each) => each.classList.remove("chosen", "mate", "picking"));
+  const clear = () =>
+    [canvas, ...boxes, ...lines].forEach((each) => each.classList.remove("chosen", "mate", "picking"));
 
   function choose(k) {
     const box = view.boxes[k];
@@ -65,7 +85,8 @@ function drawView(g, when, view, item, side) {
       const own = graph.operations[box.item].steps;
       canvas.classList.toggle("picking", own.length > 0);
       view.boxes.forEach((other, m) => {
-        const mates = other.item !== null && m !== k && graph.operations[other.item].steps.some((s) => own.includes(s));
+        const mates =
+          other.item !== null && m !== k && graph.operations[other.item].steps.some((s) => own.includes(s));
         boxes[m].classList.toggle("mate", mates);
       });
     }
@@ -73,13 +94,17 @@ function drawView(g, when, view, item, side) {
   }
   boxes.forEach((node, k) => {
     node.addEventListener("click", () => choose(k));
-    node.addEventListener("keydown", (event) => { if (event.key === "Enter") choose(k); });
+    node.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") choose(k);
+    });
   });
-  lines.forEach((node, k) => node.addEventListener("click", () => {
-    clear();
-    node.classList.add("chosen");
-    refill(side, edgeCard(g, when, view, view.lines[k]));
-  }));
+  lines.forEach((node, k) =>
+    node.addEventListener("click", () => {
+      clear();
+      node.classList.add("chosen");
+      refill(side, edgeCard(g, when, view, view.lines[k]));
+    }),
+  );
   canvas.append(...lines, ...boxes);
   panAndZoom(canvas, view);
   const start = view.boxes.findIndex((box) => item !== null && box.item === item && box.count === 1);
@@ -88,7 +113,12 @@ function drawView(g, when, view, item, side) {
 }
 
 function drawBox(g, when, box) {
-  const steps = when === "before" && box.item !== null ? report.graphs[g].operations[box.item].steps : box.item === null ? [] : [box.item];
+  const steps =
+    when === "before" && box.item !== null
+      ? report.graphs[g].operations[box.item].steps
+      : box.item === null
+        ? []
+        : [box.item];
   const hue = box.count === 1 && steps.length ? hueOf(g, steps[0]) : null;
   const frame = { x: -box.width / 2, y: -14, width: box.width, height: 28 };
   const tint = drawn("rect", frame);
@@ -96,19 +126,32 @@ function drawBox(g, when, box) {
   if (hue !== null) tint.style.fill = `hsl(${hue} 65% 50% / 0.18)`;
   const label = box.count > 1 ? `${box.label} (${box.count})` : box.label;
   const kind = box.view !== null ? "part" : box.count === 0 ? "outside" : "";
-  return drawn("g", { class: `box ${kind}`, transform: `translate(${box.x} ${box.y})`, tabindex: 0 },
-    drawn("rect", frame), tint, drawn("text", { "text-anchor": "middle", y: 4 }, label), drawn("title", {}, label));
+  return drawn(
+    "g",
+    { class: `box ${kind}`, transform: `translate(${box.x} ${box.y})`, tabindex: 0 },
+    drawn("rect", frame),
+    tint,
+    drawn("text", { "text-anchor": "middle", y: 4 }, label),
+    drawn("title", {}, label),
+  );
 }
 
 function drawLine(g, when, view, line) {
   const refused = when === "after" && refusalsOf(g, view, line).length > 0;
   const points = line.points.map(([x, y]) => [x, y]);
-  const path = points.slice(1).reduce((text, [x, y], k) => {
-    const [px, py] = points[k];
-    const middle = (py + y) / 2;
-    return `${text} C ${px} ${middle} ${x} ${middle} ${x} ${y}`;
-  }, `M ${points[0].join(" ")}`);
-  return drawn("path", { class: refused ? "edge refused" : "edge", d: path }, drawn("title", {}, line.tensors.join(", ")));
+  const path = points.slice(1).reduce(
+    (text, [x, y], k) => {
+      const [px, py] = points[k];
+      const middle = (py + y) / 2;
+      return `${text} C ${px} ${middle} ${x} ${middle} ${x} ${y}`;
+    },
+    `M ${points[0].join(" ")}`,
+  );
+  return drawn(
+    "path",
+    { class: refused ? "edge refused" : "edge", d: path },
+    drawn("title", {}, line.tensors.join(", ")),
+  );
 }
 
 /** Returns the refusals between the steps of two boxes. */
@@ -121,33 +164,78 @@ function refusalsOf(g, view, line) {
 function edgeCard(g, when, view, line) {
   const [start, end] = [view.boxes[line.start], view.boxes[line.end]];
   const refusals = when === "after" ? refusalsOf(g, view, line) : [];
-  return element("div", {}, element("h2", {}, `${start.label} → ${end.label}`),
-    element("p", {}, `Tensors: ${line.tensors.join(", ")}`), refusals.map((each) => refusalCard(g, each)));
+  return element(
+    "div",
+    {},
+    element("h2", {}, `${start.label} → ${end.label}`),
+    element("p", {}, `Tensors: ${line.tensors.join(", ")}`),
+    refusals.map((each) => refusalCard(g, each)),
+  );
 }
 
 function operationCard(g, k) {
   const graph = report.graphs[g];
   const operation = graph.operations[k];
-  const steps = operation.steps.map((s) => element("p", {}, "Computed by ", link(graph.steps[s].name, () => openStep(g, s))));
-  return element("div", {}, element("h2", {}, operation.name), element("p", {}, operation.place.text, element("span", { class: "dim" }, ` ${operation.place.module}`)),
+  const steps = operation.steps.map((s) =>
+    element(
+      "p",
+      {},
+      "Computed by ",
+      link(graph.steps[s].name, () => openStep(g, s)),
+    ),
+  );
+  return element(
+    "div",
+    {},
+    element("h2", {}, operation.name),
+    element("p", {}, operation.place.text, element("span", { class: "dim" }, ` ${operation.place.module}`)),
     steps.length ? steps : element("p", { class: "dim" }, "A view: nothing computes it."),
-    element("p", { class: "dim" }, `alone: reads ${formatBytes(operation.bytes_read)}, writes ${formatBytes(operation.bytes_written)}`),
-    element("div", { class: "code plain" }, operation.text.split("\n").map((text) => element("div", {}, text))));
+    element(
+      "p",
+      { class: "dim" },
+      `alone: reads ${formatBytes(operation.bytes_read)}, writes ${formatBytes(operation.bytes_written)}`,
+    ),
+    element(
+      "div",
+      { class: "code plain" },
+      operation.text.split("\n").map((text) => element("div", {}, text)),
+    ),
+  );
 }
 
 function stepCard(g, s) {
   const step = report.graphs[g].steps[s];
-  return element("div", {}, element("h2", {}, step.name),
-    element("p", {}, figure(formatTime(step.predicted), "predicted"), " ", step.measured === null ? null : figure(formatTime(step.measured), "measured")),
-    element("p", {}, link("its source, and the lines of your program", () => openStep(g, s))),
+  return element(
+    "div",
+    {},
+    element("h2", {}, step.name),
+    element(
+      "p",
+      {},
+      figure(formatTime(step.predicted), "predicted"),
+      " ",
+      step.measured === null ? null : figure(formatTime(step.measured), "measured"),
+    ),
+    element(
+      "p",
+      {},
+      link("its source, and the lines of your program", () => openStep(g, s)),
+    ),
     step.kind === "call" ? callOf(step) : null,
-    element("h3", {}, "Why not one kernel with its neighbours?"), neighboursOf(g, s));
+    element("h3", {}, "Why not one kernel with its neighbours?"),
+    neighboursOf(g, s),
+  );
 }
 
 /** Lets a drawing be dragged and zoomed, by mouse, touch or keys. */
 function panAndZoom(canvas, view) {
   const margin = 30;
-  const whole = { x: -margin, y: -margin, w: Math.max(view.width, 300) + 2 * margin, h: Math.max(view.height, 200) + 2 * margin };
+  const whole = {
+    x: -margin,
+    y: -margin,
+    w: Math.max(view.width, 300) + 2 * margin,
+    h: Math.max(view.height, 200) + 2 * margin,
+  };
   const at = { ...whole, h: Math.min(whole.h, whole.w * 1.5) };
   const show = () => canvas.setAttribute("viewBox", `${at.x} ${at.y} ${at.w} ${at.h}`);
   const scale = () => Math.max(at.w / canvas.clientWidth, at.h / canvas.clientHeight) || 1;
@@ -159,13 +247,23 @@ function panAndZoom(canvas, view) {
     at.h *= grown;
     show();
   }
-  canvas.addEventListener("wheel", (event) => {
-    event.preventDefault();
-    const area = canvas.getBoundingClientRect();
-    zoom(event.deltaY > 0 ? 1.15 : 1 / 1.15, (event.clientX - area.left) / area.width, (event.clientY - area.top) / area.height);
-  }, { passive: false });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      const area = canvas.getBoundingClientRect();
+      zoom(
+        event.deltaY > 0 ? 1.15 : 1 / 1.15,
+        (event.clientX - area.left) / area.width,
+        (event.clientY - area.top) / area.height,
+      );
+    },
+    { passive: false },
+  );
   let drag = null;
-  canvas.addEventListener("pointerdown", (event) => { drag = { x: event.clientX, y: event.clientY, moved: false }; });
+  canvas.addEventListener("pointerdown", (event) => {
+    drag = { x: event.clientX, y: event.clientY, moved: false };
+  });
   canvas.addEventListener("pointermove", (event) => {
     if (drag === null || event.buttons === 0) return;
     const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
@@ -176,7 +274,12 @@ function panAndZoom(canvas, view) {
     drag = { x: event.clientX, y: event.clientY, moved: true };
     show();
   });
-  canvas.addEventListener("pointerup", () => { drag = null; });
-  canvas.addEventListener("dblclick", () => { Object.assign(at, whole); show(); });
+  canvas.addEventListener("pointerup", () => {
+    drag = null;
+  });
+  canvas.addEventListener("dblclick", () => {
+    Object.assign(at, whole);
+    show();
+  });
   show();
 }

@@ -10,14 +10,35 @@ function showKernels(chosen) {
   const [key, number] = [chosen[0] ?? rows[0].key, Number(chosen[1] ?? 0)];
   const row = rows.find((each) => each.key === key) ?? rows[0];
   const columns = [
-    { title: "kernel or call", text: (each) => element("span", { class: each.kind === "call" ? "dim" : null }, breakable(each.name)), by: (each) => each.name },
+    {
+      title: "kernel or call",
+      text: (each) => element("span", { class: each.kind === "call" ? "dim" : null }, breakable(each.name)),
+      by: (each) => each.name,
+    },
     { title: "×", number: true, text: (each) => each.launches.length, by: (each) => each.launches.length },
     { title: "predicted", number: true, text: (each) => formatTime(each.predicted), by: costOf },
     ...(rows.some((each) => each.measured !== null)
-      ? [{ title: "measured", number: true, text: (each) => formatTime(each.measured), by: (each) => each.measured }] : []),
-    { title: "bytes", number: true, text: (each) => formatBytes(each.read + each.written), by: (each) => each.read + each.written },
+      ? [
+          {
+            title: "measured",
+            number: true,
+            text: (each) => formatTime(each.measured),
+            by: (each) => each.measured,
+          },
+        ]
+      : []),
+    {
+      title: "bytes",
+      number: true,
+      text: (each) => formatBytes(each.read + each.written),
+      by: (each) => each.read + each.written,
+    },
   ];
-  const list = table(columns, rows, { open: (each) => go("kernels", each.key, 0), order: 2, chosen: (each) => each.key === row.key });
+  const list = table(columns, rows, {
+    open: (each) => go("kernels", each.key, 0),
+    order: 2,
+    chosen: (each) => each.key === row.key,
+  });
   return element("div", { class: "columns" }, element("div", { class: "list" }, list), detailOf(row, number));
 }
 
@@ -28,26 +49,48 @@ function detailOf(row, number) {
   const kernel = step.kernel === null ? null : report.kernels[step.kernel];
   const options = row.launches.map(([og, os], k) => {
     const other = report.graphs[og].steps[os];
-    return [k, [`${k + 1} of ${row.launches.length}`, report.graphs[og].label, other.place.module, other.place.text].filter(Boolean).join(", ")];
+    return [
+      k,
+      [`${k + 1} of ${row.launches.length}`, report.graphs[og].label, other.place.module, other.place.text]
+        .filter(Boolean)
+        .join(", "),
+    ];
   });
-  return element("div", { class: "detail" },
+  return element(
+    "div",
+    { class: "detail" },
     element("h2", {}, breakable(row.name)),
-    element("div", { class: "bar" },
+    element(
+      "div",
+      { class: "bar" },
       choice(options, number, (value) => go("kernels", row.key, value), "launch"),
       figure(formatTime(step.predicted), "predicted"),
       step.measured === null ? null : figure(formatTime(step.measured), "measured"),
-      step.measured && step.predicted ? figure((step.measured / step.predicted).toFixed(2), "measured ÷ predicted") : null,
-      figure(formatBytes(step.bytes_read), "read"), figure(formatBytes(step.bytes_written), "written"),
+      step.measured && step.predicted
+        ? figure((step.measured / step.predicted).toFixed(2), "measured ÷ predicted")
+        : null,
+      figure(formatBytes(step.bytes_read), "read"),
+      figure(formatBytes(step.bytes_written), "written"),
       step.runs > 1 ? figure(step.runs, "runs") : null,
-      link("in the graph", () => go("graph", g, "after", "", s))),
+      link("in the graph", () => go("graph", g, "after", "", s)),
+    ),
     step.price ? priceOf(step.price) : null,
     step.kind === "call" ? callOf(step) : null,
     kernel && kernel.failed ? element("p", { class: "card bad" }, kernel.failed) : null,
-    kernel ? codePanes(graph, step, kernel) : pane("Your lines", programLines(placesOf(graph, step.operations)), () => {}).node,
+    kernel
+      ? codePanes(graph, step, kernel)
+      : pane("Your lines", programLines(placesOf(graph, step.operations)), () => {}).node,
     element("h3", {}, "Operations"),
-    element("p", {}, step.operations.map((k) => [link(graph.operations[k].name, () => go("graph", g, "before", "", k)), " "]).flat()),
+    element(
+      "p",
+      {},
+      step.operations
+        .map((k) => [link(graph.operations[k].name, () => go("graph", g, "before", "", k)), " "])
+        .flat(),
+    ),
     element("h3", {}, "Why is this not one kernel with its neighbours, and what would it take?"),
-    neighboursOf(g, s));
+    neighboursOf(g, s),
+  );
 }
 
 /** Shows the predicted time of a launch by part, as a bar. */
@@ -55,13 +98,20 @@ function priceOf(price) {
   const parts = ["launch", "memory", "products", "scalars", "epilogue"].filter((part) => price[part] > 0);
   const texts = parts.map((part) => `${part} ${formatTime(price[part])}`);
   if (price.hidden > 0) texts.push(`overlapping ${formatTime(price.hidden)}`);
-  return element("p", { class: "dim" }, `Predicted of one launch: ${texts.join(", ")}; most of it ${price.bound}.`);
+  return element(
+    "p",
+    { class: "dim" },
+    `Predicted of one launch: ${texts.join(", ")}; most of it ${price.bound}.`,
+  );
 }
 
 function callOf(step) {
-  return element("div", { class: "card" },
+  return element(
+    "div",
+    { class: "card" },
     element("p", {}, `A call of the library: ${step.reason}.`),
-    element("p", { class: "take" }, `To generate it: ${step.remedy}`));
+    element("p", { class: "take" }, `To generate it: ${step.remedy}`),
+  );
 }
 
 /** Shows the refused edges of a step. */
@@ -69,31 +119,57 @@ function neighboursOf(g, s) {
   const graph = report.graphs[g];
   const refusals = graph.refusals.filter((each) => each.from_step === s || each.to_step === s);
   if (!refusals.length) {
-    return element("p", { class: "dim" }, "No edge between this step and another one is in the ledger of refusals.");
+    return element(
+      "p",
+      { class: "dim" },
+      "No edge between this step and another one is in the ledger of refusals.",
+    );
   }
   const rest = refusals.length - MOST_CARDS;
   const more = () => {
     ledger.query = graph.steps[s].name;
     go("refusals");
   };
-  return element("div", {}, refusals.slice(0, MOST_CARDS).map((refusal) => refusalCard(g, refusal, s)),
-    rest > 0 ? link(`${rest} more in the ledger`, more) : null);
+  return element(
+    "div",
+    {},
+    refusals.slice(0, MOST_CARDS).map((refusal) => refusalCard(g, refusal, s)),
+    rest > 0 ? link(`${rest} more in the ledger`, more) : null,
+  );
 }
 
 /** Shows one refusal, with links to the steps at its ends, but to that at which the reader is. */
 function refusalCard(g, refusal, here = null) {
   const graph = report.graphs[g];
-  const end = (s) => (s === null ? "?" : s === here ? "this one" : link(graph.steps[s].name, () => openStep(g, s)));
-  return element("div", { class: "card" },
-    element("p", {}, element("b", {}, formatTime(refusal.microseconds)), ` (${formatBytes(refusal.bytes)}) `,
-      `${refusal.producer} → ${refusal.consumer}, from `, end(refusal.from_step), " to ", end(refusal.to_step),
-      element("span", { class: "dim" }, ` ${refusal.place.text}`)),
+  const end = (s) =>
+    s === null ? "?" : s === here ? "this one" : link(graph.steps[s].name, () => openStep(g, s));
+  return element(
+    "div",
+    { class: "card" },
+    element(
+      "p",
+      {},
+      element("b", {}, formatTime(refusal.microseconds)),
+      ` (${formatBytes(refusal.bytes)}) `,
+      `${refusal.producer} → ${refusal.consumer}, from `,
+      end(refusal.from_step),
+      " to ",
+      end(refusal.to_step),
+      element("span", { class: "dim" }, ` ${refusal.place.text}`),
+    ),
     element("p", {}, `Why: ${refusal.reason}.`),
-    element("p", { class: "take" }, `What it would take: ${refusal.remedy}`));
+    element("p", { class: "take" }, `What it would take: ${refusal.remedy}`),
+  );
 }
 
 /** Opens a step of a graph in the list of kernels. */
 function openStep(g, s) {
-  const row = rowsOfSteps(report.graphs).find((each) => each.launches.some(([og, os]) => og === g && os === s));
-  go("kernels", row.key, row.launches.findIndex(([og, os]) => og === g && os === s));
+  const row = rowsOfSteps(report.graphs).find((each) =>
+    each.launches.some(([og, os]) => og === g && os === s),
+  );
+  go(
+    "kernels",
+    row.key,
+    row.launches.findIndex(([og, os]) => og === g && os === s),
+  );
 }

@@ -40,11 +40,19 @@ function summarize() {
   const calls = sumKnown(rows.filter((row) => row.kind === "call").map((row) => row.launches.length)) ?? 0;
   const operations = sumKnown(report.graphs.map((graph) => graph.operations.length)) ?? 0;
   const moved = (when) => sumKnown(report.graphs.map((graph) => graph[when].read + graph[when].written)) ?? 0;
-  const [predicted, measured] = ["predicted", "measured"].map((key) => sumKnown(kernels.map((row) => row[key])));
-  refill(document.getElementById("summary"),
-    figure(report.graphs.length, "graphs"), figure(operations, "operations"), figure(launches, `launches of ${formatCount(kernels.length, "kernel")}`),
-    figure(calls, "library calls"), figure(`${formatBytes(moved("traffic_before"))} → ${formatBytes(moved("traffic_after"))}`, "moved"),
-    figure(formatTime(predicted), "predicted in kernels"), measured === null ? null : figure(formatTime(measured), "measured"));
+  const [predicted, measured] = ["predicted", "measured"].map((key) =>
+    sumKnown(kernels.map((row) => row[key])),
+  );
+  refill(
+    document.getElementById("summary"),
+    figure(report.graphs.length, "graphs"),
+    figure(operations, "operations"),
+    figure(launches, `launches of ${formatCount(kernels.length, "kernel")}`),
+    figure(calls, "library calls"),
+    figure(`${formatBytes(moved("traffic_before"))} → ${formatBytes(moved("traffic_after"))}`, "moved"),
+    figure(formatTime(predicted), "predicted in kernels"),
+    measured === null ? null : figure(formatTime(measured), "measured"),
+  );
 }
 
 function switchTheme() {
@@ -54,8 +62,12 @@ function switchTheme() {
   root.dataset.theme = now === "dark" ? "light" : "dark";
 }
 
-refill(document.getElementById("tabs"), TABS.map(([key, title]) => element("button",
-  { type: "button", role: "tab", "data-tab": key, click: () => go(key) }, title)));
+refill(
+  document.getElementById("tabs"),
+  TABS.map(([key, title]) =>
+    element("button", { type: "button", role: "tab", "data-tab": key, click: () => go(key) }, title),
+  ),
+);
 document.getElementById("theme").addEventListener("click", switchTheme);
 addEventListener("hashchange", show);
 summarize();

@@ -7,17 +7,42 @@ const [WIDE, HIGH, LEFT, BOTTOM] = [900, 380, 70, 40];
 function showTraffic() {
   const rows = sorted(rowsOfSteps(report.graphs), (row) => row.read + row.written, false);
   const graphs = report.graphs.filter((graph) => graph.device !== null);
-  return element("div", {},
+  return element(
+    "div",
+    {},
     element("h3", {}, "Bytes that a call moves, if each launch reads and writes its tensors once"),
-    element("div", { class: "legend" }, element("span", {}, element("i", { class: "read-colour" }), "read"), element("span", {}, element("i", { class: "written-colour" }), "written")),
-    bars(report.graphs.flatMap((graph) => [
-      { label: `${graph.label}, before fusion`, ...graph.traffic_before }, { label: `${graph.label}, after`, ...graph.traffic_after }])),
+    element(
+      "div",
+      { class: "legend" },
+      element("span", {}, element("i", { class: "read-colour" }), "read"),
+      element("span", {}, element("i", { class: "written-colour" }), "written"),
+    ),
+    bars(
+      report.graphs.flatMap((graph) => [
+        { label: `${graph.label}, before fusion`, ...graph.traffic_before },
+        { label: `${graph.label}, after`, ...graph.traffic_after },
+      ]),
+    ),
     element("h3", {}, "Kernels and calls, by bytes"),
-    bars(rows.slice(0, 25).map((row) => ({ label: row.launches.length > 1 ? `${row.name} ×${row.launches.length}` : row.name, read: row.read, written: row.written, click: () => go("kernels", row.key, 0) }))),
-    graphs.length ? element("h3", {}, `Roofline: ${graphs[0].device.name}, as predicted times assume it`) : null,
+    bars(
+      rows
+        .slice(0, 25)
+        .map((row) => ({
+          label: row.launches.length > 1 ? `${row.name} ×${row.launches.length}` : row.name,
+          read: row.read,
+          written: row.written,
+          click: () => go("kernels", row.key, 0),
+        })),
+    ),
+    graphs.length
+      ? element("h3", {}, `Roofline: ${graphs[0].device.name}, as predicted times assume it`)
+      : null,
     graphs.length ? roofline(graphs[0].device) : null,
-    rows.some((row) => row.measured !== null) ? element("h3", {}, "Predicted and measured times of kernels") : null,
-    rows.some((row) => row.measured !== null) ? againstClock(rows) : null);
+    rows.some((row) => row.measured !== null)
+      ? element("h3", {}, "Predicted and measured times of kernels")
+      : null,
+    rows.some((row) => row.measured !== null) ? againstClock(rows) : null,
+  );
 }
 
 /** Draws bars of bytes read and written. */
@@ -25,34 +50,63 @@ function bars(entries) {
   const most = Math.max(1, ...entries.map((entry) => entry.read + entry.written));
   const [row, from] = [22, 320];
   const length = (bytes) => (WIDE - from - 110) * (bytes / most);
-  return drawn("svg", { class: "plot", viewBox: `0 0 ${WIDE} ${row * entries.length + 4}` }, entries.map((entry, k) => {
-    const label = entry.label.length > 44 ? `${entry.label.slice(0, 43)}…` : entry.label;
-    const group = drawn("g", { transform: `translate(0 ${row * k})`, class: entry.click ? "box" : null },
-      drawn("text", { x: from - 8, y: 15, "text-anchor": "end" }, label),
-      drawn("path", { class: "read", d: `M ${from} 3 h ${length(entry.read)} v 15 h ${-length(entry.read)} z` }),
-      drawn("path", { class: "written", d: `M ${from + length(entry.read)} 3 h ${length(entry.written)} v 15 h ${-length(entry.written)} z` }),
-      drawn("text", { x: from + length(entry.read + entry.written) + 6, y: 15 }, formatBytes(entry.read + entry.written)),
-      drawn("title", {}, `${entry.label}: reads ${formatBytes(entry.read)}, writes ${formatBytes(entry.written)}`));
-    if (entry.click) group.addEventListener("click", entry.click);
-    return group;
-  }));
+  return drawn(
+    "svg",
+    { class: "plot", viewBox: `0 0 ${WIDE} ${row * entries.length + 4}` },
+    entries.map((entry, k) => {
+      const label = entry.label.length > 44 ? `${entry.label.slice(0, 43)}…` : entry.label;
+      const group = drawn(
+        "g",
+        { transform: `translate(0 ${row * k})`, class: entry.click ? "box" : null },
+        drawn("text", { x: from - 8, y: 15, "text-anchor": "end" }, label),
+        drawn("path", {
+          class: "read",
+          d: `M ${from} 3 h ${length(entry.read)} v 15 h ${-length(entry.read)} z`,
+        }),
+        drawn("path", {
+          class: "written",
+          d: `M ${from + length(entry.read)} 3 h ${length(entry.written)} v 15 h ${-length(entry.written)} z`,
+        }),
+        drawn(
+          "text",
+          { x: from + length(entry.read + entry.written) + 6, y: 15 },
+          formatBytes(entry.read + entry.written),
+        ),
+        drawn(
+          "title",
+          {},
+          `${entry.label}: reads ${formatBytes(entry.read)}, writes ${formatBytes(entry.written)}`,
+        ),
+      );
+      if (entry.click) group.addEventListener("click", entry.click);
+      return group;
+    }),
+  );
 }
 
 /** Returns a scale from numbers to pixels, logarithmic, with its powers of ten. */
 function logarithmic(numbers, from, to) {
-  const [low, high] = [Math.floor(Math.log10(Math.min(...numbers))), Math.ceil(Math.log10(Math.max(...numbers)))];
+  const [low, high] = [
+    Math.floor(Math.log10(Math.min(...numbers))),
+    Math.ceil(Math.log10(Math.max(...numbers))),
+  ];
   const span = Math.max(1, high - low);
   const at = (number) => from + ((to - from) * (Math.log10(number) - low)) / span;
   return { at, ticks: Array.from({ length: span + 1 }, (_, k) => 10 ** (low + k)) };
 }
 
 function axes(x, y, horizontal, vertical) {
-  const short = (tick) => (tick >= 1e4 || tick < 1e-2 ? `1e${Math.round(Math.log10(tick))}` : String(Number(tick.toPrecision(1))));
+  const short = (tick) =>
+    tick >= 1e4 || tick < 1e-2 ? `1e${Math.round(Math.log10(tick))}` : String(Number(tick.toPrecision(1)));
   return [
     x.ticks.map((tick) => drawn("path", { class: "grid", d: `M ${x.at(tick)} 10 V ${HIGH - BOTTOM}` })),
     y.ticks.map((tick) => drawn("path", { class: "grid", d: `M ${LEFT} ${y.at(tick)} H ${WIDE - 10}` })),
-    x.ticks.map((tick) => drawn("text", { x: x.at(tick), y: HIGH - BOTTOM + 16, "text-anchor": "middle" }, short(tick))),
-    y.ticks.map((tick) => drawn("text", { x: LEFT - 6, y: y.at(tick) + 4, "text-anchor": "end" }, short(tick))),
+    x.ticks.map((tick) =>
+      drawn("text", { x: x.at(tick), y: HIGH - BOTTOM + 16, "text-anchor": "middle" }, short(tick)),
+    ),
+    y.ticks.map((tick) =>
+      drawn("text", { x: LEFT - 6, y: y.at(tick) + 4, "text-anchor": "end" }, short(tick)),
+    ),
     drawn("text", { x: WIDE / 2, y: HIGH - 6, "text-anchor": "middle" }, horizontal),
     drawn("text", { transform: `translate(14 ${HIGH / 2}) rotate(-90)`, "text-anchor": "middle" }, vertical),
   ].flat();
@@ -63,32 +117,86 @@ function axes(x, y, horizontal, vertical) {
  * The rate is that of the measured time, else of the predicted one.
  */
 function roofline(device) {
-  const points = report.graphs.flatMap((graph, g) => graph.steps.flatMap((step, s) => {
-    const [bytes, time] = [step.bytes_read + step.bytes_written, step.measured ?? step.predicted];
-    return step.flops && bytes && time ? [{ g, s, step, x: step.flops / bytes, y: step.flops / time, bytes }] : [];
-  }));
+  const points = report.graphs.flatMap((graph, g) =>
+    graph.steps.flatMap((step, s) => {
+      const [bytes, time] = [step.bytes_read + step.bytes_written, step.measured ?? step.predicted];
+      return step.flops && bytes && time
+        ? [{ g, s, step, x: step.flops / bytes, y: step.flops / time, bytes }]
+        : [];
+    }),
+  );
   if (!points.length) return element("p", { class: "empty" }, "No kernel has both arithmetic and a time.");
   const curve = device.bandwidth;
   const slow = bandwidthAt(curve, 1e12);
   const fast = Math.max(...curve.map(([, speed]) => speed));
-  const tops = [["additions", device.flops], ["products, 16 bits", device.matrix_flops]];
+  const tops = [
+    ["additions", device.flops],
+    ["products, 16 bits", device.matrix_flops],
+  ];
   const x = logarithmic([...points.map((point) => point.x), device.matrix_flops / slow], LEFT, WIDE - 10);
   const y = logarithmic([...points.map((point) => point.y), device.matrix_flops], HIGH - BOTTOM, 10);
   const right = x.ticks[x.ticks.length - 1];
-  const roofs = (fast === slow ? [["memory", slow]] : [["memory", slow], ["fastest cache", fast]]).flatMap(([name, speed]) => {
+  const roofs = (
+    fast === slow
+      ? [["memory", slow]]
+      : [
+          ["memory", slow],
+          ["fastest cache", fast],
+        ]
+  ).flatMap(([name, speed]) => {
     const start = Math.max(x.ticks[0], y.ticks[0] / speed);
     const end = device.matrix_flops / speed;
-    return end <= start ? [] : [drawn("path", { class: "roof", d: `M ${x.at(start)} ${y.at(start * speed)} L ${x.at(end)} ${y.at(device.matrix_flops)}` }, drawn("title", {}, `${name}: ${formatBytes(Math.round(speed * 1e6))}/s`))];
+    return end <= start
+      ? []
+      : [
+          drawn(
+            "path",
+            {
+              class: "roof",
+              d: `M ${x.at(start)} ${y.at(start * speed)} L ${x.at(end)} ${y.at(device.matrix_flops)}`,
+            },
+            drawn("title", {}, `${name}: ${formatBytes(Math.round(speed * 1e6))}/s`),
+          ),
+        ];
   });
-  const ceilings = tops.map(([name, rate]) => [
-    drawn("path", { class: "roof", d: `M ${x.at(Math.max(x.ticks[0], Math.min(right, rate / fast)))} ${y.at(rate)} H ${x.at(right)}` }),
-    drawn("text", { x: x.at(right), y: y.at(rate) - 5, "text-anchor": "end" }, `${name}: ${(rate / 1e6).toPrecision(3)} T/s`)]).flat();
-  const dots = points.map((point) => drawn("circle", {
-    class: point.step.measured === null ? "dot" : "dot measured", cx: x.at(point.x), cy: y.at(point.y), r: 5,
-    click: () => openStep(point.g, point.s),
-  }, drawn("title", {}, `${point.step.name}: ${point.x.toPrecision(3)} additions per byte, ${formatTime(point.step.measured ?? point.step.predicted)}`)));
-  return drawn("svg", { class: "plot", viewBox: `0 0 ${WIDE} ${HIGH}` },
-    axes(x, y, "additions per byte", "additions per µs"), roofs, ceilings, dots);
+  const ceilings = tops
+    .map(([name, rate]) => [
+      drawn("path", {
+        class: "roof",
+        d: `M ${x.at(Math.max(x.ticks[0], Math.min(right, rate / fast)))} ${y.at(rate)} H ${x.at(right)}`,
+      }),
+      drawn(
+        "text",
+        { x: x.at(right), y: y.at(rate) - 5, "text-anchor": "end" },
+        `${name}: ${(rate / 1e6).toPrecision(3)} T/s`,
+      ),
+    ])
+    .flat();
+  const dots = points.map((point) =>
+    drawn(
+      "circle",
+      {
+        class: point.step.measured === null ? "dot" : "dot measured",
+        cx: x.at(point.x),
+        cy: y.at(point.y),
+        r: 5,
+        click: () => openStep(point.g, point.s),
+      },
+      drawn(
+        "title",
+        {},
+        `${point.step.name}: ${point.x.toPrecision(3)} additions per byte, ${formatTime(point.step.measured ?? point.step.predicted)}`,
+      ),
+    ),
+  );
+  return drawn(
+    "svg",
+    { class: "plot", viewBox: `0 0 ${WIDE} ${HIGH}` },
+    axes(x, y, "additions per byte", "additions per µs"),
+    roofs,
+    ceilings,
+    dots,
+  );
 }
 
 /** Draws the predicted time of each kernel against its measured one. */
@@ -98,8 +206,28 @@ function againstClock(rows) {
   const all = points.flatMap((row) => [row.predicted, row.measured]);
   const [x, y] = [logarithmic(all, LEFT, WIDE - 10), logarithmic(all, HIGH - BOTTOM, 10)];
   const [low, high] = [x.ticks[0], x.ticks[x.ticks.length - 1]];
-  const dots = points.map((row) => drawn("circle", { class: "dot measured", cx: x.at(row.predicted), cy: y.at(row.measured), r: 5, click: () => go("kernels", row.key, 0) },
-    drawn("title", {}, `${row.name}: predicted ${formatTime(row.predicted)}, measured ${formatTime(row.measured)}`)));
-  return drawn("svg", { class: "plot", viewBox: `0 0 ${WIDE} ${HIGH}` }, axes(x, y, "predicted µs", "measured µs"),
-    drawn("path", { class: "roof", d: `M ${x.at(low)} ${y.at(low)} L ${x.at(high)} ${y.at(high)}` }), dots);
+  const dots = points.map((row) =>
+    drawn(
+      "circle",
+      {
+        class: "dot measured",
+        cx: x.at(row.predicted),
+        cy: y.at(row.measured),
+        r: 5,
+        click: () => go("kernels", row.key, 0),
+      },
+      drawn(
+        "title",
+        {},
+        `${row.name}: predicted ${formatTime(row.predicted)}, measured ${formatTime(row.measured)}`,
+      ),
+    ),
+  );
+  return drawn(
+    "svg",
+    { class: "plot", viewBox: `0 0 ${WIDE} ${HIGH}` },
+    axes(x, y, "predicted µs", "measured µs"),
+    drawn("path", { class: "roof", d: `M ${x.at(low)} ${y.at(low)} L ${x.at(high)} ${y.at(high)}` }),
+    dots,
+  );
 }
