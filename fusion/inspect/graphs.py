@@ -16,7 +16,7 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.kernel import only_stored
 from fusion.lowering.printer import format_nodes
-from fusion.lowering.program import Contract, Extern, Node, Program, Reduce, Scan, memory_of, reads, writes
+from fusion.lowering.program import Contract, Extern, Node, Program, Reduce, Scan, reads, writes
 from fusion.schedule import Step
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall
@@ -114,9 +114,13 @@ def traffic_of(program: Program, node: Node, hints: Mapping[sympy.Symbol, int]) 
     return read, written
 
 
-def tensors_of(program: Program, step: Step, number: int, runs: int, prefix: str = "") -> Tensors:
-    """Return the place of a step; `prefix` goes before the names of tensors, inside chunks."""
-    memory = memory_of(program.nodes)
+def tensors_of(memory: Mapping[str, str], step: Step, number: int, runs: int, prefix: str = "") -> Tensors:
+    """Return the place of a step.
+
+    Args:
+        memory: the base of each view (`program.memory_of`).
+        prefix: goes before the names of tensors, inside chunks.
+    """
 
     def named(names: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(prefix + memory.get(name, name) for name in names))

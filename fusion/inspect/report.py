@@ -18,7 +18,7 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Call, Extern, Program
+from fusion.lowering.program import Call, Extern, Program, memory_of
 from fusion.passes import PassTime
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.kernels import KernelCall
@@ -169,8 +169,9 @@ class Report:
         notes: list[str] = []
         after = Traffic(0, 0)
         prefixes = {id(part): f"chunk {number}: " if number else "" for number, part in enumerate(_schedules(schedule))}
+        memory = {id(part): memory_of(part.program.nodes) for part in _schedules(schedule)}
         for number, (part, step, runs) in enumerate(steps_of(schedule)):
-            place = tensors_of(part.program, step, number, runs, prefixes[id(part)])
+            place = tensors_of(memory[id(part)], step, number, runs, prefixes[id(part)])
             if isinstance(step, KernelCall):
                 kernels.append(_kernel_report(step, sources[step.kernel], target, place))
                 after += Traffic(kernels[-1].bytes_read, kernels[-1].bytes_written)

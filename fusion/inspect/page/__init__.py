@@ -7,7 +7,8 @@ security policy runs no script but these.
     layout.py, views.py   the graphs, laid out
     figures.js            sums, groups, formats; elements.js: tables, links
     kernels.js, code.js   a kernel beside the lines of the program and its artefacts
-    graph.js, refusals.js, passes.js, plots.js, main.js
+    graph.js, camera.js   the graphs, with pan and zoom
+    refusals.js, passes.js, plots.js, main.js
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from string import Template
 from fusion.inspect.document.structure import Artefact, Document
 from fusion.inspect.page.views import views_of
 
-SCRIPTS = ("figures", "elements", "code", "kernels", "refusals", "passes", "graph", "plots", "main")
+SCRIPTS = ("figures", "elements", "code", "kernels", "refusals", "passes", "camera", "graph", "plots", "main")
 """The scripts, in order: the last one starts."""
 
 FRAME_HEIGHT = 720

@@ -42,6 +42,8 @@ function mark(code, test, scroll) {
 
 const NEAR = 6;
 
+const PROGRAM = "block program";
+
 const STAGES = {
   s: "assembly",
   ttir: "Triton IR",
@@ -75,60 +77,56 @@ function programLines(places) {
   return lines.length ? lines : [{ gap: true, text: "no line of the program is known", classes: "dim" }];
 }
 
-/** Creates the three panes of a launch. */
-function codePanes(graph, step, kernel) {
-  const program = programLines(placesOf(graph, step.operations));
-  const source = kernel.source.split("\n").map((text, k) => ({
-    number: k + 1,
-    text,
-    classes: step.lines[k]?.length ? "known" : null,
-  }));
-  const holder = element("div", { class: "panes" });
-  const panes = { artefact: null, lines: [] };
-  const own = pane("Your lines", program, (k) => showProgram(k));
-  const written = pane(`Kernel (${kernel.target})`, source, (k) => showSource(k + 1, "source"));
-
-  /** Shows a line of the source in all panes; 0 shows the lines of the whole kernel. */
-  function showSource(number, from) {
-    const operations = step.lines[number - 1]?.length ? step.lines[number - 1] : step.operations;
-    const places = placesOf(graph, operations);
-    mark(
-      own.code,
-      (k) => places.some((at) => at.file === program[k].file && at.line === program[k].number),
-      from !== "program",
-    );
-    mark(written.code, (k) => k + 1 === number, from !== "source");
-    if (panes.artefact)
-      mark(panes.artefact, (k) => number > 0 && panes.lines[k] === number, from !== "artefact");
+/** The three panes of a launch: lines of the program, the source of its kernel, and an artefact of that. */
+class Panes {
+  constructor(graph, step, kernel) {
+    Object.assign(this, { graph, step, kernel, artefact: null, lines: [] });
+    this.program = programLines(placesOf(graph, step.operations));
+    const source = kernel.source.split("\n").map((text, k) => ({
+      number: k + 1,
+      text,
+      classes: step.lines[k]?.length ? "known" : null,
+    }));
+    this.holder = element("div", { class: "panes" });
+    this.own = pane("Your lines", this.program, (k) => this.showProgram(k));
+    this.written = pane(`Kernel (${kernel.target})`, source, (k) => this.showSource(k + 1, "source"));
+    this.showStage(kernel.artefacts.length ? kernel.artefacts[kernel.artefacts.length - 1].stage : PROGRAM);
   }
 
-  /** Shows the lines of the source that may compute those operations that come from a line of the program. */
-  function showProgram(k) {
-    const { file, number } = program[k];
-    const of = (operation) =>
-      graph.operations[operation].place.file === file && graph.operations[operation].place.line === number;
-    const hits = new Set(step.lines.flatMap((operations, line) => (operations.some(of) ? [line + 1] : [])));
-    mark(own.code, (line) => line === k, false);
-    mark(written.code, (line) => hits.has(line + 1), true);
-    if (panes.artefact) mark(panes.artefact, (line) => hits.has(panes.lines[line]), true);
+  /** Shows a line of the source in all panes, scrolling all but the one it comes from; 0 shows those of the kernel. */
+  showSource(number, from) {
+    const { graph, step, program } = this;
+    const places = placesOf(graph, step.lines[number - 1]?.length ? step.lines[number - 1] : step.operations);
+    const isPlace = (k) => places.some((at) => at.file === program[k].file && at.line === program[k].number);
+    mark(this.own.code, isPlace, true);
+    mark(this.written.code, (k) => k + 1 === number, from !== "source");
+    mark(this.artefact, (k) => number > 0 && this.lines[k] === number, from !== "artefact");
   }
 
-  async function showStage(stage) {
+  /** Shows the lines of the source that may compute the operations that come from a line of the program. */
+  showProgram(k) {
+    const { file, number } = this.program[k];
+    const places = this.graph.operations.map((operation) => operation.place);
+    const isOf = (operation) => places[operation].file === file && places[operation].line === number;
+    const hits = new Set(this.step.lines.flatMap((own, line) => (own.some(isOf) ? [line + 1] : [])));
+    mark(this.own.code, (line) => line === k, false);
+    mark(this.written.code, (line) => hits.has(line + 1), true);
+    mark(this.artefact, (line) => hits.has(this.lines[line]), true);
+  }
+
+  /** Shows an artefact, or the block program, in the third pane. */
+  async showStage(stage) {
+    const { kernel } = this;
     const artefact = kernel.artefacts.find((each) => each.stage === stage);
     const { text, lines } = artefact ? await unpacked(artefact) : { text: kernel.program, lines: [] };
-    const options = [
-      ["block program", "block program"],
-      ...kernel.artefacts.map((each) => [each.stage, STAGES[each.stage] ?? each.stage]),
-    ];
-    const made = pane(
-      ["Stage ", choice(options, stage, showStage, "stage")],
-      text.split("\n").map((line, k) => ({ number: k + 1, text: line, classes: lines[k] ? "known" : null })),
-      (k) => showSource(lines[k] ?? 0, "artefact"),
-    );
-    Object.assign(panes, { artefact: made.code, lines });
-    refill(holder, own.node, written.node, made.node);
+    const stages = kernel.artefacts.map((each) => [each.stage, STAGES[each.stage] ?? each.stage]);
+    const change = (value) => this.showStage(value);
+    const head = ["Stage ", choice([[PROGRAM, PROGRAM], ...stages], stage, change, "stage")];
+    const shown = text
+      .split("\n")
+      .map((line, k) => ({ number: k + 1, text: line, classes: lines[k] ? "known" : null }));
+    const made = pane(head, shown, (k) => this.showSource(lines[k] ?? 0, "artefact"));
+    Object.assign(this, { artefact: made.code, lines });
+    refill(this.holder, this.own.node, this.written.node, made.node);
   }
-
-  showStage(kernel.artefacts.length ? kernel.artefacts[kernel.artefacts.length - 1].stage : "block program");
-  return holder;
 }

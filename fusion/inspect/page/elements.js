@@ -52,61 +52,46 @@ const SHOWN = 300;
 function table(columns, rows, { open = null, order = 0, chosen = null } = {}) {
   const body = element("tbody");
   const state = { column: order, reversed: false, shown: SHOWN };
-  const more = element("button", {
-    type: "button",
-    click: () => {
-      state.shown += SHOWN;
-      fill();
-    },
-  });
-  function cell(column, row) {
-    return element("td", { class: column.number ? "number" : (column.kind ?? null) }, column.text(row));
-  }
+  const more = element("button", { type: "button" });
   function fill() {
     const by = columns[state.column]?.by;
     const all = by ? sorted(rows, by, state.reversed) : rows;
     refill(
       body,
-      all.slice(0, state.shown).map((row) => {
-        const attributes = { class: [open ? "open" : "", chosen?.(row) ? "chosen" : ""].join(" ") };
-        if (open)
-          Object.assign(attributes, {
-            click: () => open(row),
-            tabindex: 0,
-            keydown: (event) => {
-              if (event.key === "Enter") open(row);
-            },
-          });
-        return element(
-          "tr",
-          attributes,
-          columns.map((column) => cell(column, row)),
-        );
-      }),
+      all.slice(0, state.shown).map((row) => tableRow(columns, row, open, chosen)),
     );
     more.textContent = `${all.length - state.shown} more rows`;
     more.hidden = all.length <= state.shown;
   }
-  function head(column, k) {
-    if (!column.by) return element("th", { class: column.number ? "number" : null }, column.title);
-    const click = () => {
-      state.reversed = state.column === k && !state.reversed;
-      state.column = k;
-      fill();
-    };
-    return element(
-      "th",
-      { class: column.number ? "number" : null },
-      element("button", { type: "button", click }, column.title),
-    );
+  function sort(k) {
+    state.reversed = state.column === k && !state.reversed;
+    state.column = k;
+    fill();
   }
+  more.addEventListener("click", () => {
+    state.shown += SHOWN;
+    fill();
+  });
   fill();
-  return element(
-    "div",
-    {},
-    element("table", {}, element("thead", {}, element("tr", {}, columns.map(head))), body),
-    more,
+  const heads = columns.map((column, k) => tableHead(column, () => sort(k)));
+  return element("div", {}, element("table", {}, element("thead", {}, element("tr", {}, heads)), body), more);
+}
+
+function tableRow(columns, row, open, chosen) {
+  const cells = columns.map((column) =>
+    element("td", { class: column.number ? "number" : (column.kind ?? null) }, column.text(row)),
   );
+  const kind = chosen?.(row) ? "chosen" : "";
+  if (!open) return element("tr", { class: kind }, cells);
+  const keydown = (event) => {
+    if (event.key === "Enter") open(row);
+  };
+  return element("tr", { class: `open ${kind}`, click: () => open(row), tabindex: 0, keydown }, cells);
+}
+
+function tableHead(column, click) {
+  const title = column.by ? element("button", { type: "button", click }, column.title) : column.title;
+  return element("th", { class: column.number ? "number" : null }, title);
 }
 
 /** Creates a choice; `options` are pairs of a value and a text. */

@@ -33,7 +33,7 @@ function showGraph(chosen) {
         ),
       ),
       trail(g, when, tree, key),
-      element("span", { class: "dim" }, "drag to pan, wheel to zoom, double click to fit"),
+      element("span", { class: "dim" }, "drag to pan, wheel to zoom, double click for all"),
     ),
     element("div", { class: "graph" }, drawing, side),
   );
@@ -106,7 +106,7 @@ function drawView(g, when, view, item, side) {
     }),
   );
   canvas.append(...lines, ...boxes);
-  panAndZoom(canvas, view);
+  new Camera(canvas, view);
   const start = view.boxes.findIndex((box) => item !== null && box.item === item && box.count === 1);
   if (start >= 0) choose(start);
   return canvas;
@@ -225,61 +225,4 @@ function stepCard(g, s) {
     element("h3", {}, "Why not one kernel with its neighbours?"),
     neighboursOf(g, s),
   );
-}
-
-/** Lets a drawing be dragged and zoomed, by mouse, touch or keys. */
-function panAndZoom(canvas, view) {
-  const margin = 30;
-  const whole = {
-    x: -margin,
-    y: -margin,
-    w: Math.max(view.width, 300) + 2 * margin,
-    h: Math.max(view.height, 200) + 2 * margin,
-  };
-  const at = { ...whole, h: Math.min(whole.h, whole.w * 1.5) };
-  const show = () => canvas.setAttribute("viewBox", `${at.x} ${at.y} ${at.w} ${at.h}`);
-  const scale = () => Math.max(at.w / canvas.clientWidth, at.h / canvas.clientHeight) || 1;
-  function zoom(factor, fx, fy) {
-    const grown = Math.min(Math.max(at.w * factor, 120), whole.w * 4) / at.w;
-    at.x += at.w * fx * (1 - grown);
-    at.y += at.h * fy * (1 - grown);
-    at.w *= grown;
-    at.h *= grown;
-    show();
-  }
-  canvas.addEventListener(
-    "wheel",
-    (event) => {
-      event.preventDefault();
-      const area = canvas.getBoundingClientRect();
-      zoom(
-        event.deltaY > 0 ? 1.15 : 1 / 1.15,
-        (event.clientX - area.left) / area.width,
-        (event.clientY - area.top) / area.height,
-      );
-    },
-    { passive: false },
-  );
-  let drag = null;
-  canvas.addEventListener("pointerdown", (event) => {
-    drag = { x: event.clientX, y: event.clientY, moved: false };
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    if (drag === null || event.buttons === 0) return;
-    const [dx, dy] = [event.clientX - drag.x, event.clientY - drag.y];
-    if (!drag.moved && Math.hypot(dx, dy) < 4) return;
-    if (!drag.moved) canvas.setPointerCapture(event.pointerId);
-    at.x -= dx * scale();
-    at.y -= dy * scale();
-    drag = { x: event.clientX, y: event.clientY, moved: true };
-    show();
-  });
-  canvas.addEventListener("pointerup", () => {
-    drag = null;
-  });
-  canvas.addEventListener("dblclick", () => {
-    Object.assign(at, whole);
-    show();
-  });
-  show();
 }

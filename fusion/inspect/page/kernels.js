@@ -47,15 +47,11 @@ function detailOf(row, number) {
   const [g, s] = row.launches[number] ?? row.launches[0];
   const [graph, step] = [report.graphs[g], report.graphs[g].steps[s]];
   const kernel = step.kernel === null ? null : report.kernels[step.kernel];
-  const options = row.launches.map(([og, os], k) => {
-    const other = report.graphs[og].steps[os];
-    return [
-      k,
-      [`${k + 1} of ${row.launches.length}`, report.graphs[og].label, other.place.module, other.place.text]
-        .filter(Boolean)
-        .join(", "),
-    ];
-  });
+  const lines = () => pane("Your lines", programLines(placesOf(graph, step.operations)), () => {}).node;
+  const operations = step.operations.map((k) => [
+    link(graph.operations[k].name, () => go("graph", g, "before", "", k)),
+    " ",
+  ]);
   return element(
     "div",
     { class: "detail" },
@@ -63,34 +59,42 @@ function detailOf(row, number) {
     element(
       "div",
       { class: "bar" },
-      choice(options, number, (value) => go("kernels", row.key, value), "launch"),
-      figure(formatTime(step.predicted), "predicted"),
-      step.measured === null ? null : figure(formatTime(step.measured), "measured"),
-      step.measured && step.predicted
-        ? figure((step.measured / step.predicted).toFixed(2), "measured ÷ predicted")
-        : null,
-      figure(formatBytes(step.bytes_read), "read"),
-      figure(formatBytes(step.bytes_written), "written"),
-      step.runs > 1 ? figure(step.runs, "runs") : null,
+      launchChoice(row, number),
+      figuresOf(step),
       link("in the graph", () => go("graph", g, "after", "", s)),
     ),
     step.price ? priceOf(step.price) : null,
     step.kind === "call" ? callOf(step) : null,
     kernel && kernel.failed ? element("p", { class: "card bad" }, kernel.failed) : null,
-    kernel
-      ? codePanes(graph, step, kernel)
-      : pane("Your lines", programLines(placesOf(graph, step.operations)), () => {}).node,
+    kernel ? new Panes(graph, step, kernel).holder : lines(),
     element("h3", {}, "Operations"),
-    element(
-      "p",
-      {},
-      step.operations
-        .map((k) => [link(graph.operations[k].name, () => go("graph", g, "before", "", k)), " "])
-        .flat(),
-    ),
+    element("p", {}, operations.flat()),
     element("h3", {}, "Why is this not one kernel with its neighbours, and what would it take?"),
     neighboursOf(g, s),
   );
+}
+
+/** Creates the choice between the launches of a row. */
+function launchChoice(row, number) {
+  const options = row.launches.map(([g, s], k) => {
+    const { label, steps } = report.graphs[g];
+    const parts = [`${k + 1} of ${row.launches.length}`, label, steps[s].place.module, steps[s].place.text];
+    return [k, parts.filter(Boolean).join(", ")];
+  });
+  return choice(options, number, (value) => go("kernels", row.key, value), "launch");
+}
+
+/** Shows times and bytes of a step. */
+function figuresOf(step) {
+  const { predicted, measured } = step;
+  return [
+    figure(formatTime(predicted), "predicted"),
+    measured === null ? null : figure(formatTime(measured), "measured"),
+    measured && predicted ? figure((measured / predicted).toFixed(2), "measured ÷ predicted") : null,
+    figure(formatBytes(step.bytes_read), "read"),
+    figure(formatBytes(step.bytes_written), "written"),
+    step.runs > 1 ? figure(step.runs, "runs") : null,
+  ];
 }
 
 /** Shows the predicted time of a launch by part, as a bar. */

@@ -25,14 +25,12 @@ function showTraffic() {
     ),
     element("h3", {}, "Kernels and calls, by bytes"),
     bars(
-      rows
-        .slice(0, 25)
-        .map((row) => ({
-          label: row.launches.length > 1 ? `${row.name} ×${row.launches.length}` : row.name,
-          read: row.read,
-          written: row.written,
-          click: () => go("kernels", row.key, 0),
-        })),
+      rows.slice(0, 25).map((row) => ({
+        label: row.launches.length > 1 ? `${row.name} ×${row.launches.length}` : row.name,
+        read: row.read,
+        written: row.written,
+        click: () => go("kernels", row.key, 0),
+      })),
     ),
     graphs.length
       ? element("h3", {}, `Roofline: ${graphs[0].device.name}, as predicted times assume it`)
@@ -117,85 +115,70 @@ function axes(x, y, horizontal, vertical) {
  * The rate is that of the measured time, else of the predicted one.
  */
 function roofline(device) {
-  const points = report.graphs.flatMap((graph, g) =>
-    graph.steps.flatMap((step, s) => {
-      const [bytes, time] = [step.bytes_read + step.bytes_written, step.measured ?? step.predicted];
-      return step.flops && bytes && time
-        ? [{ g, s, step, x: step.flops / bytes, y: step.flops / time, bytes }]
-        : [];
-    }),
-  );
+  const points = pointsOf(report.graphs);
   if (!points.length) return element("p", { class: "empty" }, "No kernel has both arithmetic and a time.");
-  const curve = device.bandwidth;
-  const slow = bandwidthAt(curve, 1e12);
-  const fast = Math.max(...curve.map(([, speed]) => speed));
-  const tops = [
-    ["additions", device.flops],
-    ["products, 16 bits", device.matrix_flops],
-  ];
+  const slow = bandwidthAt(device.bandwidth, 1e12);
+  const fast = Math.max(...device.bandwidth.map(([, speed]) => speed));
   const x = logarithmic([...points.map((point) => point.x), device.matrix_flops / slow], LEFT, WIDE - 10);
   const y = logarithmic([...points.map((point) => point.y), device.matrix_flops], HIGH - BOTTOM, 10);
-  const right = x.ticks[x.ticks.length - 1];
-  const roofs = (
-    fast === slow
-      ? [["memory", slow]]
-      : [
-          ["memory", slow],
-          ["fastest cache", fast],
-        ]
-  ).flatMap(([name, speed]) => {
-    const start = Math.max(x.ticks[0], y.ticks[0] / speed);
-    const end = device.matrix_flops / speed;
-    return end <= start
-      ? []
-      : [
-          drawn(
-            "path",
-            {
-              class: "roof",
-              d: `M ${x.at(start)} ${y.at(start * speed)} L ${x.at(end)} ${y.at(device.matrix_flops)}`,
-            },
-            drawn("title", {}, `${name}: ${formatBytes(Math.round(speed * 1e6))}/s`),
-          ),
-        ];
-  });
-  const ceilings = tops
-    .map(([name, rate]) => [
-      drawn("path", {
-        class: "roof",
-        d: `M ${x.at(Math.max(x.ticks[0], Math.min(right, rate / fast)))} ${y.at(rate)} H ${x.at(right)}`,
-      }),
-      drawn(
-        "text",
-        { x: x.at(right), y: y.at(rate) - 5, "text-anchor": "end" },
-        `${name}: ${(rate / 1e6).toPrecision(3)} T/s`,
-      ),
-    ])
-    .flat();
-  const dots = points.map((point) =>
-    drawn(
-      "circle",
-      {
-        class: point.step.measured === null ? "dot" : "dot measured",
-        cx: x.at(point.x),
-        cy: y.at(point.y),
-        r: 5,
-        click: () => openStep(point.g, point.s),
-      },
-      drawn(
-        "title",
-        {},
-        `${point.step.name}: ${point.x.toPrecision(3)} additions per byte, ${formatTime(point.step.measured ?? point.step.predicted)}`,
-      ),
-    ),
-  );
   return drawn(
     "svg",
     { class: "plot", viewBox: `0 0 ${WIDE} ${HIGH}` },
     axes(x, y, "additions per byte", "additions per µs"),
-    roofs,
-    ceilings,
-    dots,
+    slope("memory", slow, device.matrix_flops, x, y),
+    fast === slow ? null : slope("the fastest cache", fast, device.matrix_flops, x, y),
+    ceiling("additions", device.flops, fast, x, y),
+    ceiling("products, 16 bits", device.matrix_flops, fast, x, y),
+    points.map((point) => dot(point, x, y)),
+  );
+}
+
+/** Returns the launches that have arithmetic, bytes and a time: additions per byte, and per microsecond. */
+function pointsOf(graphs) {
+  const point = (step, g, s) => {
+    const [bytes, time] = [step.bytes_read + step.bytes_written, step.measured ?? step.predicted];
+    return { g, s, step, time, x: step.flops / bytes, y: step.flops / time };
+  };
+  const points = graphs.flatMap((graph, g) => graph.steps.map((step, s) => point(step, g, s)));
+  return points.filter(({ x, y }) => x > 0 && y > 0 && Number.isFinite(x) && Number.isFinite(y));
+}
+
+/** Draws the rate that a bandwidth allows, up to the fastest arithmetic. */
+function slope(name, bandwidth, top, x, y) {
+  const start = Math.max(x.ticks[0], y.ticks[0] / bandwidth);
+  const end = top / bandwidth;
+  if (end <= start) return null;
+  const d = `M ${x.at(start)} ${y.at(start * bandwidth)} L ${x.at(end)} ${y.at(top)}`;
+  const speed = `${name}: ${formatBytes(Math.round(bandwidth * 1e6))}/s`;
+  return drawn("path", { class: "roof", d }, drawn("title", {}, speed));
+}
+
+/** Draws the rate of some arithmetic, from where memory allows it. */
+function ceiling(name, rate, bandwidth, x, y) {
+  const [left, right] = [x.ticks[0], x.ticks[x.ticks.length - 1]];
+  const start = Math.max(left, Math.min(right, rate / bandwidth));
+  const label = `${name}: ${(rate / 1e6).toPrecision(3)} T/s`;
+  return drawn(
+    "g",
+    {},
+    drawn("path", { class: "roof", d: `M ${x.at(start)} ${y.at(rate)} H ${x.at(right)}` }),
+    drawn("text", { x: x.at(right), y: y.at(rate) - 5, "text-anchor": "end" }, label),
+  );
+}
+
+function dot(point, x, y) {
+  const { g, s, step, time } = point;
+  const label = `${step.name}: ${point.x.toPrecision(3)} additions per byte, ${formatTime(time)}`;
+  return drawn(
+    "circle",
+    {
+      class: step.measured === null ? "dot" : "dot measured",
+      cx: x.at(point.x),
+      cy: y.at(point.y),
+      r: 5,
+      click: () => openStep(g, s),
+    },
+    drawn("title", {}, label),
   );
 }
 

@@ -3,42 +3,36 @@
 
 const ledger = { query: "", grouped: true };
 
+const COLUMNS = [
+  { title: "cost", number: true, text: (row) => formatTime(row.microseconds), by: (row) => row.microseconds },
+  { title: "bytes", number: true, text: (row) => formatBytes(row.bytes), by: (row) => row.bytes },
+  { title: "×", number: true, text: (row) => row.count, by: (row) => row.count },
+  { title: "edge", text: (row) => `${row.producer} → ${row.consumer}`, by: (row) => row.producer },
+  { title: "between", text: (row) => row.ends.join(" → "), by: (row) => row.ends.join() },
+  { title: "why", text: (row) => row.reason, by: (row) => row.reason },
+  {
+    title: "what it would take",
+    text: (row) => element("span", { class: "take" }, row.remedy),
+    by: (row) => row.remedy,
+  },
+  { title: "line", kind: "place", text: (row) => row.place.text, by: (row) => row.place.text },
+];
+
 /** Shows the ledger, and below it the alternatives that were weighed. */
 function showRefusals() {
   const holder = element("div");
   const total = element("span", { class: "dim", role: "status" });
-  const columns = [
-    {
-      title: "cost",
-      number: true,
-      text: (row) => formatTime(row.microseconds),
-      by: (row) => row.microseconds,
-    },
-    { title: "bytes", number: true, text: (row) => formatBytes(row.bytes), by: (row) => row.bytes },
-    { title: "×", number: true, text: (row) => row.count, by: (row) => row.count },
-    { title: "edge", text: (row) => `${row.producer} → ${row.consumer}`, by: (row) => row.producer },
-    { title: "between", text: (row) => row.ends.join(" → "), by: (row) => row.ends.join() },
-    { title: "why", text: (row) => row.reason, by: (row) => row.reason },
-    {
-      title: "what it would take",
-      text: (row) => element("span", { class: "take" }, row.remedy),
-      by: (row) => row.remedy,
-    },
-    { title: "line", kind: "place", text: (row) => row.place.text, by: (row) => row.place.text },
-  ];
   function fill() {
-    const rows = rowsOfRefusals(report.graphs, ledger.grouped).filter((row) =>
-      matches(ledger.query, textOfRefusal(row)),
-    );
+    const all = rowsOfRefusals(report.graphs, ledger.grouped);
+    const rows = all.filter((row) => matches(ledger.query, textOfRefusal(row)));
     const cost = formatTime(sumKnown(rows.map((row) => row.microseconds)) ?? 0);
     total.textContent = `${formatCount(rows.length, "row")}, ${cost} in all`;
-    const open = (row) => openStep(row.graph, row.to_step ?? row.from_step ?? 0);
-    refill(
-      holder,
-      rows.length
-        ? table(columns, rows, { open })
-        : element("p", { class: "empty" }, "Nothing was refused, or nothing fits."),
-    );
+    const open = (row) => {
+      const step = row.to_step ?? row.from_step;
+      if (step !== null) openStep(row.graph, step);
+    };
+    const nothing = element("p", { class: "empty" }, "Nothing was refused, or nothing fits.");
+    refill(holder, rows.length ? table(COLUMNS, rows, { open }) : nothing);
   }
   const search = element("input", {
     type: "search",
@@ -59,14 +53,9 @@ function showRefusals() {
     },
   });
   fill();
-  return element(
-    "div",
-    {},
-    element("div", { class: "bar" }, search, element("label", {}, group, " equal ones as one row"), total),
-    holder,
-    alternatives(),
-    breaks(),
-  );
+  const grouping = element("label", {}, group, " equal ones as one row");
+  const bar = element("div", { class: "bar" }, search, grouping, total);
+  return element("div", {}, bar, holder, alternatives(), breaks());
 }
 
 /** Shows the alternatives for products and forms, with their times. */

@@ -356,6 +356,42 @@ def test_two_clicks_answer_the_three_questions(page: str, tmp_path: Path) -> Non
 
 @needs_browser
 @pytest.mark.slow
+def test_the_page_works_in_the_frame_of_a_notebook(page: str, tmp_path: Path) -> None:
+    notebook = f"<!DOCTYPE html><title>notebook</title>{frame_of(page)}"
+    shown = "frames[0].document.querySelectorAll('.box').length"
+    found = opened(written(notebook, tmp_path), "frames[0].go('graph', 0, 'before'); 1", shown)
+    assert found["results"][1] > 10 and found["messages"] == []
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_ledger_is_searched_and_sorted(page: str, tmp_path: Path) -> None:
+    cell = "[...document.querySelectorAll('tbody td:nth-child({})')].map((cell) => cell.textContent)"
+    search = (
+        "(() => { const search = document.querySelector('input[type=search]'); search.value = 'COMPARED itself';"
+        " search.dispatchEvent(new Event('input')); })()"
+    )
+    sort = "[...document.querySelectorAll('th button')].find((head) => head.textContent === 'why').click()"
+    found = opened(written(page, tmp_path), "go('refusals')", sort, cell.format(6), search, cell.format(6))
+    _, _, reasons, _, hits = found["results"]
+    assert len(reasons) > 3 and reasons == sorted(reasons) and found["messages"] == []
+    assert hits == ["div is compared with itself at another point, and has to be the same there"]
+
+
+@needs_browser
+@pytest.mark.slow
+def test_graphs_are_panned_and_zoomed(page: str, tmp_path: Path) -> None:
+    seen = "document.querySelector('.graph svg').getAttribute('viewBox').split(' ').map(Number)"
+    press = "document.querySelector('.graph svg').dispatchEvent(new KeyboardEvent('keydown', {{key: '{}'}})); {}"
+    scripts = [press.format(key, seen) for key in ("ArrowRight", "+", "0")]
+    found = opened(written(page, tmp_path), "go('graph', 0, 'before')", seen, *scripts)
+    _, start, moved, zoomed, whole = found["results"]
+    assert moved[0] == pytest.approx(start[0] + start[2] / 10) and zoomed[2] < moved[2]
+    assert whole[:2] == [-30, -30] and found["messages"] == []
+
+
+@needs_browser
+@pytest.mark.slow
 def test_markup_in_names_is_not_run(document: Document, tmp_path: Path) -> None:
     page = page_of(cast("Document", hostile(document)))
     found = opened(written(page, tmp_path), "go('graph', 0, 'after')", *EVERYWHERE, "typeof window.hacked")
