@@ -16,6 +16,7 @@ from typing_extensions import is_typeddict
 
 import fusion
 from fusion.backend import Backend
+from fusion.cli.commands import load_program
 from fusion.inspect.document import VERSION, Document
 from fusion.inspect.document.remedies import NO_RULE, UNKNOWN, remedy
 from fusion.inspect.explanation import Explanation
@@ -217,6 +218,17 @@ def test_a_report_from_the_cache_is_the_same_document() -> None:
         for graph in found["graphs"]:
             graph["passes"], graph["notes"] = [], []
     assert first == second
+
+
+def test_lines_are_those_of_the_file_that_ran_also_with_a_cache(tmp_path: Path) -> None:
+    shown = []
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "scaled.py"
+        file.write_text(f"def scaled(x):\n    return x.exp() * 1.0625  # {folder}\n")
+        found = fusion.explain(load_program(f"{file}:scaled"))(torch.ones(5)).json()
+        shown += [excerpt["lines"][1] for file in found["files"] for excerpt in file["excerpts"]]
+    assert [line.rpartition("# ")[2] for line in shown] == ["first", "second"]
 
 
 def test_every_reason_of_the_rules_has_a_remedy() -> None:
