@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fusion.artifact.save import save
     from fusion.backend import Backend, fusion_backend
     from fusion.inspect.accuracy import Accuracy, LaunchError
-    from fusion.inspect.report import Explanation, Report
+    from fusion.inspect.explanation import Explanation
+    from fusion.inspect.report import Report
     from fusion.lowering.errors import (
         ArtifactError,
         BuildError,
@@ -70,7 +71,8 @@ _HOMES = {
     "fusion.artifact.save": ("save",),
     "fusion.backend": ("Backend", "fusion_backend"),
     "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),
-    "fusion.inspect.report": ("Explanation", "Report"),
+    "fusion.inspect.explanation": ("Explanation",),
+    "fusion.inspect.report": ("Report",),
     "fusion.lowering.errors": (
         *("ArtifactError", "BuildError", "FusionError", "FusionWarning", "Unsupported", "VerifyError"),
     ),

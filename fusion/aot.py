@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -30,6 +30,8 @@ from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is, located
 from fusion.graph_compiler import GraphCompiler
 from fusion.graphs import holds_tensors, size_hints, spare_inputs
+from fusion.inspect.explanation import Explanation
+from fusion.inspect.report import Report
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.lowering.printer import format_kernel
@@ -52,8 +54,8 @@ class ExportedKernel:
         text: the block program, printed.
         source: the source in the language of the target.
         suffix: the suffix of a file with the source, such as "py".
-        artefacts: file suffix ("ttir", "ttgir", "llir", "ptx", "cubin") → content, in the order of the path from source
-            to binary; what the target's tools can make here.
+        artefacts: file suffix ("ttir", "ttgir", "llir", "ptx", "cubin", "sass") → content, in the order of the path
+            from source to binary; what the target's tools can make here.
         origins: the operations that it computes, a line each, with module and line of the program.
     """
 
@@ -72,10 +74,12 @@ class Export:
     Attributes:
         steps: the names of launches and calls, in order.
         kernels: each distinct kernel once.
+        explanation: the reports of its graphs, as `explain` returns them, with the times that the target predicts.
     """
 
     steps: tuple[str, ...]
     kernels: tuple[ExportedKernel, ...]
+    explanation: Explanation = field(default=Explanation(()), repr=False)
 
     def write(self, folder: str | Path) -> list[Path]:
         """Write text, source and artefacts of every kernel into `folder`, and return the paths of the files."""
@@ -127,7 +131,8 @@ def export_kernels(
         steps += [step.kernel.name if isinstance(step, KernelCall) else step.name for step in schedule.steps]
         for call in schedule.launches():
             distinct.setdefault(call.kernel, call)
-    return Export(tuple(steps), tuple(_export(ahead.machine, call) for call in distinct.values()))
+    kernels = tuple(_export(ahead.machine, call, ahead.sources[call.kernel]) for call in distinct.values())
+    return Export(tuple(steps), kernels, Explanation(tuple(ahead.reports.all), target=ahead.machine))
 
 
 class _Ahead(GraphCompiler):
@@ -139,6 +144,7 @@ class _Ahead(GraphCompiler):
         super().__init__(Options(strict=True, graph_cache=False), Reports())
         self.machine = machine
         self.schedules: list[Schedule] = []
+        self.sources: dict[Kernel, str] = {}
 
     def target(self, device: torch.device) -> Target:
         """Return the exported target, whatever device the fake tensors are on."""
@@ -152,8 +158,14 @@ class _Ahead(GraphCompiler):
         trace = Trace(None, label)
         prepare(graph, label, self.machine, self.options, trace.log)
         hints, spare = size_hints(graph), spare_inputs(graph)
-        _, schedule = schedule_graph(graph, self.machine, trace, hints, self.options.workspace, None, spare)
+        lowered, schedule = schedule_graph(graph, self.machine, trace, hints, self.options.workspace, None, spare)
         self.schedules.append(schedule)
+        with trace.log.timed("build", "generate"):
+            for call in schedule.launches():
+                if call.kernel not in self.sources:
+                    self.sources[call.kernel] = self.machine.emit(call.kernel)
+        report = Report.of(label, lowered, schedule, self.sources, self.machine, hints)
+        self.reports.add(replace(report, passes=tuple(trace.log.times)))
         return as_it_is(graph)
 
     def gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
@@ -201,8 +213,7 @@ def _run(
         compile_anew(program, backend, dynamic=False)(*fake_args, **named)
 
 
-def _export(target: Target, call: KernelCall) -> ExportedKernel:
+def _export(target: Target, call: KernelCall, source: str) -> ExportedKernel:
     kernel = call.kernel
-    source = target.emit(kernel)
     artefacts, origins = dict(target.stages(kernel, source)), tuple(map(str, call.origins))
     return ExportedKernel(kernel.name, format_kernel(kernel), source, target.suffix, artefacts, origins)

@@ -20,8 +20,8 @@ from fusion.backend import Backend, backend_of
 from fusion.fallback import warn_once
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.breaks import codes_of, other_breaks
+from fusion.inspect.explanation import Explanation
 from fusion.inspect.measurement import Measurement
-from fusion.inspect.report import Explanation
 from fusion.options import Options
 from fusion.region import compile_anew
 

@@ -11,7 +11,7 @@ its duration.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -51,6 +51,11 @@ def in_place(name: str, edit: Callable[[S, C], object], when: Callable[[C], bool
     return Pass(name, run, when)
 
 
+def no_parts(subject: object) -> Mapping[str, object]:
+    """Return nothing: the changes of such a subject are not named."""
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Stage(Generic[S, C]):
     """Passes over one subject, in order.
@@ -59,6 +64,8 @@ class Stage(Generic[S, C]):
         check: raises if the subject is malformed after a pass.
         text: prints the subject for dumps, as (file suffix, content) pairs.
         first: the number of the first pass in the names of dumps.
+        parts: returns the named parts of a subject (its nodes, clusters, launches) with values that are equal as long
+            as a part is unchanged; a pass in place must not change the values themselves.
     """
 
     name: str
@@ -66,6 +73,32 @@ class Stage(Generic[S, C]):
     check: Callable[[S, C], object]
     text: Callable[[S], Iterator[tuple[str, str]]]
     first: int = 1
+    parts: Callable[[S], Mapping[str, object]] = no_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Names the parts of a subject that a pass added, removed and edited, in the order of the subject."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    edited: tuple[str, ...] = ()
+
+    @classmethod
+    def between(cls, before: Mapping[str, object], after: Mapping[str, object]) -> Change:
+        """Compare the parts of a subject before and after a pass.
+
+        >>> Change.between({"a": 1, "b": 2, "c": 3}, {"a": 1, "c": 4, "d": 5})
+        Change(added=('d',), removed=('b',), edited=('c',))
+        """
+        return cls(
+            tuple(name for name in after if name not in before),
+            tuple(name for name in before if name not in after),
+            tuple(name for name, part in after.items() if name in before and before[name] != part),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.edited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +108,14 @@ class PassTime:
     Attributes:
         seconds: without nested passes and builds.
         changed: whether it changed the subject; None for a pass in place whose subject was not dumped.
+        change: the parts that it added, removed and edited; marks on the nodes of an fx graph do not count.
     """
 
     stage: str
     name: str
     seconds: float
     changed: bool | None = None
+    change: Change = Change()
 
 
 class Dumps(Protocol):
@@ -107,6 +142,7 @@ def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
     (10, ['double', 'check'])
     """
     unchecked, checking = False, 0.0
+    parts = stage.parts(subject)
     for number, each in enumerate(stage.passes, stage.first):
         if not each.when(context):
             continue
@@ -121,7 +157,10 @@ def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
             checking += _checked(stage, subject, context)
         if log.dumps is not None:
             changed = log.dumps.passed(number, each.name, stage.text(subject))
-        log.times.append(PassTime(stage.name, each.name, clock.seconds, changed))
+        before = parts
+        if changed is not False or result is None:
+            parts = stage.parts(subject)
+        log.times.append(PassTime(stage.name, each.name, clock.seconds, changed, Change.between(before, parts)))
     if unchecked:
         checking += _checked(stage, subject, context)
     log.times.append(PassTime(stage.name, "check", checking))

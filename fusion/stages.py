@@ -28,6 +28,7 @@ from fusion.dynamo.shared_writes import refuse_shared_writes
 from fusion.dynamo.unread_rows import skip_unread_rows
 from fusion.dynamo.unused_results import keep_unused_results
 from fusion.dynamo.windows import separate_written_windows
+from fusion.inspect.parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
 from fusion.inspect.text import graph_text, launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
 from fusion.joint.comparisons import keep_comparisons
@@ -105,6 +106,7 @@ CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
     ),
     check=_lint,
     text=graph_text,
+    parts=graph_parts,
 )
 """Refuses (`Unsupported`) a region that has to run eagerly, and prevents errors of AOTAutograd."""
 
@@ -123,6 +125,7 @@ PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     ),
     check=_lint,
     text=graph_text,
+    parts=graph_parts,
     first=len(CAPTURED.passes) + 1,
 )
 """Makes the decisions that need the program's own operations, before they are decomposed."""
@@ -179,6 +182,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
     ),
     check=lambda joint, at: joint.graph.graph.lint(),
     text=lambda joint: graph_text(joint.graph),
+    parts=lambda joint: graph_parts(joint.graph),
 )
 """Prepares the joint graph for the min-cut partition."""
 
@@ -206,6 +210,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
     check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
     text=lambda halves: graph_text(halves.forward, halves.backward),
     first=len(JOINT.passes) + 1,
+    parts=lambda halves: halves_parts(halves.forward, halves.backward),
 )
 """Decides which values backward gets from forward, and in which precision."""
 
@@ -224,6 +229,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     ),
     check=_lint,
     text=graph_text,
+    parts=graph_parts,
 )
 """The passes of the joint graph that also apply to a graph without gradients."""
 
@@ -304,6 +310,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program),
     first=2,
+    parts=lambda scheduled: program_parts(scheduled.program),
 )
 """Program → Program: equivalent programs that fuse better."""
 
@@ -329,6 +336,7 @@ CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program, scheduled.clustering, scheduled.choices),
     first=PROGRAM.first + len(PROGRAM.passes),
+    parts=lambda scheduled: cluster_parts(scheduled.program, scheduled.clustering),
 )
 """Decides which nodes become one kernel, and which products stay library calls."""
 
@@ -392,6 +400,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
     check=_verify_kernels,
     text=lambda planned: launches_text(planned.steps),
     first=CLUSTERS.first + len(CLUSTERS.passes),
+    parts=lambda planned: launch_parts(planned.steps),
 )
 """Decides which kernels share a launch, and which memory their results reuse."""
 

@@ -262,19 +262,22 @@ _COMPILER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 
 
 def origin_of(node: fx.Node) -> Origin:
-    """Locate an fx node in the user's program: its module, and the innermost line outside PyTorch, if there is one."""
+    """Locate an fx node in the user's program: its module, and the innermost line outside PyTorch, if there is one.
+
+    Nodes of backward have the module of the operation that they are the gradient of.
+    """
     matches = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
     frames = [frame for frame in matches if not frame[0].startswith(_COMPILER)]
     file, number = ([frame for frame in frames if not frame[0].startswith(_PYTORCH)] or frames or [("", "")])[-1]
     line = f"{_printable(os.path.basename(file))}:{number}" if file else ""
-    stack = node.meta.get("nn_module_stack") or {}
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     module = ""
     if stack:
         path, _ = list(stack.values())[-1]
         # Dynamo writes L['self'].layers[0] or L['fn']._modules['0']: the root goes, indices become names.
         parts = re.sub(r"^(L\['\w+'\]|self)", "", str(path)).replace("._modules", "")
         module = re.sub(r"\['?([^'\]]+)'?\]", r".\1", parts).strip(".")
-    return Origin(node.name, module, line)
+    return Origin(node.name, module, line, file if _printable(file) == file else "")
 
 
 def _printable(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WIDEST = 100
 """Largest number of characters in a line of origins."""
@@ -17,7 +17,7 @@ WIDEST = 100
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: the fx node, the module it ran in and the line the user wrote.
+    """Where a node comes from: the fx node, the module it ran in and the line the user wrote, in the file at `path`.
 
     >>> str(Origin("relu_1", "encoder.layers.0.mlp", "model.py:42"))
     'relu_1 (encoder.layers.0.mlp, model.py:42)'
@@ -26,6 +26,7 @@ class Origin:
     name: str
     module: str = ""
     line: str = ""
+    path: str = field(default="", compare=False, repr=False)
 
     @property
     def place(self) -> str:

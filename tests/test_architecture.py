@@ -20,7 +20,7 @@ PACKAGES = {"fusion": "fusion", "codegen": "fusion.codegen", "lowering": "fusion
 """Folder → the name below which its modules are imported."""
 
 MAX_LINES = 450
-DATA_SUFFIXES = (".c", ".h", ".html", ".txt")
+DATA_SUFFIXES = (".c", ".css", ".h", ".html", ".js", ".txt")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper"}
 
 # folder → the only own names that its modules may reach, each name with everything below it

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = (".py", ".c", ".h", ".typed")
+SUFFIXES = (".py", ".c", ".h", ".css", ".html", ".js", ".typed")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("setuptools") is None, reason="needs setuptools")

@@ -177,13 +177,31 @@ def build_object(
 
 
 def assembly(source: str) -> str:
-    """Return the assembly text of `source`.
+    """Return the assembly text of `source`, in which `.loc` directives name its lines; other debug data is left out.
 
     Raises:
         BuildError: no compiler, or the compiler's message.
     """
     with _temporary_folder() as folder:
-        return _run(find_compiler(), source, folder, "-S", "kernel.s").read_text(encoding="utf-8")
+        lines = "-g1", f"-fdebug-prefix-map={os.getcwd()}=."
+        text = _run(find_compiler(), source, folder, "-S", "kernel.s", (*FLAGS, *lines)).read_text(encoding="utf-8")
+    return _without_debug_sections(text).replace(str(folder) + os.sep, "").replace(str(folder), ".")
+
+
+def _without_debug_sections(text: str) -> str:
+    """Remove the debug sections from an assembly text.
+
+    >>> _without_debug_sections("\\t.text\\n\\tret\\n\\t.section\\t.debug_info\\n\\t.byte\\t1\\n\\t.ident\\t'x'\\n")
+    "\\t.text\\n\\tret\\n\\t.ident\\t'x'\\n"
+    """
+    kept, inside = [], False
+    for line in text.splitlines(keepends=True):
+        word = line.split()[0] if line.strip() else ""
+        if word in (".section", ".text", ".data", ".ident"):
+            inside = ".debug_" in line
+        if not inside:
+            kept.append(line)
+    return "".join(kept)
 
 
 def bind_openmp() -> None:

@@ -175,7 +175,7 @@ class TritonTarget:
         return binary_of(kernel, source, device_of(arch) if arch else self.device)
 
     def stages(self, kernel: Kernel, source: str, arch: str | None = None) -> Iterator[Stage]:
-        """Yield TTIR, TTGIR, LLVM IR, then PTX and cubin, or AMD assembly and code object.  Needs no device.
+        """Yield TTIR, TTGIR, LLVM IR, then PTX, cubin and SASS, or AMD assembly and code object.  Needs no device.
 
         Raises:
             BuildError: Triton cannot compile `source` for `arch`.

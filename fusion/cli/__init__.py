@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--dump", type=_folder, metavar="DIR", help="write every stage of the compilation below DIR")
     explain.add_argument("--times", action="store_true", help="also show the time of each pass of the compilation")
     explain.add_argument("--measure", action="store_true", help="also measure each kernel, beside its predicted time")
+    explain.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page for a browser")
     explain.set_defaults(command="explain")
 
     accuracy = commands.add_parser("accuracy", help="compare each kernel of a program with float64")

@@ -46,7 +46,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
 @torch.no_grad()
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the kernels of a program, the edges that were not fused, and the times of kernels and passes on request."""
+    """Print the kernels of a program and the edges that were not fused; on request also times, dumps and a page."""
     program, inputs = _prepared(arguments)
     options = {} if arguments.dump is None else {"dump": arguments.dump}
     explanation = fusion.explain(program, measure=arguments.measure, options=options)(*inputs)
@@ -55,6 +55,12 @@ def explain(arguments: argparse.Namespace) -> int:
         print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")
     if arguments.dump is not None:
         print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
+    if arguments.html is not None:
+        try:
+            print(f"\nThe page is in {explanation.html(arguments.html)}.")
+        except OSError as error:
+            message = f"{arguments.html} cannot be written: {error.strerror}"
+            raise CommandError(message, hint="name a file in a directory that can be written") from error
     return 0
 
 

@@ -24,8 +24,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion.backend import Backend
+from fusion.inspect.explanation import Explanation
 from fusion.inspect.progress import steps
-from fusion.inspect.report import Explanation, KernelReport
+from fusion.inspect.report import KernelReport
 from fusion.lowering.errors import FusionError
 from fusion.lowering.printer import format_bytes
 from fusion.options import Options

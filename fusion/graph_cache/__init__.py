@@ -18,12 +18,14 @@ from typing import cast
 
 from torch import fx
 
+from fusion.codegen.price import Price
 from fusion.codegen.target import Target
 from fusion.codegen.tuning.record import Trial, Tuning
 from fusion.graph_cache.form import Unwritten, read, write
 from fusion.graph_cache.interface import Interface, Operation, Place, graph_of, operations_of
 from fusion.graph_cache.key import key_of
 from fusion.graph_cache.store import get, put
+from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
 from fusion.lowering import expr, kernel, program
 from fusion.lowering.chunks import Chunked
@@ -57,7 +59,8 @@ KINDS = {
         *(program.Axis, program.Buffer, program.BufferRef, program.Map, program.Reduce, program.Scan),
         *(program.Contract, program.Scatter, program.Extern, program.Program),
         *(Chunked, Origin, KernelCall, Schedule, Refusal, Tuning, Trial),
-        *(Report, KernelReport, ExternReport, Traffic, Finished, Interface, Operation, Place),
+        *(Report, KernelReport, ExternReport, Traffic, Price, DeviceReport, OperationReport, Tensors),
+        *(Finished, Interface, Operation, Place),
     )
 }
 """The dataclasses that an entry consists of."""

@@ -161,7 +161,7 @@ class Form:
         marks = [(mark, str(node.meta[mark])) for mark in MARKS if mark in node.meta]
         called = self.target(node)
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
-        place = (origin.name, origin.module, origin.line)
+        place = (origin.name, origin.module, origin.line, origin.path)  # the report names and shows them
         return (node.op, node.name, *called, args, kwargs, self.value(node.meta.get(self.VALUE)), place, marks)
 
     def target(self, node: fx.Node) -> tuple[object, ...]:

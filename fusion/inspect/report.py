@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sympy
 from torch import fx
 
+from fusion.codegen.price import Price
 from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuning
 from fusion.inspect.breaks import Break
+from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors, operations_of, tensors_of, traffic_of
 from fusion.lowering.builder import origin_of
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Call, Extern, Node, Program, reads, writes
+from fusion.lowering.program import Call, Extern, Program, memory_of
 from fusion.passes import PassTime
 from fusion.schedule import Refusal, Schedule
-from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.kernels.time import kernel_time
+from fusion.schedule.kernels.time import kernel_price
 
 FAR_OFF = 2.0
 """The ratio of measured and predicted time, or its inverse, above which a report names a kernel."""
@@ -62,6 +63,9 @@ class KernelReport:
         flops: arithmetic of one run, counted in additions: an exponential is several, a multiply-add of a product two.
         predicted: the predicted microseconds of one run, launch included; None if the price does not know the kernel.
         measured: the measured microseconds (`explain(..., measure=True)`), else None.
+        price: the predicted time by part.
+        kernel: the block program.
+        place: the tensors that it takes and makes, and its position among the steps of the graph.
     """
 
     name: str
@@ -73,6 +77,9 @@ class KernelReport:
     flops: int
     predicted: float | None = None
     measured: float | None = None
+    price: Price | None = field(default=None, repr=False)
+    kernel: Kernel | None = field(default=None, repr=False)
+    place: Tensors = field(default=Tensors(), repr=False)
 
     @property
     def ratio(self) -> float | None:
@@ -95,12 +102,16 @@ class ExternReport:
         origin: module and line of the program.
         measured: the measured microseconds (`explain(..., measure=True)`); else None, also for operations outside ATen,
             which may have effects.
+        traffic: the bytes that it moves.
+        place: the tensors that it takes and makes, and its position among the steps of the graph.
     """
 
     name: str
     reason: str
     origin: Origin
     measured: float | None = None
+    traffic: Traffic = field(default=Traffic(0, 0), repr=False)
+    place: Tensors = field(default=Tensors(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +134,8 @@ class Report:
             the configurations that were tried for each kernel.
         passes: the time of each pass of its compilation, in this process; for the first graph of a region with the
             passes of the region before autograd.
+        lowered: the operations of the lowered graph, before any fusion.
+        device: what predicted times assume of the device; None for a region that runs eagerly.
     """
 
     label: str
@@ -137,6 +150,8 @@ class Report:
     tunings: tuple[Tuning, ...] = ()
     graph_break: Break | None = None
     passes: tuple[PassTime, ...] = field(default=(), compare=False)
+    lowered: tuple[OperationReport, ...] = field(default=(), repr=False)
+    device: DeviceReport | None = field(default=None, repr=False)
 
     @classmethod
     def of(
@@ -153,29 +168,32 @@ class Report:
         externs: list[ExternReport] = []
         notes: list[str] = []
         after = Traffic(0, 0)
-        for part, step, runs in steps_of(schedule):
+        prefixes = {id(part): f"chunk {number}: " if number else "" for number, part in enumerate(_schedules(schedule))}
+        memory = {id(part): memory_of(part.program.nodes) for part in _schedules(schedule)}
+        for number, (part, step, runs) in enumerate(steps_of(schedule)):
+            place = tensors_of(memory[id(part)], step, number, runs, prefixes[id(part)])
             if isinstance(step, KernelCall):
-                moved = step.bytes_read * runs, step.bytes_written * runs
-                named = step.kernel.name, sources[step.kernel], target.name
-                predicted = _predicted(step, target, runs)
-                kernels.append(KernelReport(*named, step.origins, *moved, step.flops * runs, predicted))
-                after += Traffic(*moved)
+                kernels.append(_kernel_report(step, sources[step.kernel], target, place))
+                after += Traffic(kernels[-1].bytes_read, kernels[-1].bytes_written)
                 continue
             if isinstance(step, Chunked):
                 notes.append(f"in chunks: {step.reason}")
                 continue
-            traffic = _traffic(part.program, step, hints)
-            after += Traffic(traffic.read * runs, traffic.written * runs)
+            read, written = traffic_of(part.program, step, hints)
+            traffic = Traffic(read * runs, written * runs)
+            after += traffic
             if not step.is_view:
                 out = next((name for name in step.outs if name is not None), "")
                 origin = part.program.origins.get(out, lowered.origins.get(out, Origin(out)))
-                externs.append(ExternReport(step.name, step.reason, origin))
-        before = sum((_traffic(lowered, node, hints) for node in lowered.nodes), Traffic(0, 0))
+                externs.append(ExternReport(step.name, step.reason, origin, traffic=traffic, place=place))
+        described = tuple(operations_of(lowered, hints))
+        before = sum((Traffic(each.bytes_read, each.bytes_written) for each in described), Traffic(0, 0))
         operations = sum(not isinstance(node, (Extern, Chunked)) for node in lowered.nodes)
         refusals = tuple(refusal for part in _schedules(schedule) for refusal in part.refusals)
         choices = dict.fromkeys(choice for part in _schedules(schedule) for choice in part.choices)
         parts = tuple(kernels), tuple(externs), refusals, before, after
-        return cls(label, operations, *parts, notes=tuple(notes), tunings=tuple(choices))
+        report = cls(label, operations, *parts, notes=tuple(notes), tunings=tuple(choices))
+        return replace(report, lowered=described, device=DeviceReport.of(target))
 
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
@@ -223,66 +241,14 @@ class Report:
     @property
     def far_off(self) -> tuple[KernelReport, ...]:
         """The kernels whose measured time is far from the predicted one (`FAR_OFF`), the farthest first."""
-        return _farthest_first(self.kernels)
+        return farthest_first(self.kernels)
 
     def _end(self) -> list[str]:
         return [] if self.graph_break is None else [f"  {self.graph_break}"]
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Holds the reports of all graphs of a program, and their sums.  `print` shows it as a list.
-
-    Attributes:
-        graphs: the report of each graph, in the order of compilation.
-        other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
-            break before the first operation; as far as Dynamo remembers.
-    """
-
-    graphs: tuple[Report, ...]
-    other_breaks: tuple[Break, ...] = ()
-
-    @property
-    def kernels(self) -> tuple[KernelReport, ...]:
-        """The launches of all graphs, in their order."""
-        return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
-
-    @property
-    def far_off(self) -> tuple[KernelReport, ...]:
-        """The kernels whose measured time is far from the predicted one, the farthest first."""
-        return _farthest_first(self.kernels)
-
-    @property
-    def externs(self) -> tuple[ExternReport, ...]:
-        """The calls that were left to PyTorch, with their reasons."""
-        return tuple(extern for graph in self.graphs for extern in graph.externs)
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        """The data edges that were not fused, with reason, bytes and predicted microseconds."""
-        return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
-
-    @property
-    def graph_breaks(self) -> tuple[Break, ...]:
-        """The places at which the program leaves a graph and goes on in Python."""
-        return (*(graph.graph_break for graph in self.graphs if graph.graph_break is not None), *self.other_breaks)
-
-    @property
-    def traffic_before(self) -> Traffic:
-        """The bytes that all operations would move, each by itself."""
-        return sum((graph.traffic_before for graph in self.graphs), Traffic(0, 0))
-
-    @property
-    def traffic_after(self) -> Traffic:
-        """The bytes that all kernels and calls move."""
-        return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
-
-    def __str__(self) -> str:
-        graphs = self.graphs or ("nothing was compiled: no tensor operations were captured",)
-        return "\n".join(map(str, (*graphs, *self.other_breaks)))
-
-
-def _farthest_first(kernels: Sequence[KernelReport]) -> tuple[KernelReport, ...]:
+def farthest_first(kernels: Sequence[KernelReport]) -> tuple[KernelReport, ...]:
+    """Return the kernels whose measured time is far from the predicted one, the farthest first."""
     return tuple(sorted((kernel for kernel in kernels if kernel.is_far_off), key=_off_by, reverse=True))
 
 
@@ -322,20 +288,21 @@ def steps_of(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, Kern
                 yield from steps_of(body, runs * numbers.count(number))
 
 
-def _predicted(call: KernelCall, target: Target, runs: int) -> float | None:
-    """Return the predicted microseconds of all runs of a launch; None if it has no price."""
+def _kernel_report(call: KernelCall, source: str, target: Target, place: Tensors) -> KernelReport:
+    """Return the report of a launch that runs `place.runs` times."""
+    price, runs = _price(call, target), place.runs
+    named = call.kernel.name, source, target.name, call.origins
+    work = call.bytes_read * runs, call.bytes_written * runs, call.flops * runs
+    predicted = None if price is None else price.total * runs
+    return KernelReport(*named, *work, predicted, price=price, kernel=call.kernel, place=place)
+
+
+def _price(call: KernelCall, target: Target) -> Price | None:
+    """Return the predicted time of one launch; None if it has no price."""
     try:
-        return kernel_time(call, target) * runs
+        return kernel_price(call, target)
     except (TypeError, Unsupported, ValueError):  # attention in a dtype without a speed; a size that depends on data
         return None
-
-
-def _traffic(program: Program, node: Node, hints: Mapping[sympy.Symbol, int]) -> Traffic:
-    """Return the traffic of a node of `program` that runs by itself."""
-    if isinstance(node, Extern) and node.is_view:
-        return Traffic(0, 0)
-    read, written = (sum(bytes_of(program.buffers[name], hints) for name in of(node)) for of in (reads, writes))
-    return Traffic(read, written)
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,6 +15,14 @@ from __future__ import annotations
 
 from fusion.lowering.printer.expressions import format_expr, format_index
 from fusion.lowering.printer.kernels import format_kernel, format_param
-from fusion.lowering.printer.programs import format_bytes, format_program
+from fusion.lowering.printer.programs import format_bytes, format_nodes, format_program
 
-__all__ = ["format_bytes", "format_expr", "format_index", "format_kernel", "format_param", "format_program"]
+__all__ = [
+    "format_bytes",
+    "format_expr",
+    "format_index",
+    "format_kernel",
+    "format_nodes",
+    "format_param",
+    "format_program",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import sympy
 import torch
@@ -45,9 +45,7 @@ def format_program(program: Program) -> str:
       y: f32[2] = map(i0:2) exp(x[i0])
       return y
     """
-    devices = Counter(str(buffer.device) for buffer in program.buffers.values()).most_common(1)
-    device = devices[0][0] if devices else "cpu"
-    described = {name: _describe(buffer, device) for name, buffer in program.buffers.items()}
+    device, described = _described(program)
     lines = [f"program on {device}"]
     for entry in program.inputs:
         text = "unused" if entry is None else f"size {entry}" if isinstance(entry, sympy.Symbol) else described[entry]
@@ -57,6 +55,20 @@ def format_program(program: Program) -> str:
         lines.extend(f"  {line}" for line in _node_lines(node, program, described))
     lines.append(f"  return {', '.join(map(_argument, program.outputs))}".rstrip())
     return "\n".join(lines)
+
+
+def format_nodes(program: Program) -> Iterator[str]:
+    """Format each node by itself, in order, with its origin; shared sub-expressions take lines above it."""
+    _, described = _described(program)
+    for node in program.nodes:
+        yield "\n".join(_node_lines(node, program, described))
+
+
+def _described(program: Program) -> tuple[str, dict[str, str]]:
+    """Return the device of most buffers, and the text of each buffer."""
+    devices = Counter(str(buffer.device) for buffer in program.buffers.values()).most_common(1)
+    device = devices[0][0] if devices else "cpu"
+    return device, {name: _describe(buffer, device) for name, buffer in program.buffers.items()}
 
 
 def _describe(buffer: Buffer, device: str) -> str:

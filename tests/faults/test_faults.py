@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fusion.inspect.report import Explanation
+from fusion.inspect.explanation import Explanation
 from tests.faults import trial
 from tests.faults.__main__ import KINDS
 from tests.faults.outcomes import Outcome, attempt, in_child

@@ -78,6 +78,17 @@ def test_explain_measures_kernels_on_request(program, capsys):
     assert re.search(r"kernel \w+: .*, predicted \d+\.\d µs, measured \d+\.\d µs", capsys.readouterr().out)
 
 
+def test_explain_writes_a_page_where_asked(program, tmp_path, capsys):
+    command = ["explain", f"{program}:scaled", "--shape", "8", "--shape", "8", "--html"]
+    page = tmp_path / "report.html"
+    assert main([*command, str(page)]) == 0
+    assert f"The page is in {page}." in capsys.readouterr().out
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert main([*command, str(tmp_path / "absent" / "report.html")]) == 2
+    shown = capsys.readouterr().err
+    assert "cannot be written: No such file or directory" in shown and "hint: name a file" in shown
+
+
 def test_explain_takes_a_module_class(program, capsys):
     assert main(["explain", f"{program}:Net", "--shape", "4,16"]) == 0
     assert "kernel" in capsys.readouterr().out

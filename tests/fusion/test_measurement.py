@@ -13,7 +13,8 @@ import fusion
 import fusion.codegen.c.target
 from fusion.codegen import targets
 from fusion.inspect import measurement
-from fusion.inspect.report import Explanation, KernelReport
+from fusion.inspect.explanation import Explanation
+from fusion.inspect.report import KernelReport
 from fusion.lowering.errors import Unsupported
 
 SLEEP = 0.02
@@ -209,7 +210,7 @@ def test_a_kernel_without_a_price_is_measured_all_the_same(monkeypatch: pytest.M
     def unknown(*arguments: object) -> float:
         raise Unsupported("nothing is known of its speed")
 
-    monkeypatch.setattr("fusion.inspect.report.kernel_time", unknown)
+    monkeypatch.setattr("fusion.inspect.report.kernel_price", unknown)
     found = measured(lambda x: x.sin(), torch.randn(30))
     (kernel,) = found.kernels
     assert kernel.predicted is None and kernel.measured is not None and kernel.ratio is None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import fusion
-from fusion.passes import Pass, PassLog, Stage, in_place, run_stage
+from fusion.passes import Change, Pass, PassLog, Stage, in_place, run_stage
 from fusion.stages import CLUSTERS, JOINT, LAUNCHES, PARTED, PROGRAM, STAGES
 
 Numbers = Stage[list[int], int]
@@ -49,6 +50,24 @@ def test_passes_run_in_order_where_they_apply() -> None:
     assert run_stage(stage(APPEND, NEVER, DOUBLE, KEEP), [1], 5, log) == [2, 10]
     passes = [(each.name, each.changed) for each in log.times if each.name != "check"]
     assert passes == [("append", None), ("double", True), ("keep", False)]
+
+
+def test_the_parts_that_a_pass_changes_are_named() -> None:
+    named = replace(stage(APPEND, KEEP, DOUBLE), parts=lambda subject: dict(zip("abc", subject, strict=False)))
+    run_stage(named, [0, 1], 5, log := PassLog())
+    changes = [each.change for each in log.times if each.name != "check"]
+    assert changes == [Change(added=("c",)), Change(), Change(edited=("b", "c"))]
+
+
+def test_the_passes_of_a_compilation_name_nodes_clusters_and_launches() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * 2).sum(-1) @ y
+
+    (graph,) = fusion.explain(program, options={"graph_cache": False})(torch.randn(8, 64), torch.randn(8)).graphs
+    changes = {(each.stage, each.name): each.change for each in graph.passes if each.change}
+    assert changes["program", "inlined"].removed == ("mul", "relu")
+    assert changes["program", "inlined"].edited == ("sum_1",)
+    assert changes["launches", "kernels"].added[0] == "sum_1"
 
 
 def test_dumps_are_numbered_by_place_and_written_where_something_changed() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 import fusion
 import fusion.trials
 from fusion.codegen.tuning import Tuning
-from fusion.inspect.report import Explanation
+from fusion.inspect.explanation import Explanation
 
 OPTIONS = {"target": "reference", "strict": True}
 

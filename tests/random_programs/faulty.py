@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion.inspect.report import Explanation
+from fusion.inspect.explanation import Explanation
 from tests.random_programs import judge as judging
 from tests.random_programs.inputs import Input
 from tests.random_programs.judge import judge

@@ -1,8 +1,8 @@
 """Ahead of time: a generated file compiled for a named architecture, with or without its hardware.
 
 Input: a kernel, its source and an architecture such as "sm_90", "sm_80" or "gfx942"; output: Triton's compiled kernel,
-or its stages as text (TTIR, TTGIR, LLVM IR, PTX or AMD assembly) and bytes (the binary).  Types and alignments come
-from the kernel, so nothing is specialised when it is launched.
+or its stages as text (TTIR, TTGIR, LLVM IR, PTX and SASS, or AMD assembly) and bytes (the binary).  Types and
+alignments come from the kernel, so nothing is specialised when it is launched.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from fusion.codegen.binary import Binary, Callee
 from fusion.codegen.target import Stage
 from fusion.codegen.triton.devices import Device, capability
+from fusion.codegen.triton.launch.disassemble import disassembly
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
 from fusion.codegen.triton.launch.preparations import start
 from fusion.lowering.errors import BuildError
@@ -109,7 +110,7 @@ def binary_of(kernel: Kernel, source: str, device: Device) -> Binary:
 
 
 def stages(kernel: Kernel, source: str, device: Device) -> Iterator[Stage]:
-    """Yield the artefacts on the way from `source` to a binary for a device, in order.
+    """Yield the artefacts on the way from `source` to a binary for a device, in order; for NVIDIA also its SASS.
 
     Raises:
         BuildError: Triton cannot compile it.
@@ -118,3 +119,5 @@ def stages(kernel: Kernel, source: str, device: Device) -> Iterator[Stage]:
     for name in _LADDERS[target_of(device).backend]:
         if name in compiled.asm:  # Gluon has no stage before the layouts are known
             yield name, compiled.asm[name]
+    if "cubin" in compiled.asm and (text := disassembly(compiled.asm["cubin"])):
+        yield "sass", text

@@ -337,6 +337,14 @@ def test_calls_in_choices_take_all_lanes():
     assert re.search(r"_ZGV\w+_erfcf", assembly(result.source))
 
 
+def test_assembly_names_the_lines_of_the_source():
+    _, source, _ = simple()
+    text = assembly(source)
+    lines = {int(line) for line in re.findall(r"^\s*\.loc \d+ (\d+)", text, re.MULTILINE)}
+    assert any("out[" in source.splitlines()[line - 1] for line in lines)
+    assert ".debug_" not in re.sub(r"\.L\w+", "", text) and os.getcwd() not in text and "fusion-" not in text
+
+
 def test_another_process_loads_the_built_object(tmp_path, monkeypatch):
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
     value, source, _ = simple()

@@ -37,6 +37,16 @@ def test_every_kind_compiles(name: str) -> None:
 
 
 @compiles
+def test_a_cubin_is_disassembled_with_the_lines_of_the_source() -> None:
+    example = SMALL[next(iter(SMALL))]
+    source = TARGET.emit(example)
+    artefacts = dict(TARGET.stages(example, source, "sm_90"))
+    assert list(artefacts) == ["ttir", "ttgir", "llir", "ptx", "cubin", "sass"]
+    lines = [int(line) for line in re.findall(r"//## File \S+, line (\d+)", artefacts["sass"])]
+    assert "EXIT" in artefacts["sass"] and any("tl.store" in source.splitlines()[line - 1] for line in lines)
+
+
+@compiles
 @pytest.mark.parametrize("role", [Role.WHOLE, Role.LOOP])
 @pytest.mark.parametrize("name", sorted(set(FOLD_OPS) - {"dot"}))
 def test_every_fold_compiles(name: str, role: Role) -> None:

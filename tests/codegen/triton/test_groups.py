@@ -151,7 +151,7 @@ def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
 def test_it_compiles_without_a_device(name: str) -> None:
     kernel = TAKEN[name]
     stages = dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))
-    assert list(stages) == ["ttgir", "llir", "ptx", "cubin"]
+    assert list(stages) == ["ttgir", "llir", "ptx", "cubin", "sass"]
     ptx = stages["ptx"]
     assert isinstance(ptx, str)
     assert "setmaxnreg.inc" in ptx and "wgmma.mma_async" in ptx and "cp.async.bulk.tensor.3d" in ptx

@@ -12,7 +12,7 @@ import fusion
 import fusion.compile
 import fusion.graph_compiler
 from fusion.backend import Backend
-from fusion.inspect.report import Explanation
+from fusion.inspect.explanation import Explanation
 from fusion.options import Options
 
 

@@ -1,0 +1,15 @@
+"""The document of a report: its data as JSON, in the structure of `structure.py`, which the page is made from.
+
+build.py      reports → the document
+edges.py      operations ↔ steps, refusals → steps
+files.py      the lines of the program
+artefacts.py  what the target's tools make of each kernel
+lines.py      the line of the source of each line of an artefact
+remedies.py   what it would take to fuse
+"""
+
+from fusion.inspect.document.artefacts import artefacts_of
+from fusion.inspect.document.build import document_of
+from fusion.inspect.document.structure import VERSION, Document
+
+__all__ = ["VERSION", "Document", "artefacts_of", "document_of"]

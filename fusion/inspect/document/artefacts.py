@@ -1,0 +1,53 @@
+"""Makes the artefacts of kernels: what the target's tools make of each source, with the lines that they come from.
+
+Input: kernels of reports; output: their stages as text, or the message of the tool that failed.  Binaries are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from fusion.codegen.build import is_idle
+from fusion.codegen.target import Target
+from fusion.codegen.targets import TARGETS
+from fusion.inspect.document.lines import located
+from fusion.inspect.document.structure import Artefact
+from fusion.inspect.report import KernelReport
+from fusion.lowering.errors import FusionError
+
+WORKERS = 4
+"""Kernels whose artefacts are made at once."""
+
+
+def artefacts_of(
+    kernels: Iterable[KernelReport], target: Target | None = None
+) -> Mapping[tuple[str, str], tuple[list[Artefact], str]]:
+    """Return, for the target's name and the source of each kernel, its artefacts and why others are missing.
+
+    Args:
+        target: makes them; without it, the target of this name on this machine.
+    """
+    distinct = {(kernel.target, kernel.source): kernel for kernel in kernels}
+    with ThreadPoolExecutor(WORKERS, "fusion-artefacts") as workers:
+        made = workers.map(partial(_artefacts, target), distinct.values())
+        return dict(zip(distinct, made, strict=True))
+
+
+def _artefacts(target: Target | None, kernel: KernelReport) -> tuple[list[Artefact], str]:
+    made: list[Artefact] = []
+    if kernel.kernel is None or is_idle(kernel.kernel):
+        return made, ""
+    try:
+        maker = TARGETS[kernel.target]() if target is None else target
+        for stage, content in maker.stages(kernel.kernel, kernel.source):
+            if isinstance(content, str):
+                found = located(stage, content)
+                made.append(Artefact(stage=stage, text=found.text, lines=list(found.lines)))
+    except FusionError as error:
+        return made, str(error)
+    return made, ""
+
+
+__all__ = ["artefacts_of"]
