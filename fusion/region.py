@@ -78,7 +78,13 @@ class RegionCompiler:
         _refuse_devices(self.options, inputs)
         with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
             at = Capturing(
-                self.options, inputs, self._choose_attention, self.settings, within, launched=self.graphs.launched
+                self.options,
+                inputs,
+                self._choose_attention,
+                self.settings,
+                within,
+                launched=self.graphs.launched,
+                overrides=self.graphs.overrides,
             )
             try:
                 log = self._log(times, "captured", graph)
@@ -171,6 +177,7 @@ class RegionCompiler:
             tell=told.append,
             region=self._kept(graph, inputs, told),
             log=lambda label, joint: self._log(log.times, label, joint),
+            overrides=self.graphs.overrides,
         )
 
     def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told]) -> Region | None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import sympy
-import torch
 
+from fusion.codegen.build import evaluated
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.errors import BuildError
-from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
 from fusion.lowering.program import SCATTER_OPS
@@ -114,13 +113,7 @@ class ReferenceTarget:
                 hint="to run an edited kernel, choose the target c or triton",
             )
         verify_kernel(kernel)
-        count = len(kernel.params)
-
-        def launch(*args: torch.Tensor | int) -> None:
-            tensors = [arg for arg in args[:count] if isinstance(arg, torch.Tensor)]
-            run_kernel(kernel, tensors, [int(size) for size in args[count:]])
-
-        return launch
+        return evaluated(kernel)
 
     def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
         """Return nothing: there are no artefacts after the source."""
