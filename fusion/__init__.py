@@ -17,17 +17,22 @@ if TYPE_CHECKING:
     from fusion.aot import Export, ExportedKernel, export_kernels
     from fusion.api import accuracy, explain, fuse, report
     from fusion.backend import Backend, fusion_backend
+    from fusion.bisection import Bisection, bisect
     from fusion.fallback import FusionWarning
     from fusion.inspect.accuracy import Accuracy, LaunchError
+    from fusion.inspect.agreement import Agreement, NotComparable
     from fusion.inspect.report import Explanation, Report
     from fusion.lowering.errors import BuildError, FusionError, Unsupported, VerifyError
     from fusion.options import Options
+    from fusion.verification import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accuracy",
+    "Agreement",
     "Backend",
+    "Bisection",
     "BuildError",
     "Explanation",
     "Export",
@@ -35,27 +40,33 @@ __all__ = [
     "FusionError",
     "FusionWarning",
     "LaunchError",
+    "NotComparable",
     "Options",
     "Report",
     "Unsupported",
     "VerifyError",
     "accuracy",
+    "bisect",
     "explain",
     "export_kernels",
     "fuse",
     "fusion_backend",
     "report",
+    "verify",
 ]
 
 _HOMES = {
     "fusion.aot": ("Export", "ExportedKernel", "export_kernels"),
     "fusion.api": ("accuracy", "explain", "fuse", "report"),
     "fusion.backend": ("Backend", "fusion_backend"),
+    "fusion.bisection": ("Bisection", "bisect"),
     "fusion.fallback": ("FusionWarning",),
     "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),
+    "fusion.inspect.agreement": ("Agreement", "NotComparable"),
     "fusion.inspect.report": ("Explanation", "Report"),
     "fusion.lowering.errors": ("BuildError", "FusionError", "Unsupported", "VerifyError"),
     "fusion.options": ("Options",),
+    "fusion.verification": ("verify",),
 }
 """Module → the public names that it defines."""
 

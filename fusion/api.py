@@ -18,11 +18,13 @@ from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
+from fusion.inspect.agreement import cotangent
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.measurement import Measurement
 from fusion.inspect.report import Explanation
 from fusion.options import Options
 from fusion.region import compile_anew
+from fusion.settings import options_of, torch_settings
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -245,7 +247,7 @@ def report(fused: Callable[..., object]) -> Explanation:
 
 
 def explain(
-    program: Callable[..., object], /, *, measure: bool = False, **settings: object
+    program: Callable[..., object], /, *, measure: bool = False, backward: bool = False, **settings: object
 ) -> Callable[..., Explanation]:
     """Run a program once on generated kernels and report how it was compiled: `explain(model)(*args, **kwargs)`.
 
@@ -255,6 +257,7 @@ def explain(
             whose time is off by more than a factor of two from the predicted one.  If results require gradients,
             backward runs too; the `.grad` of parameters and inputs is left alone.  Launches are not recorded as CUDA
             graphs, and no graph is kept in the cache.
+        backward: run backward too if results require gradients, without measuring.
         settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
 
     Returns:
@@ -270,7 +273,7 @@ def explain(
     >>> len(found.kernels), found.traffic_after.read, found.traffic_after.written
     (1, 32, 32)
     """
-    options = _options("explain", program, settings)
+    options = options_of("explain", program, settings)
     measurement = Measurement() if measure else None
     if measure:
         options = replace(options, graph_cache=False, cudagraphs=False)
@@ -279,11 +282,12 @@ def explain(
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
         start = time.time()
-        result = compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
-        if measurement is None:
-            return _explanation(backend, program, start)
-        _backward(result, program, args, kwargs)
+        result = compile_anew(program, backend, **torch_settings(settings))(*args, **kwargs)
+        if measure or backward:
+            _backward(result, program, args, kwargs)
         explanation = _explanation(backend, program, start)
+        if measurement is None:
+            return explanation
         return replace(explanation, graphs=measurement.measured(explanation.graphs))
 
     return run
@@ -314,13 +318,13 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
     >>> [(launch.tensor, launch.error < 1e-6) for launch in found.launches]
     [('out0', True)]
     """
-    options = replace(_options("accuracy", program, settings), graph_cache=False, cudagraphs=False)
+    options = replace(options_of("accuracy", program, settings), graph_cache=False, cudagraphs=False)
     found: list[LaunchError] = []
     backend = Backend(options, watching(found.append))
 
     def run(*args: object, **kwargs: object) -> Accuracy:
         found.clear()
-        result = compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
+        result = compile_anew(program, backend, **torch_settings(settings))(*args, **kwargs)
         _backward(result, program, args, kwargs)
         return Accuracy(tuple(found))
 
@@ -334,30 +338,7 @@ def _backward(result: object, program: Callable[..., object], *given: object) ->
     leaves += program.parameters() if isinstance(program, torch.nn.Module) else []
     wanted = [each for each in leaves if each.requires_grad]
     if starts and wanted:
-        torch.autograd.grad(starts, wanted, [_cotangent(each) for each in starts], allow_unused=True)
-
-
-def _cotangent(result: torch.Tensor) -> torch.Tensor:
-    """The gradient of `result`: 1 of a loss; else random numbers, as rows of norms and softmax sum to constants."""
-    if result.numel() == 1:
-        return torch.ones_like(result)
-    generator = torch.Generator(result.device).manual_seed(0)
-    return torch.empty_like(result).normal_(generator=generator)
-
-
-def _options(caller: str, program: object, settings: Mapping[str, object]) -> Options:
-    """The options of a call that runs `program` once, which is refused where it cannot be run."""
-    unknown = set(settings) - {"mode", "dynamic", "fullgraph", "options"}
-    if unknown:
-        raise TypeError(f"{caller} takes mode, dynamic, fullgraph and options, got {sorted(unknown)}")
-    if not callable(program) or isinstance(program, type):
-        raise TypeError(f"{caller} takes an nn.Module or a function, got {program!r}")
-    return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # read checks
-
-
-def _wished(settings: Mapping[str, object]) -> dict[str, object]:
-    """Pick the settings that `torch.compile` takes."""
-    return {name: settings[name] for name in ("dynamic", "fullgraph") if name in settings}
+        torch.autograd.grad(starts, wanted, [cotangent(each) for each in starts], allow_unused=True)
 
 
 def _explanation(backend: Backend, program: Callable[..., object], since: float) -> Explanation:

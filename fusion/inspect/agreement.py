@@ -29,6 +29,7 @@ Values: TypeAlias = Mapping[str, object]
 """Name of a result, an input, a buffer or a gradient → its value after a run."""
 
 SEED = 0
+REFERENCES = ("eager", "float64")
 
 
 class NotComparable(FusionError):
@@ -47,6 +48,18 @@ class Tolerance:
     rtol: float | None = None
     atol: float | None = None
     against: str = "eager"
+
+    def __post_init__(self) -> None:
+        """Refuse what is no tolerance.
+
+        Raises:
+            ValueError: a negative number, NaN, or another reference.
+        """
+        if self.against not in REFERENCES:
+            raise ValueError(f"unknown reference {self.against!r}; known: {', '.join(REFERENCES)}")
+        for name, value in (("rtol", self.rtol), ("atol", self.atol)):
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} must not be negative, got {value}")
 
     @property
     def is_given(self) -> bool:
@@ -127,7 +140,7 @@ class Runs:
         gradients: whether backward runs too, from random cotangents, if a result requires gradients.
 
     Raises:
-        NotComparable: eager runs with different seeds differ.
+        NotComparable: eager runs with different seeds differ, or there is no float64 run that is the reference.
     """
 
     def __init__(
@@ -145,6 +158,8 @@ class Runs:
         self._before = dict(_state(program, self._given))
         self.eager = self.run(lambda program: program)
         self.exact, self.note = self._in_float64()
+        if tolerance.is_given and tolerance.against == "float64" and self.exact is None:
+            raise NotComparable(self.note, hint="compare it with eager")
         self._refuse_random()
 
     def run(self, compiled: Callable[[Program], Program], *, seed: int = SEED) -> Values:
@@ -152,9 +167,9 @@ class Runs:
         program, given = self._copies()
         return self._values(program, compiled, given, seed)
 
-    def agreement(self, values: Values) -> Agreement:
-        """Compare the values of a run."""
-        return Agreement(tuple(self._compared(values)), self.note)
+    def agreement(self, values: Values, tolerance: Tolerance | None = None) -> Agreement:
+        """Compare the values of a run, by another tolerance if one is given."""
+        return Agreement(tuple(self._compared(values, tolerance or self._tolerance)), self.note)
 
     def _copies(self) -> tuple[Program, Given]:
         """Return equal copies of the program and its inputs, which share what the originals share."""
@@ -193,7 +208,7 @@ class Runs:
                     hint="compare it in eval mode, or without dropout",
                 )
 
-    def _compared(self, values: Values) -> Iterator[Compared]:
+    def _compared(self, values: Values, tolerance: Tolerance) -> Iterator[Compared]:
         for name, expected in self.eager.items():
             if name not in values:
                 yield Compared(name, math.inf, fault="it is missing")
@@ -203,7 +218,7 @@ class Runs:
                 same = values[name] == expected
                 yield Compared(name, 0.0 if same else math.inf, fault="" if same else "it is another object")
             else:
-                yield self._of_tensor(name, values[name], expected)
+                yield self._of_tensor(name, values[name], expected, tolerance)
         for name in values.keys() - self.eager.keys():
             yield Compared(name, math.inf, fault="eager has no such value")
 
@@ -214,7 +229,7 @@ class Runs:
             return False
         return before.shape == value.shape and not _beyond(value, before, 0.0, 0.0)
 
-    def _of_tensor(self, name: str, ours: object, eager: torch.Tensor) -> Compared:
+    def _of_tensor(self, name: str, ours: object, eager: torch.Tensor, tolerance: Tolerance) -> Compared:
         if not isinstance(ours, torch.Tensor):
             return Compared(name, math.inf, fault=f"it is a {type(ours).__name__}")
         kind, wanted = ((each.dtype, tuple(each.shape), each.device) for each in (ours, eager))
@@ -222,7 +237,7 @@ class Runs:
             return Compared(name, math.inf, fault=f"it is {_described(ours)}, eager's is {_described(eager)}")
         exact = None if self.exact is None else self.exact[name]
         assert exact is None or isinstance(exact, torch.Tensor)
-        return judged(name, ours, eager, exact, self._tolerance)
+        return judged(name, ours, eager, exact, tolerance)
 
 
 def judged(
