@@ -209,7 +209,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
             lambda halves, at: widen_statistics(halves.forward, halves.backward, halves.results),
             when=_inexact,
         ),
-        in_place("keep_unchanged", lambda halves, at: keep_unchanged(halves.forward, halves.results)),
+        in_place("keep_unchanged", lambda halves, at: keep_unchanged(halves.forward, halves.results), needed=True),
         in_place(
             "mark_spare", lambda halves, at: mark_spare(halves.forward, halves.backward, halves.results), when=_inexact
         ),
