@@ -125,6 +125,9 @@ def _add_comparisons(commands: add.Commands) -> None:
 
 
 def _add_machine(commands: add.Commands) -> None:
+    what = "examine this machine: what works, and what to install or change"
+    add.add_json(add.command(commands, "doctor", what, "doctor\ndoctor --json", module="doctor"))
+
     what = "measure this machine, so that predicted times are its own"
     calibrate = add.command(commands, "calibrate", what, "calibrate --device cpu", module="commands")
     add.add_device(calibrate)
