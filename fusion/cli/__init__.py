@@ -49,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_kernels(commands)
     _add_comparisons(commands)
+    _add_time(commands)
     _add_machine(commands)
     return parser
 
@@ -122,6 +123,27 @@ def _add_comparisons(commands: add.Commands) -> None:
         add.add_settings(parser)
         add.add_tolerances(parser)
         add.add_json(parser)
+
+
+_TIME = """
+time model.py:forward --shape 8,128
+time model.py:Net --shape 64,1024 --train --compare inductor
+"""
+
+
+def _add_time(commands: add.Commands) -> None:
+    what = "time a program in eager and compiled, side by side"
+    time = add.command(commands, "time", what, _TIME, module="timing")
+    add.add_program(time)
+    add.add_settings(time)
+    time.add_argument("--compare", choices=("inductor",), help="also time this backend of torch.compile")
+    time.add_argument(
+        "--rounds",
+        type=add.rounds,
+        metavar="N",
+        help="timed calls of each, from 2 on; default: as many as fit into two seconds, 5 to 200",
+    )
+    add.add_json(time)
 
 
 def _add_machine(commands: add.Commands) -> None:

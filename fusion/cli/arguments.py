@@ -100,12 +100,12 @@ def tolerance(text: str) -> float:
     return number
 
 
-def positive(text: str) -> int:
-    """Return a whole number from 1 on."""
-    number = _number(text, int)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return int(number)
+def rounds(text: str) -> int:
+    """Return a whole number from 2 on: one round has no quartiles."""
+    number = int(_number(text, int))
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{text} must be at least 2")
+    return number
 
 
 def _number(text: str, kind: Callable[[str], float]) -> float:
