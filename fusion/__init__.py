@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fusion.inspect.report import Explanation, Report
     from fusion.lowering.errors import BuildError, FusionError, Unsupported, VerifyError
     from fusion.options import Options
+    from fusion.required import NotAsRequired, require
     from fusion.verification import verify
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "FusionError",
     "FusionWarning",
     "LaunchError",
+    "NotAsRequired",
     "NotComparable",
     "Options",
     "Report",
@@ -52,6 +54,7 @@ __all__ = [
     "fuse",
     "fusion_backend",
     "report",
+    "require",
     "verify",
 ]
 
@@ -66,6 +69,7 @@ _HOMES = {
     "fusion.inspect.report": ("Explanation", "Report"),
     "fusion.lowering.errors": ("BuildError", "FusionError", "Unsupported", "VerifyError"),
     "fusion.options": ("Options",),
+    "fusion.required": ("NotAsRequired", "require"),
     "fusion.verification": ("verify",),
 }
 """Module → the public names that it defines."""

@@ -40,6 +40,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> Module: ...
 @overload
 def fuse(
@@ -50,6 +51,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> Callable[Params, Result]: ...
 @overload
 def fuse(
@@ -60,6 +62,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
 def fuse(
     program: object = None,
@@ -69,6 +72,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> object:
     """Compile a module or function, so that it runs on generated kernels.
 
@@ -84,6 +88,8 @@ def fuse(
             None lets sizes become dynamic once they change.
         fullgraph: raise where Dynamo breaks the graph; otherwise Python goes on between the parts.
         options: names and values as in `fusion.Options`, but for `mode`.
+        require: the most kernels and library calls (`externs`) that each compiled graph may have, for tests:
+            `{"kernels": 1, "externs": 0}`.  Forward and backward are a graph each.
 
     Returns:
         For a module, a module of the same type that shares parameters, buffers and submodules with `program`, which
@@ -96,7 +102,8 @@ def fuse(
         ValueError: unknown mode, option or value of an option.
 
     The function that is returned raises a `FusionError` under `options={"strict": True}` where a region cannot be
-    compiled, and otherwise warns (`FusionWarning`) and runs that region eagerly.
+    compiled, and otherwise warns (`FusionWarning`) and runs that region eagerly.  Under `require` it raises a
+    `NotAsRequired` in the call that compiles a graph with more kernels or calls, with the reasons.
 
     >>> import torch
     >>> double = fuse(lambda x: x * 2 + 1)
@@ -107,9 +114,10 @@ def fuse(
         raise TypeError(f"dynamic must be True, False or None, got {dynamic!r}")
     if not isinstance(fullgraph, bool):
         raise TypeError(f"fullgraph must be True or False, got {fullgraph!r}")
-    read = Options.read(mode, options)
+    read = Options.read(mode, options if require is None else {**(options or {}), "require": require})
     if program is None:
-        return functools.partial(fuse, mode=mode, dynamic=dynamic, fullgraph=fullgraph, options=options)
+        settings = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options, "require": require}
+        return functools.partial(fuse, **settings)
     if isinstance(program, type):
         raise TypeError(f"fuse takes an instance or a function, not the class {program.__name__}; fuse its instance")
     if isinstance(program, torch.export.ExportedProgram):

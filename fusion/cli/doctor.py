@@ -7,7 +7,6 @@ with eager.  The exit code is 1 if the default target of a device that PyTorch s
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import platform
 import random
@@ -140,7 +139,7 @@ def _triton() -> Check:
 
     def examine() -> str:
         _refuse_older("triton", found)
-        importlib.import_module("triton")
+        TARGETS["triton"]()  # imports it
         return found
 
     return _checked("triton", examine, "reinstall triton")
