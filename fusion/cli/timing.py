@@ -167,7 +167,8 @@ def _entries(sides: list[Side]) -> list[dict[str, object]]:
 
 def _table(arguments: argparse.Namespace, sides: list[Side]) -> list[str]:
     what = "forward and backward" if arguments.train else "forward"
-    threads = f", {torch.get_num_threads()} threads" if arguments.device == "cpu" else ""
+    count = torch.get_num_threads()
+    threads = f", {count} thread{'' if count == 1 else 's'}" if arguments.device == "cpu" else ""
     lines = [f"{arguments.program} on {arguments.device}{threads}, {what}; {len(sides[0].times)} rounds in turn", ""]
     lines.append(f"{'':<12}{'median':>12}{'quartiles':>26}{'of eager':>10}{'first call':>12}")
     for side in sides:

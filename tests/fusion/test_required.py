@@ -69,7 +69,7 @@ def test_each_half_of_training_is_a_graph_of_its_own(dynamic: bool | None) -> No
 
     square = torch.eye(40, requires_grad=True)
     fused = fusion.fuse(lambda x: torch.linalg.matrix_exp(x).sin(), dynamic=dynamic, require={"kernels": 1})
-    with pytest.raises(fusion.NotAsRequired, match=r"^backward has 3 kernels \(allowed: 1\)"):
+    with pytest.raises(fusion.NotAsRequired, match=r"^backward has \d kernels \(allowed: 1\)"):
         fused(square).sum().backward()
 
 

@@ -90,7 +90,8 @@ def checked(arch: str) -> str:
     'sm_90a'
     """
     has_variants = capability(arch) >= 90
-    if arch not in ARCHITECTURES and not (has_variants and arch[:-1] in ARCHITECTURES):
+    known = (*KNOWN, *ARCHITECTURES)
+    if arch not in known and not (has_variants and arch[:-1] in known):
         raise BuildError(f"unknown architecture {arch!r}", hint=f"known: {', '.join(ARCHITECTURES)}")
     return arch
 
