@@ -10,8 +10,10 @@ Input: a program and its inputs; output: a `Bisection`.  The search goes from wh
 4. Else the block programs are wrong, and a pass made them so.  Leave out all optional passes (`stages.OPTIONAL`): if
    the results agree, put them back in order, by halves, until they differ.  The pass that was put back last is the one.
    The kernel is the first whose results differ from the same results without that pass.
+5. Else, if the difference is neither rounding nor in PyTorch's trace, each operation's rule is compared with PyTorch's
+   kernel on the same operands (`inspect/rules.py`).
 
-In the last step kernels stay in the evaluator, so that nothing is built.
+From the third step on kernels stay in the evaluator, so that nothing is built.
 """
 
 from __future__ import annotations
@@ -21,10 +23,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from fusion.autograd import aot_backend
 from fusion.backend import Backend
+from fusion.codegen.targets import builder_for
 from fusion.inspect.accuracy import Accuracy, LaunchError, copied, distance, watching
 from fusion.inspect.agreement import Agreement, Program, Runs, Tolerance, Values
 from fusion.inspect.report import Report, steps_of
+from fusion.inspect.rules import WrongRule, checking
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import FusionError, by_place
 from fusion.lowering.program import Extern
@@ -75,6 +80,7 @@ class Bisection:
         culprit: the pass without which the results agree, as "stage/pass"; empty if there is none, or if a kernel is
             wrong.
         changed: the first launch whose results the pass changed.
+        rule: the first operation that is lowered to other numbers, if neither a kernel nor an optional pass is wrong.
         compilations: how often the program was compiled.
         verdict: the finding, in a sentence.
     """
@@ -85,6 +91,7 @@ class Bisection:
     compared: int = 0
     culprit: str = ""
     changed: Changed | None = None
+    rule: WrongRule | None = None
     compilations: int = 1
 
     @property
@@ -95,7 +102,7 @@ class Bisection:
     def __str__(self) -> str:
         values = self.agreement.values if self.agrees else self.agreement.differing
         lines = [*map(str, values), self.verdict]
-        lines += [str(found) for found in (self.kernel, self.changed) if found is not None]
+        lines += [str(found) for found in (self.kernel, self.changed, self.rule) if found is not None]
         return "\n".join([*lines, *([f"note: {self.agreement.note}"] if self.agreement.note else [])])
 
 
@@ -196,7 +203,7 @@ class _Search:
             return not self._run(fresh, replace(EVALUATED, without=without), watch).agrees
 
         if differs(0):
-            return Bisection(whole, self._without_passes(fresh))
+            return self._without_passes(whole, fresh)
         place = first_failing(len(candidates), differs)
         recorded = _Recorded()
         differs(place - 1, recorded)
@@ -211,17 +218,33 @@ class _Search:
             )
         return Bisection(whole, verdict, culprit=culprit, changed=compared.first())
 
-    def _without_passes(self, fresh: Options) -> str:
-        """Say what is left once no optional pass made the results differ."""
+    def _without_passes(self, whole: Agreement, fresh: Options) -> Bisection:
+        """Search in what is left once no optional pass made the results differ."""
         head = "no kernel is wrong, and the results differ without any optional pass: "
         if self.runs.agreement(self.values, Tolerance()).agrees:
-            return f"{head}it is rounding, as the error against float64 is at most twice eager's"
+            return Bisection(whole, f"{head}it is rounding, as the error against float64 is at most twice eager's")
         if not fresh.exact and self._run(replace(fresh, numerics="strict")).agrees:
-            return f"{head}it is rounding, as with options={{'numerics': 'strict'}} they agree"
+            return Bisection(whole, f"{head}it is rounding, as with options={{'numerics': 'strict'}} they agree")
         traced = self.runs.run(lambda program: _compiled_by("aot_eager", program, self.settings))
         if not self.runs.agreement(traced).agrees:
-            return f"{head}PyTorch's own trace differs from eager (backend='aot_eager')"
-        return f"{head}the rule of an operation is wrong, or a pass that is needed"
+            return Bisection(whole, f"{head}PyTorch's own trace differs from eager (backend='aot_eager')")
+        rules = self._wrong_rules(fresh)
+        if rules:
+            return Bisection(whole, f"{head}the rule of this operation is wrong:", rule=rules[0])
+        return Bisection(whole, f"{head}a pass that is needed is wrong, as the rules of all operations are right")
+
+    def _wrong_rules(self, options: Options) -> list[WrongRule]:
+        """Run the graphs with PyTorch's operations, and check the rule of each on the same operands."""
+        found: list[WrongRule] = []
+        backend = aot_backend(
+            lambda graph, label: checking(graph, found.append),
+            lambda device: builder_for(device.type, options.target, options.current_numerics).target.capabilities,
+            options.workspace,
+            exact=options.exact,
+            overrides=Overrides(without=frozenset(OPTIONAL)),
+        )
+        self.runs.run(lambda program: compile_anew(program, backend, **self.settings))
+        return found
 
     def _run(self, options: Options, overrides: Overrides = PRICED, watch: Watch | None = None) -> Agreement:
         """Compile the program anew, run it, and compare."""

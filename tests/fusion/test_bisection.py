@@ -18,6 +18,7 @@ from fusion.codegen.targets import _builders
 from fusion.lowering.expr import Const, Expr, const, rewrite
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Map, Program, Reduce, with_exprs
+from fusion.lowering.registry import RULES
 from fusion.schedule.overrides import JOINS
 from fusion.subjects import Scheduled, Scheduling
 
@@ -156,6 +157,26 @@ def test_a_difference_that_no_pass_makes_is_said_to_be_rounding() -> None:
     found = fusion.bisect(lambda x: torch.softmax(x.exp(), -1), rtol=0.0)(x_of(40, 36))
     assert not found.agrees and found.kernel is None and not found.culprit
     assert "it is rounding" in found.verdict
+
+
+def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sin, cos = torch.ops.aten.sin.default, torch.ops.aten.cos.default
+    monkeypatch.setitem(RULES, sin, RULES[cos])
+    found = fusion.bisect(lambda x: (x.exp().sin() + 1).sum(0))(x_of(40, 36))
+    assert not found.agrees and found.kernel is None and not found.culprit
+    assert found.rule is not None and found.rule.name == "aten.sin.default"
+    assert "test_bisection.py:" in str(found.rule)
+    assert "the rule of this operation is wrong" in found.verdict
+
+
+def test_a_wrong_pass_that_is_needed_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    grow = stages.grow
+    monkeypatch.setattr(
+        stages, "grow", lambda program, *rest, **named: grow(with_wrong_factor(program), *rest, **named)
+    )
+    found = fusion.bisect(few)(x_of(40, 36))
+    assert not found.agrees and found.kernel is None and not found.culprit and found.rule is None
+    assert "a pass that is needed is wrong" in found.verdict
 
 
 def test_the_growth_of_clusters_is_one_of_the_passes() -> None:
