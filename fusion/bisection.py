@@ -44,6 +44,8 @@ from fusion.stages import OPTIONAL
 _CHANGED = 0.01
 """A result counts as changed by a pass from this share of the largest change on: later results inherit it."""
 EVALUATED = Overrides(evaluated=True)
+_SHOWN = 6
+"""Values of a program that are shown."""
 _ROUNDINGS = 32
 """A result counts as changed from so many roundings on."""
 
@@ -101,7 +103,8 @@ class Bisection:
 
     def __str__(self) -> str:
         values = self.agreement.values if self.agrees else self.agreement.differing
-        lines = [*map(str, values), self.verdict]
+        more = len(values) - _SHOWN
+        lines = [*map(str, values[:_SHOWN]), *([f"… and {more} others"] if more > 0 else []), self.verdict]
         lines += [str(found) for found in (self.kernel, self.changed, self.rule) if found is not None]
         return "\n".join([*lines, *([f"note: {self.agreement.note}"] if self.agreement.note else [])])
 

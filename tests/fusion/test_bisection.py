@@ -12,9 +12,10 @@ from torch import Tensor
 
 import fusion
 from fusion import scheduling, stages
-from fusion.bisection import first_failing
+from fusion.bisection import Bisection, first_failing
 from fusion.codegen.c import CTarget
 from fusion.codegen.targets import _builders
+from fusion.inspect.agreement import Agreement, Compared
 from fusion.lowering.expr import Const, Expr, const, rewrite
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Map, Program, Reduce, with_exprs
@@ -146,6 +147,7 @@ def test_a_wrong_pass_over_many_kernels_is_found(monkeypatch: pytest.MonkeyPatch
     assert found.changed is not None and "mul_37" in " ".join(found.changed.origins)
 
 
+@pytest.mark.slow
 def test_a_fault_of_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_in_pass(monkeypatch, "inlined", with_wrong_factor)
     found = fusion.bisect(few)(x_of(40, 36, requires_grad=True))
@@ -198,6 +200,12 @@ def test_the_first_failure_is_found(first: int) -> None:
 
     assert first_failing(11, fails) == first
     assert len(tried) <= 4
+
+
+def test_many_differing_values_are_counted() -> None:
+    values = tuple(Compared(f"value {k}", 1.0, fault="it is wrong") for k in range(9))
+    shown = str(Bisection(Agreement(values), "why")).splitlines()
+    assert shown[6:] == ["… and 3 others", "why"]
 
 
 def test_random_programs_are_refused() -> None:
