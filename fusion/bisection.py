@@ -170,7 +170,7 @@ class _Search:
     known: set[str] = field(default_factory=set)  # why regions run eagerly, with all passes
 
     def found(self) -> Bisection:
-        whole = self._run(self.options)
+        whole = self._run(self.options).told(self.reports)
         if whole.agrees:
             return Bisection(whole, "all results agree")
         fresh = replace(self.options, graph_cache=False, cudagraphs=False)

@@ -14,12 +14,13 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
+from fusion.inspect.report import Report
 from fusion.lowering.errors import FusionError, brief
 
 Program: TypeAlias = Callable[..., object]
@@ -109,7 +110,7 @@ class Agreement:
 
     Attributes:
         values: a comparison for each value, in order.
-        note: why there is no float64 run; empty if there is one.
+        note: why there is no float64 run, and which regions run eagerly, so that nothing was compared; else empty.
     """
 
     values: tuple[Compared, ...]
@@ -124,6 +125,12 @@ class Agreement:
     def differing(self) -> tuple[Compared, ...]:
         """The values that do not agree."""
         return tuple(value for value in self.values if not value.agrees)
+
+    def told(self, reports: Sequence[Report]) -> Agreement:
+        """Return this with a note about what was not compiled."""
+        eager = [f"{report.label} runs eagerly: {report.failure}" for report in reports if report.failure]
+        nothing = [] if any(report.kernels for report in reports) else ["no kernel was generated"]
+        return replace(self, note="; ".join(filter(None, [self.note, *eager, *nothing])))
 
     def __str__(self) -> str:
         lines = [str(value) for value in self.values] or ["agrees: nothing was computed"]

@@ -331,6 +331,12 @@ def test_verify_and_bisect_exit_with_1_where_results_differ(program, monkeypatch
     assert "kernel relu_mul_add, out0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["verify", "bisect"])
+def test_a_comparison_says_that_nothing_was_compiled(program, command, capsys):
+    assert main([command, f"{program}:untouched", "--shape", "4"]) == 0
+    assert "note: no kernel was generated" in capsys.readouterr().out
+
+
 def test_gradients_are_verified(program, capsys):
     assert main(["verify", f"{program}:Net", "--shape", "4,16", "--train"]) == 0
     shown = capsys.readouterr().out
