@@ -265,7 +265,7 @@ def judged(
         fault = f"{wrong} of {ours.numel()} elements are not within {Tolerance(rtol, atol)}" if wrong else ""
         return Compared(name, difference, fault=fault)
     assert exact is not None
-    if not ours.is_floating_point():
+    if not (ours.is_floating_point() or ours.is_complex()):
         wrong = int(((ours != eager) & (ours != exact)).sum())
         return Compared(name, difference, error, eager_error, 0.0, f"{wrong} elements are other numbers" * bool(wrong))
     allowed = 2 * eager_error + torch.finfo(ours.dtype).eps * _largest(exact)
@@ -345,7 +345,9 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _is_narrow(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype is not torch.float64
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return False
+    return value.dtype not in (torch.float64, torch.complex128)
 
 
 def _same_numbers(left: object, right: object) -> bool:
