@@ -16,7 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from fusion.codegen.target import Launcher, Target
+from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.printer import format_kernel
 
 MOST = 1 << 12
 """The most kernels that a builder caches: more than any program has.  Evicted ones live on in their users."""
@@ -106,6 +108,26 @@ class Builder:
             begun.built.set_exception(failure)
 
 
+class Evaluating(Builder):
+    """Takes the decisions of a target, and runs each kernel in the evaluator: nothing is generated or compiled."""
+
+    def _begin_one(self, kernel: Kernel, sources: Mapping[Kernel, str], workers: ThreadPoolExecutor) -> _Begun:
+        if kernel not in self._begun:
+            self._begun[kernel] = _done(Built(kernel, format_kernel(kernel), evaluated(kernel)))
+        return self._begun[kernel]
+
+
+def evaluated(kernel: Kernel) -> Launcher:
+    """Return a launcher that evaluates `kernel` on its tensors and sizes."""
+    count = len(kernel.params)
+
+    def launch(*args: torch.Tensor | int) -> None:
+        tensors = [arg for arg in args[:count] if isinstance(arg, torch.Tensor)]
+        run_kernel(kernel, tensors, [int(size) for size in args[count:]])
+
+    return launch
+
+
 def is_idle(kernel: Kernel) -> bool:
     """Return whether the grids of all kernels in the launch are empty, so that nothing is stored."""
     empty = (any(axis.size == 0 for axis in part.with_role(Role.GRID)) for part in kernel.parts)
@@ -116,7 +138,10 @@ def _idle(kernel: Kernel) -> _Begun:
     def launch(*args: torch.Tensor | int) -> None:
         """Do nothing."""
 
-    built = Built(kernel, f"# {kernel.name}: an empty grid, nothing is launched\n", launch)
+    return _done(Built(kernel, f"# {kernel.name}: an empty grid, nothing is launched\n", launch))
+
+
+def _done(built: Built) -> _Begun:
     done = Future[Built]()
     done.set_result(built)
     return _Begun(built.source, done)

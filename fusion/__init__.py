@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from fusion.artifact.loaded import Artifact
     from fusion.artifact.save import save
     from fusion.backend import Backend, fusion_backend
+    from fusion.bisection import Bisection, bisect
     from fusion.inspect.accuracy import Accuracy, LaunchError
+    from fusion.inspect.agreement import Agreement, NotComparable
     from fusion.inspect.explanation import Explanation
     from fusion.inspect.report import Report
     from fusion.lowering.errors import (
@@ -34,14 +36,18 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from fusion.options import Options
+    from fusion.required import NotAsRequired, require
+    from fusion.verification import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accuracy",
+    "Agreement",
     "Artifact",
     "ArtifactError",
     "Backend",
+    "Bisection",
     "BuildError",
     "Explanation",
     "Export",
@@ -49,18 +55,23 @@ __all__ = [
     "FusionError",
     "FusionWarning",
     "LaunchError",
+    "NotAsRequired",
+    "NotComparable",
     "Options",
     "Report",
     "Unsupported",
     "VerifyError",
     "accuracy",
+    "bisect",
     "explain",
     "export_kernels",
     "fuse",
     "fusion_backend",
     "load",
     "report",
+    "require",
     "save",
+    "verify",
 ]
 
 _HOMES = {
@@ -70,13 +81,17 @@ _HOMES = {
     "fusion.artifact.loaded": ("Artifact",),
     "fusion.artifact.save": ("save",),
     "fusion.backend": ("Backend", "fusion_backend"),
+    "fusion.bisection": ("Bisection", "bisect"),
     "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),
+    "fusion.inspect.agreement": ("Agreement", "NotComparable"),
     "fusion.inspect.explanation": ("Explanation",),
     "fusion.inspect.report": ("Report",),
     "fusion.lowering.errors": (
         *("ArtifactError", "BuildError", "FusionError", "FusionWarning", "Unsupported", "VerifyError"),
     ),
     "fusion.options": ("Options",),
+    "fusion.required": ("NotAsRequired", "require"),
+    "fusion.verification": ("verify",),
 }
 """Module → the public names that it defines."""
 

@@ -19,11 +19,13 @@ from torch.utils import _pytree as pytree
 from fusion.backend import Backend, backend_of
 from fusion.fallback import warn_once
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
+from fusion.inspect.agreement import cotangent
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.measurement import Measurement
 from fusion.options import Options
 from fusion.region import compile_anew
+from fusion.settings import options_of, torch_settings
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -39,6 +41,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> Module: ...
 @overload
 def fuse(
@@ -49,6 +52,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> Callable[Params, Result]: ...
 @overload
 def fuse(
@@ -59,6 +63,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
 def fuse(
     program: object = None,
@@ -68,6 +73,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
+    require: Mapping[str, int] | None = None,
 ) -> object:
     """Compile a module or function, so that it runs on generated kernels.
 
@@ -83,6 +89,8 @@ def fuse(
             None lets sizes become dynamic once they change.
         fullgraph: raise where Dynamo breaks the graph; otherwise Python goes on between the parts.
         options: names and values as in `fusion.Options`, but for `mode`.
+        require: the most kernels and library calls (`externs`) that each compiled graph may have, for tests:
+            `{"kernels": 1, "externs": 0}`.  Forward and backward are a graph each.
 
     Returns:
         For a module, a module of the same type that shares parameters, buffers and submodules with `program`, which
@@ -95,7 +103,8 @@ def fuse(
         ValueError: unknown mode, option or value of an option.
 
     The function that is returned raises a `FusionError` under `options={"strict": True}` where a region cannot be
-    compiled, and otherwise warns (`FusionWarning`) and runs that region eagerly.
+    compiled, and otherwise warns (`FusionWarning`) and runs that region eagerly.  Under `require` it raises a
+    `NotAsRequired` in the call that compiles a graph with more kernels or calls, with the reasons.
 
     >>> import torch
     >>> double = fuse(lambda x: x * 2 + 1)
@@ -106,9 +115,10 @@ def fuse(
         raise TypeError(f"dynamic must be True, False or None, got {dynamic!r}")
     if not isinstance(fullgraph, bool):
         raise TypeError(f"fullgraph must be True or False, got {fullgraph!r}")
-    read = Options.read(mode, options)
+    read = Options.read(mode, options if require is None else {**(options or {}), "require": require})
     if program is None:
-        return functools.partial(fuse, mode=mode, dynamic=dynamic, fullgraph=fullgraph, options=options)
+        settings = {"mode": mode, "dynamic": dynamic, "fullgraph": fullgraph, "options": options, "require": require}
+        return functools.partial(fuse, **settings)
     if isinstance(program, type):
         raise TypeError(f"fuse takes an instance or a function, not the class {program.__name__}; fuse its instance")
     if isinstance(program, torch.export.ExportedProgram):
@@ -177,7 +187,7 @@ def unfused(program: Callable[..., object]) -> Callable[..., object]:
     return _plain(program) if isinstance(program, torch.nn.Module) else inspect.unwrap(program)
 
 
-def options_of(program: object) -> Options | None:
+def fused_options(program: object) -> Options | None:
     """Return the options that a program was fused with; None for one that `fuse` did not return."""
     backend = getattr(program, "_fusion_backend", None)
     return backend.options if isinstance(backend, Backend) else None
@@ -287,7 +297,7 @@ def _program_of(compiled: Callable[..., object]) -> Callable[..., object]:
 
 
 def explain(
-    program: Callable[..., object], /, *, measure: bool = False, **settings: object
+    program: Callable[..., object], /, *, measure: bool = False, backward: bool = False, **settings: object
 ) -> Callable[..., Explanation]:
     """Run a program once on generated kernels and report how it was compiled: `explain(model)(*args, **kwargs)`.
 
@@ -297,6 +307,7 @@ def explain(
             whose time is off by more than a factor of two from the predicted one.  If results require gradients,
             backward runs too; the `.grad` of parameters and inputs is left alone.  Launches are not recorded as CUDA
             graphs, and no graph is kept in the cache.
+        backward: run backward too if results require gradients, without measuring.
         settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
 
     Returns:
@@ -312,7 +323,7 @@ def explain(
     >>> len(found.kernels), found.traffic_after.read, found.traffic_after.written
     (1, 32, 32)
     """
-    options = _options("explain", program, settings)
+    options = options_of("explain", program, settings)
     measurement = Measurement() if measure else None
     if measure:
         options = replace(options, graph_cache=False, cudagraphs=False)
@@ -321,11 +332,12 @@ def explain(
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
         start = time.time()
-        result = compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
-        if measurement is None:
-            return _explanation(backend, program, start)
-        _backward(result, program, args, kwargs)
+        result = compile_anew(program, backend, **torch_settings(settings))(*args, **kwargs)
+        if measure or backward:
+            _backward(result, program, args, kwargs)
         explanation = _explanation(backend, program, start)
+        if measurement is None:
+            return explanation
         return replace(explanation, graphs=measurement.measured(explanation.graphs))
 
     return run
@@ -356,13 +368,13 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
     >>> [(launch.tensor, launch.error < 1e-6) for launch in found.launches]
     [('out0', True)]
     """
-    options = replace(_options("accuracy", program, settings), graph_cache=False, cudagraphs=False)
+    options = replace(options_of("accuracy", program, settings), graph_cache=False, cudagraphs=False)
     found: list[LaunchError] = []
     backend = Backend(options, watching(found.append))
 
     def run(*args: object, **kwargs: object) -> Accuracy:
         found.clear()
-        result = compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
+        result = compile_anew(program, backend, **torch_settings(settings))(*args, **kwargs)
         _backward(result, program, args, kwargs)
         return Accuracy(tuple(found))
 
@@ -376,30 +388,7 @@ def _backward(result: object, program: Callable[..., object], *given: object) ->
     leaves += program.parameters() if isinstance(program, torch.nn.Module) else []
     wanted = [each for each in leaves if each.requires_grad]
     if starts and wanted:
-        torch.autograd.grad(starts, wanted, [_cotangent(each) for each in starts], allow_unused=True)
-
-
-def _cotangent(result: torch.Tensor) -> torch.Tensor:
-    """The gradient of `result`: 1 of a loss; else random numbers, as rows of norms and softmax sum to constants."""
-    if result.numel() == 1:
-        return torch.ones_like(result)
-    generator = torch.Generator(result.device).manual_seed(0)
-    return torch.empty_like(result).normal_(generator=generator)
-
-
-def _options(caller: str, program: object, settings: Mapping[str, object]) -> Options:
-    """The options of a call that runs `program` once, which is refused where it cannot be run."""
-    unknown = set(settings) - {"mode", "dynamic", "fullgraph", "options"}
-    if unknown:
-        raise TypeError(f"{caller} takes mode, dynamic, fullgraph and options, got {sorted(unknown)}")
-    if not callable(program) or isinstance(program, type):
-        raise TypeError(f"{caller} takes an nn.Module or a function, got {program!r}")
-    return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # read checks
-
-
-def _wished(settings: Mapping[str, object]) -> dict[str, object]:
-    """Pick the settings that `torch.compile` takes."""
-    return {name: settings[name] for name in ("dynamic", "fullgraph") if name in settings}
+        torch.autograd.grad(starts, wanted, [cotangent(each) for each in starts], allow_unused=True)
 
 
 def _explanation(backend: Backend, program: Callable[..., object], since: float) -> Explanation:

@@ -34,6 +34,7 @@ from fusion.options import WORKSPACE
 from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
 from fusion.runtime.rng_replay import draws_of
+from fusion.schedule.overrides import PRICED, Overrides
 from fusion.stages import JOINT, PARTED
 from fusion.subjects import Deriving, Halves, Joint
 
@@ -74,6 +75,7 @@ def aot_backend(
     tell: Callable[[Told], None] = lambda told: None,
     region: Region | None = None,
     log: LogOf = no_log,
+    overrides: Overrides = PRICED,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """Return a Dynamo backend that compiles every functional ATen graph with `compile_one`.
 
@@ -84,11 +86,12 @@ def aot_backend(
         tell: called for each joint graph with the dependence of gradients and the random draws.
         region: the cache entry of the captured graph, if it is to be cached.
         log: returns the log of the passes over the joint graph.
+        overrides: decisions that are imposed instead of priced.
     """
 
     def part(joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any) -> Parted:
         tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
-        at = Deriving(able(main_device(joint)), workspace, exact)
+        at = Deriving(able(main_device(joint)), workspace, exact, overrides)
         return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
 
     settings: Settings = {

@@ -20,7 +20,7 @@ from torch import fx
 
 from fusion.choose_externs import lower_for
 from fusion.close_calls import CloseCalls
-from fusion.codegen.build import Builder, Built
+from fusion.codegen.build import Builder, Built, Evaluating
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
@@ -80,9 +80,11 @@ def compile_graph(
     """
     main = main_device(graph)
     builder = builder_for(main.type, options.target, options.current_numerics)
+    if overrides.evaluated:
+        builder = Evaluating(builder.target)
     trace = Trace(options.dump, label)
     trace.graph(graph)
-    prepare(graph, label, builder.target, options, trace.log)
+    prepare(graph, label, builder.target, options, trace.log, overrides)
     interface = Interface.of(graph, label, main, kept_for_backward(graph))
     with trace.log.timed("cache", "find"):
         warm = WarmStart(graph, interface, options, builder.target)
@@ -112,10 +114,17 @@ def compile_graph(
     return compiled, report
 
 
-def prepare(graph: fx.GraphModule, label: str, target: Target, options: Options, log: PassLog) -> None:
+def prepare(
+    graph: fx.GraphModule,
+    label: str,
+    target: Target,
+    options: Options,
+    log: PassLog,
+    overrides: Overrides = PRICED,
+) -> None:
     """Run the passes over a graph without gradients; the halves of a joint graph have had theirs."""
     if label == "inference":
-        run_stage(INFERENCE, graph, Deriving(target.capabilities, options.workspace, options.exact), log)
+        run_stage(INFERENCE, graph, Deriving(target.capabilities, options.workspace, options.exact, overrides), log)
 
 
 def load_finished(

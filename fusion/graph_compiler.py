@@ -32,6 +32,7 @@ from fusion.joint.seeds import has_seeds
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
 from fusion.reports import Reports
+from fusion.required import check
 from fusion.runtime import Boxed
 from fusion.runtime.dispatch_guards import guard_dispatch
 from fusion.runtime.recording import Recorder
@@ -50,7 +51,7 @@ class GraphCompiler:
         self, options: Options, reports: Reports, watch: Watch | None = None, overrides: Overrides = PRICED
     ) -> None:
         self.options, self.reports = options, reports
-        self._watch, self._overrides = watch, overrides
+        self._watch, self.overrides = watch, overrides
 
     def target(self, device: torch.device) -> Target:
         """Return the target of a device, or the one that the options name."""
@@ -60,7 +61,7 @@ class GraphCompiler:
         """Compile a graph; `recorder` records its launches as a CUDA graph.
 
         Raises:
-            FusionError: under `strict`, with a line of the user's program.
+            FusionError: under `strict`, with a line of the user's program; a requirement is not met.
         """
         if not holds_tensors(graph):  # only sizes: nothing is computed on a device
             return as_it_is(graph)
@@ -68,7 +69,7 @@ class GraphCompiler:
         keys: list[str] = []
 
         def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
-            told = refused, keys.append, self._watch, self._overrides
+            told = refused, keys.append, self._watch, self.overrides
             return compile_graph(graph, self.options, label, recorder, *told)
 
         try:
@@ -81,7 +82,7 @@ class GraphCompiler:
                     raise
                 raise raised from failure
             return self._eagerly(graph, label, failure)
-        self.reports.add(report)
+        self.add(report)
         if keys and not has_seeds(graph):  # eager operations would draw other random numbers
             setattr(run, KEY, keys[0])
         return run
@@ -94,13 +95,27 @@ class GraphCompiler:
             load = partial(load_finished, compilation, self.options)
             loaded.append(self._watched(compilation.interface.label, compilation.interface.tangents, graph, load))
         for _, report in loaded:
-            self.reports.add(report)
+            self.add(report)
         return [boxed(run) for run, _ in loaded]
 
     def gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
-        """Warn, and report, that a graph runs eagerly."""
+        """Warn, and report, that a graph runs eagerly.
+
+        Raises:
+            NotAsRequired: there is a requirement.
+        """
+        report = Report.eager(label, graph, failure)
+        check(report, self.options.require)
         warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
-        self.reports.add(Report.eager(label, graph, failure))
+        self.reports.add(report)
+
+    def add(self, report: Report) -> None:
+        """Check, and keep, the report of a graph.
+
+        Raises:
+            NotAsRequired: the graph does not meet a requirement.
+        """
+        check(self.reports.add(report), self.options.require)
 
     def _compile_body(self, label: str, body: fx.GraphModule) -> Boxed:
         """Compile a body of control flow in the graph with this label."""

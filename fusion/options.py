@@ -23,6 +23,7 @@ from typing import TypeVar
 
 from fusion.codegen.numerics import Numerics, current
 from fusion.codegen.targets import TARGETS
+from fusion.required import Requirements
 
 T = TypeVar("T")
 
@@ -58,6 +59,8 @@ class Options:
         cudagraphs: record the launches of each graph as a CUDA graph, one for each set of sizes, and play it in one
             call; results are valid until the next step.
         graph_cache: load a graph that an earlier process compiled from the cache directory.
+        require: the most kernels and library calls that a compiled graph may have, such as `{"kernels": 1}`; one with
+            more, or one that runs eagerly, raises `NotAsRequired`.
         close_calls: time ways to compute a product whose predictions are close, within a tenth of the compile time.
     """
 
@@ -69,6 +72,7 @@ class Options:
     workspace: int = WORKSPACE
     numerics: str = "default"
     cudagraphs: bool = False
+    require: Requirements | None = None
     graph_cache: bool = field(default_factory=lambda: _switch("FUSION_GRAPH_CACHE", default=True))
     close_calls: bool = field(default_factory=lambda: _switch("FUSION_CLOSE_CALLS", default=True))
 
@@ -158,6 +162,8 @@ def _checked(key: str, value: object) -> object:
             return None if value is None else _folder(Path(str(_of(key, value, (str, Path), "a path"))))
         case "override":
             return None if value is None else _existing(Path(str(_of(key, value, (str, Path), "a path"))))
+        case "require":
+            return None if value is None else Requirements.read(value)
         case "workspace":
             return _positive(key, _of(key, value, int, "a number of bytes"))
         case _:

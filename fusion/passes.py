@@ -11,7 +11,7 @@ its duration.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -35,20 +35,29 @@ class Pass(Generic[S, C]):
         name: the pass in dumps, times and verification errors.
         run: takes the subject and the context; returns the subject, or None if it was changed in place.
         when: returns whether the pass runs in a context.
+        needed: whether results may be wrong without it, or nothing is compiled; others can be left out.
     """
 
     name: str
     run: Callable[[S, C], S | None]
     when: Callable[[C], bool] = always
+    needed: bool = False
 
 
-def in_place(name: str, edit: Callable[[S, C], object], when: Callable[[C], bool] = always) -> Pass[S, C]:
+def in_place(
+    name: str, edit: Callable[[S, C], object], when: Callable[[C], bool] = always, *, needed: bool = False
+) -> Pass[S, C]:
     """Make a pass from a function that changes its subject in place, whatever it returns."""
 
     def run(subject: S, context: C) -> None:
         edit(subject, context)
 
-    return Pass(name, run, when)
+    return Pass(name, run, when, needed)
+
+
+def none_left_out(context: object) -> frozenset[str]:
+    """Return the empty set in every context."""
+    return frozenset()
 
 
 def no_parts(subject: object) -> Mapping[str, object]:
@@ -66,6 +75,7 @@ class Stage(Generic[S, C]):
         first: the number of the first pass in the names of dumps.
         parts: returns the named parts of a subject (its nodes, clusters, launches) with values that are equal as long
             as a part is unchanged; a pass in place must not change the values themselves.
+        left_out: returns the passes, as "stage/pass", that do not run in a context though they apply.
     """
 
     name: str
@@ -74,6 +84,12 @@ class Stage(Generic[S, C]):
     text: Callable[[S], Iterator[tuple[str, str]]]
     first: int = 1
     parts: Callable[[S], Mapping[str, object]] = no_parts
+    left_out: Callable[[C], Collection[str]] = none_left_out
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """The passes that can be left out, as "stage/pass", in order."""
+        return tuple(f"{self.name}/{each.name}" for each in self.passes if not each.needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +142,7 @@ class Dumps(Protocol):
 
 
 def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
-    """Run the passes of `stage` that apply in `context`, in order.
+    """Run the passes of `stage` that apply in `context` and are not left out, in order.
 
     The subject is checked after each pass that changed it; after passes in place, which do not report changes, once at
     the end of the stage, or after each if dumps are written.
@@ -143,8 +159,9 @@ def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
     """
     unchecked, checking = False, 0.0
     parts = stage.parts(subject)
+    left_out = {*stage.left_out(context)} & {*stage.optional}
     for number, each in enumerate(stage.passes, stage.first):
-        if not each.when(context):
+        if not each.when(context) or f"{stage.name}/{each.name}" in left_out:
             continue
         changed: bool | None = None
         with _measured() as clock:

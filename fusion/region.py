@@ -35,6 +35,7 @@ from fusion.inspect.report import Report
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
+from fusion.required import NotAsRequired
 from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder
@@ -78,7 +79,13 @@ class RegionCompiler:
         _refuse_devices(self.options, inputs)
         with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
             at = Capturing(
-                self.options, inputs, self._choose_attention, self.settings, within, launched=self.graphs.launched
+                self.options,
+                inputs,
+                self._choose_attention,
+                self.settings,
+                within,
+                launched=self.graphs.launched,
+                overrides=self.graphs.overrides,
             )
             try:
                 log = self._log(times, "captured", graph)
@@ -132,6 +139,8 @@ class RegionCompiler:
             try:
                 if (parts := self._compile_in_parts(graph, part_backend)) is not None:
                     return parts
+            except NotAsRequired:
+                raise
             except Exception as defect:  # internal error: the whole region runs eagerly, and the report names it
                 reason = defect
         self.graphs.gave_up(graph, "captured", reason)
@@ -147,7 +156,7 @@ class RegionCompiler:
         parts = as_captured(compile_in_parts(graph, uncompiled, compile_part))
         report = Report.of_parts(uncompiled)
         warn_of_some(report.externs)
-        self.graphs.reports.add(report)
+        self.graphs.add(report)
         return parts
 
     def _begin(self, inputs: Sequence[object]) -> None:
@@ -171,6 +180,7 @@ class RegionCompiler:
             tell=told.append,
             region=self._kept(graph, inputs, told),
             log=lambda label, joint: self._log(log.times, label, joint),
+            overrides=self.graphs.overrides,
         )
 
     def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told]) -> Region | None:

@@ -59,8 +59,8 @@ class Reports:
         finally:
             self._compiling.region = outer
 
-    def add(self, report: Report) -> None:
-        """Add the report of a graph."""
+    def add(self, report: Report) -> Report:
+        """Add the report of a graph; return it with what is known of its region."""
         region = self._region()
         with self._lock:
             if region is not None and region.first is None:
@@ -69,6 +69,7 @@ class Reports:
             self.all.append(report)
             del self.all[:-MOST_REPORTS]
         log_report(report)
+        return report
 
     def note(self, note: str) -> None:
         """Add a note to the first report of the region that this thread compiles, else to the last report."""

@@ -70,7 +70,7 @@ from fusion.schedule.layouts.round_on_store import store_rounded
 from fusion.schedule.layouts.scatter_in_place import own_destinations
 from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
-from fusion.schedule.overrides import LIBRARY
+from fusion.schedule.overrides import JOINS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements
 from fusion.schedule.reductions.split import split_reductions
@@ -85,6 +85,10 @@ from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Schedul
 # Dynamo's graph: a user's region before autograd is derived -----------------------------------------------------------
 
 
+def _left_out(at: Capturing | Deriving | Scheduling) -> Collection[str]:
+    return at.overrides.without
+
+
 def _fix_settings(graph: fx.GraphModule, at: Capturing) -> None:
     at.inputs = at.within.enter_context(settings_fixed(graph, at.inputs, at.settings))
 
@@ -96,17 +100,20 @@ def _lint(graph: fx.GraphModule, at: object) -> None:
 CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
     "captured",
     (
-        in_place("inline_regions", lambda graph, at: inline_regions(graph)),
-        in_place("refuse_fake_inputs", lambda graph, at: refuse_fake_inputs(graph), when=lambda at: at.launched),
-        in_place("refuse_negated_inputs", lambda graph, at: refuse_negated_inputs(graph)),
-        in_place("refuse_shared_writes", lambda graph, at: refuse_shared_writes(graph)),
-        in_place("separate_written_windows", lambda graph, at: separate_written_windows(graph)),
-        in_place("keep_strides", lambda graph, at: keep_strides(graph)),
-        in_place("keep_unused_results", lambda graph, at: keep_unused_results(graph)),
+        in_place("inline_regions", lambda graph, at: inline_regions(graph), needed=True),
+        in_place(
+            "refuse_fake_inputs", lambda graph, at: refuse_fake_inputs(graph), when=lambda at: at.launched, needed=True
+        ),
+        in_place("refuse_negated_inputs", lambda graph, at: refuse_negated_inputs(graph), needed=True),
+        in_place("refuse_shared_writes", lambda graph, at: refuse_shared_writes(graph), needed=True),
+        in_place("separate_written_windows", lambda graph, at: separate_written_windows(graph), needed=True),
+        in_place("keep_strides", lambda graph, at: keep_strides(graph), needed=True),
+        in_place("keep_unused_results", lambda graph, at: keep_unused_results(graph), needed=True),
     ),
     check=_lint,
     text=graph_text,
     parts=graph_parts,
+    left_out=_left_out,
 )
 """Refuses (`Unsupported`) a region that has to run eagerly, and prevents errors of AOTAutograd."""
 
@@ -118,8 +125,8 @@ def _relaxed(at: Capturing) -> bool:
 PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     "prepared",
     (
-        in_place("fix_settings", _fix_settings),
-        in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph)),
+        in_place("fix_settings", _fix_settings, needed=True),
+        in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph), needed=True),
         in_place("choose_attention", lambda graph, at: at.choose_attention(graph), when=_relaxed),
         in_place("skip_unread_rows", lambda graph, at: skip_unread_rows(graph, at.options.workspace), when=_relaxed),
     ),
@@ -127,6 +134,7 @@ PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     text=graph_text,
     parts=graph_parts,
     first=len(CAPTURED.passes) + 1,
+    left_out=_left_out,
 )
 """Makes the decisions that need the program's own operations, before they are decomposed."""
 
@@ -163,7 +171,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
             when=_inexact,
         ),
         in_place("prefer_rows", lambda joint, at: prefer_rows(joint.graph, at.layouts), when=_inexact),
-        in_place("share_seeds", lambda joint, at: share_seeds(joint.graph)),
+        in_place("share_seeds", lambda joint, at: share_seeds(joint.graph), needed=True),
         in_place("drop_detached", lambda joint, at: drop_detached(joint.graph), when=_inexact),
         in_place("drop_copies", lambda joint, at: drop_copies(joint.graph), when=_inexact),
         in_place("fix_widths", lambda joint, at: fix_widths(joint.graph), when=_streams),
@@ -176,13 +184,14 @@ JOINT: Stage[Joint, Deriving] = Stage(
         in_place(
             "prefer_recomputed_products", lambda joint, at: prefer_recomputed_products(joint.graph), when=_streams
         ),
-        in_place("return_kept", _return_kept),
+        in_place("return_kept", _return_kept, needed=True),
         in_place("merge_repeated", lambda joint, at: merge_repeated(joint.graph)),
-        in_place("cover_undrawn", lambda joint, at: cover_undrawn(joint.graph)),
+        in_place("cover_undrawn", lambda joint, at: cover_undrawn(joint.graph), needed=True),
     ),
     check=lambda joint, at: joint.graph.graph.lint(),
     text=lambda joint: graph_text(joint.graph),
     parts=lambda joint: graph_parts(joint.graph),
+    left_out=_left_out,
 )
 """Prepares the joint graph for the min-cut partition."""
 
@@ -195,14 +204,16 @@ def _uncover(halves: Halves, at: Deriving) -> None:
 PARTED: Stage[Halves, Deriving] = Stage(
     "parted",
     (
-        in_place("uncover", _uncover),
-        in_place("drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned)),
+        in_place("uncover", _uncover, needed=True),
+        in_place(
+            "drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned), needed=True
+        ),
         in_place(
             "widen_statistics",
             lambda halves, at: widen_statistics(halves.forward, halves.backward, halves.results),
             when=_inexact,
         ),
-        in_place("keep_unchanged", lambda halves, at: keep_unchanged(halves.forward, halves.results)),
+        in_place("keep_unchanged", lambda halves, at: keep_unchanged(halves.forward, halves.results), needed=True),
         in_place(
             "mark_spare", lambda halves, at: mark_spare(halves.forward, halves.backward, halves.results), when=_inexact
         ),
@@ -211,6 +222,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
     text=lambda halves: graph_text(halves.forward, halves.backward),
     first=len(JOINT.passes) + 1,
     parts=lambda halves: halves_parts(halves.forward, halves.backward),
+    left_out=_left_out,
 )
 """Decides which values backward gets from forward, and in which precision."""
 
@@ -230,6 +242,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     check=_lint,
     text=graph_text,
     parts=graph_parts,
+    left_out=_left_out,
 )
 """The passes of the joint graph that also apply to a graph without gradients."""
 
@@ -311,13 +324,14 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     text=lambda scheduled: program_text(scheduled.program),
     first=2,
     parts=lambda scheduled: program_parts(scheduled.program),
+    left_out=_left_out,
 )
 """Program → Program: equivalent programs that fuse better."""
 
 
 def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     share = None if at.target is None else partial(share_of_chain, target=at.target)
-    chains, joins = scheduled.streams, at.overrides.fused
+    chains, joins = scheduled.streams, at.overrides.joins
     clustering = grow(scheduled.program, at.capabilities, at.hints, chains, chained_share=share, joins=joins)
     return replace(scheduled, clustering=clustering)
 
@@ -332,11 +346,12 @@ def _prefer_library(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
     "clusters",
-    (Pass("clusters", _grow), Pass("library", _prefer_library)),
+    (Pass("clusters", _grow, needed=True), Pass("library", _prefer_library)),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program, scheduled.clustering, scheduled.choices),
     first=PROGRAM.first + len(PROGRAM.passes),
     parts=lambda scheduled: cluster_parts(scheduled.program, scheduled.clustering),
+    left_out=_left_out,
 )
 """Decides which nodes become one kernel, and which products stay library calls."""
 
@@ -377,7 +392,7 @@ def _verify_kernels(planned: Planned, at: Scheduling) -> None:
 LAUNCHES: Stage[Planned, Scheduling] = Stage(
     "launches",
     (
-        Pass("kernels", _generate),
+        Pass("kernels", _generate, needed=True),
         Pass(
             "tiles",
             _on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
@@ -401,8 +416,12 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
     text=lambda planned: launches_text(planned.steps),
     first=CLUSTERS.first + len(CLUSTERS.passes),
     parts=lambda planned: launch_parts(planned.steps),
+    left_out=_left_out,
 )
 """Decides which kernels share a launch, and which memory their results reuse."""
 
 STAGES = (CAPTURED, PREPARED, JOINT, PARTED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
 """Every stage, in the order of the path."""
+
+OPTIONAL = tuple(name for stage in STAGES for name in (*([JOINS] if stage is CLUSTERS else []), *stage.optional))
+"""The passes that can be left out (`Overrides.without`), as "stage/pass", in order."""

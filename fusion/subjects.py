@@ -41,6 +41,7 @@ class Capturing:
         settings: the program's floats with which earlier graphs were compiled.
         within: contexts entered here are left once the region is compiled.
         launched: whether the kernels are to run in this process; False ahead of time, over fake tensors.
+        overrides: decisions that are imposed instead of priced.
     """
 
     options: Options
@@ -49,6 +50,7 @@ class Capturing:
     settings: dict[str, float]
     within: ExitStack
     launched: bool = True
+    overrides: Overrides = PRICED
 
 
 # The joint graph, and other ATen graphs ---------------------------------------------------------------------------
@@ -78,11 +80,13 @@ class Deriving:
         capabilities: the capabilities and costs of the graph's device.
         workspace: bytes above which a product is computed in chunks.
         exact: compute as eager does.
+        overrides: decisions that are imposed instead of priced.
     """
 
     capabilities: Capabilities
     workspace: int = WORKSPACE
     exact: bool = False
+    overrides: Overrides = PRICED
 
     @property
     def layouts(self) -> Layouts:

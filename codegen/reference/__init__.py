@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import sympy
-import torch
 
 from fusion.codegen.binary import Binary
+from fusion.codegen.build import evaluated
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.errors import BuildError, Unsupported
-from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
 from fusion.lowering.program import SCATTER_OPS
@@ -115,13 +114,7 @@ class ReferenceTarget:
                 hint="to run an edited kernel, choose the target c or triton",
             )
         verify_kernel(kernel)
-        count = len(kernel.params)
-
-        def launch(*args: torch.Tensor | int) -> None:
-            tensors = [arg for arg in args[:count] if isinstance(arg, torch.Tensor)]
-            run_kernel(kernel, tensors, [int(size) for size in args[count:]])
-
-        return launch
+        return evaluated(kernel)
 
     def binary(self, kernel: Kernel, source: str, arch: str | None = None) -> Binary:
         """Raise: kernels are evaluated, not compiled.

@@ -17,7 +17,7 @@ from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Sta
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
-from fusion.codegen.triton.devices import GROUPED, H200, Device, device_at, device_of
+from fusion.codegen.triton.devices import GROUPED, H200, Device, checked, device_at, device_of
 from fusion.codegen.triton.emit import emit
 from fusion.codegen.triton.forms import Refused, Task, alone, candidates
 from fusion.codegen.triton.forms.last_block import follows_by_tile
@@ -41,13 +41,16 @@ class TritonTarget:
         arch: the architecture to generate for, such as "sm_90", "sm_80" or "gfx942"; by default that of the current
             device, or of an H200 where there is none.
         numerics: with `tf32`, float32 contractions round their operands to 19 bits.
+
+    Raises:
+        BuildError: there is no such architecture.
     """
 
     name = "triton"
     suffix = "py"
 
     def __init__(self, arch: str | None = None, numerics: Numerics = DEFAULT) -> None:
-        self._arch, self.numerics = arch, numerics
+        self._arch, self.numerics = None if arch is None else checked(arch), numerics
 
     @property
     def device(self) -> Device:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fusion
-from fusion.api import options_of
+from fusion.api import fused_options
 from fusion.artifact.ahead import Compiled, compiled
 from fusion.artifact.capture import Captured, captured
 from fusion.artifact.container import content_of, pack
@@ -85,7 +85,7 @@ def save(
         raise TypeError(f"save takes an nn.Module, a function or an exported program, got {type(program).__name__}")
     if not isinstance(inputs, (tuple, list)):
         raise TypeError(f"inputs must be a tuple or a list of arguments, got {type(inputs).__name__}")
-    fused_with = options_of(program)
+    fused_with = fused_options(program)
     chosen = fused_with if options is None and fused_with is not None else Options.read(None, options)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
     present = _device_of(whole)

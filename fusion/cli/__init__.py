@@ -1,7 +1,7 @@
-"""Parses the command line: `fusion demo`, `explain FILE.py:NAME`, `kernels FILE.py:NAME`, `calibrate`, `cache`.
+"""Parses the command line, and runs the command: `fusion explain FILE.py:NAME --shape 8,128`.
 
 Input: the arguments; output: text on standard output and an exit code: 0 for success, 1 if the command ran with a bad
-result (the demo's error is too large, nothing was generated), 2 if it could not run.  An error is one message and one
+result (results differ, a check fails, nothing was generated), 2 if it could not run.  An error is one message and one
 hint on standard error, never a traceback.
 
 Neither PyTorch nor the compiler is loaded before a command needs it.
@@ -10,25 +10,24 @@ Neither PyTorch nor the compiler is loaded before a command needs it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import fusion
+from fusion.cli import arguments as add
+from fusion.cli.arguments import EXIT_CODES, TARGETS
 from fusion.lowering.errors import FusionError
-
-TARGETS = ("c", "reference", "triton")
-"""The names in `fusion.codegen.targets`, repeated here because importing them would load PyTorch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command (`sys.argv` where `argv` is None) and return the exit code."""
     arguments = _parser().parse_args(argv)
-    from fusion.cli import commands  # PyTorch and the compiler, once needed
-
-    command: Callable[[argparse.Namespace], int] = getattr(commands, arguments.command)
+    module = importlib.import_module(f"fusion.cli.{arguments.module}")  # PyTorch and the compiler, once needed
+    run: Callable[[argparse.Namespace], int] = getattr(module, arguments.command)
     try:
-        return command(arguments)
+        return run(arguments)
     except FusionError as error:
         print(f"fusion: error: {error}", file=sys.stderr)
         return 2
@@ -38,61 +37,128 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fusion", description="A graph-level fusion compiler for PyTorch programs.")
+    parser = argparse.ArgumentParser(
+        prog="fusion",
+        description="A graph-level fusion compiler for PyTorch programs.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"fusion {fusion.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    demo = commands.add_parser("demo", help="compile GPT-2, compare it with eager, show what was fused")
-    demo.add_argument("--quick", action="store_true", help="a small GPT-2 and 64 tokens, for trying it out")
-    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    demo.add_argument("--dump", type=_folder, default=Path("fusion-dump"), metavar="DIR", help="default: ./fusion-dump")
-    demo.set_defaults(command="demo")
-
-    explain = commands.add_parser("explain", help="show the kernels of a program, and what was not fused and why")
-    _program_arguments(explain)
-    explain.add_argument("--dump", type=_folder, metavar="DIR", help="write every stage of the compilation below DIR")
-    explain.add_argument("--times", action="store_true", help="also show the time of each pass of the compilation")
-    explain.add_argument("--measure", action="store_true", help="also measure each kernel, beside its predicted time")
-    explain.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page for a browser")
-    explain.set_defaults(command="explain")
-
-    accuracy = commands.add_parser("accuracy", help="compare each kernel of a program with float64")
-    _program_arguments(accuracy)
-    accuracy.set_defaults(command="accuracy")
-
-    kernels = commands.add_parser("kernels", help="print the sources generated for a program")
-    _program_arguments(kernels)
-    kernels.add_argument("--target", choices=TARGETS, help="generate for it ahead of time; needs no device")
-    kernels.set_defaults(command="kernels")
-
-    calibrate = commands.add_parser("calibrate", help="measure this machine, so that predicted times are its own")
-    calibrate.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    calibrate.set_defaults(command="calibrate")
-
-    cache = commands.add_parser("cache", help="show what the cache directory holds, and clear it")
-    cache.add_argument("--clear", action="store_true", help="remove all that was kept there")
-    cache.set_defaults(command="cache")
+    _add_demo(commands)
+    _add_explain(commands)
+    _add_kernels(commands)
+    _add_comparisons(commands)
+    _add_time(commands)
+    _add_machine(commands)
     return parser
 
 
-def _folder(text: str) -> Path:
-    path = Path(text)
-    if path.exists() and not path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a file")
-    return path
+def _add_demo(commands: add.Commands) -> None:
+    what = "compile GPT-2, compare it with eager, show what was fused"
+    demo = add.command(commands, "demo", what, "demo\ndemo --quick --device cpu", module="commands")
+    demo.add_argument("--quick", action="store_true", help="a small GPT-2 and 64 tokens, for trying it out")
+    add.add_device(demo)
+    demo.add_argument(
+        "--dump", type=add.folder, default=Path("fusion-dump"), metavar="DIR", help="default: ./fusion-dump"
+    )
 
 
-def _program_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", metavar="FILE.py:NAME", help="a function, a module, or a module class")
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        metavar="8,128",
-        help="shape of an input; once per input; '' for a scalar",
+_EXPLAIN = """
+explain model.py:forward --shape 8,128 --shape 128
+explain package.model:Net --shape 4,16 --train --times
+explain model.py:forward --shape 8,128 --option numerics=strict --json
+"""
+
+
+def _add_explain(commands: add.Commands) -> None:
+    what = "show the kernels of a program, and what was not fused and why"
+    explain = add.command(commands, "explain", what, _EXPLAIN, module="commands")
+    add.add_program(explain)
+    add.add_settings(explain)
+    explain.add_argument(
+        "--dump", type=add.folder, metavar="DIR", help="write every stage of the compilation below DIR"
     )
-    parser.add_argument(
-        "--dtype", action="append", default=[], metavar="float32", help="one for all inputs, or one per input"
+    explain.add_argument("--times", action="store_true", help="also show the time of each pass of the compilation")
+    explain.add_argument("--measure", action="store_true", help="also measure each kernel, beside its predicted time")
+    explain.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page for a browser")
+    add.add_json(explain)
+
+
+_KERNELS = """
+kernels model.py:forward --shape 8,128
+kernels model.py:forward --shape 8,128 --target triton --arch sm_90
+"""
+
+
+def _add_kernels(commands: add.Commands) -> None:
+    kernels = add.command(commands, "kernels", "print the sources generated for a program", _KERNELS, module="commands")
+    add.add_program(kernels)
+    add.add_settings(kernels)
+    kernels.add_argument("--target", choices=TARGETS, help="generate for it ahead of time; needs no device")
+    kernels.add_argument("--arch", metavar="sm_90", help="the architecture that --target generates for")
+
+
+_BISECT = """
+bisect model.py:Net --shape 4,16
+bisect model.py:forward --shape 8,128 --train --rtol 1e-3 --atol 1e-5
+"""
+
+
+def _add_comparisons(commands: add.Commands) -> None:
+    what = "compare each kernel of a program with float64"
+    accuracy = add.command(commands, "accuracy", what, "accuracy model.py:forward --shape 8,128", module="commands")
+    add.add_program(accuracy)
+    add.add_settings(accuracy)
+    add.add_json(accuracy)
+
+    what = "compare the results of a program, and its gradients, with eager and float64"
+    examples = (
+        "verify model.py:Net --shape 4,16 --train\nverify model.py:forward --shape 8,128 --rtol 1e-3 --against float64"
     )
-    parser.add_argument("--device", default="cpu", help="default: cpu")
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    verify = add.command(commands, "verify", what, examples, module="comparing")
+    what = "find the kernel, or the pass, that makes results differ from eager"
+    bisect = add.command(commands, "bisect", what, _BISECT, module="comparing")
+    for parser in (verify, bisect):
+        add.add_program(parser)
+        add.add_settings(parser)
+        add.add_tolerances(parser)
+        add.add_json(parser)
+
+
+_TIME = """
+time model.py:forward --shape 8,128
+time model.py:Net --shape 64,1024 --train --compare inductor
+"""
+
+
+def _add_time(commands: add.Commands) -> None:
+    what = "time a program in eager and compiled, side by side"
+    time = add.command(commands, "time", what, _TIME, module="timing")
+    add.add_program(time)
+    add.add_settings(time)
+    time.add_argument("--compare", choices=("inductor",), help="also time this backend of torch.compile")
+    time.add_argument(
+        "--rounds",
+        type=add.rounds,
+        metavar="N",
+        help="timed calls of each, from 2 on; default: as many as fit into two seconds, 5 to 200",
+    )
+    add.add_json(time)
+
+
+def _add_machine(commands: add.Commands) -> None:
+    what = "examine this machine: what works, and what to install or change"
+    add.add_json(add.command(commands, "doctor", what, "doctor\ndoctor --json", module="doctor"))
+
+    what = "measure this machine, so that predicted times are its own"
+    calibrate = add.command(commands, "calibrate", what, "calibrate --device cpu", module="commands")
+    add.add_device(calibrate)
+
+    what = "show what the cache directory holds, and clear it"
+    cache = add.command(commands, "cache", what, "cache\ncache --clear", module="commands")
+    cache.add_argument("--clear", action="store_true", help="remove all that was kept there")
+    add.add_json(cache)
+
+
+__all__ = ["TARGETS", "main"]

@@ -10,11 +10,9 @@ from __future__ import annotations
 import copy
 import os
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion.backend import Backend
+from fusion.cli.cold import empty_caches
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.progress import steps
 from fusion.inspect.report import KernelReport
@@ -170,7 +169,7 @@ def _logits(model: Callable[..., _Prediction], ids: torch.Tensor) -> torch.Tenso
 
 def _first_call(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
     """Call a function that compiles, with an empty cache directory; return the result and the seconds."""
-    with _empty_cache():
+    with empty_caches():
         start = time.perf_counter()
         result = call()
         _wait(device)
@@ -197,20 +196,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorc
     ) -> object:
         self.count += not func.is_view
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _empty_cache() -> Iterator[None]:
-    """Use an empty, temporary cache directory within."""
-    before = os.environ.get("FUSION_CACHE_DIR")
-    with tempfile.TemporaryDirectory(prefix="fusion-demo-", ignore_cleanup_errors=True) as folder:
-        os.environ["FUSION_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            del os.environ["FUSION_CACHE_DIR"]
-            if before is not None:
-                os.environ["FUSION_CACHE_DIR"] = before
 
 
 def _wait(device: torch.device) -> None:

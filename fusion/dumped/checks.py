@@ -7,7 +7,6 @@ says how much of the error rounding explains.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,21 +14,11 @@ import torch
 
 from fusion.codegen.target import Launcher
 from fusion.dumped.inputs import Draw, attempts
-from fusion.inspect.accuracy import UNWRITTEN, copied, distance
+from fusion.inspect.accuracy import UNWRITTEN, copied, distance, floor_of, is_close
 from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
 from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.interpret.calls import as_double
-from fusion.lowering.kernel import Fold, Kernel, only_stored, statements
-
-_EXPLAINED = 8.0
-"""How many times the error of the evaluator, in the dtypes of the kernel, the kernel's may be."""
-_ROUNDINGS = 4.0
-"""Allowed error without folds, in units in the last place."""
-_SUMS, _TF32 = 1e-5, 2e-3
-"""Allowed error of folds, which targets compute in other orders, and of products whose operands are rounded to TF32."""
-_SHARE = 1e-4
-"""Allowed share of wrong integers and booleans: rounded numbers may compare differently."""
+from fusion.lowering.kernel import Kernel, only_stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,34 +110,8 @@ class Case:
         stored = exact != UNWRITTEN if exact.is_floating_point() else ~_equal(before, rounded)
         outside = int((~_equal(ours, before) & ~stored).sum())
         ours, rounded, exact = ours[stored], rounded[stored], exact[stored]
-        is_right, error, explained = is_close(ours, rounded, exact, self._floor(ours.dtype))
+        is_right, error, explained = is_close(ours, rounded, exact, floor_of(self.kernel, ours.dtype))
         return Compared(name, error, explained, distance(ours, exact)[1], outside, is_right and not outside)
-
-    def _floor(self, dtype: torch.dtype) -> float:
-        """Return the error that is allowed whatever rounding explains."""
-        if not dtype.is_floating_point:
-            return _SHARE
-        folds = [stmt for part in self.kernel.launched for stmt in statements(part.body) if isinstance(stmt, Fold)]
-        tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32" and any(fold.op == "dot" for fold in folds)
-        return max(_ROUNDINGS * torch.finfo(dtype).eps, _TF32 if tf32 else _SUMS if folds else 0.0)
-
-
-def is_close(
-    ours: torch.Tensor, rounded: torch.Tensor, exact: torch.Tensor, floor: float | None = None
-) -> tuple[bool, float, float]:
-    """Return whether `ours` may be right, its error and that of `rounded` against `exact`.
-
-    Args:
-        rounded: the results of the same operations in the same dtypes.
-        exact: the results in float64.
-        floor: the error that is always allowed; by default, that of sums in another order.
-    """
-    if floor is None:
-        floor = max(_ROUNDINGS * torch.finfo(ours.dtype).eps, _SUMS) if ours.is_floating_point() else _SHARE
-    error, explained = distance(ours, exact)[0], distance(rounded, exact)[0]
-    near = error <= max(_EXPLAINED * explained if math.isfinite(explained) else 0.0, floor)
-    # Where the dtypes do not hold the numbers, what is computed in them has to be the same.
-    return near or distance(ours, as_double(rounded))[0] <= floor, error, explained
 
 
 def _evaluated(

@@ -80,7 +80,7 @@ _OF_CALL = (
 )
 """The fields of AOTAutograd's configuration that the key covers."""
 
-_NOT_DECIDING = frozenset({"dump", "override", "strict", "graph_cache"})
+_NOT_DECIDING = frozenset({"dump", "override", "strict", "graph_cache", "require"})
 
 
 def key_of_region(

@@ -39,6 +39,7 @@ from fusion.graph_cache.store import get, put
 from fusion.graph_cache.traced import KINDS, Compiled, Told, Traced, described, result_of
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
+from fusion.required import NotAsRequired
 from fusion.runtime import Boxed
 
 if TYPE_CHECKING:
@@ -132,6 +133,8 @@ class Region:
             result = result_of(kept, Compiled(_Forward(graphs[0]), backward, partial(eager_graph, compilations[-1])))
             if guard is not None:
                 holds(guard, sizes)
+        except NotAsRequired:
+            raise
         except Exception as failure:  # also an internal error: the region is traced again
             self._note(f"not taken from the cache: {type(failure).__name__}: {failure}")
             return None

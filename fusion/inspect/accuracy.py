@@ -20,13 +20,22 @@ from fusion.inspect.watch import Watch
 from fusion.lowering.errors import by_place
 from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import only_stored
+from fusion.lowering.interpret.calls import as_double
+from fusion.lowering.kernel import Fold, Kernel, only_stored, statements
 from fusion.lowering.program import Extern
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 UNWRITTEN = -1.2345e300
 """Marks elements of float64 results that the kernel does not store."""
+_EXPLAINED = 8.0
+"""How many times the error of the evaluator, in the dtypes of the kernel, the kernel's may be."""
+_ROUNDINGS = 4.0
+"""Allowed error without folds, in units in the last place."""
+_SUMS, _TF32 = 1e-5, 2e-3
+"""Allowed error of folds, which targets compute in other orders, and of products whose operands are rounded to TF32."""
+_SHARE = 1e-4
+"""Allowed share of wrong integers and booleans: rounded numbers may compare differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,7 @@ class LaunchError:
             share of wrong elements.  Infinite where NaN or an infinity is at another place.
         rounding: the same error of the evaluator, which computes in the kernel's dtypes: what rounding explains.
         largest: the largest absolute error of one element.
+        is_right: whether rounding and the order of sums explain the error; else the kernel is wrong.
     """
 
     kernel: str
@@ -49,6 +59,7 @@ class LaunchError:
     error: float
     rounding: float
     largest: float
+    is_right: bool = True
 
     def __str__(self) -> str:
         head = f"kernel {self.kernel}, {self.tensor}: error {self.error:.1e}, by its dtypes {self.rounding:.1e}"
@@ -120,8 +131,10 @@ def _compared(call: KernelCall, launch: Callable[..., object], args: Sequence[ob
     for param, ours, same, theirs in zip(kernel.params, tensors, rounded, exact, strict=True):
         if param.written and ours.numel():
             held = theirs != UNWRITTEN
-            error, largest = distance(ours[held], theirs[held])
-            yield LaunchError(kernel.name, param.name, origins, error, distance(same[held], theirs[held])[0], largest)
+            floor = floor_of(kernel, ours.dtype)
+            is_right, error, rounding = is_close(ours[held], same[held], theirs[held], floor)
+            largest = distance(ours[held], theirs[held])[1]
+            yield LaunchError(kernel.name, param.name, origins, error, rounding, largest, is_right)
 
 
 def copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -148,3 +161,30 @@ def distance(computed: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]
     if not torch.isfinite(error).all():
         return math.inf, math.inf
     return error.norm().item() / norm if norm else error.norm().item(), largest
+
+
+def floor_of(kernel: Kernel, dtype: torch.dtype) -> float:
+    """Return the error of a result of a kernel that is allowed whatever rounding explains."""
+    if not dtype.is_floating_point:
+        return _SHARE
+    folds = [stmt for part in kernel.launched for stmt in statements(part.body) if isinstance(stmt, Fold)]
+    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32" and any(fold.op == "dot" for fold in folds)
+    return max(_ROUNDINGS * torch.finfo(dtype).eps, _TF32 if tf32 else _SUMS if folds else 0.0)
+
+
+def is_close(
+    ours: torch.Tensor, rounded: torch.Tensor, exact: torch.Tensor, floor: float | None = None
+) -> tuple[bool, float, float]:
+    """Return whether `ours` may be right, its error and that of `rounded` against `exact`.
+
+    Args:
+        rounded: the results of the same operations in the same dtypes.
+        exact: the results in float64.
+        floor: the error that is always allowed; by default, that of sums in another order.
+    """
+    if floor is None:
+        floor = max(_ROUNDINGS * torch.finfo(ours.dtype).eps, _SUMS) if ours.is_floating_point() else _SHARE
+    error, explained = distance(ours, exact)[0], distance(rounded, exact)[0]
+    near = error <= max(_EXPLAINED * explained if math.isfinite(explained) else 0.0, floor)
+    # Where the dtypes do not hold the numbers, what is computed in them has to be the same.
+    return near or distance(ours, as_double(rounded))[0] <= floor, error, explained

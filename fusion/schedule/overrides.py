@@ -15,6 +15,9 @@ from fusion.lowering.program import Program
 from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, weighed
 from fusion.schedule.clusters.legality import Cluster
 
+JOINS = "clusters/clusters"
+"""The growth of clusters, as a pass that can be left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
@@ -26,6 +29,9 @@ class Overrides:
             that consume their results; `ONE_KERNEL` generates products that a target would leave to the library unseen.
         attention: whether calls of attention are generated, where they can be, or the library's; None asks the price.
         fused: whether operations share kernels; without it, each node of the program is a kernel.
+        without: optional passes that are left out, as "stage/pass" (`stages.OPTIONAL`); without `JOINS`, each node or
+            chain of nodes is a kernel.
+        evaluated: whether kernels run in the evaluator, and none is built.
 
     >>> Overrides(products=LIBRARY).chains, Overrides().chains, Overrides(fused=False).chains
     (False, True, False)
@@ -34,6 +40,13 @@ class Overrides:
     products: str = ""
     attention: bool | None = None
     fused: bool = True
+    without: frozenset[str] = frozenset()
+    evaluated: bool = False
+
+    @property
+    def joins(self) -> bool:
+        """Whether clusters grow."""
+        return self.fused and JOINS not in self.without
 
     @property
     def chains(self) -> bool:
@@ -61,4 +74,4 @@ class Overrides:
 PRICED = Overrides()
 """Nothing is imposed."""
 
-__all__ = ["LIBRARY", "ONE_KERNEL", "PRICED", "Overrides"]
+__all__ = ["JOINS", "LIBRARY", "ONE_KERNEL", "PRICED", "Overrides"]

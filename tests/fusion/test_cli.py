@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
+from collections.abc import Iterator
 from typing import get_args
 
 import pytest
 import torch
 
 import fusion
-from fusion.cli import TARGETS as NAMED
+from fusion import cli
 from fusion.cli import main
+from fusion.cli.arguments import TARGETS as NAMED
+from fusion.codegen.c.target import CTarget
 from fusion.codegen.cache import FOLDERS, FolderName
 from fusion.codegen.targets import TARGETS
 
@@ -28,6 +33,15 @@ def picked(table, rows):
 
 def untouched(x):
     return x
+
+def dropped(x):
+    return torch.dropout(x, 0.5, True)
+
+def large(x):
+    return torch.empty(1 << 60, dtype=torch.int8) + x
+
+def fussy(x):
+    return x @ torch.ones(x.shape[-1], 3, dtype=torch.float32)
 
 class Net(nn.Module):
     def __init__(self):
@@ -149,6 +163,231 @@ def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hi
     assert message in shown
     assert hint in shown.partition("hint:")[2]
     assert "Traceback" not in shown
+
+
+PROGRAMS = ("explain", "accuracy", "kernels", "verify", "bisect", "time")
+"""The commands that take a program."""
+
+
+@pytest.mark.parametrize("command", PROGRAMS)
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["nothing"], "names no program", "package.module:NAME"),
+        (["absent.py:f"], "there is no file 'absent.py'", "looked in"),
+        (["folder/absent:f"], "there is no file 'folder/absent'", "looked in"),
+        (["no_such.module:f"], "there is no module 'no_such.module'", "sys.path"),
+        (["PROGRAM:absent"], "has nothing called 'absent'", "scaled"),
+        (["PROGRAM:scaled", "--shape", "8", "--shape", "x"], "is no shape", "--shape 8,128"),
+        (["PROGRAM:scaled", "--shape", "8", "--shape", "9"], "the program failed on (8,)", "one --shape per input"),
+        (["PROGRAM:scaled", "--shape", "99999999999,9", "--shape", "9"], "cannot be allocated", "smaller sizes"),
+        (["PROGRAM:scaled", "--shape", str(1 << 70), "--shape", "9"], "cannot be allocated", "smaller sizes"),
+        (["PROGRAM:large", "--shape", ""], "the program failed", "--shape"),
+        (["PROGRAM:Net", "--shape", "4,16", "--mode", "fast"], "unknown mode 'fast'; known: default", "--help"),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "strict"], "'strict' is no option", "key=value"),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "speed=1"], "unknown option 'speed'; known: ", "--help"),
+        (
+            ["PROGRAM:Net", "--shape", "4,16", "--option", "workspace=x"],
+            "workspace must be a number of bytes",
+            "--help",
+        ),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "strict=maybe"], "strict must be a bool", "--help"),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "target=metal"], "unknown target 'metal'", "--help"),
+        (["PROGRAM:Net", "--shape", "4,16", "--device", "nowhere"], "'nowhere' cannot be used", "needs no GPU"),
+    ],
+)
+def test_every_command_refuses_wrong_arguments(program, command, arguments, message, hint, capsys):
+    assert main([command, *(word.replace("PROGRAM", program) for word in arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("fusion: error: ") and shown.err.count("fusion: error") == 1
+    assert message in shown.err
+    assert hint in shown.err.partition("hint:")[2]
+    assert "Traceback" not in shown.err and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["verify", "--rtol", "x"], "'x' is no number"),
+        (["bisect", "--atol", "-1"], "-1 is no tolerance"),
+        (["verify", "--rtol", "nan"], "nan is no tolerance"),
+        (["verify", "--against", "float32"], "invalid choice: 'float32'"),
+        (["time", "--rounds", "1"], "1 must be at least 2"),
+        (["time", "--rounds", "few"], "'few' is no number"),
+        (["time", "--compare", "tvm"], "invalid choice: 'tvm'"),
+        (["kernels", "--target", "metal"], "invalid choice: 'metal'"),
+        (["explain", "--seed", "x"], "invalid int value: 'x'"),
+        (["kernels", "--json"], "unrecognized arguments: --json"),
+    ],
+)
+def test_arguments_that_cannot_be_parsed_are_refused_with_code_2(program, arguments, message, capsys):
+    command, *rest = arguments
+    with pytest.raises(SystemExit) as stopped:
+        main([command, f"{program}:Net", "--shape", "4,16", *rest])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "word"), [("doctor", "x"), ("cache", "--clean"), ("calibrate", "--device=tpu")])
+def test_commands_about_the_machine_refuse_other_arguments(command, word, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, word])
+    assert stopped.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arch", ["sm_999", "gfx9999", "sm90", "sm_33", "h100", ""])
+def test_unknown_architectures_are_refused_before_any_output(program, arch, capfd):
+    assert main(["kernels", f"{program}:Net", "--shape", "4,16", "--target", "triton", "--arch", arch]) == 2
+    shown = capfd.readouterr()
+    assert not shown.out
+    assert shown.err.startswith(f"fusion: error: unknown architecture {arch!r}")
+    assert "known: sm_70, " in shown.err and "gfx942" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arch", "sm_90"], "--arch is for kernels that are generated ahead of time"),
+        (["--target", "c", "--arch", "sm_90"], "the c target builds for this machine only"),
+        (["--target", "c", "--train"], "--train does not go with --target"),
+        (["--target", "c", "--option", "numerics=strict"], "--option does not go with --target"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(program, words, message, capsys):
+    assert main(["kernels", f"{program}:Net", "--shape", "4,16", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_kernels_are_generated_for_an_architecture(program, capsys):
+    assert main(["kernels", f"{program}:Net", "--shape", "4,16", "--target", "triton", "--arch", "sm_80"]) == 0
+    assert "@triton.jit" in capsys.readouterr().out
+
+
+def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    (choices,) = (each for each in cli._parser()._actions if isinstance(each, argparse._SubParsersAction))
+    yield from choices.choices.items()
+
+
+def test_every_command_has_examples_that_parse_and_exit_codes():
+    known = dict(commands())
+    assert known.keys() >= {*PROGRAMS, "demo", "doctor", "cache", "calibrate"}
+    for name, parser in known.items():
+        text = parser.format_help()
+        examples = re.findall(r"^  fusion (.*)$", text, re.MULTILINE)
+        assert examples and all(example.split()[0] == name for example in examples)
+        for example in examples:
+            assert cli._parser().parse_args(example.split()).command == name
+        assert re.search(r"exit codes:\n  0 .*\n  1 .*\n  2 ", text)
+
+
+def test_a_program_may_be_in_a_module_of_a_package(tmp_path, monkeypatch, capsys):
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "model.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "own_package.model:Net", "--shape", "4,16"]) == 0
+    assert "tanh" in capsys.readouterr().out
+    assert main(["explain", "own_package.absent:Net", "--shape", "4,16"]) == 2
+    assert "there is no module 'own_package.absent'" in capsys.readouterr().err
+    (package / "broken.py").write_text("import no_such_module_at_all\n")
+    assert main(["explain", "own_package.broken:Net"]) == 2
+    assert "cannot be imported: ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_explain_compiles_backward_on_request(program, capsys):
+    assert main(["explain", f"{program}:Net", "--shape", "4,16", "--train"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^forward: ", shown, re.MULTILINE) and re.search(r"^backward: ", shown, re.MULTILINE)
+
+
+def test_options_reach_the_compilation(program, capsys):
+    words = ["kernels", f"{program}:Net", "--shape", "4,16", "--option", "target=reference", "--dynamic"]
+    assert main(words) == 0
+    assert re.search(r"kernel \w+\(", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("command", ["explain", "accuracy", "verify", "bisect"])
+def test_results_are_printed_as_json(program, command, capsys):
+    assert main([command, f"{program}:scaled", "--shape", "8,128", "--shape", "128", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    match command:
+        case "explain":
+            assert found["graphs"][0]["steps"][0]["name"] == "relu_mul_add"
+        case "accuracy":
+            assert found["launches"][0]["is_right"] is True
+        case "verify":
+            assert found["agrees"] is True and found["values"][0]["name"] == "result"
+        case _:
+            assert found["agrees"] is True and found["culprit"] == ""
+
+
+def plant(monkeypatch, before, after):
+    """Emit C with another text, for a program that no other test builds."""
+    emit = CTarget.emit
+    monkeypatch.setattr(CTarget, "emit", lambda self, kernel: emit(self, kernel).replace(before, after))
+
+
+def test_verify_and_bisect_exit_with_1_where_results_differ(program, monkeypatch, capsys):
+    words = [f"{program}:scaled", "--shape", "9,130", "--shape", "130"]
+    assert main(["verify", *words]) == 0
+    plant(monkeypatch, " + 2.0f", " + 2.5f")
+    torch._dynamo.reset()
+    words = [f"{program}:scaled", "--shape", "9,131", "--shape", "131", "--option", "graph_cache=no"]
+    assert main(["verify", *words]) == 1
+    assert re.search(r"DIFFERS: result: at most 5\.0e-01 from eager", capsys.readouterr().out)
+    assert main(["verify", *words, "--atol", "0.6"]) == 0
+    assert main(["bisect", *words]) == 1
+    assert "kernel relu_mul_add, out0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["verify", "bisect"])
+def test_a_comparison_says_that_nothing_was_compiled(program, command, capsys):
+    assert main([command, f"{program}:untouched", "--shape", "4"]) == 0
+    assert "note: no kernel was generated" in capsys.readouterr().out
+
+
+def test_gradients_are_verified(program, capsys):
+    assert main(["verify", f"{program}:Net", "--shape", "4,16", "--train"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("result", "gradient of input[0]", "gradient of inner.weight"):
+        assert f"agrees: {name}: " in shown
+
+
+def test_programs_that_cannot_be_compared_are_refused(program, capsys):
+    assert main(["verify", f"{program}:dropped", "--shape", "40"]) == 2
+    assert "draws random numbers" in capsys.readouterr().err
+    words = ["verify", f"{program}:fussy", "--shape", "4,4", "--rtol", "1e-3"]
+    assert main([*words, "--against", "float64"]) == 2
+    assert "does not run in float64" in capsys.readouterr().err
+    assert main(words) == 0
+    assert "note: the program does not run in float64" in capsys.readouterr().out
+
+
+def test_time_compares_sides(program, capsys):
+    words = ["time", f"{program}:scaled", "--shape", "8,128", "--shape", "128", "--rounds", "3"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^fusion +\d+\.\d+ [µm]s +\d.* to .*\d+\.\d\dx +\d+\.\d\d s$", shown, re.MULTILINE)
+    assert "forward; 3 rounds in turn" in shown
+    assert main([*words, "--train", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    eager, fused = found["sides"]
+    assert (eager["name"], fused["name"], eager["first_call_s"]) == ("eager", "fusion", None)
+    assert fused["rounds"] == 3 and fused["times_as_fast_as_eager"] == eager["median_s"] / fused["median_s"]
+
+
+def test_time_says_where_nothing_was_compiled(program, capsys):
+    assert main(["time", f"{program}:untouched", "--shape", "4", "--rounds", "2"]) == 1
+    assert "no kernel was generated" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_time_compares_with_inductor(program, capsys):
+    words = ["time", f"{program}:Net", "--shape", "8,16", "--rounds", "2", "--compare", "inductor"]
+    assert main(words) == 0
+    assert re.search(r"^inductor .* s$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_errors_name_the_line_of_the_program(program, tmp_path, capsys):

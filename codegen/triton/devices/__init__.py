@@ -52,6 +52,13 @@ _LDS = {"gfx950": 160}
 """KiB of LDS of a compute unit of AMD architectures where it is not 64: ROCm documentation, "AMD GPU specifications".
 """
 
+ARCHITECTURES = (
+    *(f"sm_{each}" for each in (70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)),
+    *("gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102"),
+    *("gfx1150", "gfx1151", "gfx1200", "gfx1201", "gfx1250"),
+)
+"""The architectures that can be asked for by name: those that the assemblers of Triton 3.6 know."""
+
 _SINCE = {
     75: frozenset({Feature.PTX}),
     80: frozenset({Feature.PTX, Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS}),
@@ -73,12 +80,25 @@ def capability(arch: str) -> int:
     return int(match[1]) if match else 0
 
 
+def checked(arch: str) -> str:
+    """Return the name of an architecture, such as "sm_90", "sm_90a" or "gfx942".
+
+    Raises:
+        BuildError: there is none of this name.
+
+    >>> checked("sm_90a")
+    'sm_90a'
+    """
+    has_variants = capability(arch) >= 90
+    known = (*KNOWN, *ARCHITECTURES)
+    if arch not in known and not (has_variants and arch[:-1] in known):
+        raise BuildError(f"unknown architecture {arch!r}", hint=f"known: {', '.join(ARCHITECTURES)}")
+    return arch
+
+
 @lru_cache
 def device_of(arch: str) -> Device:
     """Return the device that stands for an architecture.
-
-    Raises:
-        BuildError: no such architecture.
 
     >>> device_of("sm_120").shared_per_program, device_of("sm_75").shared_per_program, device_of("gfx1100").warp
     (101376, 65536, 32)
@@ -204,6 +224,7 @@ __all__ = [
     "PersistentShape",
     "arch_at",
     "capability",
+    "checked",
     "device_at",
     "device_of",
     "like",

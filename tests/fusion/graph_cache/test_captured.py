@@ -24,6 +24,7 @@ from fusion.graph_cache import region_key as captured
 from fusion.graph_cache.form import Unwritten
 from fusion.graph_cache.region_key import key_of_region
 from fusion.options import Options
+from fusion.required import Requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = torch.ones(4, 6)
@@ -194,13 +195,14 @@ def test_the_compiler_and_the_machine_are_part_of_the_key(monkeypatch):
 
 def test_options_without_effect_are_not_part_of_the_key():
     asked = Options()
-    for other in (replace(asked, strict=True), replace(asked, graph_cache=not asked.graph_cache)):
+    required = replace(asked, require=Requirements(kernels=1))
+    for other in (replace(asked, strict=True), replace(asked, graph_cache=not asked.graph_cache), required):
         assert key_for(sine, ONE, options=other) == key_for(sine, ONE, options=asked)
 
 
 def test_each_option_decides_unless_it_is_known_not_to():
     assert {each.name for each in captured.fields(Options)} >= captured._NOT_DECIDING
-    assert {"dump", "override", "strict", "graph_cache"} == captured._NOT_DECIDING
+    assert {"dump", "override", "strict", "graph_cache", "require"} == captured._NOT_DECIDING
 
 
 @contextlib.contextmanager

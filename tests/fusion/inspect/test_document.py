@@ -16,7 +16,7 @@ from typing_extensions import is_typeddict
 
 import fusion
 from fusion.backend import Backend
-from fusion.cli.commands import load_program
+from fusion.cli.programs import load_program
 from fusion.inspect.document import VERSION, Document
 from fusion.inspect.document.remedies import NO_RULE, UNKNOWN, remedy
 from fusion.inspect.explanation import Explanation

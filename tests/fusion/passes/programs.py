@@ -345,6 +345,11 @@ CASES: dict[str, Case] = {
     "sums into computed": Case(added_to_computed, scattered_rows, options=C),
     "sums in place": Case(added_in_place, scattered_rows, options=C),
     "cache": Case(cached, lambda n: (n(5, 3), torch.tensor([0, 4, 1]), n(3, 3)), options=C),
+    "vector": Case(lambda w, x: (w @ x).relu(), of((30, 40), (40, 1), dtype=F32), options=C),
+    "scattered operand": Case(
+        lambda x, w: x.flatten(1) @ w,
+        lambda n: (n(1024, 32, 6, 6).to(memory_format=torch.channels_last), n(1152, 48)),
+    ),
     "one-hot": Case(one_hot, lambda normal: (torch.tensor([6, 0, 3]), normal(3).double())),
     "powers": Case(lambda t: 1 - 0.999**t, lambda normal: (normal(9).double() * 3,)),
     "running sum": Case(lambda x: x.exp().cumsum(0), of((1 << 17,))),

@@ -1,0 +1,49 @@
+"""Implements the commands that compare a program with eager: `fusion verify` and `fusion bisect`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TypedDict
+
+import torch
+
+from fusion.bisection import bisect as bisected
+from fusion.cli.printed import plain, print_json
+from fusion.cli.programs import prepared
+from fusion.verification import verify as verified
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Print how far each result is from eager and float64; exit with 1 if one is too far."""
+    with torch.set_grad_enabled(arguments.train):
+        case = prepared(arguments)
+        found = verified(case.program, **_tolerances(arguments), **case.settings)(*case.inputs)
+    if arguments.json:
+        print_json({"agrees": found.agrees, "values": found.values, "note": found.note})
+    else:
+        print(found)
+    return 0 if found.agrees else 1
+
+
+def bisect(arguments: argparse.Namespace) -> int:
+    """Print what makes the results of a program differ from eager; exit with 1 if they do."""
+    with torch.set_grad_enabled(arguments.train):
+        case = prepared(arguments)
+        found = bisected(case.program, **_tolerances(arguments), **case.settings)(*case.inputs)
+    if arguments.json:
+        fields = plain(found)
+        assert isinstance(fields, dict)
+        print_json({"agrees": found.agrees, **fields})
+    else:
+        print(found)
+    return 0 if found.agrees else 1
+
+
+class _Tolerances(TypedDict):
+    rtol: float | None
+    atol: float | None
+    against: str
+
+
+def _tolerances(arguments: argparse.Namespace) -> _Tolerances:
+    return {"rtol": arguments.rtol, "atol": arguments.atol, "against": arguments.against}
