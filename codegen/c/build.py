@@ -54,6 +54,9 @@ FLAGS = (
     # Where it makes memset of the loop that clears an array of sums, GCC 12 fills the array with one lane's sum if the
     # loop that adds up is short enough to be unrolled (a quarter of 540 small sums by computed position were wrong).
     "-fno-tree-loop-distribute-patterns",
+    # Expansion from expressions as trees moves a masked load of lanes behind the increment of the pointer that it reads
+    # by (GCC 12: maxima of rows of 16-bit floats, each beside a masked copy of it, were those of the next row).
+    "-fno-tree-ter",
     # A sine and a cosine of the same number would become one call that gives both, and that lanes have no form of.
     *("-fno-builtin-sin", "-fno-builtin-cos", "-fno-builtin-sinf", "-fno-builtin-cosf"),
 )

@@ -350,4 +350,12 @@ RESULTS = {
         calls=({"B": 16}, {"B": 13}),
         dynamic=True,
     ),
+    "maxima of rows beside masked copies of them, both in one loop of narrow lanes": Program(
+        inputs=(Input("y1", ("C", "A", "A"), torch.bfloat16),),
+        source="""
+            t0 = torch.cat([y1, y1.triu(-1)], -1)
+            return (t0.max(-1)[0], t0.amin(-1), t0.half().amax(-1),)
+        """,
+        calls=({"A": 32, "C": 2}, {"A": 16, "C": 3}, {"A": 64, "C": 1}),
+    ),
 }

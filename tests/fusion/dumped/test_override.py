@@ -58,7 +58,7 @@ def test_an_edited_kernel_is_launched(tmp_path: Path) -> None:
 def test_the_edited_text_computes_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A difference that rounding explains shows in the results."""
     path = edited(tmp_path, ("* 2.0f", "* 2.000001f"))
-    monkeypatch.setattr(fusion.dumped.checks, "_SUMS", 1e-4)
+    monkeypatch.setattr(fusion.inspect.accuracy, "_SUMS", 1e-4)
     ours = fused(override=path.parent)(X)
     assert not torch.equal(ours, fused()(X))
     torch.testing.assert_close(ours, program(X), rtol=1e-4, atol=1e-4)
