@@ -142,4 +142,17 @@ GRADIENTS = {
         calls=({"A": 77},),
         backward=True,
     ),
+    "attention of no keys": Program(
+        inputs=(
+            Input("x0", ("B", "A", "C"), torch.float32),
+            Input("x1", ("C", 0, "C"), torch.float64),
+            Input("x3", ("C", 0, "C"), torch.float64, grad=True),
+        ),
+        source="""
+            t0 = torch.view_as_real(torch.complex(x0.float(), x1.float()) * 1.5).select(-1, 1)
+            return (F.scaled_dot_product_attention(t0.clamp(-3, 3), t0, x3.to(t0.dtype), scale=0.3),)
+        """,
+        calls=({"A": 0, "B": 1, "C": 8},),
+        backward=True,
+    ),
 }

@@ -45,14 +45,17 @@ def _stride(access: sympy.Expr, symbol: sympy.Symbol) -> int:
 def merge(
     axes: Sequence[Axis], indices: Iterable[sympy.Expr]
 ) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:
-    """Merge neighbours that every index treats as one axis; return the axes and their replacements."""
+    """Merge neighbours that every index treats as one axis; return the axes and their replacements.
+
+    An axis without points has no remainders, and stays.
+    """
     merged = list(axes)
     exprs = list(dict.fromkeys(indices))
     change: dict[sympy.Symbol, sympy.Expr] = {}
     k = len(merged) - 2
     while k >= 0:
         outer, inner = merged[k], merged[k + 1]
-        if all(_as_one(expr, outer, inner) for expr in exprs):
+        if inner.size != 0 and all(_as_one(expr, outer, inner) for expr in exprs):
             merged_axis = Axis(inner.symbol, outer.size * inner.size)
             parts = {outer.symbol: FloorDiv(inner.symbol, inner.size), inner.symbol: Mod(inner.symbol, inner.size)}
             merged[k : k + 2] = [merged_axis]
