@@ -188,9 +188,9 @@ def unfused(program: Callable[..., object]) -> Callable[..., object]:
 
 
 def fused_options(program: object) -> Options | None:
-    """Return the options that a program was fused with; None for one that `fuse` did not return."""
-    backend = getattr(program, "_fusion_backend", None)
-    return backend.options if isinstance(backend, Backend) else None
+    """Return the options that a program was compiled with; None for one that this compiler did not compile."""
+    backend = backend_of(program)
+    return None if backend is None else backend.options
 
 
 def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgraph: bool = False) -> Module:
@@ -293,7 +293,7 @@ def report(fused: Callable[..., object]) -> Explanation:
 def _program_of(compiled: Callable[..., object]) -> Callable[..., object]:
     """Return the program that `fuse` or PyTorch has compiled."""
     program: Callable[..., object] = getattr(compiled, "_orig_mod", compiled)
-    return inspect.unwrap(program)  # type: ignore[no-any-return]  # PyTorch's functions have themselves wrapped
+    return inspect.unwrap(program)  # type: ignore[no-any-return]  # `inspect` has no type for it
 
 
 def explain(

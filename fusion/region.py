@@ -46,6 +46,12 @@ from fusion.subjects import Capturing
 
 Run: TypeAlias = Callable[..., object]
 
+OTHER_OVERLAPS = (
+    "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one is"
+    " changed that is part of other memory, and a result is a view of it"
+)
+"""Why a call runs eagerly whose inputs overlap differently than at compilation."""
+
 
 @dataclass(slots=True)
 class RegionCompiler:
@@ -76,7 +82,7 @@ class RegionCompiler:
         Raises:
             FusionError: the options promise numerics that there are not on the devices of the inputs.
         """
-        _refuse_devices(self.options, inputs)
+        self._refuse_numerics(inputs)
         with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
             at = Capturing(
                 self.options,
@@ -114,8 +120,10 @@ class RegionCompiler:
         dependence, draws = told[0] if told else (None, None)
         captured = with_checkpoints(graph)
         compiled = watch_derivatives(compiled, captured, at.inputs, dependence, draws, say)
-        compiled = watch_overlaps(compiled, self._of_other_inputs(captured), at.inputs)
-        return watch_integers(compiled, captured, graph)
+        overlapping = self._refusing(captured, OTHER_OVERLAPS, "give it copies (clone) of what overlaps")
+        compiled = watch_overlaps(compiled, overlapping, at.inputs)
+        wide = self._refusing(captured, "an integer of the call, or one computed from it, needs more than 64 bits")
+        return watch_integers(compiled, wide, graph)
 
     def _choose_attention(self, graph: fx.GraphModule) -> None:
         for choice in self.attention(graph):
@@ -159,6 +167,16 @@ class RegionCompiler:
         self.graphs.add(report)
         return parts
 
+    def _refuse_numerics(self, inputs: Sequence[object]) -> None:
+        """Refuse batch-invariant numerics where the target has none: eager's kernels are not invariant either."""
+        if not self.options.invariant:
+            return
+        for device in {value.device for value in inputs if isinstance(value, torch.Tensor)}:
+            known = self.options.target is not None or device.type in DEFAULTS
+            if not (known and self.graphs.target(device).capabilities.invariant):
+                message = 'numerics="batch_invariant" needs tensors on a CPU and the target c'
+                raise FusionError(message, hint="leave the option out")
+
     def _begin(self, inputs: Sequence[object]) -> None:
         """Start the tools of an accelerator's target, while PyTorch traces."""
         devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
@@ -196,13 +214,9 @@ class RegionCompiler:
         trace.graph(graph)
         return trace.log
 
-    def _of_other_inputs(self, graph: fx.GraphModule) -> Run:
-        """Return the eager fallback for calls whose inputs overlap differently than at compilation."""
-        message = (
-            "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one"
-            " is changed that is part of other memory, and a result is a view of it"
-        )
-        refusal = Unsupported(message, hint="give it copies (clone) of what overlaps", origin=first_line(graph))
+    def _refusing(self, graph: fx.GraphModule, message: str, hint: str = "") -> Run:
+        """Return the eager fallback, with one warning, for calls that the compiled graph is not for."""
+        refusal = Unsupported(message, hint=hint, origin=first_line(graph))
         known = False
 
         def run(*args: object) -> object:
@@ -215,12 +229,6 @@ class RegionCompiler:
             return graph(*args)
 
         return run
-
-
-def _refuse_devices(options: Options, inputs: Sequence[object]) -> None:
-    """Refuse batch-invariant numerics on a GPU: eager's kernels, the alternative, are not invariant either."""
-    if options.invariant and any(value.device.type != "cpu" for value in inputs if isinstance(value, torch.Tensor)):
-        raise FusionError('numerics="batch_invariant" needs tensors on a CPU', hint="leave the option out on a GPU")
 
 
 def compile_anew(program: Run, backend: Run, **settings: object) -> Run:

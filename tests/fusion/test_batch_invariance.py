@@ -82,7 +82,9 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, dtype: torch.dtype) -
     batch = drawn(max(BATCHES), *shape).to(dtype)
     options = {"numerics": "batch_invariant", "strict": True}
     torch.set_num_threads(2)
-    expected = parts(fusion.fuse(program, dynamic=False, options=options)(batch))
+    first = fusion.fuse(program, dynamic=False, options=options)
+    expected = parts(first(batch))
+    assert fusion.report(first).kernels and not fusion.report(first).externs
     if dtype is torch.float32:
         torch.testing.assert_close(expected, parts(program(batch)), rtol=1e-3, atol=1e-4)
     for count in (1, 2):
@@ -104,9 +106,11 @@ def test_library_calls_are_noted() -> None:
     assert "may depend on the batch: aten.convolution.default" in str(fusion.report(fused))
 
 
-def test_devices_without_invariant_kernels_are_refused() -> None:
-    fused = fusion.fuse(lambda x: x + 1, options={"numerics": "batch_invariant"})
+@pytest.mark.parametrize(("target", "device"), [(None, "meta"), ("reference", "cpu"), ("triton", "cpu")])
+def test_targets_without_invariant_kernels_are_refused(target: str | None, device: str) -> None:
+    torch._dynamo.reset()
+    fused = fusion.fuse(lambda x: x + 1, options={"numerics": "batch_invariant", "target": target})
     with pytest.raises(Exception, match="needs tensors on a CPU") as raised:
-        fused(torch.ones(3, device="meta"))
+        fused(torch.ones(3, device=device))
     causes = [raised.value, raised.value.__cause__, getattr(raised.value, "inner_exception", None)]
     assert any(isinstance(cause, FusionError) for cause in causes)

@@ -239,8 +239,9 @@ def test_samples_at_far_positions_are_eagers(mode: str, padding: str, corners: b
     def sample(x: Tensor, grid: Tensor) -> Tensor:
         return F.grid_sample(x, grid, mode, padding, align_corners=corners)
 
-    fused = fusion.fuse(sample)
+    fused = fusion.fuse(sample, options={"strict": True})
     torch.testing.assert_close(fused(x, grid), sample(x, grid), equal_nan=True, rtol=1e-4, atol=1e-4)
+    assert fusion.report(fused).kernels and not fusion.report(fused).externs
     if mode == "bilinear" and padding != "zeros":
         return  # eager's backward writes outside of the gradient
     results = []
