@@ -2,8 +2,9 @@
 
 The devices of a graph are known once it is traced; that this process uses an accelerator is known before, so the parts
 of an accelerator's target that are needed once per process are prepared when Dynamo begins.  Shapes that PyTorch traces
-wrongly (`fusion.lowering.mistraced`) are corrected from the start, and causal hints of masks are trusted
-(`fusion.dynamo.causal_hint`).
+wrongly (`fusion.lowering.mistraced`) are corrected from the start, causal hints of masks are trusted
+(`fusion.dynamo.causal_hint`), and elements that nothing reads are kept where their indices may be refused
+(`fusion.dynamo.unused_results`).
 
 Dynamo traces before it calls a backend, and its global state is the process's: there is no hook for one backend alone.
 So importing this module wraps Dynamo's function that compiles a frame.  The wrapper enters and leaves the corrections
@@ -27,6 +28,7 @@ from typing_extensions import ParamSpec
 
 from fusion.codegen.targets import prepare
 from fusion.dynamo.causal_hint import masks_as_given
+from fusion.dynamo.unused_results import unused_elements_kept
 from fusion.lowering.mistraced import traced_as_eager
 
 Kind = TypeVar("Kind", bound=Callable[..., object])
@@ -91,7 +93,7 @@ def _around(compile_frame: Callable[Given, Result]) -> Callable[Given, Result]:
         outer = code_of_frame()
         _FRAMES.code = args[code_place] if code_place < len(args) else kwargs["code"]
         try:
-            with traced_as_eager(), masks_as_given():
+            with traced_as_eager(), masks_as_given(), unused_elements_kept():
                 return compile_frame(*args, **kwargs)
         finally:
             _FRAMES.code = outer

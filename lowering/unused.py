@@ -15,7 +15,8 @@ from fusion.lowering.checks import CHECKED
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Expr, Op, postorder
 from fusion.lowering.live import without_dead_nodes
-from fusion.lowering.program import Extern, Node, Program, reads, writes
+from fusion.lowering.program import BufferRef, Extern, Node, Program, reads, writes
+from fusion.lowering.value import Value
 
 _LIBRARY: Final = torch.library.Library("fusion", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's own
 _LIBRARY.define("keep(Tensor x) -> ()")  # type: ignore[no-untyped-call]  # PyTorch's own
@@ -25,6 +26,13 @@ KEEP: Final = torch.ops.fusion.keep.default
 """Reads a tensor, of any shape and dtype, and returns nothing."""
 
 fx.node.has_side_effect(KEEP)
+
+
+def keep(value: Value) -> Extern:
+    """Return a call of `KEEP` for a value in a buffer."""
+    name = value.buffer()
+    assert name is not None, "what is kept is stored"
+    return Extern((), KEEP, (BufferRef(name),), impure=True, reason="keeps the checks of results that nothing reads")
 
 
 def without_needless_keeps(program: Program) -> Program:
@@ -62,4 +70,4 @@ def _checks(exprs: tuple[Expr, ...]) -> bool:
     return any(isinstance(part, Op) and part.name == CHECKED for part in postorder(*exprs))
 
 
-__all__ = ["KEEP", "without_needless_keeps"]
+__all__ = ["KEEP", "keep", "without_needless_keeps"]

@@ -3,12 +3,21 @@
 Input: Dynamo's graph; it is changed in place.  A result without a reader that depends on a tensor of integers, or on an
 operation that checks floats, through results that nothing else reads, is passed to an operation with an effect
 (`lowering/unused.py`), so that it is traced and lowered.  If lowering then finds no check, nothing is computed.
+
+Dynamo itself drops elements that nothing reads (`x[i]`) before it calls a backend; within `unused_elements_kept`, those
+that may be refused stay.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import torch
 from torch import fx
+from torch._dynamo.output_graph import OutputGraph
 
 from fusion.dynamo.writes import written_by
 from fusion.lowering.unused import KEEP
@@ -32,18 +41,47 @@ def keep_unused_results(graph: fx.GraphModule) -> None:
       add = add(l_x_, 1)
       return add
     """
-    unused: set[fx.Node] = set()
-    for node in reversed(graph.graph.nodes):
-        if node.op in ("call_function", "call_method") and unused.issuperset(node.users):
-            unused.add(node)
+    unused = _unused(graph.graph)
     kept = [node for node in graph.graph.nodes if node in unused and not node.users and _may_refuse(node, unused)]
     for node in kept:
-        with graph.graph.inserting_after(node):
-            call = graph.graph.call_function(KEEP, (node,))
-            call.meta.update({key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta})
-            call.meta["example_value"] = None
+        _keep(node)
     if kept:
         graph.recompile()
+
+
+@contextmanager
+def unused_elements_kept() -> Iterator[None]:
+    """Let Dynamo not drop elements that nothing reads and whose indices may be refused.
+
+    Dynamo compiles in one thread at a time, the one within this context.
+    """
+    drop = OutputGraph.remove_unused_graphargs
+
+    def keep_elements(output: OutputGraph) -> None:
+        unused = _unused(output.graph)
+        for node in list(output.graph.find_nodes(op="call_function", target=operator.getitem)):
+            if not node.users and _may_refuse(node, unused):
+                _keep(node)
+        drop(output)
+
+    with mock.patch.object(OutputGraph, "remove_unused_graphargs", keep_elements):
+        yield
+
+
+def _unused(graph: fx.Graph) -> set[fx.Node]:
+    """Return the calls that no result of the graph depends on."""
+    unused: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op in ("call_function", "call_method") and unused.issuperset(node.users):
+            unused.add(node)
+    return unused
+
+
+def _keep(node: fx.Node) -> None:
+    with node.graph.inserting_after(node):
+        call = node.graph.call_function(KEEP, (node,))
+        call.meta.update({key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta})
+        call.meta["example_value"] = None
 
 
 def _may_refuse(node: fx.Node, unused: set[fx.Node]) -> bool:

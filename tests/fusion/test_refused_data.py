@@ -180,6 +180,8 @@ UNUSED: dict[str, Callable[[Tensor, Tensor], object]] = {
     "of a clone": lambda x, i: x.clone().scatter_(0, i[:, None], 1.0),
     "loss": lambda x, i: F.cross_entropy(x[:2], i),
     "remainder": lambda x, i: 5 % (4 - i),
+    "elements": lambda x, i: x[i],
+    "elements of elements": lambda x, i: x.exp()[:, i.flip(0)][0],
 }
 
 
@@ -204,11 +206,49 @@ def test_results_that_nothing_reads_are_checked(name: str, trains: bool) -> None
         assert torch.equal(x.grad, torch.full_like(x, 2))
 
 
+PARTLY_READ: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rows": lambda x, i: (x[i] * 2)[:1],
+    "one row": lambda x, i: x[i].unbind(0)[0] * 2,
+    "columns": lambda x, i: x[:, i].exp()[:, :1],
+    "rows of a view": lambda x, i: x.index_select(0, i).view(2, 3, 1)[0].sum(),
+    "narrow padding": lambda x, i: F.pad(x[i], (0, 0, 0, -1)),
+    "gathered rows": lambda x, i: x[i].exp()[torch.tensor([0])],
+    "none": lambda x, i: x[i][:0].sum() + x,
+    "parts that leave one out": lambda x, i: torch.cat([x[i][:1, :1], x[i][:1, 2:]], 1),
+    "quotients": lambda x, i: (x.long()[:2] // (4 - i)[:, None])[:1].float(),
+    "rows of a linear layer": lambda x, i: F.linear(x[i], x)[:1],
+    "rows before others": lambda x, i: x[i].sum(1)[:1],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PARTLY_READ)
+def test_results_of_which_a_part_is_read_are_checked_whole(name: str, dynamic: bool) -> None:
+    program = PARTLY_READ[name]
+    fused, x = fusion.fuse(program, dynamic=dynamic), TABLE.clone().requires_grad_()
+    for _ in range(2):
+        torch.testing.assert_close(fused(x, integers(0, 2)), program(x, integers(0, 2)))
+        with pytest.raises((RuntimeError, IndexError)):
+            program(x, integers(0, 4))
+        with pytest.raises(CheckFailed):
+            fused(x, integers(0, 4))
+
+
+def test_parts_that_are_all_read_are_checked_once() -> None:
+    def program(x: Tensor, i: Tensor) -> Tensor:
+        first, second = x[i].exp().split([1, 2], dim=1)
+        return torch.cat([second, first], 1).cumsum(1)[:, :1]
+
+    report = fusion.explain(program)(TABLE, integers(0, 1))
+    assert not report.externs
+    assert len(report.kernels) == 1
+
+
 def test_results_without_checks_are_not_computed() -> None:
     def program(x: Tensor, i: Tensor) -> Tensor:
         (i + 1).float().exp()
         (x.relu() @ x.t()).sum()
-        x[i]
+        x[1:, 0]
         return x * 2
 
     report = fusion.explain(program)(TABLE, integers(0, 1))
