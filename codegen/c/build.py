@@ -38,6 +38,8 @@ Loaded = TypeVar("Loaded")
 TUNED = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
 """Machine → flags for the CPU at hand."""
 
+_WITHOUT_MMX = {"x86_64": ("-mno-mmx",)}
+
 # No -ffast-math, and no fused multiply-add across operations: NaN, infinities, -0.0 and each rounding are as in eager.
 FLAGS = (
     *("-std=gnu11", "-O3", *TUNED.get(platform.machine(), ()), "-fPIC", "-fopenmp"),
@@ -57,6 +59,9 @@ FLAGS = (
     # Expansion from expressions as trees moves a masked load of lanes behind the increment of the pointer that it reads
     # by (GCC 12: maxima of rows of 16-bit floats, each beside a masked copy of it, were those of the next row).
     "-fno-tree-ter",
+    # GCC may spill a 64-bit value to an MMX register, and does not clear the state of the floating-point unit after it:
+    # the next x87 instructions of the thread, in LAPACK or `long double` arithmetic, then give NaN.
+    *_WITHOUT_MMX.get(platform.machine(), ()),
     # A sine and a cosine of the same number would become one call that gives both, and that lanes have no form of.
     *("-fno-builtin-sin", "-fno-builtin-cos", "-fno-builtin-sinf", "-fno-builtin-cosf"),
 )
