@@ -1,6 +1,7 @@
 """`python -m benchmarks [SUITE] [--only NAME] [--quick]`, or `python -m benchmarks opinfo|random [options]`.
 
-The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `dynamic`, `scheduling`, `price` and `artifact`.
+The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `small`, `dynamic`, `scheduling`, `price` and
+`artifact`.
 Without a suite: `gpu` where there is a device, else `cpu`.
 """
 
@@ -23,7 +24,9 @@ def main() -> int:
 
         return random_programs(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", nargs="?", choices=(*ON_GPU, "cpu", "dynamic", "scheduling", "price", "artifact"))
+    parser.add_argument(
+        "suite", nargs="?", choices=(*ON_GPU, "cpu", "small", "dynamic", "scheduling", "price", "artifact")
+    )
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller graphs, no cold compilation")
     parser.add_argument("--json", metavar="FILE", help="of price: write all figures")

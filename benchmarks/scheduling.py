@@ -25,9 +25,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusion
 from benchmarks.harness import Refused
 from benchmarks.price.measured import of_model
-from benchmarks.price.models import Model
-from benchmarks.price.models import models as price_models
 from benchmarks.scheduled_models import CheckedNetwork, ResizedTransformer
+from benchmarks.small_models import Model
+from benchmarks.small_models import models as price_models
 from fusion.codegen.targets import builder_for
 from fusion.compile import schedule_graph
 from fusion.dumped.trace import Trace

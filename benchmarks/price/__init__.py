@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.price.cases import cases
 from benchmarks.price.measured import CallTime, KernelTime, Subject, measure, of_case, of_model
-from benchmarks.price.models import models
 from benchmarks.price.regret import Regret, configurations_of, regret_of
 from benchmarks.price.tables import agreement_table, kernels_line, regret_line, regret_table
+from benchmarks.small_models import models
 from fusion.codegen.numerics import current
 from fusion.codegen.targets import builder_for
 

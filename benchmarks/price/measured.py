@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 import fusion
 from benchmarks.harness import Refused, closed
-from benchmarks.price.models import Model
 from benchmarks.programs import Case
+from benchmarks.small_models import Model
 from fusion.inspect.measurement import Measurement
 from fusion.inspect.report import Report, steps_of
 from fusion.lowering.expr import Expr, loads
@@ -76,20 +76,22 @@ def of_case(case: Case) -> Subject:
 
 def of_model(model: Model) -> Subject:
     """Return a model as a subject: its forward pass in the dtype of the device, and gradients if it is trained."""
+    return Subject(f"model: {model.name}", lambda device: called(model, device))
 
-    def prepare(device: str) -> Callable[[Compiler], Call]:
-        torch.manual_seed(0)
-        module = model.make().to(device).train(model.training)
-        module = module.bfloat16() if device == "cuda" else module
-        dtype = next(module.parameters()).dtype
-        batch = {name: x.to(dtype) if x.is_floating_point() else x for name, x in model.batch(device).items()}
 
-        def called(**inputs: Tensor) -> object:
-            return module(**inputs)
+def called(model: Model, device: str, dtype: torch.dtype | None = None) -> Callable[[Compiler], Call]:
+    """Return calls of a model with weights and inputs that are always the same; by default in the device's dtype."""
+    torch.manual_seed(0)
+    module = model.make().to(device).train(model.training)
+    inputs = model.batch(device)
+    dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
+    module = module.to(dtype)
+    batch = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
-        return lambda compiler: _stepping(compiler(called), module, batch, training=model.training)
+    def program(**inputs: Tensor) -> object:
+        return module(**inputs)
 
-    return Subject(f"model: {model.name}", prepare)
+    return lambda compiler: _stepping(compiler(program), module, batch, training=model.training)
 
 
 def _floats(results: object) -> tuple[Tensor, ...]:

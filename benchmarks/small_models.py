@@ -1,4 +1,4 @@
-"""Twenty models whose kernels are priced: two layers of most, small on a CPU, in usual widths on a GPU.
+"""Twenty models, two layers of most, small on a CPU, in usual widths on a GPU: for prices, and whole.
 
 Random weights, and no random operations.  Models of `transformers` are left out where it is not installed.
 """
