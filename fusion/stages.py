@@ -23,6 +23,7 @@ from torch import fx
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.constant_floats import settings_fixed
 from fusion.dynamo.kept_strides import keep_strides
+from fusion.dynamo.native_attention import take_apart
 from fusion.dynamo.nested_regions import inline_regions
 from fusion.dynamo.shared_writes import refuse_shared_writes
 from fusion.dynamo.unread_rows import skip_unread_rows
@@ -127,6 +128,7 @@ PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     (
         in_place("fix_settings", _fix_settings, needed=True),
         in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph), needed=True),
+        in_place("take_apart", lambda graph, at: take_apart(graph), when=_relaxed),
         in_place("choose_attention", lambda graph, at: at.choose_attention(graph), when=_relaxed),
         in_place("skip_unread_rows", lambda graph, at: skip_unread_rows(graph, at.options.workspace), when=_relaxed),
     ),

@@ -14,9 +14,9 @@ from benchmarks.price import programs, regret, tables
 from benchmarks.price.agreement import deviation, mean_regret, rank_correlation
 from benchmarks.price.cases import cases
 from benchmarks.price.measured import KernelTime, Subject, measure, of_case, of_model
-from benchmarks.small_models import Model, models
 from benchmarks.price.regret import CHOSEN, Configurations, Regret, regret_of
 from benchmarks.programs import Case, Draw, softmax
+from benchmarks.small_models import Model, models
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.target import Alternative
 from fusion.lowering.errors import BuildError

@@ -81,6 +81,10 @@ def shifted_logits(x: Tensor, w: Tensor) -> Tensor:
     return F.linear(x, w).float()[:, :-1].tanh().sum(-1)
 
 
+def natively_attended(x: Tensor, *parameters: Tensor) -> Tensor:
+    return torch._native_multi_head_attention(x, x, x, 4, 2, *parameters, need_weights=False)[0] + x
+
+
 # The joint graph ------------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +300,7 @@ CASES: dict[str, Case] = {
     "setting": Case(Scaled(), of((5, 7)), dynamic=True),
     "resized": Case(resized, of((1, 2, 5, 6))),
     "unread rows": Case(shifted_logits, of((2, 5, 6), (40, 6)), options={"target": "triton", "workspace": 64}),
+    "native attention": Case(natively_attended, of((2, 5, 4), (12, 4), (12,), (4, 4), (4,))),
     "complex": Case(rotated, of((5, 8), (5, 4)), backward=True),
     "complex, inference": Case(rotated, of((5, 8), (5, 4))),
     "images": Case(images, of(*IMAGES, dtype=BF16), backward=True),
