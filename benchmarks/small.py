@@ -34,7 +34,7 @@ def run(*, only: str, quick: bool) -> int:
     print(f"{'model':<22}" + "".join(f"{system:>10}" for system in SYSTEMS) + f"{'to best':>9}{'error':>8}")
     ratios: dict[str, Mapping[str, float]] = {}
     chosen = [model for model in models(device) if only in model.name]
-    refused = print_rows((model.name, partial(_row, model, device, 7 if quick else 25, ratios)) for model in chosen)
+    refused = print_rows((model.name, partial(measured, model, device, 7 if quick else 25, ratios)) for model in chosen)
     if ratios:
         means = {rival: statistics.geometric_mean(each[rival] for each in ratios.values()) for rival in SYSTEMS[:2]}
         worst = min(ratios, key=lambda name: min(ratios[name].values()))
@@ -43,7 +43,7 @@ def run(*, only: str, quick: bool) -> int:
     return refused
 
 
-def _row(model: Model, device: str, rounds: int, ratios: dict[str, Mapping[str, float]]) -> Iterator[str]:
+def measured(model: Model, device: str, rounds: int, ratios: dict[str, Mapping[str, float]]) -> Iterator[str]:
     """Yield the row of a model, and add how many times as fast as the others Fusion is.
 
     Raises:

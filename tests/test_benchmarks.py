@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import cold, dynamic, harness, inference, models, programs, scheduling, suite, tables, training
+from benchmarks import cold, dynamic, harness, inference, models, programs, scheduling, small, suite, tables, training
 from benchmarks.harness import Refused
 from benchmarks.programs import Case, Draw
 from benchmarks.scheduled_models import CheckedNetwork
+from benchmarks.small_models import Model
 
 SMALL = (Draw((16, 32), torch.float32),)
 
@@ -132,10 +133,10 @@ def test_contractions_are_programs_that_fusion_compiles(group):
     programs = {case.program: case for case in CASES if case.name.startswith(group + ":")}
     assert programs
     for case in programs.values():
-        small = replace(
+        reduced = replace(
             case, inputs=tuple(_small(draw) for draw in case.inputs), systems=("eager", "fusion"), rivals=()
         )
-        assert harness.measure(small, "cpu", rounds=2).errors["fusion"] < 2e-2
+        assert harness.measure(reduced, "cpu", rounds=2).errors["fusion"] < 2e-2
 
 
 def _tiny_gpt2(call):
@@ -160,6 +161,23 @@ def test_a_forward_pass_is_checked_and_timed(autocast):
     (row,) = inference.measured(case, "cpu", rounds=2)
     assert row.startswith(case.name)
     assert len(row.removeprefix(case.name).split()) == 1 + len(inference.SYSTEMS) + 1
+
+
+@pytest.mark.usefixtures("without_inductor")
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_small_model_is_checked_and_compared_with_the_better_of_the_others(trains, monkeypatch):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.GELU(), torch.nn.LayerNorm(12))
+    model = Model("tiny", lambda: net, lambda device: {"input": torch.randn(5, 8)}, trains)
+    times = {"eager": [3.0, 4.0, 9.0], "inductor": [6.0, 6.0, 6.0], "fusion": [2.0, 2.0, 1.0]}
+    monkeypatch.setattr(small, "wall_seconds_in_turn", lambda calls, device, rounds: times)
+    ratios = {}
+    (row,) = small.measured(model, "cpu", 3, ratios)
+    assert row.split()[:5] == ["tiny", "4000.000", "6000.000", "2000.000", "2.00x"]
+    assert ratios == {"tiny": {"eager": 2.0, "inductor": 3.0}}
+    errors = iter([1e-3, 1e-3, 3e-3])  # of eager, inductor and Fusion
+    monkeypatch.setattr(small, "_error", lambda results, exact: next(errors))
+    with pytest.raises(Refused, match="errors"):
+        list(small.measured(model, "cpu", 3, {}))
 
 
 def test_a_refused_case_is_printed_and_others_continue(capsys):
