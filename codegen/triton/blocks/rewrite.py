@@ -14,6 +14,7 @@ from fusion.codegen.triton.blocks.dims import Blocked, Dim, dots_of
 from fusion.codegen.triton.blocks.rows import row_dims, row_values, too_tall
 from fusion.codegen.triton.blocks.shifted import shifted
 from fusion.codegen.triton.devices import Device, Feature
+from fusion.codegen.triton.rewrites.absolute_errors import with_absolute_errors
 from fusion.codegen.triton.rewrites.batches import batched
 from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.rewrites.exponentials import in_powers_of_two
@@ -56,7 +57,9 @@ def block(kernel: Kernel, device: Device) -> Blocked:
     body = substitute_axes(_with_narrow_factors(kernel.body), digits, sizes)
     if not dots:
         return Blocked(kernel, dims, body, device)
-    return only_matrices(Blocked(kernel, dims, in_powers_of_two(body) if is_rounded(kernel) else body, device))
+    if is_rounded(kernel):
+        body = in_powers_of_two(with_absolute_errors(body))
+    return only_matrices(Blocked(kernel, dims, body, device))
 
 
 def block_as(kernel: Kernel, dims: Sequence[Dim], device: Device) -> Blocked:

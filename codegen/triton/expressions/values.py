@@ -25,6 +25,7 @@ from fusion.codegen.triton.expressions.points import Points
 from fusion.codegen.triton.expressions.scalar_code import cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
+from fusion.codegen.triton.rewrites.absolute_errors import is_reciprocal
 from fusion.codegen.triton.rewrites.interior import unconditional
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, loads, postorder
@@ -292,7 +293,10 @@ class Values(Points):
             values[-1] = self.masks(self.join(tile.dims for tile in values)) or Tile(Code("None"))
         wants = self.join(tile.dims for tile in values)
         codes = [expand(tile.code, tile.dims, wants) for tile in values]
-        text = scalar_code(node.name, codes, dtype, self.fast or node in self.quick)
+        if self.fast and is_reciprocal(node):  # of 1 at the least: no scaling of the range
+            text = compose("{}({}, {})", "libdevice.fast_dividef", *codes)
+        else:
+            text = scalar_code(node.name, codes, dtype, self.fast or node in self.quick)
         return Tile(text, wants, max(tile.depth for tile in values), narrow)
 
     def select(self, condition: Tile, a: Tile, b: Tile) -> Tile:
