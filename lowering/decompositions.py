@@ -26,8 +26,8 @@ from torch._prims_common import (
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusion.lowering import rules
-from fusion.lowering.floats_only import FLOATS_ONLY, leaving_integers
 from fusion.lowering.foreach import foreach_decompositions
+from fusion.lowering.refused_calls import FLOATS_ONLY, leaving_integers
 from fusion.lowering.registry import RULES
 
 assert rules.__all__, "importing the rules registers them"

@@ -21,15 +21,14 @@ from fusion.lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
 from fusion.lowering.calls import Calls, FxValue
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Load, as_stored
-from fusion.lowering.floats_only import refuse_integers
 from fusion.lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
 from fusion.lowering.indexing import ONE
 from fusion.lowering.live import without_dead_buffers, without_dead_nodes
-from fusion.lowering.overflow import refuse_overflow, refuse_wide
 from fusion.lowering.partly_read import own_checks, partly_read
 from fusion.lowering.positions import is_free, simplify_all
 from fusion.lowering.program import BufferRef, Extern, Map, Node, Program, memory_of
 from fusion.lowering.recomputed import unrounded
+from fusion.lowering.refused_calls import refuse_as_eager, refuse_wide
 from fusion.lowering.registry import RULES, Registered, Result
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import rounded
@@ -216,8 +215,7 @@ class Lowering:
         before = self.builder.position
         try:
             self._check_tensors(node)
-            refuse_overflow(node)
-            refuse_integers(node)
+            refuse_as_eager(node)
             result = self._by_rule(registered, args, node.kwargs)
         except Unsupported as refusal:
             self.builder.roll_back(before)

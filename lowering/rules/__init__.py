@@ -6,7 +6,6 @@ Modules that are not imported here are used to write rules:
     series.py      Chebyshev series; `bessel_series.py` has the coefficients of `bessel.py`
     entries.py     small matrices, entry by entry
     windows.py     the window of positions that each result reads
-    required.py    operands that an operation checks
     places.py      the destinations of the sources of a write, of which several may be equal:
     collisions.py  as a scatter; `compared.py`: each element searches its sources; `runs.py`: sources sorted into runs
 """

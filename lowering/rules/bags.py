@@ -22,8 +22,7 @@ from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
 from fusion.lowering.rules.gather import position
-from fusion.lowering.rules.promotion import combine, convert, rounded, widen
-from fusion.lowering.rules.required import requiring
+from fusion.lowering.rules.promotion import combine, convert, requiring, rounded, widen
 from fusion.lowering.rules.search import bucketize
 from fusion.lowering.scalar_ops import identity
 from fusion.lowering.value import Value

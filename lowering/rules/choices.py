@@ -22,10 +22,9 @@ from fusion.lowering.registry import lowers
 from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.formula import Term, log1p, minimum
 from fusion.lowering.rules.ordering import chosen, keys_and_ranks
-from fusion.lowering.rules.promotion import widen
+from fusion.lowering.rules.promotion import requiring, widen
 from fusion.lowering.rules.random import open_term, uniform_term
 from fusion.lowering.rules.reduction import fold
-from fusion.lowering.rules.required import requiring
 from fusion.lowering.rules.scans import cumsum
 from fusion.lowering.rules.search import searchsorted
 from fusion.lowering.value import Value, reshape

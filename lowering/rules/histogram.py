@@ -25,9 +25,8 @@ from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.creation import spaced
 from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, where
 from fusion.lowering.rules.places import laid_flat
-from fusion.lowering.rules.promotion import combine, convert
+from fusion.lowering.rules.promotion import combine, convert, requiring
 from fusion.lowering.rules.reduction import fold
-from fusion.lowering.rules.required import requiring
 from fusion.lowering.value import Value, broadcast_to, reshape
 
 aten = torch.ops.aten

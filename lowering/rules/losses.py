@@ -8,9 +8,8 @@ from fusion.lowering.builder import Builder
 from fusion.lowering.registry import lowers
 from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.formula import Term, log, log1p, maximum
-from fusion.lowering.rules.promotion import combine, rounded, widen
+from fusion.lowering.rules.promotion import combine, requiring, rounded, widen
 from fusion.lowering.rules.reduction import fold, mean_over
-from fusion.lowering.rules.required import requiring
 from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten

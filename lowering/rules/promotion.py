@@ -17,8 +17,10 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from fusion.lowering.builder import GENERATED_DTYPES
+from fusion.lowering.checks import required
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import make_cast
+from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.formula import Term, call, literal
 from fusion.lowering.scalar_ops import HALVES, ScalarName
 from fusion.lowering.sizes import is_condition
@@ -47,6 +49,11 @@ def combine(build: Callable[..., Term], *values: Value) -> Value:
     shape, device = common_place(values)
     term = build(*(Term(broadcast_to(value, shape).expr) for value in values))
     return Value(shape, term.dtype, device, term.expr)
+
+
+def requiring(requirement: Requirement, test: Callable[..., Term], x: Value, *others: Value) -> Value:
+    """Return x; `test` of each of its elements, and of those of `others`, which broadcast against x, has to hold."""
+    return combine(lambda *terms: Term(required(terms[0].expr, test(*terms).expr, requirement)), x, *others)
 
 
 def convert(value: Value, dtype: torch.dtype) -> Value:

@@ -21,8 +21,7 @@ from fusion.lowering.rules import reduction
 from fusion.lowering.rules.collisions import JOINS, folded
 from fusion.lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
 from fusion.lowering.rules.ordering import apart, spread
-from fusion.lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
-from fusion.lowering.rules.required import requiring
+from fusion.lowering.rules.promotion import combine, convert, requiring, rounded, shaped_as, widen
 from fusion.lowering.rules.scans import cumsum
 from fusion.lowering.rules.search import searchsorted
 from fusion.lowering.scalar_ops import JoinName, identity

@@ -1,0 +1,151 @@
+"""Calls that eager refuses although PyTorch traces them: for a number too large, or integers where floats have to be.
+
+Input: a call; one that eager refuses is refused here, too, so that it stays a call and raises eager's own error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import wraps
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
+
+from fusion.lowering.errors import Unsupported
+
+aten = torch.ops.aten
+
+CONVERTING: frozenset[OpOverloadPacket] = frozenset(
+    (
+        aten.addcdiv,
+        aten.addcmul,
+        aten.clamp,
+        aten.clamp_max,
+        aten.clamp_min,
+        aten.constant_pad_nd,
+        aten.fill,
+        aten.full,
+        aten.full_like,
+        aten.hardtanh,
+        aten.index_fill,
+        aten.masked_fill,
+        aten.new_full,
+        aten.scalar_tensor,
+        aten.scatter,
+        aten.threshold,
+        aten.where,
+    )
+)
+"""Operations whose number arguments become elements of the result, are compared with them or multiply them.
+
+Eager refuses a number that does not fit into the dtype of the result.  Other operations wrap it around (`x + 300` with
+uint8) or promote it.
+"""
+
+
+FLOATS_ONLY: frozenset[OpOverloadPacket] = frozenset(
+    (
+        aten._cdist_forward,
+        aten._log_softmax,
+        aten._native_batch_norm_legit,
+        aten._pdist_forward,
+        aten._prelu_kernel,
+        aten._safe_softmax,
+        aten._softmax,
+        aten.adaptive_max_pool2d,
+        aten.adaptive_max_pool3d,
+        aten.binary_cross_entropy,
+        aten.frac,
+        aten.glu,
+        aten.huber_loss,
+        aten.log_sigmoid_forward,
+        aten.logaddexp2,
+        aten.max_unpool2d,
+        aten.max_unpool3d,
+        aten.mse_loss,
+        aten.native_batch_norm,
+        aten.nll_loss2d_forward,
+        aten.nll_loss_forward,
+        aten.smooth_l1_loss,
+    )
+)
+"""Operations that eager has for floating-point tensors only, although PyTorch's trace accepts integers."""
+
+
+def refuse_as_eager(node: fx.Node) -> None:
+    """Refuse a call that eager refuses, for the numbers or the dtypes of its arguments.
+
+    Raises:
+        Unsupported: a number does not fit into the dtype of the result, or there are integers where only floats may be.
+    """
+    _refuse_overflow(node)
+    _refuse_integers(node)
+
+
+def _refuse_overflow(node: fx.Node) -> None:
+    target, val = node.target, node.meta.get("val")
+    if not (isinstance(target, OpOverload) and target.overloadpacket in CONVERTING and isinstance(val, torch.Tensor)):
+        return
+    arguments = target._schema.arguments
+    arguments_and_values = [*zip(arguments, node.args, strict=False)]
+    arguments_and_values += [
+        (argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs
+    ]
+    for argument, number in arguments_and_values:
+        if "number" not in str(argument.type) or not isinstance(number, (int, float)):
+            continue
+        if not fits(number, val.dtype):
+            raise Unsupported(f"{number} does not fit into {val.dtype}")
+
+
+def _refuse_integers(node: fx.Node) -> None:
+    target = node.target
+    if isinstance(target, OpOverload) and target.overloadpacket in FLOATS_ONLY:
+        first = node.args[0]
+        assert isinstance(first, fx.Node)
+        dtype = first.meta["val"].dtype
+        if not _has_floats(dtype):
+            raise Unsupported(f"{target.overloadpacket.__name__} of {dtype}")
+
+
+def refuse_wide(number: sympy.Expr) -> None:
+    """Refuse a number that is computed with a constant of more than 64 bits: kernels compute in 64.
+
+    Raises:
+        Unsupported: there is such a constant.
+    """
+    if any(not -(1 << 63) <= int(constant) < 1 << 63 for constant in number.atoms(sympy.Integer)):
+        raise Unsupported(f"{number} needs more than 64 bits")
+
+
+def fits(number: int | float, dtype: torch.dtype) -> bool:
+    """Return whether eager converts a number to `dtype`; negative ones convert to unsigned integers, too.
+
+    >>> fits(300, torch.uint8), fits(-255, torch.uint8), fits(1e10, torch.float16), fits(-math.inf, torch.float16)
+    (False, True, False, True)
+    """
+    if isinstance(number, bool) or dtype is torch.bool:
+        return True
+    if dtype.is_floating_point:
+        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+    if dtype.is_complex:
+        return True
+    info = torch.iinfo(dtype)
+    return (info.min or -info.max) <= number <= info.max
+
+
+def leaving_integers(parts: Callable[..., object]) -> Callable[..., object]:
+    """Return the decomposition `parts` of such an operation, which leaves calls on integers as they are."""
+
+    @wraps(parts)
+    def decomposed(x: torch.Tensor, *args: object, **kwargs: object) -> object:
+        return parts(x, *args, **kwargs) if _has_floats(x.dtype) else NotImplemented
+
+    return decomposed
+
+
+def _has_floats(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
