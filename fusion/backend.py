@@ -23,6 +23,7 @@ from torch._dynamo.eval_frame import _TorchDynamoContext
 
 from fusion.attention import Chooser
 from fusion.close_calls import CLOCK
+from fusion.graph_cache.carried import take_part
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import codes_of
 from fusion.inspect.report import Report
@@ -159,6 +160,8 @@ def backend_of(compiled: object) -> Backend | None:
     shared = (_BY_CODE.get((code, read)) for code in codes_of(program))  # Dynamo compiles a code once for all programs
     return next((backend for backend in shared if backend is not None), None) or Backend(read)
 
+
+take_part()
 
 _BY_CODE: WeakValueDictionary[tuple[CodeType | None, Options], Backend] = WeakValueDictionary()
 """The backends of programs that `torch.compile` returned, by the code of the frames that they compiled."""
