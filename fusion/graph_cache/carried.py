@@ -49,33 +49,37 @@ class FusionArtifact(CacheArtifact):
     def populate_cache(self) -> None:
         """Store the entry in this user's cache; warn if it is none, or cannot be stored."""
         folder, _, name = self.key.partition("/")
-        if folder not in _NAMES or not _NAMES[folder].fullmatch(name):
-            _warn(f"{self.key!r} is no entry of the cache")
-            return
         try:
-            content = zlib.decompress(self.content)
-            if folder == "binaries":
-                _store_binary(name, content)
-            else:
-                put(cast("FolderName", folder), name, content)
+            store(folder, name, zlib.decompress(self.content))
         except (BuildError, OSError, ValueError, zlib.error) as error:
-            _warn(f"{self.key}: {error}")
+            message = f"an artifact of the cache was not loaded: {self.key}: {error}"
+            warnings.warn(message, FusionWarning, stacklevel=2)
 
 
-def _store_binary(name: str, content: bytes) -> None:
-    """Store a binary in Triton's cache, where there is a Triton."""
-    if find_spec("triton") is not None:
-        from fusion.codegen.triton.launch.carried import store
-
-        store(name, content)
+def carried(folder: str, name: str) -> bool:
+    """Return whether that is the name of an entry that other machines may use."""
+    return folder in _NAMES and _NAMES[folder].fullmatch(name) is not None
 
 
-def _warn(reason: str) -> None:
-    warnings.warn(f"an artifact of the cache was not loaded: {reason}", FusionWarning, stacklevel=2)
+def store(folder: str, name: str, content: bytes) -> None:
+    """Store an entry from another machine in this user's cache; a binary in Triton's, where there is a Triton.
+
+    Raises:
+        ValueError: it is not the name of such an entry, or its content is none.
+        BuildError: the folder is refused, or the file system refuses; for Triton's cache an OSError.
+    """
+    if not carried(folder, name):
+        raise ValueError("it is no entry of the cache")
+    if folder != "binaries":
+        put(cast("FolderName", folder), name, content)
+    elif find_spec("triton") is not None:
+        from fusion.codegen.triton.launch.carried import store as store_binary
+
+        store_binary(name, content)
 
 
 def _record(folder: str, name: str, content: bytes) -> None:
-    if folder in _NAMES and _NAMES[folder].fullmatch(name):
+    if carried(folder, name):
         CacheArtifactManager.record_artifact(TYPE, f"{folder}/{name}", zlib.compress(content, 1))
 
 
@@ -85,4 +89,4 @@ def take_part() -> None:
     observe(_record)
 
 
-__all__ = ["TYPE", "FusionArtifact", "take_part"]
+__all__ = ["TYPE", "FusionArtifact", "carried", "store", "take_part"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def test_a_process_that_found_its_entries_hands_them_on(tmp_path, monkeypatch):
 
 LOADS = """
 import sys
+import zlib
 import torch
 import fusion.codegen.c.build
 import fusion.compile
@@ -123,7 +125,7 @@ def test_an_entry_is_stored_as_this_users(tmp_path, monkeypatch):
 def test_other_names_are_refused(key, tmp_path, monkeypatch):
     another_cache(tmp_path, monkeypatch)
     with pytest.warns(FusionWarning, match="is no entry of the cache"):
-        FusionArtifact(key, b"content").populate_cache()
+        FusionArtifact(key, zlib.compress(b"content")).populate_cache()
     assert not [path for path in (tmp_path / "another").rglob("*") if path.is_file()]
 
 
