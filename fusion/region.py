@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
+from torch._guards import TracingContext
 
 from fusion.attention import Chooser
 from fusion.autograd import aot_backend
@@ -138,7 +139,8 @@ class RegionCompiler:
         if not self.graphs.launched:
             return compiled
         noted.guards = Guards.of(graph, at.inputs, told[0] if told else (None, None))
-        return noted.guards.around(compiled, _Captured(self, graph))
+        guarded = noted.guards.around(compiled, _Captured(self, graph))
+        return _after_fake_call(compiled, guarded) if _is_called_with_fakes() else guarded
 
     def _choose_attention(self, graph: fx.GraphModule) -> None:
         for choice in self.attention(graph):
@@ -232,6 +234,25 @@ class RegionCompiler:
         trace = Trace(self.options.dump, label, times=times)
         trace.graph(graph)
         return trace.log
+
+
+def _is_called_with_fakes() -> bool:
+    """Return whether PyTorch calls what is compiled once with fake tensors.
+
+    It splits DDP models by their buckets, and compiles each part for the results of the one before.
+    """
+    context = TracingContext.try_get()
+    return context is not None and context.fakify_first_call
+
+
+def _after_fake_call(compiled: Run, guarded: Run) -> Run:
+    """Return `guarded` but for the first call, which AOTAutograd answers; fake tensors have no memory to compare."""
+    calls = iter([compiled])
+
+    def run(*args: object) -> object:
+        return next(calls, guarded)(*args)
+
+    return run
 
 
 class _Captured:
