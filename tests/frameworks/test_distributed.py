@@ -31,6 +31,8 @@ from fusion.options import Options
 from tests.frameworks.pair import Pair, started
 from tests.frameworks.training import Model, Training, assert_trained_alike, model
 
+pytestmark = pytest.mark.slow  # processes that outlive a test are not in its CPU time
+
 STRICT: dict[str, object] = {"strict": True}
 
 
