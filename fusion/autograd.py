@@ -7,19 +7,23 @@ Dynamo backend.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._inductor import inductor_prims
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.codegen.target import Capabilities
@@ -64,6 +68,17 @@ def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> t
 
 MULTIPLY_ADD = {inductor_prims.fma: multiply_add} if hasattr(inductor_prims, "fma") else {}
 """Decompositions of the operations that Dynamo captures for `addcmul_` and `addcdiv_` in some releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An object that a graph holds."""
+
+    value: object
+
+
+Passed: TypeAlias = "int | Held"
+"""A result of a graph that is passed on: the position of an input, or an object."""
 
 
 def aot_backend(
@@ -131,6 +146,9 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
         return disabled
 
     compiled = aot_module_simplified(graph, inputs, **{**settings, "bw_compiler": compile_backward})
+    # PyTorch's splitting of DDP models knows by these that AOTAutograd made a part, and will compile its backward.
+    counters["aot_autograd"]["total"] += 1
+    counters["aot_autograd"]["ok"] += 1
     forward: Callable[..., object] = disable(compiled, reason="it is compiled")
     return forward
 
@@ -178,29 +196,35 @@ def boxed(compiled: Boxed) -> Boxed:
     return compiled
 
 
-def pass_objects(graph: fx.GraphModule) -> dict[int, int]:
-    """Make the graph return None for inputs that it returns and that are no tensors or numbers (a device mesh).
+def pass_objects(graph: fx.GraphModule) -> dict[int, Passed]:
+    """Make the graph return None for results that are no tensors or numbers (the device mesh of a distributed tensor).
 
     Returns:
-        The position of the result → the position of the input.
+        The position of the result → the position of the input that it is, or the object that the graph holds.
     """
     places = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     results = list(cast("Sequence[fx.Node | None]", graph.graph.output_node().args[0]))
     known = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
-    passed = {
-        k: places[node]
-        for k, node in enumerate(results)
-        if isinstance(node, fx.Node) and node in places and not isinstance(node.meta.get("val"), known)
-    }
+    passed: dict[int, Passed] = {}
+    for k, node in enumerate(results):
+        if isinstance(node, fx.Node) and node in places and not isinstance(node.meta.get("val"), known):
+            passed[k] = places[node]
+        elif isinstance(node, fx.Node) and node.op == "get_attr":
+            held = operator.attrgetter(str(node.target))(graph)
+            if isinstance(held, FakeScriptObject):
+                passed[k] = Held(held.real_obj)
     if passed:
         change_results(graph, lambda results: [None if k in passed else node for k, node in enumerate(results)])
+        for node in {node for k in passed if (node := results[k]) is not None and node.op == "get_attr"}:
+            if not node.users:
+                graph.graph.erase_node(node)
         graph.recompile()
     return passed
 
 
-def _passing(compiled: Boxed, passed: Mapping[int, int]) -> Boxed:
+def _passing(compiled: Boxed, passed: Mapping[int, Passed]) -> Boxed:
     def run(args: list[object]) -> tuple[object, ...]:
-        objects = {k: args[position] for k, position in passed.items()}
+        objects = {k: each.value if isinstance(each, Held) else args[each] for k, each in passed.items()}
         results = compiled(args)
         return tuple(objects.get(k, result) for k, result in enumerate(results))
 

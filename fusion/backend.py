@@ -23,6 +23,7 @@ from torch._dynamo.eval_frame import _TorchDynamoContext
 
 from fusion.attention import Chooser
 from fusion.close_calls import CLOCK
+from fusion.graph_cache.carried import take_part
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import codes_of
 from fusion.inspect.report import Report
@@ -30,6 +31,7 @@ from fusion.inspect.watch import Watch
 from fusion.lowering.errors import FusionWarning
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
+from fusion.precompiled import Precompiled, is_asked_for, precompile
 from fusion.prewarm import code_of_frame, ours
 from fusion.region import RegionCompiler
 from fusion.reports import Reports
@@ -75,6 +77,13 @@ class Backend:
         chooser = Chooser(graphs.target, strict=options.strict, generated=overrides.attention)
         self._regions = RegionCompiler(graphs, chooser)
 
+    @classmethod
+    def of(cls, regions: RegionCompiler) -> Backend:
+        """Return the backend whose regions are compiled by `regions`."""
+        backend = cls(regions.options)
+        backend._log, backend._regions = regions.graphs.reports, regions
+        return backend
+
     @property
     def reports(self) -> list[Report]:
         """The report of every graph compiled so far, in order."""
@@ -95,6 +104,8 @@ class Backend:
     ) -> Callable[..., object]:
         """Compile a region that Dynamo captured; not `alone` if it is a part of a region captured before."""
         with CLOCK.compiling():
+            if alone and is_asked_for():
+                return precompile(self._regions, graph, example_inputs, partial(self, alone=False))
             return self._regions.compile(graph, example_inputs, partial(self, alone=False), alone=alone)
 
 
@@ -141,6 +152,9 @@ def backend_of(compiled: object) -> Backend | None:
     own = getattr(compiled, KEPT, None)
     if isinstance(own, Backend):
         return own
+    precompiled = getattr(getattr(compiled, "_artifacts", None), "compiled_fn", None)  # of Dynamo's `aot_compile`
+    if isinstance(precompiled, Precompiled):
+        return Backend.of(precompiled.regions)
     call = compiled._compiled_call_impl if isinstance(compiled, torch.nn.Module) else compiled
     held = [
         getattr(compiled, "dynamo_ctx", None),
@@ -159,6 +173,8 @@ def backend_of(compiled: object) -> Backend | None:
     shared = (_BY_CODE.get((code, read)) for code in codes_of(program))  # Dynamo compiles a code once for all programs
     return next((backend for backend in shared if backend is not None), None) or Backend(read)
 
+
+take_part()
 
 _BY_CODE: WeakValueDictionary[tuple[CodeType | None, Options], Backend] = WeakValueDictionary()
 """The backends of programs that `torch.compile` returned, by the code of the frames that they compiled."""

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
+from torch._guards import TracingContext
 
 from fusion.attention import Chooser
 from fusion.autograd import aot_backend
@@ -37,20 +38,29 @@ from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
 from fusion.required import NotAsRequired
 from fusion.runtime.checkpoints import with_checkpoints
-from fusion.runtime.overlaps import watch_overlaps
+from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder
-from fusion.runtime.second_derivatives import watch_derivatives
-from fusion.runtime.wide_integers import watch_integers
 from fusion.stages import CAPTURED, PREPARED
 from fusion.subjects import Capturing
 
 Run: TypeAlias = Callable[..., object]
 
-OTHER_OVERLAPS = (
-    "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one is"
-    " changed that is part of other memory, and a result is a view of it"
-)
-"""Why a call runs eagerly whose inputs overlap differently than at compilation."""
+
+@dataclass(slots=True)
+class Noted:
+    """What it takes to save a region that was compiled.
+
+    Attributes:
+        key: of its entry in the cache; empty if it has none.
+        guards: around the compiled function; None if it runs eagerly.
+    """
+
+    key: str = ""
+    guards: Guards | None = None
+
+    def keep(self, key: str) -> None:
+        """Note the key of an entry."""
+        self.key = key
 
 
 @dataclass(slots=True)
@@ -72,12 +82,21 @@ class RegionCompiler:
         """The options of the backend."""
         return self.graphs.options
 
-    def compile(self, graph: fx.GraphModule, inputs: Sequence[object], part_backend: Run, *, alone: bool) -> Run:
+    def compile(
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[object],
+        part_backend: Run,
+        *,
+        alone: bool,
+        noted: Noted | None = None,
+    ) -> Run:
         """Compile a region.
 
         Args:
             part_backend: the backend for the parts of a region that cannot be traced as a whole.
             alone: whether it is no part of a region that Dynamo captured before.
+            noted: receives what it takes to save the region.
 
         Raises:
             FusionError: the options promise numerics that there are not on the devices of the inputs.
@@ -101,29 +120,27 @@ class RegionCompiler:
                 return as_captured(graph)
             except Exception as failure:
                 return self._without_trace(graph, failure, part_backend)
-            return self._traced(graph, at, part_backend, log, alone=alone)
+            return self._traced(graph, at, part_backend, log, noted or Noted(), alone=alone)
 
-    def _traced(self, graph: fx.GraphModule, at: Capturing, part_backend: Run, log: PassLog, *, alone: bool) -> Run:
+    def _traced(
+        self, graph: fx.GraphModule, at: Capturing, part_backend: Run, log: PassLog, noted: Noted, *, alone: bool
+    ) -> Run:
         """Prepare a region, trace it with AOTAutograd, and add guards around the compiled function."""
         told: list[Told] = []
         try:
             run_stage(PREPARED, graph, at, log)
             self._begin(at.inputs)
             with _compiling(), for_compiling(), log.timed("autograd", "trace"):
-                compiled = self._aot(graph, at.inputs, told, log, alone)(graph, at.inputs)
+                # PyTorch treats each part as a call of its own, after which it overwrites earlier recordings.
+                recorder = Recorder() if self.options.cudagraphs and alone else None
+                compiled = self._aot(graph, at.inputs, told, log, recorder, noted)(graph, at.inputs)
         except Exception as failure:  # AOTAutograd does not accept all that Dynamo captures
             return self._without_trace(graph, failure, part_backend)
         if not self.graphs.launched:
             return compiled
-        # What the caller does with a result is legal, also under strict.
-        say = partial(self.graphs.gave_up, graph, "called")
-        dependence, draws = told[0] if told else (None, None)
-        captured = with_checkpoints(graph)
-        compiled = watch_derivatives(compiled, captured, at.inputs, dependence, draws, say)
-        overlapping = self._refusing(captured, OTHER_OVERLAPS, "give it copies (clone) of what overlaps")
-        compiled = watch_overlaps(compiled, overlapping, at.inputs)
-        wide = self._refusing(captured, "an integer of the call, or one computed from it, needs more than 64 bits")
-        return watch_integers(compiled, wide, graph)
+        noted.guards = Guards.of(graph, at.inputs, told[0] if told else (None, None))
+        guarded = noted.guards.around(compiled, _Captured(self, graph))
+        return _after_fake_call(compiled, guarded) if _is_called_with_fakes() else guarded
 
     def _choose_attention(self, graph: fx.GraphModule) -> None:
         for choice in self.attention(graph):
@@ -185,28 +202,32 @@ class RegionCompiler:
             self.graphs.target(accelerator)
 
     def _aot(
-        self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told], log: PassLog, alone: bool
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[object],
+        told: list[Told],
+        log: PassLog,
+        recorder: Recorder | None,
+        noted: Noted,
     ) -> Callable[[fx.GraphModule, Sequence[object]], Run]:
         """Return the Dynamo backend that derives gradients and compiles each half."""
-        # PyTorch treats each part as a call of its own, after which it overwrites earlier recordings.
-        recorder = Recorder() if self.options.cudagraphs and alone else None
         return aot_backend(
             partial(self.graphs.compile, recorder),
             lambda device: self.graphs.target(device).capabilities,
             self.options.workspace,
             exact=self.options.exact,
             tell=told.append,
-            region=self._kept(graph, inputs, told),
+            region=self._kept(graph, inputs, told, noted),
             log=lambda label, joint: self._log(log.times, label, joint),
             overrides=self.graphs.overrides,
         )
 
-    def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told]) -> Region | None:
+    def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told], noted: Noted) -> Region | None:
         """Return the cache entry of a region; None if it is not to be cached."""
         if not keeps_graphs(self.options) or self.options.cudagraphs:  # recording needs AOTAutograd's metadata
             return None
         asked, graphs = Asked(graph, inputs, self.options), self.graphs
-        return Region(asked, graphs.target, told, graphs.load, graphs.reports.note)
+        return Region(asked, graphs.target, told, graphs.load, graphs.reports.note, noted.keep)
 
     def _log(self, times: list[PassTime], label: str, graph: fx.GraphModule) -> PassLog:
         """Return the log of the passes over a graph, with dumps if enabled."""
@@ -214,19 +235,51 @@ class RegionCompiler:
         trace.graph(graph)
         return trace.log
 
-    def _refusing(self, graph: fx.GraphModule, message: str, hint: str = "") -> Run:
+
+def _is_called_with_fakes() -> bool:
+    """Return whether PyTorch calls what is compiled once with fake tensors.
+
+    It splits DDP models by their buckets, and compiles each part for the results of the one before.
+    """
+    context = TracingContext.try_get()
+    return context is not None and context.fakify_first_call
+
+
+def _after_fake_call(compiled: Run, guarded: Run) -> Run:
+    """Return `guarded` but for the first call, which AOTAutograd answers; fake tensors have no memory to compare."""
+    calls = iter([compiled])
+
+    def run(*args: object) -> object:
+        return next(calls, guarded)(*args)
+
+    return run
+
+
+class _Captured:
+    """Dynamo's graph of a region, run in eager."""
+
+    def __init__(self, compiler: RegionCompiler, graph: fx.GraphModule) -> None:
+        self._options, self._graph = compiler.options, with_checkpoints(graph)
+        # What the caller does with a result is legal, also under strict.
+        self.say: Callable[[Unsupported], None] = partial(compiler.graphs.gave_up, graph, "called")
+        self._line = first_line(graph)
+
+    def __call__(self, *args: object) -> object:
+        return self._graph(*args)
+
+    def instead(self, message: str, hint: str = "") -> Run:
         """Return the eager fallback, with one warning, for calls that the compiled graph is not for."""
-        refusal = Unsupported(message, hint=hint, origin=first_line(graph))
+        refusal = Unsupported(message, hint=hint, origin=self._line)
         known = False
 
         def run(*args: object) -> object:
             nonlocal known
-            if self.options.strict:
+            if self._options.strict:
                 raise refusal
             if not known:
                 known = True
-                self.graphs.gave_up(graph, "called", refusal)
-            return graph(*args)
+                self.say(refusal)
+            return self._graph(*args)
 
         return run
 

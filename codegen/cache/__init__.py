@@ -12,7 +12,21 @@ keeps other users out are the owner and the mode of every folder and file on the
 
 from __future__ import annotations
 
-from fusion.codegen.cache.entries import Damaged, clear, digest, get, kept, publish, put
+from fusion.codegen.cache.entries import Damaged, clear, digest, get, kept, observe, observed, publish, put, tell
 from fusion.codegen.cache.folders import FOLDERS, FolderName, cache_dir
 
-__all__ = ["FOLDERS", "Damaged", "FolderName", "cache_dir", "clear", "digest", "get", "kept", "publish", "put"]
+__all__ = [
+    "FOLDERS",
+    "Damaged",
+    "FolderName",
+    "cache_dir",
+    "clear",
+    "digest",
+    "get",
+    "kept",
+    "observe",
+    "observed",
+    "publish",
+    "put",
+    "tell",
+]

@@ -18,8 +18,10 @@ import re
 import secrets
 import shutil
 import stat
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from fusion.codegen.cache.folders import Folder, FolderName, is_own, opened, opened_root, others_write
 from fusion.lowering.errors import BuildError
@@ -34,6 +36,11 @@ BLOCK = 4096
 """Bytes in which a file system stores a file, and by which the files of a folder are counted."""
 
 SEAL_BYTES = 64
+
+Seen: TypeAlias = Callable[[str, str, bytes], object]
+"""Called with the folder, the name and the content of an entry."""
+
+_observers: tuple[Seen, ...] = ()
 
 _OWN_NAME = re.compile(r"\.?(fusion_triton_)?[0-9a-f]{32,64}(\..*)?")
 
@@ -57,6 +64,29 @@ def digest(*parts: str | bytes) -> str:
     return state.hexdigest()
 
 
+def observe(seen: Seen) -> None:
+    """Call `seen` from now on with each entry that this process stores or reads, in whatever thread."""
+    global _observers
+    _observers = (*_observers, seen)
+
+
+@contextmanager
+def observed(seen: Seen) -> Iterator[None]:
+    """Within, call `seen` with each entry that this process stores or reads, in whatever thread."""
+    global _observers
+    observe(seen)
+    try:
+        yield
+    finally:
+        _observers = tuple(each for each in _observers if each is not seen)
+
+
+def tell(folder: str, name: str, content: bytes) -> None:
+    """Call the observers."""
+    for seen in _observers:
+        seen(folder, name, content)
+
+
 def get(folder: FolderName, name: str) -> bytes | None:
     """Return the content of an entry, or None if there is none.
 
@@ -76,6 +106,7 @@ def get(folder: FolderName, name: str) -> bytes | None:
     content, seal = data[:-SEAL_BYTES], data[-SEAL_BYTES:]
     if seal != _seal(folder, name, content):
         raise Damaged
+    tell(folder, name, content)
     return content
 
 
@@ -85,6 +116,7 @@ def put(folder: FolderName, name: str, content: bytes) -> None:
     Raises:
         BuildError: the folder is refused, or the file system refuses.
     """
+    tell(folder, name, content)
     publish(folder, name, content + _seal(folder, name, content))
 
 

@@ -75,7 +75,9 @@ def key_for(target: Target, *parts: object) -> str:
         Unwritten: a part cannot be serialised; the message says which.
     """
     able = repr(target.numerics), repr(_sorted(target.capabilities))
-    return digest(_sources(), _versions(), _environment(), target.name, target.identity, write((*able, *parts), {}))
+    return digest(
+        compiler_version(), _versions(), _environment(), target.name, target.identity, write((*able, *parts), {})
+    )
 
 
 def _sorted(capabilities: object) -> list[tuple[str, object]]:
@@ -85,7 +87,7 @@ def _sorted(capabilities: object) -> list[tuple[str, object]]:
 
 
 @lru_cache(maxsize=1)
-def _sources() -> str:
+def compiler_version() -> str:
     """Return a hash of this compiler's sources, read at the first call."""
     root = Path(__file__).resolve().parents[1]
     folders = os.walk(root, followlinks=True)  # `fusion/lowering` and `fusion/codegen` are links in the repository
@@ -223,4 +225,4 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["Form", "held_by", "key_for", "key_of", "surroundings_of"]
+__all__ = ["Form", "compiler_version", "held_by", "key_for", "key_of", "surroundings_of"]

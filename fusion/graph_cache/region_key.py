@@ -26,6 +26,7 @@ import torch.fx.experimental._config
 from torch import fx
 from torch._decomp import decomposition_table
 from torch._functorch import predispatch
+from torch._guards import TracingContext
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
@@ -206,6 +207,9 @@ def _refuse_foreign_tracing() -> None:
     Raises:
         Unwritten: a mode, transform, hook or registration is active; the message names it.
     """
+    context = TracingContext.try_get()
+    if context is not None and context.fakify_first_call:
+        raise Unwritten("a part of a model that PyTorch splits by DDP's buckets")
     if _get_current_dispatch_mode_stack():
         raise Unwritten("a mode that operations are dispatched to")
     if torch._C._functorch.maybe_current_level() is not None:

@@ -67,6 +67,7 @@ class Region:
         told: receives what was derived from the joint graph, at tracing or from the cache.
         load: makes cached compilations callable.
         note: is called with the outcome of the cache, for the report.
+        kept: is called with the key of the entry, once there is one.
     """
 
     def __init__(
@@ -76,9 +77,11 @@ class Region:
         told: list[Told],
         load: Callable[[Sequence[Finished]], Sequence[Boxed]],
         note: Callable[[str], object],
+        kept: Callable[[str], object] = lambda key: None,
     ) -> None:
         self._asked = [asked]
         self._target, self._told, self._load, self._note = target, told, load, note
+        self._keep = kept
         self._guards = 0
         self._devices: Sequence[torch.device] = ()
         self._surroundings: Sequence[str] = ()
@@ -128,9 +131,7 @@ class Region:
                 guard is not None and not holds(guard, [size.node.hint for size in sizes])
             ):
                 return None
-            graphs = self._load(compilations)
-            backward = None if kept.backward is None else _Backward(graphs[1], *kept.backward)
-            result = result_of(kept, Compiled(_Forward(graphs[0]), backward, partial(eager_graph, compilations[-1])))
+            result = joined(kept, compilations, self._load)
             if guard is not None:
                 holds(guard, sizes)
         except NotAsRequired:
@@ -142,6 +143,7 @@ class Region:
         context = TracingContext.try_get()
         if context is not None:
             context.fw_metadata = result.runtime_metadata  # Dynamo's context expects it there
+        self._keep(key)
         return result
 
     def keep(self, key: Key, result: Any) -> None:
@@ -159,12 +161,22 @@ class Region:
                 if write(read(text, KINDS), KINDS) != text:
                     raise Unwritten("it does not deserialise to what was serialised")
             put(key, text, "regions")
+            self._keep(key)
         except Exception as refusal:
             self._note(not_kept(refusal))
 
     def _current_surroundings(self) -> list[str]:
         """Return the settings on which compilations of this region's graphs depend, as they are now."""
         return [surroundings_of(self._target(device)) for device in self._devices]
+
+
+def joined(
+    traced: Traced, compilations: Sequence[Finished], load: Callable[[Sequence[Finished]], Sequence[Boxed]]
+) -> Any:
+    """Return AOTAutograd's result for a region, with its compiled graphs, which `load` makes callable."""
+    graphs = load(compilations)
+    backward = None if traced.backward is None else _Backward(graphs[1], *traced.backward)
+    return result_of(traced, Compiled(_Forward(graphs[0]), backward, partial(eager_graph, compilations[-1])))
 
 
 def _guards() -> Sequence[object]:
@@ -272,4 +284,4 @@ def _listen() -> None:
     cached._lookup, cached.save = staticmethod(lookup), staticmethod(save)
 
 
-__all__ = ["KEY", "Region", "Told", "kept_as"]
+__all__ = ["KEY", "Region", "Told", "joined", "kept_as"]

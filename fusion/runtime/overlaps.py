@@ -33,34 +33,47 @@ MAX_COMPARED = 16
 others, and only if they were at compilation: comparing all pairs would take longer than the call."""
 
 
-def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> Call:
-    """Return `compiled`, or a callable that decides at each call between it and `captured`.
+@dataclass(frozen=True, slots=True)
+class Overlaps:
+    """What compiled code assumes about the memory of its inputs.
 
-    Args:
-        compiled: made by AOTAutograd in the current tracing context.
-        captured: the same program, run operation by operation.
-        inputs: the inputs that it was compiled for.
+    Attributes:
+        layout: how inputs overlap; None if that does not matter.
+        viewed: inputs that have to fill their memory.
     """
-    tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
-    changed = _changed(inputs) & set(tensors)
-    viewed = _viewed(inputs, changed)
-    layout: _Layout | Disjoint | None = None
-    if changed and 2 <= len(tensors) <= MAX_COMPARED:
-        layout = _Layout.of(inputs, tensors, changed, merged=_merged(inputs))
-    elif changed and (disjoint := Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
-        layout = disjoint
-    if layout is None and not viewed:
-        return compiled
 
-    def run(*args: object) -> object:
-        lies = (layout is None or layout.holds(args)) and all(_fills_its_memory(args[k]) for k in viewed)
-        return compiled(*args) if lies else captured(*args)
+    layout: Layout | Disjoint | None
+    viewed: tuple[int, ...]
 
-    return run
+    @classmethod
+    def of(cls, inputs: Sequence[object]) -> Overlaps:
+        """Return what a function assumes that AOTAutograd has made for `inputs` in the current tracing context."""
+        tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
+        changed = _changed(inputs) & set(tensors)
+        layout: Layout | Disjoint | None = None
+        if changed and 2 <= len(tensors) <= MAX_COMPARED:
+            layout = Layout.of(inputs, tensors, changed, merged=_merged(inputs))
+        elif changed and (disjoint := Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
+            layout = disjoint
+        return cls(layout, _viewed(inputs, changed))
+
+    def around(self, compiled: Call, captured: Call) -> Call:
+        """Return `compiled`, or a callable that decides at each call between it and `captured`, the same program run
+        operation by operation.
+        """
+        layout, viewed = self.layout, self.viewed
+        if layout is None and not viewed:
+            return compiled
+
+        def run(*args: object) -> object:
+            lies = (layout is None or layout.holds(args)) and all(_fills_its_memory(args[k]) for k in viewed)
+            return compiled(*args) if lies else captured(*args)
+
+        return run
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
+class Layout:
     """How inputs overlap.
 
     Attributes:
@@ -78,7 +91,7 @@ class _Layout:
     bases: dict[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool) -> _Layout:
+    def of(cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool) -> Layout:
         spans = spans_of(inputs, tensors)
         apart = {
             (a, b): spans[b][0] - spans[a][0]

@@ -37,46 +37,64 @@ _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
-def watch_derivatives(
-    compiled: Callable[..., object],
-    captured: Call,
-    inputs: Sequence[object],
-    dependence: Dependence | None,
-    draws: Draws | None,
-    say: Callable[[Unsupported], None],
-) -> Callable[..., object]:
-    """Return `compiled`, with a hook on its gradients, if it has any.
+@dataclass(frozen=True, slots=True)
+class Derivatives:
+    """What is known of the derivatives of a compiled region.
 
-    Args:
-        compiled: made by AOTAutograd in the current tracing context.
-        captured: the same program, run operation by operation.
-        inputs: the inputs that it was compiled for.
-        dependence: the dependence of its gradients, if it is known.
+    Attributes:
+        autocasts: device type and dtype of the autocasts under which it was captured.
+        node: its autograd node.  Earlier values of inputs that it changes are lost, but seldom matter where these have
+            no gradients: the running statistics of a batch norm.
+        watched: inputs that must not be changed in place before they are used again.
         draws: its random calls, if it has any.
-        say: called once with the reason why the captured graph runs.
     """
-    context = TracingContext.try_get()
-    known = None if context is None else context.fw_metadata
-    differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
-    if known is None or not differentiable or not torch.is_grad_enabled():
-        return compiled
-    node = AutogradNode.of(known, len(inputs), dependence)
-    counted = [k for k, value in enumerate(inputs) if isinstance(value, Tensor) and not value.is_inference()]
-    watched = tuple(k for k in counted if k not in node.changed)
-    region = _Region(captured, _autocasts(), node, watched, draws, say)
 
-    def run(*args: object) -> object:
-        if forward_ad._current_level >= 0:
-            region.say_once("inside of forward-mode derivatives")
-            return captured(*args)
-        states = () if draws is None else draws.states()
-        results = compiled(*args)
-        own = None if node.holder is None else node_of(cast("Sequence[Tensor]", results)[node.holder])
-        if own is not None:
-            own.register_hook(_Hook(region, args, states))
-        return results
+    autocasts: tuple[tuple[str, torch.dtype], ...]
+    node: AutogradNode
+    watched: tuple[int, ...]
+    draws: Draws | None
 
-    return run
+    @classmethod
+    def of(cls, inputs: Sequence[object], dependence: Dependence | None, draws: Draws | None) -> Derivatives | None:
+        """Return those of what AOTAutograd has made for `inputs` in the current tracing context; None if it has none.
+
+        Args:
+            dependence: the dependence of its gradients, if it is known.
+            draws: its random calls, if it has any.
+        """
+        context = TracingContext.try_get()
+        known = None if context is None else context.fw_metadata
+        differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+        if known is None or not differentiable or not torch.is_grad_enabled():
+            return None
+        node = AutogradNode.of(known, len(inputs), dependence)
+        counted = [k for k, value in enumerate(inputs) if isinstance(value, Tensor) and not value.is_inference()]
+        return cls(_autocasts(), node, tuple(k for k in counted if k not in node.changed), draws)
+
+    def around(
+        self, compiled: Callable[..., object], captured: Call, say: Callable[[Unsupported], None]
+    ) -> Callable[..., object]:
+        """Return `compiled`, with a hook on its gradients.
+
+        Args:
+            captured: the same program, run operation by operation.
+            say: called once with the reason why the captured graph runs.
+        """
+        region = _Region(captured, self, say)
+        holder, draws = self.node.holder, self.draws
+
+        def run(*args: object) -> object:
+            if forward_ad._current_level >= 0:
+                region.say_once("inside of forward-mode derivatives")
+                return captured(*args)
+            states = () if draws is None else draws.states()
+            results = compiled(*args)
+            own = None if holder is None else node_of(cast("Sequence[Tensor]", results)[holder])
+            if own is not None:
+                own.register_hook(_Hook(region, args, states))
+            return results
+
+        return run
 
 
 @dataclass
@@ -85,20 +103,23 @@ class _Region:
 
     Attributes:
         captured: its graph, run operation by operation.
-        autocasts: device type and dtype of the autocasts under which it was captured.
-        node: its autograd node.  Earlier values of inputs that it changes are lost, but seldom matter where these have
-            no gradients: the running statistics of a batch norm.
-        watched: inputs that must not be changed in place before they are used again.
-        draws: its random calls, if it has any.
+        known: what is known of its derivatives.
     """
 
     captured: Call
-    autocasts: tuple[tuple[str, torch.dtype], ...]
-    node: AutogradNode
-    watched: tuple[int, ...]
-    draws: Draws | None
+    known: Derivatives
     say: Callable[[Unsupported], None]
     said: set[str] = field(default_factory=set)
+
+    @property
+    def node(self) -> AutogradNode:
+        """Its autograd node."""
+        return self.known.node
+
+    @property
+    def draws(self) -> Draws | None:
+        """Its random calls."""
+        return self.known.draws
 
     def say_once(self, reason: str) -> None:
         """Report once why the captured graph runs."""
@@ -108,7 +129,7 @@ class _Region:
 
     def versions(self, args: Sequence[object]) -> list[int]:
         """Return how often each watched input was changed in place so far."""
-        return [cast("Tensor", args[k])._version for k in self.watched]
+        return [cast("Tensor", args[k])._version for k in self.known.watched]
 
     def reached(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads:
         """Return `grad_inputs` without gradients of inputs that no result with a gradient depends on."""
@@ -125,7 +146,7 @@ class _Region:
         """Compute the results of the region in eager."""
         changed = self.node.changed
         with ExitStack() as stack:
-            for device, dtype in self.autocasts:
+            for device, dtype in self.known.autocasts:
                 stack.enter_context(torch.autocast(device, dtype))
             own = [arg.clone() if k in changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
             return self.captured(*own)

@@ -10,6 +10,7 @@ arguments are returned as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import sympy
@@ -22,30 +23,43 @@ NARROW = 1 << 31
 """Integers below are not looked at further, unless the graph computes with a constant that is not below."""
 
 
-def watch_integers(compiled: Call, captured: Call, graph: fx.GraphModule) -> Call:
-    """Return `compiled`, or a callable that decides at each call between it and `captured`.
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """The integers of a call, and those that its graph computes from them.
 
-    Args:
-        compiled: the compiled form of `graph`.
-        captured: the same program, run operation by operation.
-        graph: Dynamo's graph; symbolic integers among its inputs are the integers of the call.
+    Attributes:
+        symbols: the symbols of the integers among the inputs, by their positions.
+        computed: the integers as expressions of the symbols, which are among them.
     """
-    inputs = graph.graph.find_nodes(op="placeholder")
-    symbols = {k: expr for k, node in enumerate(inputs) if (expr := _expression(node)) is not None and expr.is_Symbol}
-    if not symbols:
-        return compiled
-    places = tuple(symbols)
-    computed = _computed(graph, frozenset(symbols.values()))
-    always = any(abs(number) >= NARROW for expr in computed for number in expr.atoms(sympy.Integer))
 
-    def run(*args: object) -> object:
-        numbers = [number if isinstance(number := args[k], int) else 0 for k in places]  # a nested tensor's is no int
-        narrow = not always and all(-NARROW <= number < NARROW for number in numbers)
-        if narrow or _fit(computed, dict(zip(symbols.values(), numbers, strict=True))):
-            return compiled(*args)
-        return captured(*args)
+    symbols: Mapping[int, sympy.Expr]
+    computed: tuple[sympy.Expr, ...]
 
-    return run
+    @classmethod
+    def of(cls, graph: fx.GraphModule) -> Integers:
+        """Return those of Dynamo's graph."""
+        inputs = graph.graph.find_nodes(op="placeholder")
+        symbols = {k: expr for k, node in enumerate(inputs) if (expr := _expression(node)) is not None}
+        symbols = {k: expr for k, expr in symbols.items() if expr.is_Symbol}
+        return cls(symbols, _computed(graph, frozenset(symbols.values())) if symbols else ())
+
+    def around(self, compiled: Call, captured: Call) -> Call:
+        """Return `compiled`, or a callable that decides at each call between it and `captured`, the same program run
+        operation by operation.
+        """
+        places, symbols, computed = tuple(self.symbols), self.symbols.values(), self.computed
+        if not places:
+            return compiled
+        always = any(abs(number) >= NARROW for expr in computed for number in expr.atoms(sympy.Integer))
+
+        def run(*args: object) -> object:
+            numbers = [number if isinstance(number := args[k], int) else 0 for k in places]  # a nested tensor's is none
+            narrow = not always and all(-NARROW <= number < NARROW for number in numbers)
+            if narrow or _fit(computed, dict(zip(symbols, numbers, strict=True))):
+                return compiled(*args)
+            return captured(*args)
+
+        return run
 
 
 def _expression(node: fx.Node) -> sympy.Expr | None:

@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 from fusion.codegen.binary import Binary, Callee
 from fusion.codegen.target import Stage
 from fusion.codegen.triton.devices import Device, capability
+from fusion.codegen.triton.launch.carried import offer
 from fusion.codegen.triton.launch.disassemble import disassembly
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
 from fusion.codegen.triton.launch.preparations import start
@@ -66,6 +67,7 @@ def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...
             raise BuildError(f"Triton cannot compile {name}: {_message(error)}") from error
         limit = device.shared_per_program
         if compiled.metadata.shared <= limit:
+            offer(compiled)
             return compiled
         if options.get("num_stages", 1) <= 1:
             raise BuildError(

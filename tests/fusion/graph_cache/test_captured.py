@@ -179,7 +179,7 @@ def test_each_part_is_part_of_the_key():
 
 def test_the_compiler_and_the_machine_are_part_of_the_key(monkeypatch):
     keys = {key_for(sine, ONE)}
-    for name in ("_sources", "_versions", "_environment"):
+    for name in ("compiler_version", "_versions", "_environment"):
         with monkeypatch.context() as context:
             context.setattr(key, name, lambda: "other")
             keys.add(key_for(sine, ONE))

@@ -125,7 +125,7 @@ def test_surroundings_are_part_of_the_key(monkeypatch):
     torch.set_default_dtype(torch.float64)
     add()
     torch.set_default_dtype(torch.float32)
-    for name, changed in (("_sources", "other"), ("_versions", "other"), ("_environment", "other")):
+    for name, changed in (("compiler_version", "other"), ("_versions", "other"), ("_environment", "other")):
         with monkeypatch.context() as context:
             context.setattr(key, name, lambda changed=changed: changed)
             add()
@@ -143,7 +143,7 @@ def test_all_sources_of_the_compiler_are_read(monkeypatch):
     paths: list[Path] = []
     whole = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: paths.append(path) or whole(path))
-    key._sources.__wrapped__()
+    key.compiler_version.__wrapped__()
     folders = [ROOT / name for name in ("fusion", "codegen", "lowering")]
     written = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".c", ".h")]
     assert {ROOT / "codegen/build.py", ROOT / "codegen/triton/launch/direct.c"} <= {*written}
