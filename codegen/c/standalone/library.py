@@ -1,0 +1,54 @@
+"""Compiles and links a program as a shared library.
+
+Input: a `Standalone` and an architecture; output: the bytes of a library with the functions of `fusion.h`.  It links
+the C library, and OpenMP's where the compiler has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from fusion.codegen.c.build import link_library
+from fusion.codegen.c.processor import NATIVE
+from fusion.codegen.c.standalone.program import kernel_text, program_text
+from fusion.codegen.standalone import Standalone
+
+FOLDER = Path(__file__).parent
+HEADER = "fusion.h"
+"""The interface of every library."""
+
+_RUNNER = ("layouts.c", "model.c", "run.c", "weights.c", "program.h", "runner.h", HEADER)
+
+
+@lru_cache(maxsize=1)
+def runner_files() -> Mapping[str, str]:
+    """Return the files of the code that runs a program: name → text."""
+    return {name: (FOLDER / name).read_text(encoding="utf-8") for name in _RUNNER}
+
+
+def source_files(program: Standalone) -> dict[str, str]:
+    """Return all files of a program: name → text.
+
+    Raises:
+        Unsupported: it has no form in C.
+    """
+    kernels = {f"kernel_{k}.c": kernel_text(k, source) for k, source in enumerate(program.sources)}
+    return {**runner_files(), "program.c": program_text(program), **kernels}
+
+
+def library(program: Standalone, arch: str = NATIVE) -> bytes:
+    """Return a shared library.
+
+    Raises:
+        Unsupported: the program has no form in C, or nothing can be compiled for `arch` here.
+        BuildError: no compiler, or its message.
+    """
+    with ThreadPoolExecutor(os.cpu_count() or 1, "fusion-library") as workers:
+        return link_library(source_files(program), arch, workers.map)
+
+
+__all__ = ["HEADER", "library", "runner_files", "source_files"]
