@@ -107,7 +107,8 @@ def attention_for_cpu(
     """Compute attention from products, and the logarithm of each row's sum, in the layouts of the library's results."""
     order: list[int] = compute_elementwise_output_logical_to_physical_perm(query)[0]
     result = attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, order=order)
-    scores = (query @ key.mT).float() * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.mT).to(wide) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None:

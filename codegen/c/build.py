@@ -27,7 +27,7 @@ from typing import TypeVar
 
 import torch
 
-from fusion.codegen.c.compiler import CLANG, GCC, Compiler, find_compiler, has_threads
+from fusion.codegen.c.compiler import CLANG, GCC, Compiler, find_compiler, has_threads, tuning
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.cache import Damaged, digest, get, put
 from fusion.lowering.errors import BuildError, Unsupported
@@ -164,7 +164,8 @@ def link_library(files: Mapping[str, str], arch: str, over: Callable[..., Iterab
     """Return a shared library of files in C, which links the C library and OpenMP's.
 
     Args:
-        files: name → text; those that end in .c are compiled.
+        files: name → text; those that end in .c are compiled, those that begin with "kernel" for `arch`, the others for
+            any CPU of its kind: they say so where the kernels cannot run.
         over: maps a function over names, as `map` does, or several at a time.
 
     Raises:
@@ -173,11 +174,17 @@ def link_library(files: Mapping[str, str], arch: str, over: Callable[..., Iterab
     compiler = find_compiler()
     threads = has_threads(compiler)
     flags = *compiler.flags(arch, threads=threads), "-fvisibility=hidden"
+    plain = [flag for flag in flags if flag not in tuning(arch)]
+
+    def compile_unit(unit: Path) -> None:
+        chosen = flags if unit.name.startswith("kernel") else plain
+        compiler.call(*chosen, "-c", str(unit), "-o", str(unit.with_suffix(".o")))
+
     with _temporary_folder() as folder:
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
         units = [folder / name for name in files if name.endswith(".c")]
-        for _ in over(lambda unit: compiler.call(*flags, "-c", str(unit), "-o", str(unit.with_suffix(".o"))), units):
+        for _ in over(compile_unit, units):
             pass
         objects = [str(unit.with_suffix(".o")) for unit in units]
         library = folder / "library.so"

@@ -86,7 +86,7 @@ class Compiler:
         (True, False)
         """
         openmp = "-fopenmp" if threads else "-fopenmp-simd"
-        general = "-std=gnu11", "-O3", *_tuned(arch), "-fPIC", openmp
+        general = "-std=gnu11", "-O3", *tuning(arch), "-fPIC", openmp
         return (*general, *_EXACT, *_ONLY[self.kind], *_CALLS)
 
     def call(self, *arguments: str) -> str:
@@ -104,7 +104,8 @@ class Compiler:
         return done.stdout
 
 
-def _tuned(arch: str) -> tuple[str, ...]:
+def tuning(arch: str) -> tuple[str, ...]:
+    """Return the flags that choose instructions."""
     if arch != NATIVE:
         return f"-march={arch}", "-mprefer-vector-width=512"
     return TUNED.get(platform.machine(), ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ())
@@ -201,4 +202,4 @@ def _done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-__all__ = ["CLANG", "GCC", "TIME_LIMIT", "Compiler", "find_compiler", "has_threads", "refuse_windows"]
+__all__ = ["CLANG", "GCC", "TIME_LIMIT", "Compiler", "find_compiler", "has_threads", "refuse_windows", "tuning"]

@@ -7,13 +7,13 @@ the C library, and OpenMP's where the compiler has it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
 from fusion.codegen.c.build import link_library
-from fusion.codegen.c.processor import NATIVE
+from fusion.codegen.c.processor import NATIVE, required_by
 from fusion.codegen.c.standalone.program import kernel_text, program_text
 from fusion.codegen.standalone import Standalone
 
@@ -30,14 +30,17 @@ def runner_files() -> Mapping[str, str]:
     return {name: (FOLDER / name).read_text(encoding="utf-8") for name in _RUNNER}
 
 
-def source_files(program: Standalone) -> dict[str, str]:
+def source_files(program: Standalone, needs: Iterable[str] = ()) -> dict[str, str]:
     """Return all files of a program: name → text.
+
+    Args:
+        needs: features of the CPU that the kernels use.
 
     Raises:
         Unsupported: it has no form in C.
     """
     kernels = {f"kernel_{k}.c": kernel_text(k, source) for k, source in enumerate(program.sources)}
-    return {**runner_files(), "program.c": program_text(program), **kernels}
+    return {**runner_files(), "program.c": program_text(program, needs), **kernels}
 
 
 def library(program: Standalone, arch: str = NATIVE) -> bytes:
@@ -48,7 +51,7 @@ def library(program: Standalone, arch: str = NATIVE) -> bytes:
         BuildError: no compiler, or its message.
     """
     with ThreadPoolExecutor(os.cpu_count() or 1, "fusion-library") as workers:
-        return link_library(source_files(program), arch, workers.map)
+        return link_library(source_files(program, required_by(arch)), arch, workers.map)
 
 
 __all__ = ["HEADER", "library", "runner_files", "source_files"]

@@ -69,6 +69,11 @@ static int place_weight(struct fusion_model *model, int k) {
 
 fusion_model *fusion_open(const char *weights) {
     char path[4096];
+    const char *lacking = program->lacking();
+    if (lacking != NULL) {
+        fusion_fail("this CPU lacks %s, which the library was compiled for", lacking);
+        return NULL;
+    }
     fusion_model *model = calloc(1, sizeof *model);
     if (model == NULL) {
         fusion_fail("there is no memory for the model");

@@ -33,6 +33,8 @@ struct fusion_program {
     const struct fusion_weight *weight;
     const struct fusion_size *size;
     const char *const *condition;
+    /* Returns a feature that the kernels need and this CPU lacks, or NULL. */
+    const char *(*lacking)(void);
     /* Returns the number of the first condition that does not hold, or -1. */
     int (*broken)(const int64_t *sizes);
     /* Writes shape and strides of each input, then of each output, one after the other. */

@@ -56,6 +56,15 @@ _STORED = {
 }
 """Dtype → its name in a file of safetensors."""
 
+_FEATURES = {
+    **{name: name for name in ("ssse3", "popcnt", "avx", "avx2", "fma", "bmi2")},
+    "sse4_1": "sse4.1",
+    "sse4_2": "sse4.2",
+    "bmi1": "bmi",
+    **{name: name for name in ("avx512f", "avx512vl", "avx512bw", "avx512dq", "avx512cd", "avx512ifma", "avx512vbmi")},
+}
+"""Feature as Linux calls it → its name for `__builtin_cpu_supports`."""
+
 _OF = {"size": "FUSION_SIZE", "stride": "FUSION_STRIDE", "value": "FUSION_VALUE"}
 
 
@@ -64,15 +73,19 @@ def kernel_text(number: int, source: Source) -> str:
     return f"#define {source.callee.function} {_kernel(number)}\n{source.text}"
 
 
-def program_text(program: Standalone) -> str:
+def program_text(program: Standalone, needs: Iterable[str] = ()) -> str:
     """Return the text of a program.
+
+    Args:
+        needs: features of the CPU that the kernels use.
 
     Raises:
         Unsupported: a dtype has no form in DLPack, or a size none in C.
     """
     writer = _Writer(program)
     lines = ["#include <math.h>", "#include <stddef.h>", "", '#include "program.h"', ""]
-    lines += [*writer.kernels(), *writer.constants(), *writer.tables(), *writer.functions(), *writer.summary()]
+    lines += [*writer.kernels(), *writer.constants(), *writer.tables(), *_lacking(needs)]
+    lines += [*writer.functions(), *writer.summary()]
     return "\n".join([*lines, ""])
 
 
@@ -178,7 +191,7 @@ class _Writer:
         counts = [len(each) for each in (program.inputs, program.outputs, program.weights, program.sizes)]
         yield "const struct fusion_program fusion_program = {"
         yield f"    {_quoted(program.weights_file)}, {', '.join(map(str, (*counts, len(program.conditions))))},"
-        yield "    inputs, outputs, changed, weights, named, conditions, broken, layouts, workspace_of, run,"
+        yield "    inputs, outputs, changed, weights, named, conditions, lacking, broken, layouts, workspace_of, run,"
         yield "};"
 
 
@@ -213,6 +226,15 @@ def _function(head: str, lines: Sequence[str]) -> Iterator[str]:
     yield f"static {head} {{"
     yield from indented(lines)
     yield "}\n"
+
+
+def _lacking(needs: Iterable[str]) -> Iterator[str]:
+    """Write the function that looks for features of an x86-64 CPU, as far as compilers know their names."""
+    known = [_FEATURES[need] for need in sorted(needs) if need in _FEATURES]
+    lines = [f'if (!__builtin_cpu_supports("{name}")) return "{name}";' for name in known]
+    yield from _function(
+        "const char *lacking(void)", [*(["__builtin_cpu_init();"] if lines else []), *lines, "return NULL;"]
+    )
 
 
 def _tensor(tensor: Tensor) -> str:
