@@ -27,7 +27,7 @@ from typing import TypeVar
 
 import torch
 
-from fusion.codegen.c.compiler import CLANG, GCC, Compiler, find_compiler, has_threads, tuning
+from fusion.codegen.c.compiler import GCC, Compiler, find_compiler, has_threads
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.cache import Damaged, digest, get, put
 from fusion.lowering.errors import BuildError, Unsupported
@@ -74,6 +74,10 @@ def build_object(
         BuildError: no compiler, the compiler's message, or that of `loaded` about an object that was just compiled.
     """
     compiler = find_compiler()
+    if compiler.is_cross:
+        raise BuildError(
+            f"{compiler.command[0]} compiles for {compiler.compiles_for}, which is not this machine", hint="change $CC"
+        )
     bind_openmp()
     flags = compiler.flags(arch, threads=spreads_loops(compiler))
     command = " ".join((*compiler.command, *flags, *LINK_FLAGS))
@@ -174,7 +178,7 @@ def link_library(files: Mapping[str, str], arch: str, over: Callable[..., Iterab
     compiler = find_compiler()
     threads = has_threads(compiler)
     flags = *compiler.flags(arch, threads=threads), "-fvisibility=hidden"
-    plain = [flag for flag in flags if flag not in tuning(arch)]
+    plain = [flag for flag in flags if flag not in compiler.tuning(arch)]
 
     def compile_unit(unit: Path) -> None:
         chosen = flags if unit.name.startswith("kernel") else plain
@@ -189,10 +193,10 @@ def link_library(files: Mapping[str, str], arch: str, over: Callable[..., Iterab
         objects = [str(unit.with_suffix(".o")) for unit in units]
         library = folder / "library.so"
         # Each kernel may hold the same form of a function of the C library for one number (see `text/library.py`).
-        merged = [] if platform.system() == "Darwin" or compiler.kind == CLANG else ["-Wl,-z,muldefs"]
+        merged = ["-Wl,-z,muldefs"] if compiler.kind == GCC and compiler.system == "Linux" else []
         openmp = ["-fopenmp"] if threads else []
-        named = [] if platform.system() == "Darwin" else ["-Wl,-Bsymbolic", "-ldl", "-lpthread"]
-        compiler.call("-shared", *openmp, *merged, *objects, "-o", str(library), "-lm", *named)
+        own = ["-Wl,-Bsymbolic", "-lm", "-ldl", "-lpthread"] if compiler.system == "Linux" else []
+        compiler.call("-shared", *openmp, *merged, *objects, "-o", str(library), *own)
         return library.read_bytes()
 
 
@@ -201,7 +205,7 @@ def _compile(compiler: Compiler, source: str, flags: Sequence[str]) -> bytes:
         compiled = _run(compiler, source, folder, "-c", "kernel.o", flags)
         linked = folder / "kernel.so"
         # Linked separately: with -fopenmp the linker would choose an OpenMP library.
-        libraries = _SYSTEMS.get(platform.system(), ("-lm", "-lc"))
+        libraries = _SYSTEMS.get(compiler.system, ("-lm", "-lc"))
         compiler.call(*LINK_FLAGS, str(compiled), "-o", str(linked), *libraries)
         return linked.read_bytes()
 

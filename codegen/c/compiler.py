@@ -12,6 +12,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,8 +23,8 @@ from fusion.lowering.errors import BuildError, Unsupported
 
 GCC, CLANG = "gcc", "clang"
 
-TUNED = {"x86_64": ("-march=native", "-mprefer-vector-width=512")}
-"""Machine → flags for the CPU at hand, where they are not those of ARM."""
+_TUNED = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+"""Machine → flags for the CPU at hand."""
 
 # No -ffast-math, and no fused multiply-add across operations: NaN, infinities, -0.0 and each rounding are as in eager.
 _EXACT = ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w")
@@ -64,11 +65,36 @@ TIME_LIMIT = 300
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler, its version text, and what tells it from others of that version: its file, with size and age."""
+    """A C compiler.
+
+    Attributes:
+        version: its text.
+        file: what tells it from others of that version: its file, with size and age.
+        compiles_for: the machine and system that it compiles for, such as "x86_64-linux-gnu".
+    """
 
     command: tuple[str, ...]
     version: str
     file: str
+    compiles_for: str
+
+    @property
+    def machine(self) -> str:
+        """The kind of machine that it compiles for, as `platform.machine` names it on Linux."""
+        machine = self.compiles_for.partition("-")[0]
+        return {"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine)
+
+    @property
+    def system(self) -> str:
+        """The system that it compiles for, as `platform.system` names it."""
+        words = self.compiles_for
+        return "Darwin" if "darwin" in words or "macos" in words else "Windows" if "windows" in words else "Linux"
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether it compiles for another kind of machine, or another system."""
+        here = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
+        return self.machine != here or self.system != platform.system()
 
     @property
     def kind(self) -> str:
@@ -81,13 +107,19 @@ class Compiler:
         Args:
             threads: whether loops are spread over threads, by OpenMP; else only over lanes.
 
-        >>> compiler = Compiler(("gcc",), "gcc (Debian 12.2.0-14) 12.2.0", "")
+        >>> compiler = Compiler(("gcc",), "gcc (Debian 12.2.0-14) 12.2.0", "", "x86_64-linux-gnu")
         >>> "-march=x86-64-v3" in compiler.flags("x86-64-v3"), "-march=native" in compiler.flags("x86-64-v3")
         (True, False)
         """
         openmp = "-fopenmp" if threads else "-fopenmp-simd"
-        general = "-std=gnu11", "-O3", *tuning(arch), "-fPIC", openmp
+        general = "-std=gnu11", "-O3", *self.tuning(arch), "-fPIC", openmp
         return (*general, *_EXACT, *_ONLY[self.kind], *_CALLS)
+
+    def tuning(self, arch: str) -> tuple[str, ...]:
+        """Return the flags that choose instructions: none for another machine, unless `arch` is one of its levels."""
+        if arch != NATIVE:
+            return f"-march={arch}", "-mprefer-vector-width=512"
+        return () if self.is_cross else _TUNED.get(self.machine, ())
 
     def call(self, *arguments: str) -> str:
         """Run the compiler, and return what it writes.
@@ -104,13 +136,6 @@ class Compiler:
         return done.stdout
 
 
-def tuning(arch: str) -> tuple[str, ...]:
-    """Return the flags that choose instructions."""
-    if arch != NATIVE:
-        return f"-march={arch}", "-mprefer-vector-width=512"
-    return TUNED.get(platform.machine(), ("-mcpu=native",) if platform.machine() in ("aarch64", "arm64") else ())
-
-
 @lru_cache(maxsize=8)
 def _compiler(chosen: str | None, path: str | None) -> Compiler:
     candidates = [chosen] if chosen else ["cc", "gcc", "clang"]
@@ -123,7 +148,9 @@ def _compiler(chosen: str | None, path: str | None) -> Compiler:
             if shown.returncode == 0:
                 status = os.stat(program)
                 file = f"{os.path.realpath(program)} {status.st_size} {status.st_mtime_ns}"
-                compilers.append(Compiler(command, shown.stdout, file))
+                target = _done([*command, "-dumpmachine"]).stdout.strip()
+                here = f"{platform.machine()}-{platform.system().lower()}"
+                compilers.append(Compiler(command, shown.stdout, file, target or here))
     if compilers:
         return min(compilers, key=lambda compiler: compiler.kind == CLANG)
     raise BuildError(f"no C compiler found (tried {', '.join(candidates)})", hint=_remedy())
@@ -151,39 +178,28 @@ def find_compiler() -> Compiler:
 
     Raises:
         BuildError: there is none.
-        Unsupported: the system is Windows.
+        Unsupported: the system is Windows, or the compiler's target is.
     """
-    refuse_windows()
-    return _compiler(os.environ.get("CC") or None, os.environ.get("PATH"))
-
-
-def refuse_windows() -> None:
-    """Refuse to compile on Windows.
-
-    Raises:
-        Unsupported: the system is Windows.
-    """
-    if platform.system() == "Windows":
+    windows = platform.system() == "Windows"
+    compiler = None if windows else _compiler(os.environ.get("CC") or None, os.environ.get("PATH"))
+    if compiler is None or compiler.system == "Windows":
         raise Unsupported(
-            "kernels in C are not built on Windows",
+            "kernels in C are not built for Windows",
             hint="use Linux, or the Windows Subsystem for Linux (WSL); docs/platforms.md lists what is supported",
         )
-
-
-def has_threads(compiler: Compiler) -> bool:
-    """Return whether a program that the compiler links can use OpenMP."""
-    return _links_openmp(compiler)
+    return compiler
 
 
 @lru_cache(maxsize=8)
-def _links_openmp(compiler: Compiler) -> bool:
-    import tempfile
-
+def has_threads(compiler: Compiler) -> bool:
+    """Return whether a library that the compiler links can use OpenMP."""
     with tempfile.TemporaryDirectory(prefix="fusion-") as folder:
         source = Path(folder, "openmp.c")
-        source.write_text("#include <omp.h>\nint main(void) { return omp_get_max_threads() < 1; }\n", encoding="utf-8")
+        text = "#include <omp.h>\nint run(void) {\n#pragma omp parallel\n{}\nreturn omp_get_max_threads(); }\n"
+        source.write_text(text, encoding="utf-8")
+        flags = "-fopenmp", "-fPIC", "-shared", "-Wl,-z,defs" if compiler.system == "Linux" else "-Wl,-undefined,error"
         try:
-            compiler.call("-fopenmp", str(source), "-o", str(Path(folder, "openmp")))
+            compiler.call(*flags, str(source), "-o", str(Path(folder, "openmp.so")))
         except BuildError:
             return False
     return True
@@ -202,4 +218,4 @@ def _done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-__all__ = ["CLANG", "GCC", "TIME_LIMIT", "Compiler", "find_compiler", "has_threads", "refuse_windows", "tuning"]
+__all__ = ["CLANG", "GCC", "TIME_LIMIT", "Compiler", "find_compiler", "has_threads"]

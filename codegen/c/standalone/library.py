@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from fusion.codegen.c.build import link_library
+from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.c.processor import NATIVE, required_by
 from fusion.codegen.c.standalone.program import kernel_text, program_text
 from fusion.codegen.standalone import Standalone
@@ -44,14 +45,15 @@ def source_files(program: Standalone, needs: Iterable[str] = ()) -> dict[str, st
 
 
 def library(program: Standalone, arch: str = NATIVE) -> bytes:
-    """Return a shared library.
+    """Return a shared library; with a cross compiler in `$CC` and "native", for any machine that it compiles for.
 
     Raises:
         Unsupported: the program has no form in C, or nothing can be compiled for `arch` here.
         BuildError: no compiler, or its message.
     """
     with ThreadPoolExecutor(os.cpu_count() or 1, "fusion-library") as workers:
-        return link_library(source_files(program, required_by(arch)), arch, workers.map)
+        needs = () if arch == NATIVE and find_compiler().is_cross else required_by(arch)
+        return link_library(source_files(program, needs), arch, workers.map)
 
 
 __all__ = ["HEADER", "library", "runner_files", "source_files"]
