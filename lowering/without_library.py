@@ -36,7 +36,7 @@ def convolution(
     >>> image, weight, settings = torch.rand(2, 4, 9), torch.rand(6, 2, 3), ([2], [1], [1], False, [0], 2)
     >>> expected = aten.convolution(image, weight, None, *settings)
     >>> torch.testing.assert_close(convolution(image, weight, None, *settings), expected)
-    >>> settings = ([2], [1], [2], True, [1], 2)
+    >>> weight, settings = torch.rand(4, 3, 3), ([2], [1], [2], True, [1], 2)
     >>> expected = aten.convolution(image, weight, None, *settings)
     >>> torch.testing.assert_close(convolution(image, weight, None, *settings), expected)
     """

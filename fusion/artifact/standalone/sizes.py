@@ -34,7 +34,7 @@ def size_text(size: sympy.Expr, names: Sequence[str]) -> str:
 
     >>> s = sympy.Symbol("s", integer=True, positive=True)
     >>> size_text(4 * FloorDiv(s + 1, 8) + Mod(s, 3), ["s"])
-    '4*(((s + 1)//8)) + (s % 3)'
+    '4*((1 + s) // 8) + (s % 3)'
     """
     expanded = _expanded(size)
     if unknown := sorted(str(symbol) for symbol in expanded.free_symbols if str(symbol) not in names):
