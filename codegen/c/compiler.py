@@ -59,6 +59,11 @@ _ONLY: Mapping[str, tuple[str, ...]] = {
 }
 """Compiler → flags that the other one does not know, or does not need."""
 
+# GCC may spill a 64-bit value to an MMX register, and does not clear the state of the floating-point unit after it: the
+# next x87 instructions of the thread, in LAPACK or `long double` arithmetic, then give NaN.
+_WITHOUT_MMX: Mapping[tuple[str, str], tuple[str, ...]] = {(GCC, "x86_64"): ("-mno-mmx",)}
+"""Compiler, machine → flags."""
+
 TIME_LIMIT = 300
 """Seconds after which the compiler counts as hung."""
 
@@ -113,7 +118,7 @@ class Compiler:
         """
         openmp = "-fopenmp" if threads else "-fopenmp-simd"
         general = "-std=gnu11", "-O3", *self.tuning(arch), "-fPIC", openmp
-        return (*general, *_EXACT, *_ONLY[self.kind], *_CALLS)
+        return (*general, *_EXACT, *_ONLY[self.kind], *_WITHOUT_MMX.get((self.kind, self.machine), ()), *_CALLS)
 
     def tuning(self, arch: str) -> tuple[str, ...]:
         """Return the flags that choose instructions: none for another machine, unless `arch` is one of its levels."""

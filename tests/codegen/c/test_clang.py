@@ -68,7 +68,9 @@ def compiler_of(version: str, compiles_for: str) -> Compiler:
 def test_each_compiler_gets_its_flags() -> None:
     gcc, other = compiler_of("gcc 12", "x86_64-linux-gnu"), compiler_of("clang 18", "x86_64-linux-gnu")
     assert (gcc.kind, other.kind) == (GCC, CLANG)
-    assert "-fno-tree-ter" in gcc.flags() and "-fno-tree-ter" not in other.flags()
+    for flag in ("-fno-tree-ter", "-mno-mmx"):
+        assert flag in gcc.flags() and flag not in other.flags()
+    assert "-mno-mmx" not in compiler_of("gcc 12", "aarch64-linux-gnu").flags()
     for each in (gcc, other):
         assert {"-ffp-contract=off", "-fwrapv", "-fopenmp"} <= {*each.flags()}
         assert "-fopenmp-simd" in each.flags(threads=False) and "-fopenmp" not in each.flags(threads=False)
