@@ -15,7 +15,7 @@ LINT := $(MAKE) --no-print-directory lint
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-slow docs lint format bench clean
+.PHONY: help demo test test-slow matrix docs lint format bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ test-slow: $(INSTALLED) ## the slow tests: more cases, more architectures, and t
 	$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 --dist worksteal -m slow || failed=1; \
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2 --dist worksteal -m slow || failed=1; \
 	exit $$failed
+
+matrix: $(INSTALLED) ## install the wheel with each Python and PyTorch that is there, and use it
+	@$(BIN)/python tests/matrix.py $(ARGS)
 
 docs: $(INSTALLED) ## build the documentation into build/site; fails on a link that leads nowhere
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -8,6 +8,7 @@ print(fusion.explain(model)(*inputs))               # the kernels, and what was 
 print(fusion.accuracy(model)(*inputs))              # the error of each kernel against float64
 fusion.save(model, "model.fusion", inputs=inputs)   # one file; another process loads it without compiling
 loaded = fusion.load("model.fusion")
+fusion.export_library(model, "libmodel.so", inputs=inputs)  # a library with a C interface, without Python
 
 A name is imported from its module at its first use: importing this package loads no part of the compiler.
 """
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fusion.artifact.load import load
     from fusion.artifact.loaded import Artifact
     from fusion.artifact.save import save
+    from fusion.artifact.standalone.export import export_library
     from fusion.backend import Backend, fusion_backend
     from fusion.bisection import Bisection, bisect
     from fusion.inspect.accuracy import Accuracy, LaunchError
@@ -65,6 +67,7 @@ __all__ = [
     "bisect",
     "explain",
     "export_kernels",
+    "export_library",
     "fuse",
     "fusion_backend",
     "load",
@@ -80,6 +83,7 @@ _HOMES = {
     "fusion.artifact.load": ("load",),
     "fusion.artifact.loaded": ("Artifact",),
     "fusion.artifact.save": ("save",),
+    "fusion.artifact.standalone.export": ("export_library",),
     "fusion.backend": ("Backend", "fusion_backend"),
     "fusion.bisection": ("Bisection", "bisect"),
     "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),

@@ -114,7 +114,7 @@ def aot_backend(
         "bw_compiler": _compiler(compile_one, "backward"),
         "inference_compiler": _compiler(compile_one, "inference"),
         "keep_inference_input_mutations": True,
-        "decompositions": MULTIPLY_ADD | decompositions(exact=exact),
+        "decompositions": MULTIPLY_ADD | decompositions(exact=exact, library=overrides.library),
         "partition_fn": part,
     }
 

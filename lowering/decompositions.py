@@ -29,6 +29,7 @@ from fusion.lowering import rules
 from fusion.lowering.foreach import foreach_decompositions
 from fusion.lowering.refused_calls import FLOATS_ONLY, leaving_integers
 from fusion.lowering.registry import RULES
+from fusion.lowering.without_library import WITHOUT_LIBRARY
 
 assert rules.__all__, "importing the rules registers them"
 
@@ -371,11 +372,12 @@ KNOWN_AT_THE_CALL: dict[OpOverload, Callable[..., object]] = {
 """Operations with a factor among their options, decomposed into products."""
 
 
-@lru_cache(maxsize=2)
-def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., object]]:
+@lru_cache(maxsize=4)
+def decompositions(*, exact: bool = False, library: bool = True) -> dict[OpOverload, Callable[..., object]]:
     """Return overload → decomposition; with `exact`, only decompositions that round as eager does.
 
-    The same dict each time; do not change it.
+    Without a `library`, convolutions and attention are decomposed, too (`without_library.py`).  The same dict each
+    time; do not change it.
     """
     # `core_aten_decompositions` also lists composite operations: a trace decomposes those anyway; listing takes 0.1 s.
     table = {**_core_aten_decompositions_post_autograd(), **get_decompositions(ALSO)}
@@ -402,5 +404,7 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})
     kept.update(foreach_decompositions().items())
     kept.update(KNOWN_AT_THE_CALL.items())
+    if not library:
+        kept.update(WITHOUT_LIBRARY.items())
     overloads = ((target, parts) for target, parts in kept.items() if isinstance(target, OpOverload))
     return {op: leaving_integers(parts) if op.overloadpacket in FLOATS_ONLY else parts for op, parts in overloads}

@@ -5,7 +5,10 @@ the text, the compiler's command with its flags, its version and its file, and t
 be kept (a full disk) is loaded all the same; one that cannot be loaded is built again.
 
 OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one that PyTorch has loaded, so both use
-one thread pool; two pools would compete for the cores.
+one thread pool; two pools would compete for the cores.  Clang calls another library than GCC; where PyTorch has not
+loaded that one, loops that clang compiles run on one thread.
+
+`link_library` builds a library for programs without PyTorch, which links an OpenMP library of its own.
 """
 
 from __future__ import annotations
@@ -14,111 +17,31 @@ import ctypes
 import ctypes.util
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
+from fusion.codegen.c.compiler import GCC, Compiler, find_compiler, has_threads
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.cache import Damaged, digest, get, put
-from fusion.lowering.errors import BuildError
+from fusion.lowering.errors import BuildError, Unsupported
 
 Loaded = TypeVar("Loaded")
 """What an object is loaded as."""
 
-TUNED = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
-"""Machine → flags for the CPU at hand."""
-
-_WITHOUT_MMX = {"x86_64": ("-mno-mmx",)}
-
-# No -ffast-math, and no fused multiply-add across operations: NaN, infinities, -0.0 and each rounding are as in eager.
-FLAGS = (
-    *("-std=gnu11", "-O3", *TUNED.get(platform.machine(), ()), "-fPIC", "-fopenmp"),
-    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w"),
-    # GCC 12 loses the `!= 0` of a loaded bool that is an index, where it moves a condition out of the loop around it.
-    "-fno-unswitch-loops",
-    # Where a condition holds up to some point of a loop (a causal mask), GCC makes two loops, the second without lanes.
-    "-fno-split-loops",
-    # Threading a jump from a choice to what adds its result up puts one addition into each branch.  GCC then loads the
-    # lanes' sums under a mask, and of several vectors of lanes always the first (12 and 13: wrong sums beside halves).
-    "-fno-thread-jumps",
-    # Then partial redundancies would be moved into branches, and lanes lost there: a call has no form for some of them.
-    "-fno-tree-pre",
-    # Where it makes memset of the loop that clears an array of sums, GCC 12 fills the array with one lane's sum if the
-    # loop that adds up is short enough to be unrolled (a quarter of 540 small sums by computed position were wrong).
-    "-fno-tree-loop-distribute-patterns",
-    # Expansion from expressions as trees moves a masked load of lanes behind the increment of the pointer that it reads
-    # by (GCC 12: maxima of rows of 16-bit floats, each beside a masked copy of it, were those of the next row).
-    "-fno-tree-ter",
-    # GCC may spill a 64-bit value to an MMX register, and does not clear the state of the floating-point unit after it:
-    # the next x87 instructions of the thread, in LAPACK or `long double` arithmetic, then give NaN.
-    *_WITHOUT_MMX.get(platform.machine(), ()),
-    # A sine and a cosine of the same number would become one call that gives both, and that lanes have no form of.
-    *("-fno-builtin-sin", "-fno-builtin-cos", "-fno-builtin-sinf", "-fno-builtin-cosf"),
-)
 LINK_FLAGS = ("-shared", "-nostdlib")
+"""For objects that PyTorch's process loads."""
 
-TIME_LIMIT = 300
-"""Seconds after which the compiler counts as hung."""
+_SYSTEMS: Mapping[str, tuple[str, ...]] = {"Darwin": ("-undefined", "dynamic_lookup", "-lSystem")}
+"""System → further flags to link objects and libraries with."""
 
 _bind_lock = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    """A C compiler, its version text, and what tells it from others of that version: its file, with size and age."""
-
-    command: tuple[str, ...]
-    version: str
-    file: str
-
-
-@lru_cache(maxsize=8)
-def _compiler(chosen: str | None, path: str | None) -> Compiler:
-    candidates = [chosen] if chosen else ["cc", "gcc", "clang"]
-    compilers: list[Compiler] = []
-    for candidate in candidates:
-        command = _words(candidate)
-        program = shutil.which(command[0], path=path) if command else None
-        if program is not None:
-            shown = _done([*command, "--version"])
-            if shown.returncode == 0:
-                status = os.stat(program)
-                file = f"{os.path.realpath(program)} {status.st_size} {status.st_mtime_ns}"
-                compilers.append(Compiler(command, shown.stdout, file))
-    if compilers:  # clang, under whatever name, calls another OpenMP run time than the one PyTorch has loaded
-        return min(compilers, key=lambda compiler: "clang" in compiler.version)
-    raise BuildError(
-        f"no C compiler found (tried {', '.join(candidates)})", hint="install gcc, or name a compiler in $CC"
-    )
-
-
-def _words(command: str) -> tuple[str, ...]:
-    """Return the words of a command, in which quotes are as in a shell; the path of a program may have spaces."""
-    if shutil.which(command):
-        return (command,)
-    try:
-        return tuple(shlex.split(command))
-    except ValueError:  # a quote is missing
-        return tuple(command.split())
-
-
-def find_compiler() -> Compiler:
-    """Return `$CC`, else `cc`, `gcc` or `clang`.
-
-    Raises:
-        BuildError: there is none.
-    """
-    return _compiler(os.environ.get("CC") or None, os.environ.get("PATH"))
 
 
 @lru_cache(maxsize=1)
@@ -130,21 +53,6 @@ def cpu_identity() -> str:
         return f"{platform.machine()} {platform.processor()}"
     telling = ("model name", "flags", "Features", "CPU part", "CPU implementer")
     return "\n".join(line for line in lines if line.startswith(telling))
-
-
-def flags_for(arch: str) -> tuple[str, ...]:
-    """Return the flags with which the text of a kernel is compiled for `arch`.
-
-    >>> "-march=native" in flags_for("x86-64-v3"), "-march=x86-64-v3" in flags_for("x86-64-v3")
-    (False, True)
-    """
-    if arch == NATIVE:
-        return FLAGS
-    return (*(flag for flag in FLAGS if flag not in TUNED.get(platform.machine(), ())), *_for_level(arch))
-
-
-def _for_level(arch: str) -> tuple[str, ...]:
-    return f"-march={arch}", "-mprefer-vector-width=512"
 
 
 def build_object(
@@ -165,10 +73,15 @@ def build_object(
     Raises:
         BuildError: no compiler, the compiler's message, or that of `loaded` about an object that was just compiled.
     """
-    compiler, flags = find_compiler(), flags_for(arch)
+    compiler = find_compiler()
+    if compiler.is_cross:
+        raise BuildError(
+            f"{compiler.command[0]} compiles for {compiler.compiles_for}, which is not this machine", hint="change $CC"
+        )
+    bind_openmp()
+    flags = compiler.flags(arch, threads=spreads_loops(compiler))
     command = " ".join((*compiler.command, *flags, *LINK_FLAGS))
     entry = f"{digest(source, command, compiler.version, compiler.file, cpu_identity())}.so"
-    bind_openmp()
     with suppress(Damaged, OSError, AttributeError):  # the entry, or its object, is not what it was: build it again
         if (binary := get("c", entry)) is not None:
             return loaded(binary)
@@ -191,8 +104,9 @@ def assembly(source: str) -> str:
         BuildError: no compiler, or the compiler's message.
     """
     with _temporary_folder() as folder:
-        lines = "-g1", f"-fdebug-prefix-map={os.getcwd()}=."
-        text = _run(find_compiler(), source, folder, "-S", "kernel.s", (*FLAGS, *lines)).read_text(encoding="utf-8")
+        compiler, lines = find_compiler(), ("-g1", f"-fdebug-prefix-map={os.getcwd()}=.")
+        flags = *compiler.flags(threads=spreads_loops(compiler)), *lines
+        text = _run(compiler, source, folder, "-S", "kernel.s", flags).read_text(encoding="utf-8")
     return _without_debug_sections(text).replace(str(folder) + os.sep, "").replace(str(folder), ".")
 
 
@@ -221,12 +135,69 @@ def bind_openmp() -> None:
     with _bind_lock:
         if hasattr(ctypes.CDLL(None), "GOMP_parallel"):
             return
-        beside_torch = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-        for candidate in (*map(str, beside_torch), ctypes.util.find_library("gomp")):
+        libraries = Path(torch.__file__).parent / "lib"
+        beside_torch = sorted((*libraries.glob("libgomp*.so*"), *libraries.glob("libomp*.dylib")))
+        for candidate in (*map(str, beside_torch), *map(ctypes.util.find_library, ("gomp", "omp"))):
             if candidate:
                 ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
                 return
-    raise BuildError("no OpenMP run time library (libgomp) found", hint="install gcc's libgomp")
+    hint = "brew install libomp" if platform.system() == "Darwin" else "install gcc's libgomp"
+    raise BuildError("no OpenMP run time library (libgomp, or libomp) found", hint=hint)
+
+
+def spreads_loops(compiler: Compiler) -> bool:
+    """Return whether the loops of kernels run on several threads: those of PyTorch's own pool."""
+    return compiler.kind == GCC or hasattr(ctypes.CDLL(None), "__kmpc_fork_call")
+
+
+def lacking_threads() -> str:
+    """Return why kernels run on one thread, if that is so; nothing where there is no compiler."""
+    try:
+        compiler = find_compiler()
+    except (BuildError, Unsupported):
+        return ""
+    if spreads_loops(compiler):
+        return ""
+    return (
+        f"kernels run on one thread: {compiler.command[0]} is clang, which calls another OpenMP run time than the one"
+        " that PyTorch has loaded; install gcc"
+    )
+
+
+def link_library(files: Mapping[str, str], arch: str, over: Callable[..., Iterable[object]] = map) -> bytes:
+    """Return a shared library of files in C, which links the C library and OpenMP's.
+
+    Args:
+        files: name → text; those that end in .c are compiled, those that begin with "kernel" for `arch`, the others for
+            any CPU of its kind: they say so where the kernels cannot run.
+        over: maps a function over names, as `map` does, or several at a time.
+
+    Raises:
+        BuildError: no compiler, or its message.
+    """
+    compiler = find_compiler()
+    threads = has_threads(compiler)
+    flags = *compiler.flags(arch, threads=threads), "-fvisibility=hidden"
+    plain = [flag for flag in flags if flag not in compiler.tuning(arch)]
+
+    def compile_unit(unit: Path) -> None:
+        chosen = flags if unit.name.startswith("kernel") else plain
+        compiler.call(*chosen, "-c", str(unit), "-o", str(unit.with_suffix(".o")))
+
+    with _temporary_folder() as folder:
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        units = [folder / name for name in files if name.endswith(".c")]
+        for _ in over(compile_unit, units):
+            pass
+        objects = [str(unit.with_suffix(".o")) for unit in units]
+        library = folder / "library.so"
+        # Each kernel may hold the same form of a function of the C library for one number (see `text/library.py`).
+        merged = ["-Wl,-z,muldefs"] if compiler.kind == GCC and compiler.system == "Linux" else []
+        openmp = ["-fopenmp"] if threads else []
+        own = ["-Wl,-Bsymbolic", "-lm", "-ldl", "-lpthread"] if compiler.system == "Linux" else []
+        compiler.call("-shared", *openmp, *merged, *objects, "-o", str(library), *own)
+        return library.read_bytes()
 
 
 def _compile(compiler: Compiler, source: str, flags: Sequence[str]) -> bytes:
@@ -234,7 +205,8 @@ def _compile(compiler: Compiler, source: str, flags: Sequence[str]) -> bytes:
         compiled = _run(compiler, source, folder, "-c", "kernel.o", flags)
         linked = folder / "kernel.so"
         # Linked separately: with -fopenmp the linker would choose an OpenMP library.
-        _call(compiler, *LINK_FLAGS, str(compiled), "-o", str(linked), "-lm", "-lc")
+        libraries = _SYSTEMS.get(compiler.system, ("-lm", "-lc"))
+        compiler.call(*LINK_FLAGS, str(compiled), "-o", str(linked), *libraries)
         return linked.read_bytes()
 
 
@@ -248,29 +220,7 @@ def _temporary_folder() -> Iterator[Path]:
         raise BuildError(f"nothing can be compiled: {error}", hint=hint) from error
 
 
-def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str, flags: Sequence[str] = FLAGS) -> Path:
+def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str, flags: Sequence[str]) -> Path:
     (folder / "kernel.c").write_text(source, encoding="utf-8")
-    _call(compiler, *flags, action, str(folder / "kernel.c"), "-o", str(folder / result))
+    compiler.call(*flags, action, str(folder / "kernel.c"), "-o", str(folder / result))
     return folder / result
-
-
-def _call(compiler: Compiler, *arguments: str) -> None:
-    try:
-        done = _done([*compiler.command, *arguments])
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"the C compiler could not be run: {error}") from error
-    if done.returncode != 0:
-        raise BuildError(f"the C compiler {compiler.command[0]} failed:\n{done.stderr.strip()}")
-
-
-def _done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output may name files that are not UTF-8."""
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="backslashreplace",
-        check=False,
-        timeout=TIME_LIMIT,
-    )

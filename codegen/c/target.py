@@ -10,7 +10,7 @@ import sympy
 
 from fusion.codegen.binary import Binary
 from fusion.codegen.c.blocked import programs, sides
-from fusion.codegen.c.build import assembly, cpu_identity
+from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
 from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
@@ -75,7 +75,7 @@ class CTarget:
 
     def lacking(self) -> str:
         """Return why built kernels cannot be kept for later processes, if that is so."""
-        return f"built kernels are not kept: {self._unkept}" if self._unkept else ""
+        return f"built kernels are not kept: {self._unkept}" if self._unkept else lacking_threads()
 
     def emit(self, kernel: Kernel) -> str:
         """Return the C source of `kernel`.

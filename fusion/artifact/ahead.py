@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
@@ -33,6 +34,8 @@ from fusion.reports import Reports
 from fusion.runtime import Boxed
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import splice
+from fusion.schedule import Schedule
+from fusion.schedule.overrides import PRICED, Overrides
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Compiled:
         metadata: AOTAutograd's, about mutations and aliases.
         device: that it computes on.
         results: the traced values of its results.
+        schedule: what the module was made of.
+        hints: size symbol → its traced value.
     """
 
     module: fx.GraphModule
@@ -52,16 +57,21 @@ class Compiled:
     metadata: Any
     device: torch.device
     results: tuple[object, ...]
+    schedule: Schedule
+    hints: Mapping[sympy.Symbol, int]
 
 
-def compiled(program: Captured, target: Target, options: Options) -> Compiled:
+def compiled(program: Captured, target: Target, options: Options, overrides: Overrides = PRICED) -> Compiled:
     """Compile a program.
+
+    Args:
+        overrides: decisions that are imposed instead of priced.
 
     Raises:
         FusionError: it cannot be compiled as a whole, or is not saved.
     """
-    ahead = _Ahead(target, replace(options, strict=True, graph_cache=False, cudagraphs=False))
-    regions = RegionCompiler(ahead, Chooser(ahead.target))
+    ahead = _Ahead(target, replace(options, strict=True, graph_cache=False, cudagraphs=False), overrides)
+    regions = RegionCompiler(ahead, Chooser(ahead.target, generated=overrides.attention))
     context, asserted = TracingContext(program.mode), _asserted(program)
     with tracing(context), torch.no_grad():
         regions.compile(program.graph, program.inputs, _refuse_parts, alone=True)
@@ -71,9 +81,9 @@ def compiled(program: Captured, target: Target, options: Options) -> Compiled:
         raise Unsupported("a program that computes nothing is not saved")
     if len(ahead.graphs) > 1:
         raise Unsupported("a program with several graphs, such as branches on data, is not saved")
-    ((graph, module, sources),) = ahead.graphs
+    ((graph, module, sources, schedule),) = ahead.graphs
     values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in _results(graph))
-    return Compiled(module, sources, context.fw_metadata, main_device(graph), values)
+    return Compiled(module, sources, context.fw_metadata, main_device(graph), values, schedule, size_hints(graph))
 
 
 def _asserted(program: Captured) -> set[str]:
@@ -95,14 +105,14 @@ def _refuse_parts(graph: fx.GraphModule, inputs: Sequence[object]) -> object:
 
 
 class _Ahead(GraphCompiler):
-    """Schedules graphs; the graphs run eagerly, over fake tensors.  `graphs`: each with its module and sources."""
+    """Schedules graphs; they run eagerly, over fake tensors.  `graphs`: each with its module, sources and schedule."""
 
     launched = False
 
-    def __init__(self, machine: Target, options: Options) -> None:
-        super().__init__(options, Reports())
+    def __init__(self, machine: Target, options: Options, overrides: Overrides) -> None:
+        super().__init__(options, Reports(), overrides=overrides)
         self.machine = machine
-        self.graphs: list[tuple[fx.GraphModule, fx.GraphModule, Mapping[Kernel, str]]] = []
+        self.graphs: list[tuple[fx.GraphModule, fx.GraphModule, Mapping[Kernel, str], Schedule]] = []
 
     def target(self, device: torch.device) -> Target:
         """Return the target that was chosen."""
@@ -113,14 +123,15 @@ class _Ahead(GraphCompiler):
         if not holds_tensors(graph):
             return as_it_is(graph)
         trace = Trace(None, label)
-        prepare(graph, label, self.machine, self.options, trace.log)
+        prepare(graph, label, self.machine, self.options, trace.log, self.overrides)
         # Chunks would need more than a list of steps.
-        _, schedule = schedule_graph(graph, self.machine, trace, size_hints(graph), maxsize)
+        hints = size_hints(graph)
+        _, schedule = schedule_graph(graph, self.machine, trace, hints, maxsize, overrides=self.overrides)
         kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
         built = {kernel: Built(kernel, "", _Nothing()) for kernel in kernels}
         module = splice(schedule, built, main_device(graph))
         sources = {kernel: self.machine.emit(kernel) for kernel in kernels if not is_idle(kernel)}
-        self.graphs.append((graph, module, sources))
+        self.graphs.append((graph, module, sources, schedule))
         return as_it_is(graph)
 
     def gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:

@@ -13,7 +13,6 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,20 +22,21 @@ import fusion
 from fusion.api import fused_options
 from fusion.artifact.ahead import Compiled, compiled
 from fusion.artifact.capture import Captured, captured
-from fusion.artifact.container import content_of, pack
+from fusion.artifact.container import pack
 from fusion.artifact.elsewhere import moved
 from fusion.artifact.functions import schema_of
 from fusion.artifact.kernels import checked_text
 from fusion.artifact.load import CONSTANTS, FORMAT, STEPS, WEIGHTS
 from fusion.artifact.record import Recording, recorded
 from fusion.artifact.signature import Signature
+from fusion.artifact.state import identity, refuse_shared_memory, written_beside
 from fusion.artifact.values import Json
-from fusion.artifact.weights import bytes_of, pieces, tensors_in
+from fusion.artifact.weights import pieces
 from fusion.codegen.binary import Binary
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
-from fusion.lowering.errors import ArtifactError, Unsupported
+from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel
 from fusion.options import Options
 
@@ -188,10 +188,7 @@ class _Saved:
         if beside is None:
             self.members[WEIGHTS] = pieces(state)
         else:
-            place = path.parent / beside.name
-            if beside.is_absolute() or len(beside.parts) > 1:
-                raise ArtifactError(f"weights are in a file beside {path}", hint=f"give its name: {beside.name}")
-            self.manifest["weights_file"] = {"name": beside.name, "sha256": _written_beside(place, state)}
+            self.manifest["weights_file"] = {"name": beside.name, "sha256": written_beside(path, beside, state)}
         pack(path, self.manifest, self.members)
 
     def _tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -203,7 +200,7 @@ class _Saved:
         held = [(weight.name, weight.kind, k, weight.tensor) for k, weight in enumerate(self.program.weights)]
         held += [(f"literal {k}", "constant", k, tensor) for k, tensor in self.recording.literals.items()]
         for name, kind, register, tensor in held:
-            stored = first.setdefault(_identity(tensor), name)
+            stored = first.setdefault(identity(tensor), name)
             if stored == name:
                 (others if kind == "constant" else state)[name] = tensor
             entries.append({"register": register, "tensor": stored, "name": name, "kind": kind})
@@ -218,58 +215,22 @@ class _Saved:
             **{name: _described(tensor, state=True) for name, tensor in state.items()},
             **{name: _described(tensor, state=False) for name, tensor in others.items()},
         }
-        self._refuse_shared_memory(held)
+        refuse_shared_memory(
+            [(name, register, tensor) for name, _, register, tensor in held], self.signature.changed_weights
+        )
         return state, others
 
     def _state_names(self, first: dict[tuple[object, ...], str]) -> dict[str, tuple[str, torch.Tensor]]:
         """Return all names of the state, also those that the graph does not read: tied ones, unused ones."""
         names = {}
         for name, tensor in self.program.exported.state_dict.items():
-            names[name] = first.setdefault(_identity(tensor), name), tensor.detach()
+            names[name] = first.setdefault(identity(tensor), name), tensor.detach()
         return names
-
-    def _refuse_shared_memory(self, held: Sequence[tuple[str, str, int, torch.Tensor]]) -> None:
-        changed = {*self.signature.changed_weights}
-        memory = [tensor.untyped_storage().data_ptr() for *_, tensor in held]
-        for name, _, register, tensor in held:
-            if register in changed and tensor.numel() and memory.count(tensor.untyped_storage().data_ptr()) > 1:
-                raise Unsupported(f"{name} is changed in place, and shares memory with another tensor: it is not saved")
-
-
-def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what tied tensors have in common; empty ones are not tied."""
-    if not tensor.numel():
-        return (id(tensor),)
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def _described(tensor: torch.Tensor, *, state: bool) -> Json:
     strides = [*tensor.stride()]
     return {"state": state, "dtype": {"torch": str(tensor.dtype)}, "shape": [*tensor.shape], "strides": strides}
-
-
-def _written_beside(place: Path, state: Mapping[str, torch.Tensor]) -> str:
-    """Write weights, or check those that are there; return the hash of the file.
-
-    Raises:
-        ArtifactError: the file that is there holds other tensors.
-    """
-    if not place.exists():
-        with place.open("xb") as file:
-            file.writelines(pieces(state))
-    content = content_of(place)
-    there = tensors_in(content)
-    for name, tensor in state.items():
-        if name not in there or not _equal(there[name], tensor):
-            raise ArtifactError(f"{place} holds another {name} than the program", hint="name a new file")
-    return sha256(bytes_of(content)).hexdigest()
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors are equal in every bit."""
-    if one.dtype is not other.dtype or one.shape != other.shape:
-        return False
-    return not one.numel() or bytes_of(one.contiguous()) == bytes_of(other.contiguous())
 
 
 __all__ = ["save"]

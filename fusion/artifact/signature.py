@@ -153,12 +153,22 @@ class Signature:
         return {"structure": described(spec), "leaves": leaves}
 
     def _result(self, number: int) -> Json:
+        alias, returned = self.alias(number), self.returned[number]
+        if alias is not None:
+            return alias
+        return returned if isinstance(returned, dict) and "register" in returned else {"constant": returned}
+
+    def alias(self, number: int) -> Json | None:
+        """Return the input that a result is, or is a view of; None for one that has been computed.
+
+        Raises:
+            Unsupported: the view is not known.
+        """
         info = self.info[number]
         if info.output_type is OutputType.is_input:
             return {"register": info.base_idx}
         if info.output_type is not OutputType.alias_of_input:
-            returned = self.returned[number]
-            return returned if isinstance(returned, dict) and "register" in returned else {"constant": returned}
+            return None
         base, view = self.program.inputs[info.base_idx], self._view(number, info.base_idx)
         assert isinstance(base, torch.Tensor)
         if base.dtype is not view.dtype or view.is_conj() or view.is_neg():

@@ -62,6 +62,15 @@ def leaf_names(structure: Json, positional: Sequence[str]) -> list[str]:
     return [name for start, part in parts for name in _names(part, start)]
 
 
+def result_names(structure: Json) -> list[str]:
+    """Return a name for each leaf of the results.
+
+    >>> result_names("*"), result_names({"tuple": ["*", {"dict": [["z", "*"]]}]})
+    (['result'], ['result[0]', "result[1]['z']"])
+    """
+    return [*_names(structure, "result")]
+
+
 def _names(structure: Json, start: str) -> Iterator[str]:
     if structure == LEAF:
         yield start
@@ -154,4 +163,4 @@ def _registered(name: str) -> tuple[Any, Any]:
     return kind, pytree.SUPPORTED_SERIALIZED_TYPES[kind]
 
 
-__all__ = ["assembled", "described", "leaf_names", "leaves"]
+__all__ = ["assembled", "described", "leaf_names", "leaves", "result_names"]

@@ -31,6 +31,8 @@ class Overrides:
         fused: whether operations share kernels; without it, each node of the program is a kernel.
         without: optional passes that are left out, as "stage/pass" (`stages.OPTIONAL`); without `JOINS`, each node or
             chain of nodes is a kernel.
+        library: whether convolutions, and attention that nothing else generates, are left to the library; without it,
+            they are decomposed into products.
         evaluated: whether kernels run in the evaluator, and none is built.
 
     >>> Overrides(products=LIBRARY).chains, Overrides().chains, Overrides(fused=False).chains
@@ -41,6 +43,7 @@ class Overrides:
     attention: bool | None = None
     fused: bool = True
     without: frozenset[str] = frozenset()
+    library: bool = True
     evaluated: bool = False
 
     @property

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from fusion.codegen.c import build
+from fusion.codegen.c import build, compiler
 from fusion.codegen.cache.folders import Folder
 from tests.faults.outcomes import Outcome, in_child, together
 from tests.faults.programs import Program
@@ -24,7 +24,7 @@ def kill(trial: Trial) -> tuple[str, Outcome]:
     if trial.rng.random() < 0.5:
         after = trial.rng.random() * TYPICAL
         return "after some time", trial.child(kill_after=after)
-    where, name = trial.rng.choice(((Folder, "rename"), (Folder, "open"), (build, "_call"), (build, "put")))
+    where, name = trial.rng.choice(((Folder, "rename"), (Folder, "open"), (compiler, "_done"), (build, "put")))
     outcome = trial.child(partial(_dying, where, name, trial.rng.randint(1, 4)))
     return f"in {name}", Outcome("killed") if outcome.status == "crashed" else outcome
 

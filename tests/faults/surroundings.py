@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from fusion.codegen.c import build
+from fusion.codegen.c import compiler
 from fusion.codegen.cache import folders
 from fusion.codegen.cache.folders import Folder
 from tests.faults.outcomes import Outcome
@@ -65,7 +65,7 @@ def compilers(trial: Trial) -> tuple[str, Outcome]:
 
     write()
     trial.environment["CC"] = trial.environment["CXX"] = str(wrapper)
-    outcome = trial.child(lambda: setattr(build, "TIME_LIMIT", 0.5))
+    outcome = trial.child(lambda: setattr(compiler, "TIME_LIMIT", 0.5))
     healed.touch()
     if not wrapper.exists():
         write()

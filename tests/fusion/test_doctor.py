@@ -11,7 +11,7 @@ import torch
 
 from fusion.cli import doctor, main
 from fusion.cli.doctor import ABSENT, FAILS, OK, Check
-from fusion.codegen.c import build
+from fusion.codegen.c import compiler
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.targets import TARGETS
 from fusion.lowering.kernel import Kernel
@@ -42,7 +42,7 @@ def test_the_text_has_a_line_for_each_check(capsys: pytest.CaptureFixture[str]) 
 def test_without_a_compiler_the_default_target_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build._compiler.cache_clear()
+    compiler._compiler.cache_clear()
     monkeypatch.setenv("CC", "no-such-compiler")
     found = checks(capsys, 1)
     for name in ("C compiler", "target c"):

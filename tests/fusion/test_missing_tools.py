@@ -16,7 +16,7 @@ from torch.utils import _triton
 
 import fusion
 from fusion.codegen import cache
-from fusion.codegen.c import build
+from fusion.codegen.c import build, compiler
 from fusion.codegen.cache.folders import Folder
 from fusion.codegen.targets import builder_for
 from fusion.dumped import trace
@@ -45,7 +45,7 @@ def assert_eager_with_warning(reason: str, hint: str, **options: object) -> None
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    build._compiler.cache_clear()
+    compiler._compiler.cache_clear()
     monkeypatch.delenv("CC", raising=False)
     with monkeypatch.context() as nowhere:
         nowhere.setenv("PATH", str(tmp_path))

@@ -26,7 +26,7 @@ from fusion.codegen.c.plan.scratch import outermost
 from fusion.codegen.c.plan.sweeps import extend_spans, with_plain_folds
 from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.code import Code, element_of
-from fusion.codegen.c.text.folds import NEVER, NanWatch, better, combined, sign, started, store_statement, take
+from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, combined, started, store_statement, take
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
@@ -322,7 +322,7 @@ class _Blocked:
         nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args))
         (value,) = nest.texts
         shared, kept = nest.levels[-1], nest.levels[outer]
-        shared.clauses.append(f"reduction({sign(fold)}:{part})")
+        shared.clauses.append(across_lanes(fold, part))
         kept.before.append(f"{held if held != '_Bool' else 'int'} {part} = {started(fold)};")
         nest.write(better(fold, part, value) if extreme else f"{part} = {combined(fold, part, value)};")
         if watch is not None:

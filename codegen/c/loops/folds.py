@@ -23,7 +23,7 @@ import torch
 from fusion.codegen.c.plan.lanes import FEW, FEWER
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.code import Code, element_of
-from fusion.codegen.c.text.folds import NEVER, NanWatch, better, compared_as, sign, started, take, takes
+from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, compared_as, sign, started, take, takes
 from fusion.codegen.c.text.nest import Extent, Level, Namespace
 from fusion.codegen.c.text.storage import HELD
 from fusion.lowering.errors import BuildError
@@ -197,7 +197,7 @@ def _combined(fold: Fold, held: str, name: str, place: Place) -> str:
     """Return the accumulators `name` of all lanes along a folded axis as one."""
     if place.shares is not None:
         return f"{fold.op}_of_{held}({name}, {place.shares})"
-    place.inner.clauses.append(f"reduction({sign(fold)}:{name})")
+    place.inner.clauses.append(across_lanes(fold, name))
     return name
 
 
@@ -279,7 +279,7 @@ def _extreme(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
     place.inner.before.append(better(fold, total, value))
     result = name if place.shares is None else f"{fold.op}_of_{held}({start}, {place.shares})"
     if place.shares is None:
-        place.inner.clauses.append(f"reduction({fold.op}:{name})")
+        place.inner.clauses.append(across_lanes(fold, name))
     if dtype.is_floating_point:
         watch = NanWatch(space.exactly(f"{fold.name}_nan"), held, place.shares)
         place.outer.before += watch.before

@@ -33,8 +33,16 @@ def started(fold: Fold, dtype: torch.dtype | None = None) -> Code:
 
 
 def sign(fold: Fold) -> str:
-    """The operator with which OpenMP combines the lanes of `fold`."""
+    """The operator that combines two results of `fold`."""
     return _SIGNS[_operation(fold)]
+
+
+def across_lanes(fold: Fold, total: object) -> str:
+    """The clause by which OpenMP combines the lanes of `fold`, whose result is `total`."""
+    op = _operation(fold)
+    if op in ("max", "min") and fold.dtype.is_floating_point:
+        return f"reduction(EXTREME({op}):{total})"
+    return f"reduction({_SIGNS[op]}:{total})"
 
 
 def combined(fold: Fold, left: Code, right: Code) -> str:

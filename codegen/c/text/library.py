@@ -76,6 +76,13 @@ LANES(float, 16, 16); LANES(float, 32, 32); LANES(float, all, WIDEST);
 LANES(double, 16, 16); LANES(double, 32, 32); LANES(double, all, WIDEST);
 #endif"""
 
+_VECTOR = """\
+#ifdef __x86_64__
+#define VECTOR __attribute__((const, simd("notinbranch")))  // libmvec has this one for vectors
+#else
+#define VECTOR __attribute__((const))
+#endif"""
+
 DEFINED = frozenset(
     ("VECTOR", *re.findall(r"#define (\w+)", _ALIKE), *(f"{T}_{n}" for T in FLOATS for n in ("16", "32", "all")))
 )
@@ -110,7 +117,7 @@ def declarations(names: Collection[str]) -> list[str]:
     vector = [name for name in wanted if name in vector_functions()]
     lines = []
     if vector:  # GCC vectorises a call in a loop only if it knows that the function has no side effects
-        lines.append('#define VECTOR __attribute__((const, simd("notinbranch")))  // libmvec has this one for vectors')
+        lines.append(_VECTOR)
     lines += [f"{'VECTOR ' if name in vector else ''}{LIBRARY[name]};" for name in wanted]
     if vector:
         lines.append(_ALIKE)

@@ -32,10 +32,24 @@ _APART = """\
 # What no integer can be, NaN too, is the least one to the instruction of x86, which is what eager gives.  Of a number
 # that GCC knows it would be 0, or the largest.  (Alone in a loop, a conversion takes 4 to 15% longer.)
 _REACHED = """\
-#ifdef __x86_64__
+#if defined(__x86_64__) && defined(__clang__)  // to which a conversion of what no integer can be is undefined
+#define REACHED(x, end, other, whole) (((x) >= -(end)) & ((x) < (end)) ? (whole) : (other))
+#elif defined(__x86_64__)
 #define REACHED(x, end, other, whole) ((x) < (end) ? (whole) : (other))
 #else
 #define REACHED(x, end, other, whole) (whole)
+#endif"""
+
+# In lanes, clang begins a maximum at the least finite number: that of -inf alone would be finite.
+_EXTREME = """\
+#ifdef __clang__
+#pragma omp declare reduction(max_of_lanes : float, double : omp_out = omp_in > omp_out ? omp_in : omp_out) \\
+    initializer(omp_priv = -__builtin_inff())
+#pragma omp declare reduction(min_of_lanes : float, double : omp_out = omp_in < omp_out ? omp_in : omp_out) \\
+    initializer(omp_priv = __builtin_inff())
+#define EXTREME(op) op##_of_lanes
+#else
+#define EXTREME(op) op
 #endif"""
 
 _FROM_BF16 = "INLINE float from_bf16(uint16_t x) { return bits_to_float((uint32_t)x << 16); }"
@@ -311,6 +325,7 @@ def _definitions() -> dict[str, str]:
     functions = {
         "APART": _APART,
         "REACHED": _REACHED,
+        "EXTREME": _EXTREME,
         "bits_to_float": _BITS,
         "float_to_bits": _BITS,
         "from_bf16": _FROM_BF16,

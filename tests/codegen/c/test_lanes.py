@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 
 import fusion
-from fusion.codegen.c.build import FLAGS, find_compiler
+from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.c.text.library import vector_functions
 
 
 def reported_optimizations(source: str, what: str) -> str:
     """Return the compiler's messages about optimizations named `what` in `source`."""
     wanted = (f"-fopt-info-{what}-optimized", "-S", "-o", "/dev/null")
-    command = [*find_compiler().command, *FLAGS, *wanted, "-x", "c", "-"]
+    compiler = find_compiler()
+    command = [*compiler.command, *compiler.flags(), *wanted, "-x", "c", "-"]
     return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stderr
 
 

@@ -1,0 +1,59 @@
+"""Compiles and links a program as a shared library.
+
+Input: a `Standalone` and an architecture; output: the bytes of a library with the functions of `fusion.h`.  It links
+the C library, and OpenMP's where the compiler has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+from fusion.codegen.c.build import link_library
+from fusion.codegen.c.compiler import find_compiler
+from fusion.codegen.c.processor import NATIVE, required_by
+from fusion.codegen.c.standalone.program import kernel_text, program_text
+from fusion.codegen.standalone import Standalone
+
+FOLDER = Path(__file__).parent
+HEADER = "fusion.h"
+"""The interface of every library."""
+
+_RUNNER = ("layouts.c", "model.c", "run.c", "weights.c", "program.h", "runner.h", HEADER)
+
+
+@lru_cache(maxsize=1)
+def runner_files() -> Mapping[str, str]:
+    """Return the files of the code that runs a program: name → text."""
+    return {name: (FOLDER / name).read_text(encoding="utf-8") for name in _RUNNER}
+
+
+def source_files(program: Standalone, needs: Iterable[str] = ()) -> dict[str, str]:
+    """Return all files of a program: name → text.
+
+    Args:
+        needs: features of the CPU that the kernels use.
+
+    Raises:
+        Unsupported: it has no form in C.
+    """
+    kernels = {f"kernel_{k}.c": kernel_text(k, source) for k, source in enumerate(program.sources)}
+    return {**runner_files(), "program.c": program_text(program, needs), **kernels}
+
+
+def library(program: Standalone, arch: str = NATIVE) -> bytes:
+    """Return a shared library; with a cross compiler in `$CC` and "native", for any machine that it compiles for.
+
+    Raises:
+        Unsupported: the program has no form in C, or nothing can be compiled for `arch` here.
+        BuildError: no compiler, or its message.
+    """
+    with ThreadPoolExecutor(os.cpu_count() or 1, "fusion-library") as workers:
+        needs = () if arch == NATIVE and find_compiler().is_cross else required_by(arch)
+        return link_library(source_files(program, needs), arch, workers.map)
+
+
+__all__ = ["HEADER", "library", "runner_files", "source_files"]

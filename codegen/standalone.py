@@ -1,0 +1,131 @@
+"""Describes a program that runs without PyTorch: what it takes and returns, its memory, and its launches in order.
+
+A compiled graph becomes such a description (`fusion/artifact/standalone/`), and a target that has libraries makes one
+of it.  Sizes and conditions are text in Python's form over the names of the program's sizes, such as `4*batch // 2`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from fusion.codegen.binary import Callee
+
+Text = str
+"""A size, or a condition on sizes."""
+
+
+class Memory(Enum):
+    """Where a tensor lies: in what the caller gives or takes, in the workspace of a run, or in the library itself."""
+
+    WEIGHT = "weight"
+    INPUT = "input"
+    OUTPUT = "output"
+    SLOT = "slot"
+    CONSTANT = "constant"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The start of a tensor: `offset` elements of `item` bytes from that of a weight, input, …, by its number."""
+
+    memory: Memory
+    number: int
+    offset: Text = "0"
+    item: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that the program takes or returns.
+
+    Attributes:
+        changed: the program writes to it.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[Text, ...]
+    strides: tuple[Text, ...]
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A parameter or buffer: the name of a tensor in a file of safetensors, and the layout that kernels read."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Where a size is read: off a "size" or "stride" of an input, or its "value": it is (that - `plus`) / `times`."""
+
+    name: str
+    input: int
+    of: str
+    dimension: int
+    times: int
+    plus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel as text, and how its function is called."""
+
+    callee: Callee
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A call of a kernel; `where` names the place in the user's program."""
+
+    kernel: int
+    operands: tuple[Place, ...]
+    sizes: tuple[Text, ...]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of a tensor into another one of the same shape and dtype."""
+
+    source: Place
+    source_strides: tuple[Text, ...]
+    to: Place
+    to_strides: tuple[Text, ...]
+    shape: tuple[Text, ...]
+    item: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standalone:
+    """A program.
+
+    Attributes:
+        weights_file: the name of the file with weights, beside the library.
+        slots: the bytes of each part of the workspace: the largest of some sizes.
+        constants: the bytes of tensors that are part of the program.
+        conditions: what has to hold of sizes.
+    """
+
+    weights_file: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Weight, ...]
+    sizes: tuple[Size, ...]
+    conditions: tuple[Text, ...]
+    slots: tuple[tuple[Text, ...], ...]
+    constants: tuple[bytes, ...]
+    sources: tuple[Source, ...]
+    steps: tuple[Launch | Copy, ...]
+
+
+__all__ = ["Copy", "Launch", "Memory", "Place", "Size", "Source", "Standalone", "Tensor", "Text", "Weight"]

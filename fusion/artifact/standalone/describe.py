@@ -1,0 +1,310 @@
+"""Describes a compiled program for a target that makes a library of it.
+
+Input: the captured program, and its schedule, in which every operation is generated; output: a `Standalone`.  What a
+library cannot do is refused, all of it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from fusion.artifact.ahead import Compiled
+from fusion.artifact.capture import Captured
+from fusion.artifact.signature import Signature
+from fusion.artifact.standalone.memory import Alive, planned
+from fusion.artifact.standalone.sizes import size_text
+from fusion.artifact.state import identity, refuse_shared_memory
+from fusion.artifact.trees import described, result_names
+from fusion.artifact.values import Json
+from fusion.artifact.weights import bytes_of
+from fusion.codegen.binary import Callee
+from fusion.codegen.standalone import Copy, Launch, Memory, Place, Size, Source, Standalone, Tensor, Weight
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.division import ZERO
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import Buffer, BufferRef, Extern
+from fusion.runtime.views import starts
+from fusion.schedule.kernels import KernelCall
+
+aten = torch.ops.aten
+
+COPIES = (aten.copy_.default, aten._foreach_copy_.default)
+"""Calls that a library does by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Where a buffer begins: in the memory of a root, by an offset in elements."""
+
+    root: str
+    offset: sympy.Expr = ZERO
+
+
+def standalone(
+    program: Captured, made: Compiled, callees: Mapping[Kernel, Callee], weights_file: str
+) -> tuple[Standalone, dict[str, torch.Tensor]]:
+    """Return the description of a program, and the weights that it reads from a file.
+
+    Args:
+        callees: kernel → how its function is called, for all kernels that launch something.
+        weights_file: the name of that file.
+
+    Raises:
+        Unsupported: it has a step, a result or a size that a library cannot do; the message lists them.
+    """
+    return _Describer(program, made, callees).described(weights_file)
+
+
+class _Describer:
+    """The description under construction: `starts` has the root of each buffer, `places` where roots lie."""
+
+    def __init__(self, program: Captured, made: Compiled, callees: Mapping[Kernel, Callee]) -> None:
+        self.program, self.made, self.lowered = program, made, made.schedule.program
+        self.signature = Signature(program, made, ())
+        self.names = self.signature.names
+        self.kernels = {kernel: number for number, kernel in enumerate(callees)}
+        self.sources = tuple(Source(callee, made.sources[kernel]) for kernel, callee in callees.items())
+        self.constants: list[bytes] = []
+        self.state: dict[str, torch.Tensor] = {}
+        self.weights: list[Weight] = []
+        self.starts: dict[str, _Start] = {}
+        self.places: dict[str, Place] = {}
+        self.inputs: dict[int, Place] = {}
+
+    def described(self, weights_file: str) -> tuple[Standalone, dict[str, torch.Tensor]]:
+        self._refuse_calls()
+        self._place_inputs()
+        self._follow_views()
+        outputs = [*self._outputs()]
+        slots = self._plan_workspace()
+        steps = [done for step in self.made.schedule.steps for done in self._step(step)]
+        results = [copy for number, output in enumerate(outputs) for copy in self._copied(number, output)]
+        arguments = self.signature.arguments()
+        return Standalone(
+            weights_file=weights_file,
+            inputs=tuple(self._inputs()),
+            outputs=tuple(tensor for tensor, _ in outputs),
+            weights=tuple(self.weights),
+            sizes=tuple(self._sizes(arguments["sizes"])),
+            conditions=tuple(arguments["inequalities"]),
+            slots=slots,
+            constants=tuple(self.constants),
+            sources=self.sources,
+            steps=(*steps, *results),
+        ), self.state
+
+    def _refuse_calls(self) -> None:
+        """Refuse library calls."""
+        calls = [step for step in self.made.schedule.steps if isinstance(step, (Extern, Chunked))]
+        refused = {
+            f"{call.name} ({call.reason})" if isinstance(call, Extern) and call.reason else call.name: None
+            for call in calls
+            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES)
+        }
+        if refused:
+            raise Unsupported(
+                f"no kernels are generated for these operations, which a library cannot call: {', '.join(refused)}",
+                hint="fusion.save keeps them as calls of PyTorch",
+            )
+
+    # What is there before the first step -----------------------------------------------------------------------------
+
+    def _place_inputs(self) -> None:
+        weights, first = self.program.weights, self.signature.first
+        first_names: dict[tuple[object, ...], str] = {}
+        for number, weight in enumerate(weights):
+            stored = first_names.setdefault(identity(weight.tensor), weight.name)
+            changed = number in self.signature.changed_weights
+            if weight.kind == "constant" and not changed:
+                place = self._constant(weight.tensor)
+            else:
+                place = Place(Memory.WEIGHT, len(self.weights))
+                self.state.setdefault(stored, weight.tensor)
+                layout = tuple(weight.tensor.shape), tuple(weight.tensor.stride())
+                self.weights.append(Weight(stored, weight.tensor.dtype, *layout, changed))
+            self.inputs[number] = place
+        for number in range(first, len(self.lowered.inputs)):
+            self.inputs[number] = Place(Memory.INPUT, number - first)
+        for number, place in self.inputs.items():
+            self._root(self.lowered.inputs[number], place)
+        for name, tensor in self.lowered.constants.items():
+            self._root(name, self._constant(tensor))
+        held = [(weight.name, number, weight.tensor) for number, weight in enumerate(weights)]
+        refuse_shared_memory(held, self.signature.changed_weights)
+
+    def _root(self, name: object, place: Place) -> None:
+        if isinstance(name, str):
+            self.starts[name], self.places[name] = _Start(name), place
+
+    def _constant(self, tensor: torch.Tensor) -> Place:
+        """Keep the memory of a tensor, from its first element to its last one."""
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        flat = tensor.detach().as_strided((extent if tensor.numel() else 0,), (1,)).cpu().clone()
+        self.constants.append(bytes(bytes_of(flat)) if flat.numel() else b"")
+        return Place(Memory.CONSTANT, len(self.constants) - 1)
+
+    def _inputs(self) -> Iterator[Tensor]:
+        number = 0
+        for leaf in self.program.leaves:
+            if not leaf.is_input:
+                continue
+            if isinstance(leaf.value, torch.Tensor):
+                shape, strides = (tuple(map(self._of_torch, of)) for of in (leaf.value.shape, leaf.value.stride()))
+                yield Tensor(leaf.name, leaf.value.dtype, shape, strides, number in self.signature.changed)
+            else:
+                yield Tensor(leaf.name, torch.int64, (), ())
+            number += 1
+
+    def _sizes(self, sizes: Sequence[Json]) -> Iterator[Size]:
+        numbers = {leaf: k for k, leaf in enumerate(k for k, leaf in enumerate(self.program.leaves) if leaf.is_input)}
+        for size in sizes:
+            place = numbers[size["leaf"]], size["of"], size["dimension"] or 0
+            yield Size(size["name"], *place, size["times"], size["plus"])
+
+    # Views, results and memory ---------------------------------------------------------------------------------------
+
+    def _follow_views(self) -> None:
+        """Find the root of each buffer."""
+        refused: dict[str, None] = {}
+        for step in self.made.schedule.steps:
+            if isinstance(step, KernelCall):
+                self.starts.update((name, _Start(name)) for name in step.written)
+                self.starts.update((name, self.starts[operand]) for name, operand in step.over.items())
+            elif isinstance(step, Extern) and step.is_view:
+                begins = starts(step, self.lowered.buffers)
+                if not begins:
+                    refused[step.name] = None
+                    continue
+                base = self.starts[step.reads[0]]
+                self.starts.update(
+                    (out, _Start(base.root, base.offset + begin))
+                    for out, begin in zip(step.outs, begins, strict=True)
+                    if out is not None
+                )
+            elif isinstance(step, Extern):
+                targets = step.overwrites
+                self.starts.update(
+                    (out, self.starts[target]) for out, target in zip(step.outs, targets, strict=False) if out
+                )
+        if refused:
+            raise Unsupported(
+                f"where a view begins is not known for these operations: {', '.join(refused)}",
+                hint="return a copy (clone) of the view",
+            )
+
+    def _outputs(self) -> Iterator[tuple[Tensor, Buffer | Json]]:
+        """Yield each result, with its buffer, or the view of an input that it is."""
+        spec = self.program.exported.call_spec.out_spec
+        assert spec is not None
+        names = zip(result_names(described(spec)), self.program.constants, strict=True)
+        computed = [name for name, constant in names if constant is None]
+        for number, name in enumerate(computed):
+            if (alias := self.signature.alias(number)) is not None:
+                yield self._aliased(name, alias)
+                continue
+            out = self.lowered.outputs[number]
+            if not isinstance(out, BufferRef):
+                raise Unsupported(f"{name} is no tensor: it is not returned by a library")
+            buffer = self.lowered.buffers[out.name]
+            shape, strides = (tuple(map(self._text, of)) for of in (buffer.shape, buffer.strides))
+            start, numel = self.starts[out.name], sympy.expand(buffer.numel)
+            root = self.lowered.buffers[start.root]
+            whole = all(sympy.expand(each) == numel for each in (buffer.extent, root.numel, root.extent))
+            if start.root not in self.places and start.offset == 0 and whole and root.dtype is buffer.dtype:
+                self.places[start.root] = Place(Memory.OUTPUT, number)
+            yield Tensor(name, buffer.dtype, shape, strides), buffer
+
+    def _aliased(self, name: str, alias: Json) -> tuple[Tensor, Json]:
+        value = self.program.inputs[alias["register"]]
+        assert isinstance(value, torch.Tensor)
+        view = alias.get("view") or {"shape": value.shape, "strides": value.stride(), "offset": 0}
+        shape, strides = (tuple(self._of_torch(size) for size in view[key]) for key in ("shape", "strides"))
+        packed = _packed(shape)
+        copied = {**alias, "strides": strides, "offset": self._of_torch(view["offset"])}
+        return Tensor(name, value.dtype, shape, packed), copied
+
+    def _copied(self, number: int, output: tuple[Tensor, Buffer | Json]) -> Iterator[Copy]:
+        """Yield the copy of a result that lies in memory of its own nowhere."""
+        tensor, source = output
+        to, item = Place(Memory.OUTPUT, number), tensor.dtype.itemsize
+        if isinstance(source, Buffer):
+            start = self.starts[source.name]
+            if self.places[start.root] == to:
+                return
+            place, strides = self._place(source.name), tensor.strides
+        else:
+            base = self.inputs[source["register"]]
+            place, strides = Place(base.memory, base.number, source["offset"], item), source["strides"]
+        yield Copy(place, strides, to, tensor.strides, tensor.shape, item)
+
+    def _plan_workspace(self) -> tuple[tuple[str, ...], ...]:
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for number, step in enumerate(self.made.schedule.steps):
+            if isinstance(step, KernelCall):
+                first.update((name, number) for name in step.written)
+            names = step.buffers if isinstance(step, KernelCall) else step.reads
+            last.update((self.starts[name].root, number) for name in names)
+        returned = (self.starts[out.name].root for out in self.lowered.outputs if isinstance(out, BufferRef))
+        last.update(dict.fromkeys(returned, len(self.made.schedule.steps)))
+        alive = []
+        for name, begin in first.items():
+            if name not in self.places:
+                buffer = self.lowered.buffers[name]
+                alive.append(Alive(name, buffer.extent * buffer.dtype.itemsize, begin, last.get(name, begin)))
+        plan = planned(alive, self.made.hints)
+        self.places.update((name, Place(Memory.SLOT, slot)) for name, slot in plan.slots.items())
+        return tuple(tuple(map(self._text, sizes)) for sizes in plan.sizes)
+
+    # Steps -----------------------------------------------------------------------------------------------------------
+
+    def _step(self, step: object) -> Iterator[Launch | Copy]:
+        if isinstance(step, KernelCall) and step.kernel in self.kernels:
+            lines = [*dict.fromkeys(origin.line for origin in step.origins if origin.line)]
+            where = f"{step.kernel.name} ({', '.join(lines)})" if lines else step.kernel.name
+            operands = tuple(self._place(name) for name in step.buffers)
+            yield Launch(self.kernels[step.kernel], operands, tuple(map(self._text, step.kernel.sizes)), where)
+        elif isinstance(step, Extern) and step.target in COPIES:
+            ends = (arg if isinstance(arg, (list, tuple)) else [arg] for arg in step.args[:2])
+            for target, source in zip(*ends, strict=True):
+                yield self._copy(target, source)
+
+    def _copy(self, target: object, source: object) -> Copy:
+        assert isinstance(target, BufferRef) and isinstance(source, BufferRef)
+        new, old = self.lowered.buffers[source.name], self.lowered.buffers[target.name]
+        if new.dtype is not old.dtype or new.shape != old.shape:
+            raise Unsupported("a copy into a tensor of another shape or dtype is not done by a library")
+        layouts = (tuple(map(self._text, of)) for of in (new.strides, old.strides, old.shape))
+        source_strides, to_strides, shape = layouts
+        places = self._place(source.name), self._place(target.name)
+        return Copy(places[0], source_strides, places[1], to_strides, shape, old.dtype.itemsize)
+
+    def _place(self, name: str) -> Place:
+        start, item = self.starts[name], self.lowered.buffers[name].dtype.itemsize
+        place = self.places[start.root]
+        return Place(place.memory, place.number, self._text(start.offset), item)
+
+    def _text(self, size: sympy.Expr) -> str:
+        return size_text(size, self.names)
+
+    def _of_torch(self, size: object) -> str:
+        if isinstance(size, torch.SymInt):
+            return self._text(size.node.expr)
+        return str(size)
+
+
+def _packed(shape: Sequence[str]) -> tuple[str, ...]:
+    """Return the strides of a contiguous tensor.
+
+    >>> _packed(("n", "4", "3"))
+    ('(4)*(3)', '(3)', '1')
+    """
+    return tuple("*".join(f"({size})" for size in shape[k + 1 :]) or "1" for k in range(len(shape)))
+
+
+__all__ = ["standalone"]

@@ -1,0 +1,96 @@
+"""Exports a program as a shared library that runs it without Python.
+
+Input: a program and example inputs, as for `fusion.save`; output: a library, its header, and a file of weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fusion.api import fused_options
+from fusion.artifact.ahead import compiled
+from fusion.artifact.capture import captured
+from fusion.artifact.standalone.describe import standalone
+from fusion.artifact.state import written_beside
+from fusion.artifact.weights import pieces
+from fusion.codegen.c.launcher import callee_of
+from fusion.codegen.c.processor import NATIVE
+from fusion.codegen.c.standalone.library import HEADER, library, runner_files
+from fusion.codegen.numerics import current
+from fusion.codegen.targets import TARGETS
+from fusion.lowering.errors import Unsupported
+from fusion.options import Options
+from fusion.schedule.overrides import ONE_KERNEL, Overrides
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+ALONE = Overrides(products=ONE_KERNEL, attention=True, library=False)
+"""Decisions for a program that has no library to call: everything is generated."""
+
+
+def export_library(
+    program: Callable[..., object] | ExportedProgram,
+    path: str | os.PathLike[str],
+    *,
+    inputs: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    dynamic_shapes: Any = None,
+    arch: str = NATIVE,
+    weights: str | os.PathLike[str] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> None:
+    """Compile a program for CPUs to a shared library with a C interface, which needs neither Python nor PyTorch.
+
+    The header `fusion.h` and the weights, in the safetensors format, are written beside it.  All operations are
+    generated: matrix products, convolutions and attention too.
+
+    Args:
+        program: an `nn.Module` or a function, fused or not, or the result of `torch.export.export`.
+        path: the library, such as "libmodel.so"; files that exist are replaced.
+        inputs: example arguments; only their shapes, strides and dtypes matter, and values that are no tensors.
+        kwargs: example arguments by keyword.
+        dynamic_shapes: which sizes vary, as for `torch.export.export`.
+        arch: the architecture to compile for: "native" (the CPU at hand), or on x86-64 a level, such as "x86-64-v3".
+        weights: the name of a file beside `path` that holds the weights already, such as that of `fusion.save`; by
+            default they are written to one that is named as the library is.
+        options: as for `fusion.fuse`; by default those that `program` was fused with.
+
+    Raises:
+        TypeError: `program` cannot be called, or `inputs` is no sequence.
+        Unsupported: an operation is not generated, or the program is not exported: the message lists what.
+        FusionError: it cannot be compiled.
+        OSError: a file cannot be written.
+    """
+    if not callable(program) and not isinstance(program, torch.export.ExportedProgram):
+        raise TypeError(f"export_library takes an nn.Module, a function or an exported program, got {type(program)}")
+    if not isinstance(inputs, (tuple, list)):
+        raise TypeError(f"inputs must be a tuple or a list of arguments, got {type(inputs).__name__}")
+    fused_with = fused_options(program)
+    chosen = fused_with if options is None and fused_with is not None else Options.read(None, options)
+    if chosen.target not in (None, "c"):
+        raise Unsupported(f"a library is made by the target c, not by {chosen.target}")
+    target = TARGETS["c"](None, current(strict=chosen.exact))
+    whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
+    made = compiled(whole, target, chosen, ALONE)
+    if made.device.type != "cpu":
+        raise Unsupported(f"a library runs on CPUs, and the program is on {made.device.type}")
+    place = Path(path)
+    beside = Path(f"{place.stem.removeprefix('lib')}.safetensors" if weights is None else os.fspath(weights))
+    described, state = standalone(whole, made, {kernel: callee_of(kernel) for kernel in made.sources}, beside.name)
+    binary = library(described, arch)
+    if weights is not None:
+        written_beside(place, beside, state)
+    else:
+        with (place.parent / beside).open("wb") as file:
+            file.writelines(pieces(state))
+    (place.parent / HEADER).write_text(runner_files()[HEADER], encoding="utf-8")
+    place.write_bytes(binary)
+
+
+__all__ = ["export_library"]
