@@ -27,12 +27,12 @@ from fusion.graph_cache.interface import tangents_of
 from fusion.graph_cache.regions import KEY
 from fusion.graphs import holds_tensors
 from fusion.inspect.report import Report
+from fusion.inspect.required import check
 from fusion.inspect.watch import Watch
 from fusion.joint.seeds import has_seeds
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
 from fusion.reports import Reports
-from fusion.required import check
 from fusion.runtime import Boxed
 from fusion.runtime.dispatch_guards import guard_dispatch
 from fusion.runtime.recording import Recorder

@@ -33,10 +33,10 @@ from fusion.graph_cache.regions import Asked, Region, Told
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import break_after
 from fusion.inspect.report import Report
+from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
-from fusion.required import NotAsRequired
 from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder

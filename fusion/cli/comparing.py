@@ -7,10 +7,10 @@ from typing import TypedDict
 
 import torch
 
-from fusion.bisection import bisect as bisected
 from fusion.cli.printed import plain, print_json
 from fusion.cli.programs import prepared
-from fusion.verification import verify as verified
+from fusion.diagnosis.bisection import bisect as bisected
+from fusion.diagnosis.verification import verify as verified
 
 
 def verify(arguments: argparse.Namespace) -> int:

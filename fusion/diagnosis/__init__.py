@@ -1,0 +1,3 @@
+"""Diagnosis: whether a program computes what eager computes (`verification`), and what makes it differ
+(`bisection`).
+"""
