@@ -17,6 +17,7 @@ from torch._dynamo import trace_rules
 from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend, backend_of
+from fusion.diagnosis.certifying import certify
 from fusion.fallback import warn_once
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.agreement import cotangent
@@ -297,7 +298,13 @@ def _program_of(compiled: Callable[..., object]) -> Callable[..., object]:
 
 
 def explain(
-    program: Callable[..., object], /, *, measure: bool = False, backward: bool = False, **settings: object
+    program: Callable[..., object],
+    /,
+    *,
+    measure: bool = False,
+    backward: bool = False,
+    verify: bool = False,
+    **settings: object,
 ) -> Callable[..., Explanation]:
     """Run a program once on generated kernels and report how it was compiled: `explain(model)(*args, **kwargs)`.
 
@@ -308,6 +315,10 @@ def explain(
             backward runs too; the `.grad` of parameters and inputs is left alone.  Launches are not recorded as CUDA
             graphs, and no graph is kept in the cache.
         backward: run backward too if results require gradients, without measuring.
+        verify: also certify the compiled program (`Explanation.certificate`): the error of each kernel against float64
+            on these inputs and what it contributes to the results, and each rewrite and each kernel on inputs on which
+            derivations break.  Backward is included if results require gradients.  The program runs once for each
+            launch, on copies.
         settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
 
     Returns:
@@ -317,6 +328,8 @@ def explain(
     Raises:
         TypeError: `program` cannot be called, or a setting is unknown or has the wrong type.
         ValueError: unknown mode, option or value of an option.
+
+    The function raises `NotComparable` if the program is to be verified, and draws random numbers.
 
     >>> import torch
     >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
@@ -336,9 +349,12 @@ def explain(
         if measure or backward:
             _backward(result, program, args, kwargs)
         explanation = _explanation(backend, program, start)
-        if measurement is None:
-            return explanation
-        return replace(explanation, graphs=measurement.measured(explanation.graphs))
+        if measurement is not None:
+            explanation = replace(explanation, graphs=measurement.measured(explanation.graphs))
+        if verify:
+            certificate = certify(program, args, kwargs, options, torch_settings(settings))
+            explanation = replace(explanation, certificate=certificate)
+        return explanation
 
     return run
 

@@ -51,7 +51,7 @@ class GraphCompiler:
         self, options: Options, reports: Reports, watch: Watch | None = None, overrides: Overrides = PRICED
     ) -> None:
         self.options, self.reports = options, reports
-        self._watch, self.overrides = watch, overrides
+        self.watch, self.overrides = watch, overrides
 
     def target(self, device: torch.device) -> Target:
         """Return the target of a device, or the one that the options name."""
@@ -69,7 +69,7 @@ class GraphCompiler:
         keys: list[str] = []
 
         def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
-            told = refused, keys.append, self._watch, self.overrides
+            told = refused, keys.append, self.watch, self.overrides
             return compile_graph(graph, self.options, label, recorder, *told)
 
         try:

@@ -231,7 +231,7 @@ class RegionCompiler:
 
     def _log(self, times: list[PassTime], label: str, graph: fx.GraphModule) -> PassLog:
         """Return the log of the passes over a graph, with dumps if enabled."""
-        trace = Trace(self.options.dump, label, times=times)
+        trace = Trace(self.options.dump, label, times=times, observer=self.graphs.watch)
         trace.graph(graph)
         return trace.log
 

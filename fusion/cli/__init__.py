@@ -68,6 +68,7 @@ _EXPLAIN = """
 explain model.py:forward --shape 8,128 --shape 128
 explain package.model:Net --shape 4,16 --train --times
 explain model.py:forward --shape 8,128 --option numerics=strict --json
+explain model.py:Net --shape 4,16 --train --verify --html report.html
 """
 
 
@@ -81,6 +82,11 @@ def _add_explain(commands: add.Commands) -> None:
     )
     explain.add_argument("--times", action="store_true", help="also show the time of each pass of the compilation")
     explain.add_argument("--measure", action="store_true", help="also measure each kernel, beside its predicted time")
+    explain.add_argument(
+        "--verify",
+        action="store_true",
+        help="also check each kernel against float64, and each rewrite on inputs on which derivations break",
+    )
     explain.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page for a browser")
     add.add_json(explain)
 

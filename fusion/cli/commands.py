@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import torch
 
@@ -30,28 +31,41 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the kernels of a program, the edges that were not fused, and, on request, times, JSON and a page."""
+    """Print the kernels of a program, and the edges that were not fused; exit with 1 if a certificate does not hold."""
     with torch.set_grad_enabled(arguments.train):
-        explanation = _explained(arguments, prepared(arguments), measure=arguments.measure)
+        explanation = _explained(arguments, prepared(arguments), measure=arguments.measure, verify=arguments.verify)
+    page = None if arguments.html is None else _written(explanation, arguments.html)
     if arguments.json:
         print_json(explanation.json())
-        return 0
-    print(explanation)
-    for graph in explanation.graphs if arguments.times else ():
-        print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")
-    if arguments.dump is not None:
-        print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
-    if arguments.html is not None:
-        try:
-            print(f"\nThe page is in {explanation.html(arguments.html)}.")
-        except OSError as error:
-            message = f"{arguments.html} cannot be written: {error.strerror}"
-            raise CommandError(message, hint="name a file in a directory that can be written") from error
-    return 0
+    else:
+        print(explanation)
+        for graph in explanation.graphs if arguments.times else ():
+            print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")
+        if arguments.dump is not None:
+            print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
+        if page is not None:
+            print(f"\nThe page is in {page}.")
+    return 1 if explanation.certificate is not None and not explanation.certificate.holds else 0
 
 
-def _explained(arguments: argparse.Namespace, case: Prepared, *, measure: bool = False) -> fusion.Explanation:
-    return fusion.explain(case.program, measure=measure, backward=arguments.train, **case.settings)(*case.inputs)
+def _written(explanation: fusion.Explanation, file: Path) -> Path:
+    """Write the page of a report.
+
+    Raises:
+        CommandError: the file cannot be written.
+    """
+    try:
+        return explanation.html(file)
+    except OSError as error:
+        message = f"{file} cannot be written: {error.strerror}"
+        raise CommandError(message, hint="name a file in a directory that can be written") from error
+
+
+def _explained(
+    arguments: argparse.Namespace, case: Prepared, *, measure: bool = False, verify: bool = False
+) -> fusion.Explanation:
+    explained = fusion.explain(case.program, measure=measure, backward=arguments.train, verify=verify, **case.settings)
+    return explained(*case.inputs)
 
 
 def accuracy(arguments: argparse.Namespace) -> int:

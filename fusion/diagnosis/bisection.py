@@ -282,7 +282,7 @@ def first_failing(count: int, fails: Callable[[int], bool]) -> int:
 # Results of launches ------------------------------------------------------------------------------------------------
 
 
-class _Written:
+class _Written(Watch):
     """A `Watch` of the tensors that each launch writes, under names that another compilation has too."""
 
     def __init__(self) -> None:

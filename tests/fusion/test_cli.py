@@ -103,6 +103,20 @@ def test_explain_writes_a_page_where_asked(program, tmp_path, capsys):
     assert "cannot be written: No such file or directory" in shown and "hint: name a file" in shown
 
 
+def test_explain_certifies_and_exits_with_1_where_the_certificate_does_not_hold(program, monkeypatch, capsys):
+    words = ["explain", f"{program}:scaled", "--shape", "9,132", "--shape", "132", "--verify"]
+    assert main(words) == 0
+    assert "certificate: holds" in capsys.readouterr().out
+    plant(monkeypatch, " + 2.0f", " + 2.5f")
+    torch._dynamo.reset()
+    words = ["explain", f"{program}:scaled", "--shape", "9,133", "--shape", "133", "--verify"]
+    assert main([*words, "--json", "--option", "graph_cache=no"]) == 1
+    found = json.loads(capsys.readouterr().out)["certificate"]
+    assert not found["holds"] and not found["launches"][0]["right"]
+    assert main(["explain", f"{program}:dropped", "--shape", "40", "--verify"]) == 2
+    assert "draws random numbers" in capsys.readouterr().err
+
+
 def test_explain_takes_a_module_class(program, capsys):
     assert main(["explain", f"{program}:Net", "--shape", "4,16"]) == 0
     assert "kernel" in capsys.readouterr().out

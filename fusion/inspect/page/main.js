@@ -9,6 +9,7 @@ const TABS = [
   ["refusals", "Not fused", showRefusals],
   ["passes", "Passes", showPasses],
   ["traffic", "Traffic and roofline", showTraffic],
+  ["certificate", "Certificate", showCertificate],
 ];
 
 /** Goes to a tab, and to what the other arguments name in it. */
