@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend, backend_of
 from fusion.diagnosis.certifying import certify
-from fusion.fallback import warn_once
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.agreement import cotangent
 from fusion.inspect.breaks import codes_of, other_breaks
@@ -27,6 +26,7 @@ from fusion.inspect.measurement import Measurement
 from fusion.options import Options
 from fusion.region import compile_anew
 from fusion.settings import options_of, torch_settings
+from fusion.uncaptured import watch_steps, watched, without_steps
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -132,6 +132,8 @@ def fuse(
         raise TypeError(f"fuse takes an nn.Module or a function, got {type(program).__name__}")
     backend = Backend.shared(_code_of(program), read, fullgraph)
     compiled = torch.compile(program, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    name = getattr(program, "__qualname__", type(program).__qualname__)
+    compiled = watched(compiled, backend, inspect.unwrap(program), name.rpartition("<locals>.")[2])
     compiled._fusion_backend = backend  # type: ignore[attr-defined]  # for `report`
     return compiled
 
@@ -174,7 +176,8 @@ def _plain(module: Module) -> Module:
     """Return the module as it was before it was fused."""
     marks = ("__deepcopy__", "__reduce_ex__", "_fusion_backend", "_compiled_call_impl")
     plain: Module = object.__new__(type(module))  # a graph module's own `__new__` makes another class each time
-    plain.__dict__.update({name: value for name, value in vars(module).items() if name not in marks})
+    kept = {name: value for name, value in vars(module).items() if name not in marks}
+    plain.__dict__.update(without_steps(kept))
     return plain
 
 
@@ -207,24 +210,11 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgra
         fused._compiled_call_impl = torch.compile(call, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     else:
         fused.compile(backend=backend, dynamic=dynamic, fullgraph=fullgraph)
-    fused._compiled_call_impl = _watched_once(fused, backend)
+    compiled = fused._compiled_call_impl
+    assert callable(compiled)
+    fused._compiled_call_impl = watched(compiled, backend, fused, type(module).__name__)
+    watch_steps(fused)
     return fused
-
-
-def _watched_once(module: torch.nn.Module, backend: Backend) -> Callable[..., object]:
-    """Return the compiled call of a module; its first call warns if Dynamo captures nothing of the module."""
-    call = module._compiled_call_impl
-    assert callable(call)
-
-    @functools.wraps(call)
-    def first(*args: object, **kwargs: object) -> object:
-        module._compiled_call_impl = call
-        result = call(*args, **kwargs)
-        if not tuple(backend.reports) and (breaks := _explanation(backend, module, backend.since).graph_breaks):
-            warn_once(f"running eagerly: Dynamo captures nothing of {type(module).__name__}: {breaks[0]}")
-        return result
-
-    return first
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
