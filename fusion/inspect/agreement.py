@@ -183,6 +183,7 @@ class Runs:
         program, given = self._copies()
         call = compiled(program)
         tensors = [each for _, each in _state(program, given) if isinstance(each, torch.Tensor)]
+        tensors += program.parameters() if isinstance(program, torch.nn.Module) else []
         before = [(each, flat_view(each.detach()).clone()) for each in tensors if each.layout is torch.strided]
 
         def again() -> Values:

@@ -95,6 +95,8 @@ class _Building:
             notes=list(report.notes),
             traffic_before=_traffic(report.traffic_before),
             traffic_after=_traffic(report.traffic_after),
+            memory_before=list(report.memory_before),
+            memory_after=list(report.memory_after),
             device=None if report.device is None else _device(report.device),
             operations=[self.operation(each, edges.steps[k]) for k, each in enumerate(report.lowered)],
             steps=[self.step(step, edges, attribution, (number, k)) for k, step in enumerate(steps)],

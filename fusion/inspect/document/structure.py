@@ -213,6 +213,8 @@ class GraphEntry(TypedDict):
     notes: list[str]
     traffic_before: TrafficEntry
     traffic_after: TrafficEntry
+    memory_before: list[int]
+    memory_after: list[int]
     device: DeviceEntry | None
     operations: list[OperationEntry]
     steps: list[StepEntry]
