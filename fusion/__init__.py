@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from fusion.artifact.save import save
     from fusion.artifact.standalone.export import export_library
     from fusion.backend import Backend, fusion_backend
-    from fusion.bisection import Bisection, bisect
+    from fusion.diagnosis.bisection import Bisection, bisect
+    from fusion.diagnosis.verification import verify
     from fusion.inspect.accuracy import Accuracy, LaunchError
     from fusion.inspect.agreement import Agreement, NotComparable
     from fusion.inspect.explanation import Explanation
     from fusion.inspect.report import Report
+    from fusion.inspect.required import NotAsRequired, require
     from fusion.lowering.errors import (
         ArtifactError,
         BuildError,
@@ -38,8 +40,6 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from fusion.options import Options
-    from fusion.required import NotAsRequired, require
-    from fusion.verification import verify
 
 __version__ = "0.1.0"
 
@@ -85,7 +85,7 @@ _HOMES = {
     "fusion.artifact.save": ("save",),
     "fusion.artifact.standalone.export": ("export_library",),
     "fusion.backend": ("Backend", "fusion_backend"),
-    "fusion.bisection": ("Bisection", "bisect"),
+    "fusion.diagnosis.bisection": ("Bisection", "bisect"),
     "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),
     "fusion.inspect.agreement": ("Agreement", "NotComparable"),
     "fusion.inspect.explanation": ("Explanation",),
@@ -94,8 +94,8 @@ _HOMES = {
         *("ArtifactError", "BuildError", "FusionError", "FusionWarning", "Unsupported", "VerifyError"),
     ),
     "fusion.options": ("Options",),
-    "fusion.required": ("NotAsRequired", "require"),
-    "fusion.verification": ("verify",),
+    "fusion.inspect.required": ("NotAsRequired", "require"),
+    "fusion.diagnosis.verification": ("verify",),
 }
 """Module → the public names that it defines."""
 

@@ -17,7 +17,7 @@ from torch._dynamo import trace_rules
 from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend, backend_of
-from fusion.fallback import warn_once
+from fusion.diagnosis.certifying import certify
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.agreement import cotangent
 from fusion.inspect.breaks import codes_of, other_breaks
@@ -26,6 +26,7 @@ from fusion.inspect.measurement import Measurement
 from fusion.options import Options
 from fusion.region import compile_anew
 from fusion.settings import options_of, torch_settings
+from fusion.uncaptured import watch_steps, watched, without_steps
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -131,6 +132,8 @@ def fuse(
         raise TypeError(f"fuse takes an nn.Module or a function, got {type(program).__name__}")
     backend = Backend.shared(_code_of(program), read, fullgraph)
     compiled = torch.compile(program, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    name = getattr(program, "__qualname__", type(program).__qualname__)
+    compiled = watched(compiled, backend, inspect.unwrap(program), name.rpartition("<locals>.")[2])
     compiled._fusion_backend = backend  # type: ignore[attr-defined]  # for `report`
     return compiled
 
@@ -173,7 +176,8 @@ def _plain(module: Module) -> Module:
     """Return the module as it was before it was fused."""
     marks = ("__deepcopy__", "__reduce_ex__", "_fusion_backend", "_compiled_call_impl")
     plain: Module = object.__new__(type(module))  # a graph module's own `__new__` makes another class each time
-    plain.__dict__.update({name: value for name, value in vars(module).items() if name not in marks})
+    kept = {name: value for name, value in vars(module).items() if name not in marks}
+    plain.__dict__.update(without_steps(kept))
     return plain
 
 
@@ -206,24 +210,11 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgra
         fused._compiled_call_impl = torch.compile(call, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     else:
         fused.compile(backend=backend, dynamic=dynamic, fullgraph=fullgraph)
-    fused._compiled_call_impl = _watched_once(fused, backend)
+    compiled = fused._compiled_call_impl
+    assert callable(compiled)
+    fused._compiled_call_impl = watched(compiled, backend, fused, type(module).__name__)
+    watch_steps(fused)
     return fused
-
-
-def _watched_once(module: torch.nn.Module, backend: Backend) -> Callable[..., object]:
-    """Return the compiled call of a module; its first call warns if Dynamo captures nothing of the module."""
-    call = module._compiled_call_impl
-    assert callable(call)
-
-    @functools.wraps(call)
-    def first(*args: object, **kwargs: object) -> object:
-        module._compiled_call_impl = call
-        result = call(*args, **kwargs)
-        if not tuple(backend.reports) and (breaks := _explanation(backend, module, backend.since).graph_breaks):
-            warn_once(f"running eagerly: Dynamo captures nothing of {type(module).__name__}: {breaks[0]}")
-        return result
-
-    return first
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
@@ -297,7 +288,13 @@ def _program_of(compiled: Callable[..., object]) -> Callable[..., object]:
 
 
 def explain(
-    program: Callable[..., object], /, *, measure: bool = False, backward: bool = False, **settings: object
+    program: Callable[..., object],
+    /,
+    *,
+    measure: bool = False,
+    backward: bool = False,
+    verify: bool = False,
+    **settings: object,
 ) -> Callable[..., Explanation]:
     """Run a program once on generated kernels and report how it was compiled: `explain(model)(*args, **kwargs)`.
 
@@ -308,6 +305,10 @@ def explain(
             backward runs too; the `.grad` of parameters and inputs is left alone.  Launches are not recorded as CUDA
             graphs, and no graph is kept in the cache.
         backward: run backward too if results require gradients, without measuring.
+        verify: also certify the compiled program (`Explanation.certificate`): the error of each kernel against float64
+            on these inputs and what it contributes to the results, and each rewrite and each kernel on inputs on which
+            derivations break.  Backward is included if results require gradients.  The program runs once for each
+            launch, on copies.
         settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
 
     Returns:
@@ -317,6 +318,8 @@ def explain(
     Raises:
         TypeError: `program` cannot be called, or a setting is unknown or has the wrong type.
         ValueError: unknown mode, option or value of an option.
+
+    The function raises `NotComparable` if the program is to be verified, and draws random numbers.
 
     >>> import torch
     >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
@@ -336,9 +339,12 @@ def explain(
         if measure or backward:
             _backward(result, program, args, kwargs)
         explanation = _explanation(backend, program, start)
-        if measurement is None:
-            return explanation
-        return replace(explanation, graphs=measurement.measured(explanation.graphs))
+        if measurement is not None:
+            explanation = replace(explanation, graphs=measurement.measured(explanation.graphs))
+        if verify:
+            certificate = certify(program, args, kwargs, options, torch_settings(settings))
+            explanation = replace(explanation, certificate=certificate)
+        return explanation
 
     return run
 

@@ -82,7 +82,7 @@ def compile_graph(
     builder = builder_for(main.type, options.target, options.current_numerics)
     if overrides.evaluated:
         builder = Evaluating(builder.target)
-    trace = Trace(options.dump, label)
+    trace = Trace(options.dump, label, observer=watch)
     trace.graph(graph)
     prepare(graph, label, builder.target, options, trace.log, overrides)
     interface = Interface.of(graph, label, main, kept_for_backward(graph))

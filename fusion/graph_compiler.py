@@ -27,12 +27,12 @@ from fusion.graph_cache.interface import tangents_of
 from fusion.graph_cache.regions import KEY
 from fusion.graphs import holds_tensors
 from fusion.inspect.report import Report
+from fusion.inspect.required import check
 from fusion.inspect.watch import Watch
 from fusion.joint.seeds import has_seeds
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
 from fusion.reports import Reports
-from fusion.required import check
 from fusion.runtime import Boxed
 from fusion.runtime.dispatch_guards import guard_dispatch
 from fusion.runtime.recording import Recorder
@@ -51,7 +51,7 @@ class GraphCompiler:
         self, options: Options, reports: Reports, watch: Watch | None = None, overrides: Overrides = PRICED
     ) -> None:
         self.options, self.reports = options, reports
-        self._watch, self.overrides = watch, overrides
+        self.watch, self.overrides = watch, overrides
 
     def target(self, device: torch.device) -> Target:
         """Return the target of a device, or the one that the options name."""
@@ -69,7 +69,7 @@ class GraphCompiler:
         keys: list[str] = []
 
         def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
-            told = refused, keys.append, self._watch, self.overrides
+            told = refused, keys.append, self.watch, self.overrides
             return compile_graph(graph, self.options, label, recorder, *told)
 
         try:

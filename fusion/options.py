@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from fusion.codegen.numerics import Numerics, current
 from fusion.codegen.targets import TARGETS
-from fusion.required import Requirements
+from fusion.inspect.required import Requirements
 
 T = TypeVar("T")
 

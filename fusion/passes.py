@@ -141,6 +141,13 @@ class Dumps(Protocol):
         """Write the texts after the pass `name`, if they differ from those before it; return whether they do."""
 
 
+class Observer(Protocol):
+    """Sees the subject of each stage before its first pass, and after each pass that may have changed it."""
+
+    def passed(self, stage: str, name: str, subject: object, context: object) -> None:
+        """Take note of a subject after the pass `name`, which is empty before the first; it must not be changed."""
+
+
 def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
     """Run the passes of `stage` that apply in `context` and are not left out, in order.
 
@@ -159,6 +166,8 @@ def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
     """
     unchecked, checking = False, 0.0
     parts = stage.parts(subject)
+    if log.observer is not None:
+        log.observer.passed(stage.name, "", subject, context)
     left_out = {*stage.left_out(context)} & {*stage.optional}
     for number, each in enumerate(stage.passes, stage.first):
         if not each.when(context) or f"{stage.name}/{each.name}" in left_out:
@@ -178,6 +187,8 @@ def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
         if changed is not False or result is None:
             parts = stage.parts(subject)
         log.times.append(PassTime(stage.name, each.name, clock.seconds, changed, Change.between(before, parts)))
+        if log.observer is not None and changed is not False:
+            log.observer.passed(stage.name, each.name, subject, context)
     if unchecked:
         checking += _checked(stage, subject, context)
     log.times.append(PassTime(stage.name, "check", checking))
@@ -219,10 +230,11 @@ def _measured() -> Iterator[_Clock]:
 
 @dataclass(slots=True)
 class PassLog:
-    """The times of the passes of one compilation, in order, and the receiver of dumps."""
+    """The times of the passes of one compilation, in order, the receiver of dumps, and an observer."""
 
     dumps: Dumps | None = None
     times: list[PassTime] = field(default_factory=list)
+    observer: Observer | None = None
 
     @contextmanager
     def timed(self, stage: str, name: str) -> Iterator[None]:

@@ -33,10 +33,10 @@ from fusion.graph_cache.regions import Asked, Region, Told
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import break_after
 from fusion.inspect.report import Report
+from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
-from fusion.required import NotAsRequired
 from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder
@@ -231,7 +231,7 @@ class RegionCompiler:
 
     def _log(self, times: list[PassTime], label: str, graph: fx.GraphModule) -> PassLog:
         """Return the log of the passes over a graph, with dumps if enabled."""
-        trace = Trace(self.options.dump, label, times=times)
+        trace = Trace(self.options.dump, label, times=times, observer=self.graphs.watch)
         trace.graph(graph)
         return trace.log
 

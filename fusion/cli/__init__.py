@@ -17,13 +17,13 @@ from pathlib import Path
 
 import fusion
 from fusion.cli import arguments as add
-from fusion.cli.arguments import EXIT_CODES, TARGETS
+from fusion.cli.arguments import EXIT_CODES
 from fusion.lowering.errors import FusionError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command (`sys.argv` where `argv` is None) and return the exit code."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     module = importlib.import_module(f"fusion.cli.{arguments.module}")  # PyTorch and the compiler, once needed
     run: Callable[[argparse.Namespace], int] = getattr(module, arguments.command)
     try:
@@ -36,22 +36,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    whole = argparse.ArgumentParser(
         prog="fusion",
         description="A graph-level fusion compiler for PyTorch programs.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"fusion {fusion.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    whole.add_argument("--version", action="version", version=f"fusion {fusion.__version__}")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_explain(commands)
     _add_kernels(commands)
     _add_comparisons(commands)
     _add_time(commands)
     _add_machine(commands)
-    return parser
+    return whole
 
 
 def _add_demo(commands: add.Commands) -> None:
@@ -68,6 +69,9 @@ _EXPLAIN = """
 explain model.py:forward --shape 8,128 --shape 128
 explain package.model:Net --shape 4,16 --train --times
 explain model.py:forward --shape 8,128 --option numerics=strict --json
+explain model.py:Net --shape 4,16 --train --verify --html report.html
+explain model.py:Net --shape 4,16 --target triton --arch sm_90
+explain model.pt2
 """
 
 
@@ -81,6 +85,12 @@ def _add_explain(commands: add.Commands) -> None:
     )
     explain.add_argument("--times", action="store_true", help="also show the time of each pass of the compilation")
     explain.add_argument("--measure", action="store_true", help="also measure each kernel, beside its predicted time")
+    explain.add_argument(
+        "--verify",
+        action="store_true",
+        help="also check each kernel against float64, and each rewrite on inputs on which derivations break",
+    )
+    add.add_target(explain)
     explain.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page for a browser")
     add.add_json(explain)
 
@@ -95,8 +105,27 @@ def _add_kernels(commands: add.Commands) -> None:
     kernels = add.command(commands, "kernels", "print the sources generated for a program", _KERNELS, module="commands")
     add.add_program(kernels)
     add.add_settings(kernels)
-    kernels.add_argument("--target", choices=TARGETS, help="generate for it ahead of time; needs no device")
-    kernels.add_argument("--arch", metavar="sm_90", help="the architecture that --target generates for")
+    add.add_target(kernels)
+    add.add_json(kernels)
+
+    what = "print PTX, or another stage, of the kernels generated for a program; needs no GPU"
+    ptx = add.command(commands, "ptx", what, _PTX, module="commands")
+    add.add_program(ptx)
+    ptx.set_defaults(train=False, mode=None, dynamic=False, option=[])
+    add.add_target(ptx, "triton")
+    ptx.add_argument(
+        "--stage",
+        metavar="STAGE",
+        help="ttir, ttgir, llir, ptx or sass of Triton, s (assembly) of C; default: ptx, amdgcn or s",
+    )
+    add.add_json(ptx)
+
+
+_PTX = """
+ptx model.py:forward --shape 8,128 --arch sm_90
+ptx model.py:forward --shape 8,128 --arch sm_90 --stage sass
+ptx model.py:forward --shape 8,128 --target c
+"""
 
 
 _BISECT = """
@@ -132,7 +161,19 @@ time model.py:Net --shape 64,1024 --train --compare inductor
 """
 
 
+_BENCH = """
+bench model.py:forward --shape 8,128
+bench model.py:Net --shape 64,1024 --train --json
+"""
+
+
 def _add_time(commands: add.Commands) -> None:
+    what = "measure each kernel and library call of a program, against what memory and arithmetic allow"
+    bench = add.command(commands, "bench", what, _BENCH, module="bench")
+    add.add_program(bench)
+    add.add_settings(bench)
+    add.add_json(bench)
+
     what = "time a program in eager and compiled, side by side"
     time = add.command(commands, "time", what, _TIME, module="timing")
     add.add_program(time)
@@ -154,11 +195,23 @@ def _add_machine(commands: add.Commands) -> None:
     what = "measure this machine, so that predicted times are its own"
     calibrate = add.command(commands, "calibrate", what, "calibrate --device cpu", module="commands")
     add.add_device(calibrate)
+    add.add_json(calibrate)
 
     what = "show what the cache directory holds, and clear it"
     cache = add.command(commands, "cache", what, "cache\ncache --clear", module="commands")
     cache.add_argument("--clear", action="store_true", help="remove all that was kept there")
     add.add_json(cache)
 
+    what = "print a script that completes commands and options in a shell"
+    completion = add.command(commands, "completion", what, _COMPLETION, module="completion")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which shell")
 
-__all__ = ["TARGETS", "main"]
+
+_COMPLETION = """
+completion bash >> ~/.bashrc
+completion zsh >> ~/.zshrc
+completion fish > ~/.config/fish/completions/fusion.fish
+"""
+
+
+__all__ = ["main", "parser"]

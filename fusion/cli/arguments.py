@@ -19,7 +19,11 @@ EXIT_CODES = """exit codes:
   2  the command could not run: wrong arguments, a program that fails, no such device"""
 
 PROGRAM = """FILE.py:NAME or package.module:NAME names a function, a module (nn.Module) or a module class, which is
-instantiated without arguments.  Its inputs are random, of the given shapes."""
+instantiated without arguments; FILE.pt2 holds a program saved by torch.export.save.  Inputs are random, of the given
+shapes; an exported program gets the inputs that it was exported with if none are given."""
+
+KWARG = """a keyword argument: a shape in brackets for a random tensor, with a dtype if it is not float32, or else a
+Python value: --kwarg mask=[8,128]:bool --kwarg scale=0.5 --kwarg causal=True"""
 
 OPTIONS = "options of fusion.fuse, as key=value: --option numerics=strict --option workspace=1000000"
 
@@ -51,6 +55,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", action="append", default=[], metavar="float32", help="one for all inputs, or one per input"
     )
+    parser.add_argument("--kwarg", action="append", default=[], metavar="NAME=VALUE", help=KWARG)
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
 
@@ -72,6 +77,15 @@ def add_tolerances(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", choices=("eager", "float64"), default="eager", help="the reference of --rtol and --atol"
     )
+
+
+def add_target(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Add for which target kernels are generated ahead of time."""
+    shown = "" if default is None else f"; default: {default}"
+    parser.add_argument(
+        "--target", choices=TARGETS, default=default, help=f"generate for it ahead of time; needs no device{shown}"
+    )
+    parser.add_argument("--arch", metavar="sm_90", help="the architecture that --target generates for")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

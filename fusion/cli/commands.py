@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +19,7 @@ from fusion.calibrate import calibrate as measured_speeds
 from fusion.calibrate import lines
 from fusion.cli.printed import print_json
 from fusion.cli.programs import CommandError, Prepared, prepared
+from fusion.cli.waiting import waiting
 from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
 from fusion.codegen.targets import TARGETS
 from fusion.dumped.trace import passes_text
@@ -30,35 +34,68 @@ def demo(arguments: argparse.Namespace) -> int:
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Print the kernels of a program, the edges that were not fused, and, on request, times, JSON and a page."""
+    """Print the kernels of a program, and the edges that were not fused; exit with 1 if a certificate does not hold."""
+    _refuse_for_export(arguments)
     with torch.set_grad_enabled(arguments.train):
-        explanation = _explained(arguments, prepared(arguments), measure=arguments.measure)
+        case = prepared(arguments)
+        if arguments.target is None:
+            explanation = _explained(arguments, case, measure=arguments.measure, verify=arguments.verify)
+        else:
+            explanation = _exported(arguments, case).explanation
+    page = None if arguments.html is None else _written(explanation, arguments.html)
     if arguments.json:
         print_json(explanation.json())
-        return 0
-    print(explanation)
-    for graph in explanation.graphs if arguments.times else ():
-        print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")
-    if arguments.dump is not None:
-        print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
-    if arguments.html is not None:
-        try:
-            print(f"\nThe page is in {explanation.html(arguments.html)}.")
-        except OSError as error:
-            message = f"{arguments.html} cannot be written: {error.strerror}"
-            raise CommandError(message, hint="name a file in a directory that can be written") from error
-    return 0
+    else:
+        print(explanation)
+        for graph in explanation.graphs if arguments.times else ():
+            print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")
+        if arguments.dump is not None:
+            print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
+        if page is not None:
+            print(f"\nThe page is in {page}.")
+    return 1 if explanation.certificate is not None and not explanation.certificate.holds else 0
 
 
-def _explained(arguments: argparse.Namespace, case: Prepared, *, measure: bool = False) -> fusion.Explanation:
-    return fusion.explain(case.program, measure=measure, backward=arguments.train, **case.settings)(*case.inputs)
+def _written(explanation: fusion.Explanation, file: Path) -> Path:
+    """Write the page of a report.
+
+    Raises:
+        CommandError: the file cannot be written.
+    """
+    try:
+        return explanation.html(file)
+    except OSError as error:
+        message = f"{file} cannot be written: {error.strerror}"
+        raise CommandError(message, hint="name a file in a directory that can be written") from error
+
+
+def _explained(
+    arguments: argparse.Namespace, case: Prepared, *, measure: bool = False, verify: bool = False
+) -> fusion.Explanation:
+    explained = fusion.explain(case.program, measure=measure, backward=arguments.train, verify=verify, **case.settings)
+    with waiting("compiling"):
+        return explained(*case.inputs, **case.kwargs)
+
+
+def _exported(arguments: argparse.Namespace, case: Prepared) -> fusion.Export:
+    """Generate kernels ahead of time.
+
+    Raises:
+        CommandError: a keyword argument of the program has the name of one of `export_kernels`.
+    """
+    if taken := {"target", "arch"} & case.kwargs.keys():
+        raise CommandError(f"an argument {min(taken)!r} cannot be given ahead of time", hint="give it by position")
+    given: dict[str, Any] = {**case.kwargs, "target": arguments.target, "arch": arguments.arch}
+    with waiting("generating"):
+        return fusion.export_kernels(case.program, *case.inputs, **given)
 
 
 def accuracy(arguments: argparse.Namespace) -> int:
     """Print the error of each kernel of a program against float64."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
-        found = fusion.accuracy(case.program, **case.settings)(*case.inputs)
+        with waiting("measuring errors"):
+            found = fusion.accuracy(case.program, **case.settings)(*case.inputs, **case.kwargs)
     if arguments.json:
         print_json(found)
     else:
@@ -74,15 +111,38 @@ def kernels(arguments: argparse.Namespace) -> int:
         if arguments.target is None:
             sources = {kernel.source: kernel.name for kernel in _explained(arguments, case).kernels}
         else:
-            wanted = {"target": arguments.target, "arch": arguments.arch}
-            exported = fusion.export_kernels(case.program, *case.inputs, **wanted)
-            sources = {kernel.source: kernel.name for kernel in exported.kernels}
-    if not sources:
+            sources = {kernel.source: kernel.name for kernel in _exported(arguments, case).kernels}
+    return _listed([(name, source) for source, name in sources.items()], as_json=arguments.json)
+
+
+def _listed(kernels: Sequence[tuple[str, str]], *, as_json: bool) -> int:
+    """Print texts of kernels, by name; exit with 1 if there is none."""
+    if as_json:
+        print_json([{"name": name, "text": text} for name, text in kernels])
+    elif not kernels:
         print("fusion: no kernel was generated; `fusion explain` says why", file=sys.stderr)
-        return 1
-    for number, (source, name) in enumerate(sources.items(), 1):
-        print(f"{'' if number == 1 else chr(10)}=== kernel {number} of {len(sources)}: {name} ===\n{source.rstrip()}")
-    return 0
+    for number, (name, text) in enumerate(() if as_json else kernels, 1):
+        print(f"{'' if number == 1 else chr(10)}=== kernel {number} of {len(kernels)}: {name} ===\n{text.rstrip()}")
+    return 0 if kernels else 1
+
+
+def ptx(arguments: argparse.Namespace) -> int:
+    """Print a stage of the kernels generated for a program."""
+    TARGETS[arguments.target](arguments.arch)
+    with torch.no_grad():
+        kernels = _exported(arguments, prepared(arguments)).kernels
+    stages = list(
+        dict.fromkeys(name for kernel in kernels for name, text in kernel.artefacts.items() if isinstance(text, str))
+    )
+    wanted = arguments.stage or next((name for name in _STAGES if name in stages), "")
+    if kernels and wanted not in stages:
+        raise CommandError(f"there is no stage {wanted!r}", hint=f"known: {', '.join(stages) or '-'}")
+    texts = [(kernel.name, kernel.artefacts.get(wanted, "")) for kernel in kernels]
+    return _listed([(name, text) for name, text in texts if isinstance(text, str)], as_json=arguments.json)
+
+
+_STAGES = ("ptx", "amdgcn", "s")
+"""The stage that is printed if none is named: the last text before the binary."""
 
 
 def _refuse_for_export(arguments: argparse.Namespace) -> None:
@@ -96,8 +156,8 @@ def _refuse_for_export(arguments: argparse.Namespace) -> None:
             raise CommandError("--arch is for kernels that are generated ahead of time", hint="add --target triton")
         return
     TARGETS[arguments.target](arguments.arch)
-    given = {"--train": arguments.train, "--mode": arguments.mode, "--dynamic": arguments.dynamic}
-    given["--option"] = bool(arguments.option)
+    words = ("train", "mode", "dynamic", "option", "measure", "verify", "dump", "times")
+    given = {f"--{word}": bool(getattr(arguments, word, None)) for word in words}
     if refused := [name for name, value in given.items() if value]:
         message = f"{refused[0]} does not go with --target, which generates kernels for inference ahead of time"
         raise CommandError(message, hint=f"leave out one of --target and {refused[0]}")
@@ -106,8 +166,12 @@ def _refuse_for_export(arguments: argparse.Namespace) -> None:
 def calibrate(arguments: argparse.Namespace) -> int:
     """Measure the device and print its figures, which later compilations predict with."""
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    for line in lines(*measured_speeds(device)):
-        print(line)
+    with waiting("measuring"):
+        found = list(lines(*measured_speeds(device)))
+    if arguments.json:
+        print_json({"device": device, "figures": found})
+    else:
+        print("\n".join(found))
     return 0
 
 

@@ -7,17 +7,20 @@ from typing import TypedDict
 
 import torch
 
-from fusion.bisection import bisect as bisected
 from fusion.cli.printed import plain, print_json
 from fusion.cli.programs import prepared
-from fusion.verification import verify as verified
+from fusion.cli.waiting import waiting
+from fusion.diagnosis.bisection import bisect as bisected
+from fusion.diagnosis.verification import verify as verified
 
 
 def verify(arguments: argparse.Namespace) -> int:
     """Print how far each result is from eager and float64; exit with 1 if one is too far."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
-        found = verified(case.program, **_tolerances(arguments), **case.settings)(*case.inputs)
+        with waiting("verifying"):
+            compare = verified(case.program, **_tolerances(arguments), **case.settings)
+            found = compare(*case.inputs, **case.kwargs)
     if arguments.json:
         print_json({"agrees": found.agrees, "values": found.values, "note": found.note})
     else:
@@ -29,7 +32,9 @@ def bisect(arguments: argparse.Namespace) -> int:
     """Print what makes the results of a program differ from eager; exit with 1 if they do."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
-        found = bisected(case.program, **_tolerances(arguments), **case.settings)(*case.inputs)
+        with waiting("bisecting"):
+            search = bisected(case.program, **_tolerances(arguments), **case.settings)
+            found = search(*case.inputs, **case.kwargs)
     if arguments.json:
         fields = plain(found)
         assert isinstance(fields, dict)

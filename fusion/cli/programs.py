@@ -7,21 +7,23 @@ loaded, made or read raises a `CommandError` before the command prints anything.
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
 import importlib.util
 import math
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cache, partial
 from importlib.abc import Loader
 from pathlib import Path
 from types import ModuleType
 from typing import TypedDict
 
 import torch
+from torch.utils import _pytree as pytree
 
 from fusion.lowering.errors import FusionError, Origin, brief
 from fusion.lowering.printer import format_bytes
@@ -34,6 +36,10 @@ DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
+
+
+EXPORTED = ".pt2"
+"""The end of the name of a file that holds an exported program."""
 
 
 class CommandError(FusionError):
@@ -53,8 +59,14 @@ class Prepared:
     """A program that runs on its inputs, and how it is to be compiled."""
 
     program: Callable[..., object]
-    inputs: list[torch.Tensor]
+    inputs: list[object]
+    kwargs: dict[str, object]
     settings: Settings
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors among its inputs."""
+        return [each for each in pytree.tree_leaves((self.inputs, self.kwargs)) if isinstance(each, torch.Tensor)]
 
 
 def prepared(arguments: argparse.Namespace) -> Prepared:
@@ -64,17 +76,22 @@ def prepared(arguments: argparse.Namespace) -> Prepared:
         CommandError: there is no such program, or it fails on these inputs; a setting is unknown.
     """
     settings = settings_of(arguments)
-    program, inputs = load_program(arguments.program), make_inputs(arguments)
+    program, given = load_program(arguments.program), _exported_inputs(arguments)
+    inputs, kwargs = given if given is not None else (list[object](make_inputs(arguments)), make_kwargs(arguments))
     try:
-        program(*inputs)
+        program(*inputs, **kwargs)
     except Exception as error:
-        shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in inputs) or "no inputs"
+        shapes = ", ".join(map(_described, (*inputs, *kwargs.values()))) or "no inputs"
         raise CommandError(
             f"the program failed on {shapes}: {type(error).__name__}: {brief(error)}",
             hint="give one --shape per input, in order, and --dtype where float32 is wrong",
             origin=_origin(error),
         ) from error
-    return Prepared(program, inputs, settings)
+    return Prepared(program, inputs, kwargs, settings)
+
+
+def _described(value: object) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -125,6 +142,8 @@ def load_program(spec: str) -> Callable[..., object]:
     Raises:
         CommandError: no such file, module or name, or importing it fails.
     """
+    if spec.endswith(EXPORTED):
+        return _exported(spec).module()
     place, separator, name = spec.rpartition(":")
     if not separator or not place or not name:
         hint = "write FILE.py:NAME or package.module:NAME, for example model.py:forward"
@@ -137,6 +156,29 @@ def load_program(spec: str) -> Callable[..., object]:
         cannot = "" if program is None else ", which cannot be run"
         raise CommandError(f"{place} {description} called {name!r}{cannot}", hint=f"it has: {', '.join(names) or '-'}")
     return _instance(program, spec) if isinstance(program, type) else program
+
+
+@cache
+def _exported(file: str) -> torch.export.ExportedProgram:
+    """Load a program that `torch.export.save` saved."""
+    if not Path(file).is_file():
+        raise CommandError(f"there is no file {file!r}", hint=f"looked in {Path.cwd()}")
+    try:
+        return torch.export.load(file)
+    except Exception as error:  # whatever a damaged file makes PyTorch raise
+        message = f"{file} is no exported program: {type(error).__name__}: {brief(error)}"
+        raise CommandError(message, hint="save one with torch.export.save") from error
+
+
+def _exported_inputs(arguments: argparse.Namespace) -> tuple[list[object], dict[str, object]] | None:
+    """Return the example inputs of an exported program; None for others, and where shapes are given."""
+    if not arguments.program.endswith(EXPORTED) or arguments.shape or arguments.kwarg:
+        return None
+    example = _exported(arguments.program).example_inputs
+    if example is None:
+        return None
+    args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: _placed(each.detach(), arguments), example)
+    return list(args), dict(kwargs)
 
 
 def _is_file(place: str) -> bool:
@@ -218,22 +260,69 @@ def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
     if len(names) != len(shapes):
         raise CommandError(f"{len(names)} dtypes for {len(shapes)} shapes", hint="give one --dtype, or one per --shape")
     pairs = [(shape, _dtype(name)) for shape, name in zip(shapes, names, strict=True)]
+    generator = torch.Generator().manual_seed(arguments.seed)
+    return [_placed(tensor, arguments) for tensor in _drawn(pairs, generator)]
+
+
+def _drawn(pairs: Sequence[tuple[tuple[int, ...], torch.dtype]], generator: torch.Generator) -> list[torch.Tensor]:
+    """Draw tensors in memory.
+
+    Raises:
+        CommandError: no memory is left for them.
+    """
     size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
     if size > (memory := _memory()):
         raise _too_large(size, f"this machine has {format_bytes(memory)}")
-    generator = torch.Generator().manual_seed(arguments.seed)
     try:
-        tensors = [_random(shape, dtype, generator) for shape, dtype in pairs]
-        tensors = [tensor.to(arguments.device) for tensor in tensors]
-    except torch.OutOfMemoryError as error:
+        return [_random(shape, dtype, generator) for shape, dtype in pairs]
+    except (torch.OutOfMemoryError, RuntimeError) as error:
         raise _too_large(size, brief(error)) from error
+
+
+def _placed(tensor: torch.Tensor, arguments: argparse.Namespace) -> torch.Tensor:
+    """Return a tensor on the device, and with a gradient where backward is asked for.
+
+    Raises:
+        CommandError: no such device.
+    """
+    try:
+        placed = tensor.to(arguments.device)
+    except torch.OutOfMemoryError as error:
+        raise _too_large(tensor.nbytes, brief(error)) from error
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built with CUDA
-        if "not enough memory" in str(error):
-            raise _too_large(size, brief(error)) from error
         message = f"the device {arguments.device!r} cannot be used: {brief(error)}"
         raise CommandError(message, hint="`fusion kernels --target triton` needs no GPU") from error
-    wanted = getattr(arguments, "train", False)
-    return [tensor.requires_grad_(wanted and tensor.is_floating_point()) for tensor in tensors]
+    return placed.requires_grad_(getattr(arguments, "train", False) and placed.is_floating_point())
+
+
+def make_kwargs(arguments: argparse.Namespace) -> dict[str, object]:
+    """Return the keyword arguments: random tensors of shapes in brackets, and Python values.
+
+    Raises:
+        CommandError: one cannot be read.
+    """
+    generator = torch.Generator().manual_seed(arguments.seed + 1)
+    given: dict[str, object] = {}
+    for text in arguments.kwarg:
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            hint = "write NAME=VALUE, for example --kwarg scale=0.5 or --kwarg mask=[8,128]:bool"
+            raise CommandError(f"{text!r} is no keyword argument", hint=hint)
+        shape, _, dtype = value.partition(":")
+        if shape.startswith("[") and shape.endswith("]"):
+            drawn = [(_shape(shape[1:-1]), _dtype(dtype or "float32"))]
+            given[name] = _placed(_drawn(drawn, generator)[0], arguments)
+        else:
+            given[name] = _literal(name, value)
+    return given
+
+
+def _literal(name: str, value: str) -> object:
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError) as error:
+        hint = "a Python value (0.5, True, 'text'), or a shape: [8,128]"
+        raise CommandError(f"{value!r}, of {name}, is no value", hint=hint) from error
 
 
 def _memory() -> int:

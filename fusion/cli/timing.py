@@ -20,6 +20,7 @@ import fusion
 from fusion.cli.cold import empty_caches
 from fusion.cli.printed import print_json
 from fusion.cli.programs import CommandError, Prepared, prepared
+from fusion.cli.waiting import waiting
 from fusion.inspect.agreement import cotangent
 from fusion.lowering.errors import brief
 
@@ -63,9 +64,10 @@ def time(arguments: argparse.Namespace) -> int:
         sides = [_side("eager", case, case.program), _side("fusion", case, fused)]
         if arguments.compare is not None:
             sides.append(_side(arguments.compare, case, _compiled(arguments, case)))
-        for side in sides[1:]:
-            side.first = _first(side, device)
-        _measure(sides, device, arguments.rounds)
+        with waiting("timing"):
+            for side in sides[1:]:
+                side.first = _first(side, device)
+            _measure(sides, device, arguments.rounds)
     report = fusion.report(fused)
     failures = [graph.failure for graph in report.graphs if graph.failure]
     fault = failures[0] if failures else "" if report.kernels else "no kernel was generated"
@@ -84,12 +86,14 @@ def _side(name: str, case: Prepared, program: Callable[..., object]) -> Side:
 
 def _step(program: Callable[..., object], case: Prepared) -> None:
     """Run a program, and backward where a result requires gradients, from the same cotangents."""
-    results = [each for each in pytree.tree_leaves(program(*case.inputs)) if isinstance(each, torch.Tensor)]
+    results = [
+        each for each in pytree.tree_leaves(program(*case.inputs, **case.kwargs)) if isinstance(each, torch.Tensor)
+    ]
     starts = [each for each in results if each.requires_grad]
     if starts:
         torch.autograd.backward(starts, [_kept_cotangent(each) for each in starts])
     parameters = case.program.parameters() if isinstance(case.program, torch.nn.Module) else ()
-    for leaf in (*case.inputs, *parameters):
+    for leaf in (*case.leaves, *parameters):
         leaf.grad = None
 
 

@@ -31,7 +31,7 @@ from fusion.lowering.errors import FusionError
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
 from fusion.lowering.program import Program
-from fusion.passes import PassLog, PassTime
+from fusion.passes import Observer, PassLog, PassTime
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
@@ -47,9 +47,17 @@ class Trace:
     """Writes the stages of one compilation below `root`, or nothing if it is None; `log` has the time of each pass.
 
     A dump never changes how the program runs: the first file that cannot be written ends it, with a warning.
+    An `observer` sees the subjects themselves.
     """
 
-    def __init__(self, root: Path | None, label: str, *, times: list[PassTime] | None = None) -> None:
+    def __init__(
+        self,
+        root: Path | None,
+        label: str,
+        *,
+        times: list[PassTime] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
         self.folder: Path | None = None
         self._root = root
         self._before: tuple[tuple[str, str], ...] = ()
@@ -60,11 +68,11 @@ class Trace:
             with self._writing():
                 self.folder = own_folder(root) / f"{next(_numbers):03d}_{label}"
                 self.folder.mkdir(parents=True, exist_ok=True)
-        self.log = PassLog(None if root is None else self, [] if times is None else times)
+        self.log = PassLog(None if root is None else self, [] if times is None else times, observer)
 
     def within(self, name: str) -> Trace:
         """Return the trace of a part, in a subdirectory."""
-        inner = Trace(None, name, times=self.log.times)
+        inner = Trace(None, name, times=self.log.times, observer=self.log.observer)
         if self.folder is not None:
             inner.folder, inner._root = self.folder / name, self._root
             inner._suffix = self._suffix

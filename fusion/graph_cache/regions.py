@@ -37,9 +37,9 @@ from fusion.graph_cache.region_key import devices_of, key_of_region
 from fusion.graph_cache.size_guards import holds, parsed
 from fusion.graph_cache.store import get, put
 from fusion.graph_cache.traced import KINDS, Compiled, Told, Traced, described, result_of
+from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
-from fusion.required import NotAsRequired
 from fusion.runtime import Boxed
 
 if TYPE_CHECKING:

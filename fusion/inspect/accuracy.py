@@ -15,7 +15,6 @@ from typing import cast
 
 import torch
 
-from fusion.inspect.report import Report
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import by_place
 from fusion.lowering.evaluate import flat_view
@@ -23,7 +22,6 @@ from fusion.lowering.interpret import run_kernel
 from fusion.lowering.interpret.calls import as_double
 from fusion.lowering.kernel import Fold, Kernel, only_stored, statements
 from fusion.lowering.program import Extern
-from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 UNWRITTEN = -1.2345e300
@@ -96,25 +94,22 @@ def watching(tell: Callable[[LaunchError], object]) -> Watch:
     return _Comparing(tell)
 
 
-@dataclass(frozen=True, slots=True)
-class _Comparing:
+@dataclass(frozen=True)
+class _Comparing(Watch):
     tell: Callable[[LaunchError], object]
 
     def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
         if not isinstance(step, KernelCall):
             return run
 
-        def compared(*args: object) -> None:
-            for error in _compared(step, run, args):
+        def launched(*args: object) -> None:
+            for error in compared(step, run, args):
                 self.tell(error)
 
-        return compared
-
-    def compiled(self, report: Report, schedule: Schedule) -> None:
-        """Do nothing: an error belongs to a launch, not to its graph."""
+        return launched
 
 
-def _compared(call: KernelCall, launch: Callable[..., object], args: Sequence[object]) -> Iterator[LaunchError]:
+def compared(call: KernelCall, launch: Callable[..., object], args: Sequence[object]) -> Iterator[LaunchError]:
     """Launch, and compare the results with the evaluator's on the same inputs."""
     kernel, origins = call.kernel, by_place(call.origins)
     count = len(kernel.params)

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fusion.inspect.report import Report
 from fusion.lowering.errors import FusionError, brief
+from fusion.lowering.evaluate import flat_view
 
 Program: TypeAlias = Callable[..., object]
 Given: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
@@ -173,6 +174,24 @@ class Runs:
         """Run what `compiled` makes of the program, and return its values."""
         program, given = self._copies()
         return self._values(program, compiled, given, seed)
+
+    def repeated(self, compiled: Callable[[Program], Program]) -> Callable[[], Values]:
+        """Return a function that runs what `compiled` makes of one copy of the program, each time from equal state.
+
+        It is compiled once, unlike by `run`.
+        """
+        program, given = self._copies()
+        call = compiled(program)
+        tensors = [each for _, each in _state(program, given) if isinstance(each, torch.Tensor)]
+        tensors += program.parameters() if isinstance(program, torch.nn.Module) else []
+        before = [(each, flat_view(each.detach()).clone()) for each in tensors if each.layout is torch.strided]
+
+        def again() -> Values:
+            for tensor, memory in before:
+                flat_view(tensor.detach()).copy_(memory)
+            return self._values(program, lambda program: call, given, SEED)
+
+        return again
 
     def agreement(self, values: Values, tolerance: Tolerance | None = None) -> Agreement:
         """Compare the values of a run, by another tolerance if one is given."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fusion.codegen.target import Target
 from fusion.inspect.breaks import Break
+from fusion.inspect.certificate import Certificate
 from fusion.inspect.document import Document, artefacts_of, document_of
 from fusion.inspect.page import frame_of, page_of
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic, farthest_first
@@ -21,11 +22,13 @@ class Explanation:
         graphs: the report of each graph, in the order of compilation.
         other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
             break before the first operation; as far as Dynamo remembers.
+        certificate: what was checked of the compiled program (`explain(..., verify=True)`), else None.
         target: makes the artefacts of kernels that were generated ahead of time; None: the target of this machine.
     """
 
     graphs: tuple[Report, ...]
     other_breaks: tuple[Break, ...] = ()
+    certificate: Certificate | None = None
     target: Target | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -65,7 +68,8 @@ class Explanation:
 
     def __str__(self) -> str:
         graphs = self.graphs or ("nothing was compiled: no tensor operations were captured",)
-        return "\n".join(map(str, (*graphs, *self.other_breaks)))
+        checked = () if self.certificate is None else (self.certificate,)
+        return "\n".join(map(str, (*graphs, *self.other_breaks, *checked)))
 
     def json(self, *, artefacts: bool = False) -> Document:
         """Return the reports as data that `json.dumps` takes, in the structure of `Document`.
@@ -74,7 +78,7 @@ class Explanation:
             artefacts: also run the target's tools on each kernel, and include what they make of it.
         """
         made = artefacts_of(self.kernels, self.target) if artefacts else {}
-        return document_of(self.graphs, self.other_breaks, made)
+        return document_of(self.graphs, self.other_breaks, made, self.certificate)
 
     def html(self, path: str | Path, *, artefacts: bool = True) -> Path:
         """Write the reports as one page for a browser, which loads nothing else, and return its path.

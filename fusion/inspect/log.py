@@ -2,6 +2,7 @@
 
     logging.getLogger("fusion").setLevel(logging.DEBUG)      as for any library
     TORCH_LOGS=fusion python program.py                      as for PyTorch: everything, in its format
+    TORCH_TRACE=dir python program.py                        an artifact for each graph, which tlparse lists
 
 PyTorch has an artifact "fusion" of its own, TorchInductor's decisions about fusion, so that `TORCH_LOGS=fusion` shows
 these, too, where both compile.
@@ -31,7 +32,8 @@ def logger() -> logging.Logger:
 
 
 def log_report(report: Report) -> None:
-    """Log the report of a graph that was compiled, loaded or left to eager."""
+    """Log the report of a graph that was compiled, loaded or left to eager, also as an artifact under TORCH_TRACE."""
+    torch_logging.trace_structured_artifact(f"fusion_{report.label.replace(', ', '_')}", "string", lambda: str(report))
     log = logger()
     if log.isEnabledFor(logging.INFO):
         headline, *details = str(report).splitlines()

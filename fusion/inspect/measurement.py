@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from fusion.codegen.tuning.timing import median_time
 from fusion.inspect.report import Report, steps_of
+from fusion.inspect.watch import Watch
 from fusion.lowering.kernel import Kernel, only_stored
 from fusion.lowering.program import Extern
 from fusion.operations.products import aligned_product
@@ -58,7 +59,7 @@ class _Times:
         return fmean(took) if took and len(took) == len(self.took) else None
 
 
-class Measurement:
+class Measurement(Watch):
     """A `Watch` that measures every step, and adds the times to reports."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuning
 from fusion.inspect.breaks import Break
 from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors, operations_of, tensors_of, traffic_of
+from fusion.inspect.memory import held_by_nodes, held_by_steps
 from fusion.lowering.builder import origin_of
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin, Unsupported
@@ -136,6 +137,8 @@ class Report:
             passes of the region before autograd.
         lowered: the operations of the lowered graph, before any fusion.
         device: what predicted times assume of the device; None for a region that runs eagerly.
+        memory_before: bytes of results and of what is between, while each operation of the lowered graph runs.
+        memory_after: the same of the launches and calls; symbolic sizes count as traced.
     """
 
     label: str
@@ -152,6 +155,8 @@ class Report:
     passes: tuple[PassTime, ...] = field(default=(), compare=False)
     lowered: tuple[OperationReport, ...] = field(default=(), repr=False)
     device: DeviceReport | None = field(default=None, repr=False)
+    memory_before: tuple[int, ...] = field(default=(), repr=False)
+    memory_after: tuple[int, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(
@@ -193,7 +198,9 @@ class Report:
         choices = dict.fromkeys(choice for part in _schedules(schedule) for choice in part.choices)
         parts = tuple(kernels), tuple(externs), refusals, before, after
         report = cls(label, operations, *parts, notes=tuple(notes), tunings=tuple(choices))
-        return replace(report, lowered=described, device=DeviceReport.of(target))
+        held = held_by_nodes(lowered, hints), held_by_steps(schedule.program, schedule.steps, hints)
+        device = DeviceReport.of(target)
+        return replace(report, lowered=described, device=device, memory_before=held[0], memory_after=held[1])
 
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from fusion.inspect.report import Report
 from fusion.lowering.program import Extern
@@ -11,11 +10,15 @@ from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 
-class Watch(Protocol):
-    """Observes the steps of compiled graphs; their results do not depend on it."""
+class Watch:
+    """Observes the steps of compiled graphs, and the passes that made them; their results do not depend on it."""
 
     def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement for the function that runs a step: the launcher of a kernel, or the library's call."""
+        return run
 
     def compiled(self, report: Report, schedule: Schedule) -> None:
         """Take note of a graph whose steps were passed before."""
+
+    def passed(self, stage: str, name: str, subject: object, context: object) -> None:
+        """Take note of the subject of a stage after a pass (`passes.Observer`)."""

@@ -93,7 +93,7 @@ def _parsed(words: list[str]) -> str:
     """Return the error of our command line for these words; empty if it takes them."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
-            cli._parser().parse_args([word for word in words if word != "…"])
+            cli.parser().parse_args([word for word in words if word != "…"])
         except SystemExit as end:
             return said.getvalue() if end.code else ""
     return ""

@@ -335,17 +335,3 @@ def test_a_region_that_failed_names_its_break(monkeypatch: pytest.MonkeyPatch):
     first, second = fusion.report(fused).graphs
     assert first.failure and first.graph_break is not None and "graph break: between" in str(first)
     assert second.failure and second.graph_break is None
-
-
-def test_a_module_of_which_nothing_is_captured_warns_once() -> None:
-    fused = fusion.fuse(torch.nn.LSTM(3, 4))
-    with pytest.warns(fusion.FusionWarning, match="captures nothing of LSTM") as said:
-        fused(torch.ones(2, 3))
-    assert len(said) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fused(torch.ones(2, 3))
-        fusion.fuse(torch.nn.Identity())(torch.ones(2))  # nothing to compile is no reason to warn
-        model = fusion.fuse(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()))
-        model(torch.ones(2, 3))
-    assert fusion.report(model).kernels

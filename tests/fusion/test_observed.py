@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,6 +83,17 @@ def test_pytorchs_variable_switches_logs_on() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
     assert "] inference: " in done.stderr and "kernel amax_sub_exp" in done.stderr
+
+
+def test_a_trace_of_pytorch_has_an_artifact_for_each_graph(tmp_path: Path) -> None:
+    """In the form that tlparse lists: a line of metadata, then the indented payload."""
+    environment = {"TORCH_TRACE": str(tmp_path), "FUSION_CLOSE_CALLS": "0"}
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, env={**os.environ, **environment})
+    (file,) = tmp_path.iterdir()
+    lines = file.read_text().splitlines()
+    (start,) = [k for k, line in enumerate(lines) if '"name": "fusion_inference"' in line]
+    assert '"encoding": "string"' in lines[start] and '"frame_id": 0' in lines[start]
+    assert lines[start + 1].startswith("\tinference: ") and "kernel amax_sub_exp" in lines[start + 2]
 
 
 # Reports of what PyTorch's own functions compile ----------------------------------------------------------------------

@@ -13,7 +13,9 @@ import fusion
 from fusion.codegen.price import Price
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.inspect.breaks import Break
+from fusion.inspect.certificate import Certificate
 from fusion.inspect.document.attribution import Attribution
+from fusion.inspect.document.certified import certificate_entry
 from fusion.inspect.document.edges import Edges
 from fusion.inspect.document.files import Files
 from fusion.inspect.document.remedies import remedy, remedy_of_call
@@ -48,12 +50,18 @@ Artefacts = Mapping[tuple[str, str], tuple[list[Artefact], str]]
 """The target's name and the source of a kernel → its artefacts, and why others are missing."""
 
 
-def document_of(graphs: Sequence[Report], other_breaks: Sequence[Break], artefacts: Artefacts) -> Document:
+def document_of(
+    graphs: Sequence[Report],
+    other_breaks: Sequence[Break],
+    artefacts: Artefacts,
+    certificate: Certificate | None = None,
+) -> Document:
     """Return the document of a program's graphs.
 
     Args:
         other_breaks: where the program leaves its graphs without ending one.
         artefacts: the artefacts of kernels; none are fine.
+        certificate: what was checked of the compiled program, if anything was.
     """
     building = _Building(artefacts)
     entries = [building.graph(number, report) for number, report in enumerate(graphs)]
@@ -65,6 +73,7 @@ def document_of(graphs: Sequence[Report], other_breaks: Sequence[Break], artefac
         kernels=list(building.kernels.values()),
         files=building.files.sources(),
         other_breaks=breaks,
+        certificate=None if certificate is None else certificate_entry(certificate),
     )
 
 
@@ -86,6 +95,8 @@ class _Building:
             notes=list(report.notes),
             traffic_before=_traffic(report.traffic_before),
             traffic_after=_traffic(report.traffic_after),
+            memory_before=list(report.memory_before),
+            memory_after=list(report.memory_after),
             device=None if report.device is None else _device(report.device),
             operations=[self.operation(each, edges.steps[k]) for k, each in enumerate(report.lowered)],
             steps=[self.step(step, edges, attribution, (number, k)) for k, step in enumerate(steps)],

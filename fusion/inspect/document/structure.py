@@ -213,6 +213,8 @@ class GraphEntry(TypedDict):
     notes: list[str]
     traffic_before: TrafficEntry
     traffic_after: TrafficEntry
+    memory_before: list[int]
+    memory_after: list[int]
     device: DeviceEntry | None
     operations: list[OperationEntry]
     steps: list[StepEntry]
@@ -220,6 +222,54 @@ class GraphEntry(TypedDict):
     tunings: list[TuningEntry]
     passes: list[PassEntry]
     graph_break: BreakEntry | None
+
+
+class ValueEntry(TypedDict):
+    """A result, gradient, or changed input or buffer, compared with eager and float64."""
+
+    name: str
+    agrees: bool
+    text: str
+
+
+class CertifiedEntry(TypedDict):
+    """A tensor that a launch wrote on the user's inputs.
+
+    `error` is against float64 on its own operands, `rounding` what its dtypes explain of it, `contribution` the change
+    of `result` if the launch were exact: all relative, by norms, and None where infinite.
+    """
+
+    kernel: str
+    tensor: str
+    origins: list[str]
+    error: float | None
+    rounding: float | None
+    right: bool
+    contribution: float | None
+    result: str
+
+
+class CheckEntry(TypedDict):
+    """A rewrite ("stage/pass"), or a kernel as it was built ("build/generate"), on hostile inputs.
+
+    `tried` names their kinds, `faults` those on which results change; `reason` says why it was not checked.
+    """
+
+    name: str
+    origins: list[str]
+    tried: list[str]
+    faults: list[str]
+    reason: str
+
+
+class CertificateEntry(TypedDict):
+    """What was checked of the compiled program."""
+
+    holds: bool
+    values: list[ValueEntry]
+    note: str
+    launches: list[CertifiedEntry]
+    checks: list[CheckEntry]
 
 
 class Document(TypedDict):
@@ -231,3 +281,4 @@ class Document(TypedDict):
     kernels: list[KernelEntry]
     files: list[SourceFile]
     other_breaks: list[BreakEntry]
+    certificate: CertificateEntry | None

@@ -8,7 +8,7 @@ security policy runs no script but these.
     figures.js            sums, groups, formats; elements.js: tables, links
     kernels.js, code.js   a kernel beside the lines of the program and its artefacts
     graph.js, camera.js   the graphs, with pan and zoom
-    refusals.js, passes.js, plots.js, main.js
+    refusals.js, passes.js, memory.js, plots.js, certificate.js, main.js
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from string import Template
 from fusion.inspect.document.structure import Artefact, Document
 from fusion.inspect.page.views import views_of
 
-SCRIPTS = ("figures", "elements", "code", "kernels", "refusals", "passes", "camera", "graph", "plots", "main")
+SCRIPTS = (
+    *("figures", "elements", "code", "kernels", "refusals", "passes", "camera", "graph", "memory", "plots"),
+    *("certificate", "main"),
+)
 """The scripts, in order: the last one starts."""
 
 FRAME_HEIGHT = 720

@@ -8,7 +8,8 @@ const TABS = [
   ["graph", "Graph", showGraph],
   ["refusals", "Not fused", showRefusals],
   ["passes", "Passes", showPasses],
-  ["traffic", "Traffic and roofline", showTraffic],
+  ["traffic", "Traffic, memory, roofline", showTraffic],
+  ["certificate", "Certificate", showCertificate],
 ];
 
 /** Goes to a tab, and to what the other arguments name in it. */
@@ -45,7 +46,7 @@ function summarize() {
   );
   refill(
     document.getElementById("summary"),
-    figure(report.graphs.length, "graphs"),
+    figure(report.graphs.length, report.graphs.length === 1 ? "graph" : "graphs"),
     figure(operations, "operations"),
     figure(launches, `launches of ${formatCount(kernels.length, "kernel")}`),
     figure(calls, "library calls"),

@@ -3,7 +3,7 @@
 
 const [WIDE, HIGH, LEFT, BOTTOM] = [900, 380, 70, 40];
 
-/** Shows the traffic before and after fusion, that of each kernel, and the plots. */
+/** Shows the traffic before and after fusion, that of each kernel, memory over time, and the plots. */
 function showTraffic() {
   const rows = sorted(rowsOfSteps(report.graphs), (row) => row.read + row.written, false);
   const graphs = report.graphs.filter((graph) => graph.device !== null);
@@ -32,6 +32,14 @@ function showTraffic() {
         click: () => go("kernels", row.key, 0),
       })),
     ),
+    element("h3", {}, "Memory over time: results, and what is between; inputs do not count"),
+    element(
+      "div",
+      { class: "legend" },
+      element("span", {}, element("i", { class: "written-colour" }), "operations, each by itself"),
+      element("span", {}, element("i", { class: "read-colour" }), "launches and calls"),
+    ),
+    memoryOverTime(),
     graphs.length
       ? element("h3", {}, `Roofline: ${graphs[0].device.name}, as predicted times assume it`)
       : null,

@@ -313,7 +313,7 @@ def test_rows_are_searched_by_words_and_sorted_with_unknown_ones_last() -> None:
 # A browser ------------------------------------------------------------------------------------------------------------
 
 EVERYWHERE = (
-    *("go('refusals')", "go('passes')", "go('traffic')", "go('kernels')"),
+    *("go('refusals')", "go('passes')", "go('traffic')", "go('certificate')", "go('kernels')"),
     "document.getElementById('theme').click()",
     "rowsOfSteps(report.graphs).map((row) => { go('kernels', row.key, 0); return 1; }).length",
 )

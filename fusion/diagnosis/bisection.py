@@ -13,7 +13,8 @@ Input: a program and its inputs; output: a `Bisection`.  The search goes from wh
 5. Else, if the difference is neither rounding nor in PyTorch's trace, each operation's rule is compared with PyTorch's
    kernel on the same operands (`inspect/rules.py`).
 
-From the third step on kernels stay in the evaluator, so that nothing is built.
+Dynamo captures the program once (`regions.py`); its regions are compiled for each run.  From the third step on kernels
+stay in the evaluator, so that nothing is built.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from fusion.autograd import aot_backend
 from fusion.backend import Backend
 from fusion.codegen.targets import builder_for
+from fusion.diagnosis.regions import Regions
 from fusion.inspect.accuracy import Accuracy, LaunchError, copied, distance, watching
 from fusion.inspect.agreement import Agreement, Program, Runs, Tolerance, Values
 from fusion.inspect.report import Report, steps_of
@@ -167,6 +169,8 @@ class _Search:
     compilations: int = 0
     reports: Sequence[Report] = ()
     values: Values = field(default_factory=dict)
+    again: Callable[[], Values] | None = None  # runs the program, whose regions are captured once
+    regions: Regions = field(init=False)
     known: set[str] = field(default_factory=set)  # why regions run eagerly, with all passes
 
     def found(self) -> Bisection:
@@ -253,7 +257,11 @@ class _Search:
         """Compile the program anew, run it, and compare."""
         self.compilations += 1
         backend = Backend(options, watch, overrides)
-        self.values = self.runs.run(lambda program: compile_anew(program, backend, **self.settings))
+        if self.again is None:
+            self.regions = Regions(backend)
+            self.again = self.runs.repeated(lambda program: compile_anew(program, self.regions, **self.settings))
+        self.regions.use(backend)
+        self.values = self.again()
         self.reports = tuple(backend.reports)
         failed = {report.failure for report in self.reports if report.failure}
         if overrides.without and failed - self.known:
@@ -282,7 +290,7 @@ def first_failing(count: int, fails: Callable[[int], bool]) -> int:
 # Results of launches ------------------------------------------------------------------------------------------------
 
 
-class _Written:
+class _Written(Watch):
     """A `Watch` of the tensors that each launch writes, under names that another compilation has too."""
 
     def __init__(self) -> None:

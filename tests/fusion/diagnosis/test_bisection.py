@@ -12,9 +12,9 @@ from torch import Tensor
 
 import fusion
 from fusion import scheduling, stages
-from fusion.bisection import Bisection, first_failing
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.targets import _builders
+from fusion.diagnosis.bisection import Bisection, first_failing
 from fusion.inspect.agreement import Agreement, Compared
 from fusion.lowering.expr import Const, Expr, const, rewrite
 from fusion.lowering.kernel import Kernel

@@ -1,0 +1,142 @@
+"""Warns where a fused program runs eagerly because Dynamo captures nothing of it.
+
+Input: the compiled call of a program, and its backend, which Dynamo calls only with what it captured; output: the same
+call, which warns once per cause: if its first call compiles nothing, if `vmap` or a dispatch mode turns Dynamo off, or
+if a step of a module (`training_step`) computes without a call of a fused program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fusion.backend import Backend
+from fusion.fallback import warn_once
+from fusion.inspect.breaks import codes_of, other_breaks
+
+_HINTS = {
+    "RNN, GRU, or LSTM": "fuse what is around it",
+    "sparse": "give it dense tensors (to_dense)",
+    "set_runtime_stats_and_log": "wrap the fused module: DistributedDataParallel(fusion.fuse(module))",
+    "as_proxy": "quantise with torchao, whose tensors are traced",
+}
+"""Words of Dynamo's reason → what to do."""
+
+_UNKNOWN = "TORCH_LOGS=graph_breaks,dynamo shows why"
+_STEP = "_step"
+"""The end of the names of methods that frameworks call in place of the module."""
+
+
+_OWN = "_torchdynamo_wrapper_id"
+"""The attribute by which Dynamo tells its own wrappers from copies of their attributes."""
+
+
+class _Calls:
+    """The number of calls of fused programs so far, of all threads."""
+
+    count = 0
+
+
+def watched(
+    call: Callable[..., object], backend: Backend, program: Callable[..., object], name: str
+) -> Callable[..., object]:
+    """Return the compiled call of a program, which warns where nothing of it is captured.
+
+    Args:
+        program: the fused module, or the function as it was.
+        name: of the program, for the warning.
+    """
+    is_first = True
+
+    @functools.wraps(call)
+    def run(*args: object, **kwargs: object) -> object:
+        nonlocal is_first
+        if torch.compiler.is_compiling():  # an outer program captures it
+            return call(*args, **kwargs)
+        _Calls.count += 1
+        if off := _turned_off():
+            warn_once(f"running eagerly: {name} is called {off}")
+            return call(*args, **kwargs)
+        if not is_first:
+            return call(*args, **kwargs)
+        is_first = False
+        result = call(*args, **kwargs)
+        if not tuple(backend.reports) and (reason := _reason(backend, program, (args, kwargs), result)):
+            warn_once(f"running eagerly: Dynamo captures nothing of {name}: {reason}")
+        return result
+
+    if hasattr(run, _OWN):  # another `torch.compile` finds the program behind it
+        setattr(run, _OWN, id(run))
+    return run
+
+
+def _turned_off() -> str:
+    """Return in which state of PyTorch a call is made in which Dynamo compiles nothing, with a hint; else nothing."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "within a transform of torch.func: fuse the function that transforms: fusion.fuse(torch.vmap(function))"
+    if is_in_torch_dispatch_mode(include_infra_modes=False):
+        return "within a dispatch mode, for which every operation runs by itself: call it outside of the mode"
+    return ""
+
+
+def _reason(backend: Backend, program: Callable[..., object], given: object, result: object) -> str:
+    """Return why nothing was captured; empty if nothing was computed."""
+    breaks = other_breaks(codes_of(program), backend.since)
+    if breaks:
+        hint = next((hint for words, hint in _HINTS.items() if words in str(breaks[0])), "")
+        return f"{str(breaks[0]).rstrip('.')}; {hint}" if hint else str(breaks[0])
+    if not _makes_tensors(program, given, result):
+        return ""
+    sparse = any(_is_sparse(each) for each in pytree.tree_leaves((given, result)))
+    return f"it takes sparse tensors; {_HINTS['sparse']}" if sparse else _UNKNOWN
+
+
+def _is_sparse(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is not torch.strided
+
+
+def _makes_tensors(program: Callable[..., object], given: object, result: object) -> bool:
+    """Return whether a call returns a tensor that is none of its inputs, parameters and buffers."""
+    known = {id(each) for each in pytree.tree_leaves(given)}
+    if isinstance(program, torch.nn.Module):
+        known |= {id(each) for each in (*program.parameters(), *program.buffers())}
+    return any(isinstance(each, torch.Tensor) and id(each) not in known for each in pytree.tree_leaves(result))
+
+
+def watch_steps(module: torch.nn.Module) -> None:
+    """Let the steps of a fused module warn once if they compute without a call of a fused program."""
+    for name in dir(type(module)):
+        if name.endswith(_STEP) and not name.startswith("_"):
+            method = getattr(module, name)
+            if callable(method) and not getattr(torch.nn.Module, name, None):
+                module.__dict__[name] = _Step(module, method)
+
+
+class _Step:
+    """A step of a module, as an attribute of the instance: it hides the method of the class."""
+
+    def __init__(self, module: torch.nn.Module, method: Callable[..., object]) -> None:
+        self._module, self._method = module, method
+        functools.update_wrapper(self, method)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        before = _Calls.count
+        result = self._method(*args, **kwargs)
+        is_unseen = _Calls.count == before and not torch.compiler.is_compiling()
+        if is_unseen and _makes_tensors(self._module, (args, kwargs), result):
+            name = f"{type(self._module).__name__}.{self._method.__name__}"
+            what = "computes without a call of the fused module: fuse the network that it calls, and call that"
+            warn_once(f"running eagerly: {name} {what}")
+        return result
+
+
+def without_steps(attributes: dict[str, object]) -> dict[str, object]:
+    """Return the attributes of a module as they were before `watch_steps`."""
+    return {name: value for name, value in attributes.items() if not isinstance(value, _Step)}
+
+
+__all__ = ["watch_steps", "watched", "without_steps"]

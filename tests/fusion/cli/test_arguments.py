@@ -1,0 +1,258 @@
+"""Arguments of the command line: what is refused, and how; help, completion and progress."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fusion import cli
+from fusion.cli import main, waiting
+from fusion.cli.arguments import TARGETS as NAMED
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["explain", "nothing"], "names no program", "FILE.py:NAME"),
+        (["explain", "absent.py:f"], "there is no file", "looked in"),
+        (["explain", "PROGRAM:absent"], "has nothing called 'absent'", "scaled"),
+        (["explain", "PROGRAM:FACTOR"], "has a float called 'FACTOR', which cannot be run", "scaled"),
+        (["explain", "PROGRAM:Needy"], "cannot be instantiated", "takes no arguments"),
+        (["explain", "PROGRAM:scaled", "--shape", "8,x"], "is no shape", "--shape 8,128"),
+        (["explain", "PROGRAM:scaled", "--shape", "8", "--dtype", "f"], "unknown dtype", "float32"),
+        (["explain", "PROGRAM:scaled", "--shape", "8", *["--dtype", "int8"] * 2], "2 dtypes for 1 shapes", "one per"),
+        (["explain", "PROGRAM:scaled", "--shape", "8"], "the program failed on (8,)", "one --shape per input"),
+        (["explain", "PROGRAM:scaled", "--shape", "3", "--shape", "4"], "the program failed", "--shape"),
+        (
+            ["explain", "PROGRAM:scaled", "--shape", "3", "--device", "nowhere"],
+            "'nowhere' cannot be used",
+            "needs no GPU",
+        ),
+    ],
+)
+def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hint, capsys):
+    assert main([word.replace("PROGRAM", program) for word in arguments]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("fusion: error: ")
+    assert message in shown
+    assert hint in shown.partition("hint:")[2]
+    assert "Traceback" not in shown
+
+
+PROGRAMS = ("explain", "accuracy", "kernels", "ptx", "bench", "verify", "bisect", "time")
+"""The commands that take a program."""
+
+
+@pytest.mark.parametrize("command", PROGRAMS)
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["nothing"], "names no program", "package.module:NAME"),
+        (["absent.py:f"], "there is no file 'absent.py'", "looked in"),
+        (["folder/absent:f"], "there is no file 'folder/absent'", "looked in"),
+        (["no_such.module:f"], "there is no module 'no_such.module'", "sys.path"),
+        (["PROGRAM:absent"], "has nothing called 'absent'", "scaled"),
+        (["PROGRAM:scaled", "--shape", "8", "--shape", "x"], "is no shape", "--shape 8,128"),
+        (["PROGRAM:scaled", "--shape", "8", "--shape", "9"], "the program failed on (8,)", "one --shape per input"),
+        (["PROGRAM:scaled", "--shape", "99999999999,9", "--shape", "9"], "cannot be allocated", "smaller sizes"),
+        (["PROGRAM:scaled", "--shape", str(1 << 70), "--shape", "9"], "cannot be allocated", "smaller sizes"),
+        (["PROGRAM:large", "--shape", ""], "the program failed", "--shape"),
+        (["PROGRAM:Net", "--kwarg", "scale"], "'scale' is no keyword argument", "NAME=VALUE"),
+        (["PROGRAM:Net", "--kwarg", "1x=2"], "'1x=2' is no keyword argument", "NAME=VALUE"),
+        (["PROGRAM:Net", "--kwarg", "x=two"], "'two', of x, is no value", "Python value"),
+        (["PROGRAM:Net", "--kwarg", "x=[4,y]"], "'4,y' is no shape", "--shape 8,128"),
+        (["PROGRAM:Net", "--kwarg", "x=[4]:f4"], "unknown dtype 'f4'", "float32"),
+        (["PROGRAM:Net", "--kwarg", "x=[99999999999,9]"], "cannot be allocated", "smaller sizes"),
+        (["PROGRAM:Net", "--shape", "4,16", "--kwarg", "y=3"], "unexpected keyword argument 'y'", "--shape"),
+        (["absent.pt2"], "there is no file 'absent.pt2'", "looked in"),
+        (["DAMAGED.pt2"], "is no exported program", "torch.export.save"),
+        (["PROGRAM:Net", "--shape", "4,16", "--device", "nowhere"], "'nowhere' cannot be used", "needs no GPU"),
+    ],
+)
+def test_every_command_refuses_wrong_arguments(program, command, arguments, message, hint, tmp_path, capsys):
+    (damaged := tmp_path / "damaged").with_suffix(".pt2").write_bytes(b"nothing")
+    words = [word.replace("PROGRAM", program).replace("DAMAGED", str(damaged)) for word in arguments]
+    assert main([command, *words]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("fusion: error: ") and shown.err.count("fusion: error") == 1
+    assert message in shown.err
+    assert hint in shown.err.partition("hint:")[2]
+    assert "Traceback" not in shown.err and not shown.out
+
+
+@pytest.mark.parametrize("command", [each for each in PROGRAMS if each != "ptx"])
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["PROGRAM:Net", "--shape", "4,16", "--mode", "fast"], "unknown mode 'fast'; known: default", "--help"),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "strict"], "'strict' is no option", "key=value"),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "speed=1"], "unknown option 'speed'; known: ", "--help"),
+        (
+            ["PROGRAM:Net", "--shape", "4,16", "--option", "workspace=x"],
+            "workspace must be a number of bytes",
+            "--help",
+        ),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "strict=maybe"], "strict must be a bool", "--help"),
+        (["PROGRAM:Net", "--shape", "4,16", "--option", "target=metal"], "unknown target 'metal'", "--help"),
+    ],
+)
+def test_every_command_that_compiles_refuses_wrong_settings(program, command, arguments, message, hint, capsys):
+    assert main([command, *(word.replace("PROGRAM", program) for word in arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("fusion: error: ") and shown.err.count("fusion: error") == 1
+    assert message in shown.err
+    assert hint in shown.err.partition("hint:")[2]
+    assert "Traceback" not in shown.err and not shown.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["verify", "--rtol", "x"], "'x' is no number"),
+        (["bisect", "--atol", "-1"], "-1 is no tolerance"),
+        (["verify", "--rtol", "nan"], "nan is no tolerance"),
+        (["verify", "--against", "float32"], "invalid choice: 'float32'"),
+        (["time", "--rounds", "1"], "1 must be at least 2"),
+        (["time", "--rounds", "few"], "'few' is no number"),
+        (["time", "--compare", "tvm"], "invalid choice: 'tvm'"),
+        (["kernels", "--target", "metal"], "invalid choice: 'metal'"),
+        (["explain", "--seed", "x"], "invalid int value: 'x'"),
+        (["kernels", "--html", "x"], "unrecognized arguments: --html"),
+        (["ptx", "--train"], "unrecognized arguments: --train"),
+    ],
+)
+def test_arguments_that_cannot_be_parsed_are_refused_with_code_2(program, arguments, message, capsys):
+    command, *rest = arguments
+    with pytest.raises(SystemExit) as stopped:
+        main([command, f"{program}:Net", "--shape", "4,16", *rest])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [("doctor", "x"), ("cache", "--clean"), ("calibrate", "--device=tpu"), ("completion", "tcsh")],
+)
+def test_commands_about_the_machine_refuse_other_arguments(command, word, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, word])
+    assert stopped.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "kernels", "ptx"])
+@pytest.mark.parametrize("arch", ["sm_999", "gfx9999", "sm90", "sm_33", "h100", ""])
+def test_unknown_architectures_are_refused_before_any_output(program, command, arch, capfd):
+    assert main([command, f"{program}:Net", "--shape", "4,16", "--target", "triton", "--arch", arch]) == 2
+    shown = capfd.readouterr()
+    assert not shown.out
+    assert shown.err.startswith(f"fusion: error: unknown architecture {arch!r}")
+    assert "known: sm_70, " in shown.err and "gfx942" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--arch", "sm_90"], "--arch is for kernels that are generated ahead of time"),
+        (["--target", "c", "--arch", "sm_90"], "the c target builds for this machine only"),
+        (["--target", "c", "--train"], "--train does not go with --target"),
+        (["--target", "c", "--option", "numerics=strict"], "--option does not go with --target"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(program, words, message, capsys):
+    assert main(["kernels", f"{program}:Net", "--shape", "4,16", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_ahead_of_time_commands_take_no_measurement(program, capsys):
+    words = ["explain", f"{program}:Net", "--shape", "4,16", "--target", "triton"]
+    for word in ("--measure", "--verify", "--times", "--dynamic"):
+        assert main([*words, word]) == 2
+        assert f"{word} does not go with --target" in capsys.readouterr().err
+    assert main([*words, "--kwarg", "target=1"]) == 2
+    assert "the program failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_names_every_command_and_option(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for name, parser in commands():
+        assert name in script
+        for action in parser._actions:
+            for option in action.option_strings:
+                assert option.lstrip("-") in script
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n" if shell != "fish" else "--no-execute"], input=script, text=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["fusion", "ex"], {"explain"}),
+        (["fusion", "explain", "--ver"], {"--verify"}),
+        (["fusion", "kernels", "--target", ""], set(NAMED)),
+        (["fusion", "completion", "z"], {"zsh"}),
+        (["fusion", "explain", "user_"], {"user_program.py"}),
+    ],
+)
+def test_bash_completes(program, line, expected, capsys):
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    words = " ".join(f"'{word}'" for word in line)
+    script += f"COMP_WORDS=({words}); COMP_CWORD={len(line) - 1}; _fusion; printf '%s\n' \"${{COMPREPLY[@]}}\"\n"
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True, cwd=Path(program).parent)
+    assert {*done.stdout.split()} == expected
+
+
+def test_a_terminal_shows_what_is_waited_for(monkeypatch, capsys):
+    monkeypatch.setattr(waiting, "PATIENCE", 0.05)
+    with waiting.waiting("compiling"):
+        time.sleep(0.2)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    log = logging.getLogger("fusion")
+    before = log.level, log.propagate, list(log.handlers)
+    with waiting.waiting("compiling"):
+        log.info("forward: 3 operations\nmore")
+        time.sleep(0.3)
+    shown = capsys.readouterr()
+    assert re.search(r"compiling, \d+ s; forward: 3 operations", shown.err) and not shown.out
+    assert shown.err.endswith("\r\033[K") and "more" not in shown.err
+    assert (log.level, log.propagate, list(log.handlers)) == before
+
+
+def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    (choices,) = (each for each in cli.parser()._actions if isinstance(each, argparse._SubParsersAction))
+    yield from choices.choices.items()
+
+
+def test_every_command_has_examples_that_parse_and_exit_codes():
+    known = dict(commands())
+    assert known.keys() == {*PROGRAMS, "demo", "doctor", "cache", "calibrate", "completion"}
+    for name, parser in known.items():
+        text = parser.format_help()
+        examples = re.findall(r"^  fusion (.*)$", text, re.MULTILINE)
+        assert examples and all(example.split()[0] == name for example in examples)
+        for example in examples:
+            assert cli.parser().parse_args(example.partition(" >")[0].split()).command == name
+        assert re.search(r"exit codes:\n  0 .*\n  1 .*\n  2 ", text)
+
+
+def test_errors_name_the_line_of_the_program(program, tmp_path, capsys):
+    assert main(["explain", f"{program}:scaled", "--shape", "3", "--shape", "4"]) == 2
+    assert "at: scaled (" in capsys.readouterr().err
+    broken = tmp_path / "broken.py"
+    broken.write_text("import torch\n\nnumber = torch.ones(2) @ torch.ones(3)\n")
+    assert main(["explain", f"{broken}:number"]) == 2
+    assert "at: <module> (broken.py:3)" in capsys.readouterr().err
