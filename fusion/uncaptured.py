@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion.backend import Backend
 from fusion.fallback import warn_once
@@ -78,9 +78,24 @@ def _turned_off() -> str:
     """Return in which state of PyTorch a call is made in which Dynamo compiles nothing, with a hint; else nothing."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "within a transform of torch.func: fuse the function that transforms: fusion.fuse(torch.vmap(function))"
-    if is_in_torch_dispatch_mode(include_infra_modes=False):
+    if _is_in_dispatch_mode():
         return "within a dispatch mode, for which every operation runs by itself: call it outside of the mode"
     return ""
+
+
+def _is_in_dispatch_mode() -> bool:
+    """Return whether this thread is within a dispatch mode for which Dynamo is off.
+
+    PyTorch's own flag is the process's, and stays set where two threads leave their modes in the order in which they
+    entered them.
+    """
+    modes = map(torch._C._get_dispatch_stack_at, range(torch._C._len_torch_dispatch_stack()))
+    return any(not mode.is_infra_mode() and not _ignores_compiled_code(mode) for mode in modes)
+
+
+def _ignores_compiled_code(mode: TorchDispatchMode) -> bool:
+    ignores = getattr(mode, "ignore_compile_internals", None)  # PyTorch 2.11 has none
+    return ignores is not None and bool(ignores())
 
 
 def _reason(backend: Backend, program: Callable[..., object], given: object, result: object) -> str:

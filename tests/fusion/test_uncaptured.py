@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusion
@@ -124,6 +126,39 @@ def test_a_call_within_a_mode() -> None:
     assert "Softmax is called within a dispatch mode" in said(lambda: within(Seen()))
     torch.testing.assert_close(silent(lambda: within(Passed())), torch.softmax(X, -1))
     assert fusion.report(module).kernels, "a mode over functions turns nothing off"
+
+
+def test_modes_of_another_thread() -> None:
+    """PyTorch's flag stays set where two threads leave their modes in the order in which they entered them."""
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return function(*args, **(kwargs or {}))
+
+    first_left = threading.Event()
+    both_entered = threading.Barrier(2)
+
+    def second() -> None:
+        first_entered.wait()
+        with Mode():
+            both_entered.wait()
+            first_left.wait()
+
+    first_entered = threading.Event()
+    thread = threading.Thread(target=second)
+    thread.start()
+    with Mode():
+        first_entered.set()
+        both_entered.wait()
+    first_left.set()
+    thread.join()
+    try:
+        module = fusion.fuse(nn.Softmax(-1))
+        silent(lambda: module(X))
+        assert fusion.report(module).kernels
+    finally:
+        for flag in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode"):
+            setattr(_python_dispatch, flag, False)
 
 
 def test_data_parallel_modules(tmp_path: Path) -> None:
