@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from fusion.options import Options
+    from fusion.quantize import QuantizedLinear, quantize_weights
     from fusion.required import NotAsRequired, require
     from fusion.verification import verify
 
@@ -58,6 +59,7 @@ __all__ = [
     "NotAsRequired",
     "NotComparable",
     "Options",
+    "QuantizedLinear",
     "Report",
     "Unsupported",
     "VerifyError",
@@ -68,6 +70,7 @@ __all__ = [
     "fuse",
     "fusion_backend",
     "load",
+    "quantize_weights",
     "report",
     "require",
     "save",
@@ -90,6 +93,7 @@ _HOMES = {
         *("ArtifactError", "BuildError", "FusionError", "FusionWarning", "Unsupported", "VerifyError"),
     ),
     "fusion.options": ("Options",),
+    "fusion.quantize": ("QuantizedLinear", "quantize_weights"),
     "fusion.required": ("NotAsRequired", "require"),
     "fusion.verification": ("verify",),
 }
