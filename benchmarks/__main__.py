@@ -1,7 +1,7 @@
 """`python -m benchmarks [SUITE] [--only NAME] [--quick]`, or `python -m benchmarks opinfo|random [options]`.
 
-The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `small`, `dynamic`, `scheduling`, `price` and
-`artifact`.
+The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `small`, `dynamic`, `scheduling`, `price`,
+`artifact` and `generation`.
 Without a suite: `gpu` where there is a device, else `cpu`.
 """
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         VerifyError,
     )
     from fusion.options import Options
+    from fusion.quantize import QuantizedLinear, quantize_weights
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ __all__ = [
     "NotAsRequired",
     "NotComparable",
     "Options",
+    "QuantizedLinear",
     "Report",
     "Unsupported",
     "VerifyError",
@@ -71,6 +73,7 @@ __all__ = [
     "fuse",
     "fusion_backend",
     "load",
+    "quantize_weights",
     "report",
     "require",
     "save",
@@ -96,6 +99,7 @@ _HOMES = {
     "fusion.options": ("Options",),
     "fusion.inspect.required": ("NotAsRequired", "require"),
     "fusion.diagnosis.verification": ("verify",),
+    "fusion.quantize": ("QuantizedLinear", "quantize_weights"),
 }
 """Module → the public names that it defines."""
 

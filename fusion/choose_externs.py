@@ -23,7 +23,7 @@ from fusion.schedule.chunks import in_chunks
 from fusion.schedule.overrides import PRICED, Overrides
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
-from fusion.schedule.rewrites.vector_products import has_vector
+from fusion.schedule.rewrites.vector_products import of_few_rows
 
 
 def lower_for(
@@ -61,8 +61,8 @@ def _products(
 ) -> Collection[str] | None:
     """Return the names of matrix products to lower as contractions; None for all.
 
-    If the library's GEMMs are faster than generated ones, only those that are chained in one loop, chunked, or with a
-    vector.
+    If the library's GEMMs are faster than generated ones, only those that are chained in one loop, chunked, or with
+    few rows.
     """
     if capabilities.lone_products and "dot" in capabilities.fold_ops:
         return None
@@ -74,14 +74,10 @@ def _products(
     program, chains = stream(program, capabilities, hints)
     nodes = (program.nodes[member] for cluster in chains for member in cluster.members)
     products += [node for node in nodes if isinstance(node, Contract)]
-    products += [node for node in whole.nodes if isinstance(node, Contract) and _is_priced(node, capabilities)]
+    few = of_few_rows(whole, capabilities.few_rows)
+    products += [node for node in whole.nodes if isinstance(node, Contract) and node.out in few]
     origins = {**whole.origins, **program.origins}  # chains have other names for their tiles
     return {origins[node.out].name for node in products}
-
-
-def _is_priced(product: Contract, capabilities: Capabilities) -> bool:
-    """Return whether a product whose result no loop consumes has a price."""
-    return capabilities.vectors and has_vector(product)
 
 
 def _scatters(capabilities: Capabilities) -> frozenset[str]:

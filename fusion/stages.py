@@ -264,7 +264,7 @@ def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 
 def _sum_vectors(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams))
+    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams, at.capabilities.few_rows))
 
 
 def _copy_scattered_operands(scheduled: Scheduled, at: Scheduling) -> Scheduled:
@@ -272,7 +272,7 @@ def _copy_scattered_operands(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 
 def _sums_vectors(at: Scheduling) -> bool:
-    return at.capabilities.vectors and at.overrides.products != LIBRARY
+    return any(at.capabilities.few_rows) and at.overrides.products != LIBRARY
 
 
 def _chains(at: Scheduling) -> bool:

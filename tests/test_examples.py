@@ -22,6 +22,7 @@ SAYS = {
     "attention.py": "backward recomputes the tiles",
     "custom_activation.py": "The activation lives in",
     "train_mlp.py": "of the points are classified correctly",
+    "generate.py": "2 graphs were compiled",
     "aot_ptx.py": "The PTX loads from memory",
     "step_through.py": "the kernel stopped",
 }

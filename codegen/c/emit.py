@@ -31,4 +31,4 @@ def _functions(kernel: Kernel) -> list[str]:
     for part in called_by(kernel):
         *inner, last = _functions(part)
         functions += [*inner, f"static {last}"]
-    return [*functions, form_of(kernel).emit(kernel)]
+    return list(dict.fromkeys([*functions, *form_of(kernel).emit(kernel)]))

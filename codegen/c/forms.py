@@ -3,6 +3,7 @@
 | form      | kernels                                                             |
 |-----------|---------------------------------------------------------------------|
 | `empty`   | a grid without points: nothing is stored                            |
+| `streams` | products of a few rows with weights, each of which is read once |
 | `blocked` | products, running values, loops inside loops: computed tile by tile |
 | `loops`   | all others: loops over the grid and the folded axes                 |
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from fusion.codegen.c.blocked import blocked_function, needs_blocks
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.function import loops_function
+from fusion.codegen.c.streams import plan_of, stream_functions
 from fusion.lowering.kernel import Kernel, Role
 
 
@@ -27,12 +29,12 @@ class Form:
 
     Attributes:
         applies: does the form compute this kernel, and does no earlier one?
-        emit: the text of its C function; raises BuildError for dtypes and operations without a C form.
+        emit: the texts of its C functions, its own last; raises BuildError for dtypes and operations without a C form.
     """
 
     name: str
     applies: Callable[[Kernel], bool]
-    emit: Callable[[Kernel], str]
+    emit: Callable[[Kernel], tuple[str, ...]]
 
 
 def _is_empty(kernel: Kernel) -> bool:
@@ -40,9 +42,10 @@ def _is_empty(kernel: Kernel) -> bool:
 
 
 FORMS = (
-    Form("empty", _is_empty, lambda kernel: Frame(kernel).function([])),
-    Form("blocked", needs_blocks, blocked_function),
-    Form("loops", lambda kernel: True, loops_function),
+    Form("empty", _is_empty, lambda kernel: (Frame(kernel).function([]),)),
+    Form("streams", lambda kernel: plan_of(kernel) is not None, stream_functions),
+    Form("blocked", needs_blocks, lambda kernel: (blocked_function(kernel),)),
+    Form("loops", lambda kernel: True, lambda kernel: (loops_function(kernel),)),
 )
 
 

@@ -15,6 +15,7 @@ from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
+from fusion.codegen.c.text.streams import MOST_PLAIN_ROWS, MOST_ROWS
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
@@ -62,7 +63,7 @@ class CTarget:
             rates=device.rates,
             streamed=1.0,
             lone_products=bool(device.products) or self.numerics.invariant,
-            vectors=not self.numerics.invariant,
+            few_rows=(0, 0) if self.numerics.invariant else (MOST_PLAIN_ROWS, MOST_ROWS),
             invariant=self.numerics.invariant,
             narrow_share=math.inf,
             layouts=device.layouts,

@@ -13,6 +13,7 @@ from itertools import product
 from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
+from fusion.codegen.c.text.streams import LANE_SUM
 
 INLINE = "static inline __attribute__((always_inline))"
 
@@ -350,13 +351,16 @@ def _definitions() -> dict[str, str]:
     functions["random_uniform"] = _RANDOM_UNIFORM
     functions["random_normal"] = _RANDOM_NORMAL
     functions |= {f"transpose_{T}": _TRANSPOSE.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
-    return functions | definitions()
+    return functions | definitions() | {"lane_sum": LANE_SUM}
 
 
 INLINES: dict[str, str] = _definitions()
 """Inline function → its definition.  A definition comes after those it calls."""
 
-_TYPES_OF = {f"{name}_{T}": ("product_types", f"vector_{T}") for T in FACTORS.values() for name in ("pack", "multiply")}
+_TYPES_OF = {
+    **{f"{name}_{T}": ("product_types", f"vector_{T}") for T in FACTORS.values() for name in ("pack", "multiply")},
+    "lane_sum": ("product_types",),
+}
 """Functions → the definitions of the types that they use."""
 
 

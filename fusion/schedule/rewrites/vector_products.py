@@ -1,25 +1,33 @@
-"""Makes a sum of products of each contraction with a vector.
+"""Makes a sum of products of each contraction with a vector, or with a few rows.
 
     y[i] = Σ_r w[i, r] · x[r]      is a reduction like others: it reads each element of the matrix once.
 
-`Program → Program`, for targets that compute reductions at the speed of memory (`Capabilities.vectors`).  Tiles would
+`Program → Program`, for targets that compute reductions at the speed of memory (`Capabilities.few_rows`).  Tiles would
 be packed, and read again.  As a reduction it takes operands in that are computed element by element, such as unpacked
-weights, and shares loops with neighbours.
+weights, and shares loops with neighbours.  With more than one row, the elements of the matrix must be consecutive along
+the sum, so that a target can use each for all rows when it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from fusion.lowering.expr import Load, Op, make_cast
+import sympy
+import torch
+
+from fusion.lowering.expr import Expr, Load, Op, free_axes, loads, make_cast
 from fusion.lowering.program import Buffer, Contract, Map, Node, Program, Reduce
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.naming import unused
 
 
-def sum_vectors(program: Program, chains: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
-    """Replace contractions with a vector, outside the chains `chains`; return the program, and the chains in it.
+def sum_vectors(
+    program: Program, chains: Sequence[Cluster], most: tuple[int, int] = (1, 1)
+) -> tuple[Program, tuple[Cluster, ...]]:
+    """Replace contractions with few rows, outside the chains `chains`; return the program, and the chains in it.
+
+    `most`: see `Capabilities.few_rows`.
 
     >>> from fusion.inspect.examples import show_program
     >>> from torch import empty
@@ -31,10 +39,11 @@ def sum_vectors(program: Program, chains: Sequence[Cluster]) -> tuple[Program, t
       return mm
     """
     chained = {member for cluster in chains for member in cluster.members}
+    few = of_few_rows(program, most)
     made: dict[str, Buffer] = {}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
-        if isinstance(node, Contract) and has_vector(node) and position not in chained:
+        if isinstance(node, Contract) and node.out in few and position not in chained:
             nodes += _sum(program, node, made)
         else:
             nodes.append(node)
@@ -43,10 +52,42 @@ def sum_vectors(program: Program, chains: Sequence[Cluster]) -> tuple[Program, t
     return summed, tuple(chains) if summed is program else positions_in(summed, program, chains)
 
 
-def has_vector(product: Contract) -> bool:
-    """Return whether one side has a single row of its own: the product reads each element of the other side once."""
+def of_few_rows(program: Program, most: tuple[int, int]) -> frozenset[str]:
+    """Return the contractions that read each element of one side once, for the few rows of the other side.
+
+    `most`: see `Capabilities.few_rows`.  With a single row, elements may be stored in any order, and sizes be symbolic.
+    """
+    maps = {node.out for node in program.nodes if isinstance(node, Map)}
+    products = (node for node in program.nodes if isinstance(node, Contract)) if any(most) else ()
+    return frozenset(product.out for product in products if _has_few_rows(program, product, most, maps))
+
+
+def _has_few_rows(program: Program, product: Contract, most: tuple[int, int], maps: Collection[str]) -> bool:
     sizes = {axis.symbol: axis.size for axis in product.axes}
-    return any(all(sizes[symbol] == 1 for symbol in side) for side in (product.rows, product.columns))
+    sides = ((product.rows, product.rhs, product.columns), (product.columns, product.lhs, product.rows))
+    counts = [(sympy.Mul(*(sizes[symbol] for symbol in side)), matrix, across) for side, matrix, across in sides]
+    if any(count == 1 for count, _, _ in counts):
+        return True
+    known = all(axis.size.is_Integer for axis in (*product.axes, *product.over))
+    if not known or len(product.rows) + len(product.columns) < len(product.axes):
+        return False
+    for count, matrix, across in counts:
+        is_plain = isinstance(matrix, Load) and matrix.buffer not in maps
+        if count <= most[0 if is_plain else 1] and _is_read_along_rows(program, product, matrix, across):
+            return True
+    return False
+
+
+def _is_read_along_rows(program: Program, product: Contract, matrix: Expr, across: Sequence[sympy.Symbol]) -> bool:
+    """Return whether the largest tensor that a side reads is consecutive along the sum."""
+    over, columns = {axis.symbol for axis in product.over}, set(across)
+    elements = [load for load in loads(matrix) if over & free_axes(load) and columns & free_axes(load)]
+    if not elements or product.accumulate is not torch.float32:
+        return False
+    counts = {load: program.buffers[load.buffer].numel for load in elements}
+    largest = max(elements, key=lambda load: int(counts[load]) if counts[load].is_Integer else 0)
+    last, strides = largest.index[-1], program.buffers[largest.buffer].strides
+    return isinstance(last, sympy.Expr) and bool(last.free_symbols & over) and strides[-1] == 1
 
 
 def _sum(program: Program, product: Contract, made: dict[str, Buffer]) -> Iterator[Node]:

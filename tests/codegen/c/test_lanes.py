@@ -120,19 +120,19 @@ def test_a_last_axis_of_two_or_three_points_is_unrolled(name):
 
 
 def unpacked_product(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return x · wᵀ of 4-bit weights, two to a byte, with a scale for every 128 of a row."""
-    numbers = torch.stack((packed & 15, packed >> 4), -1).view(len(packed), -1, 128).to(x.dtype) - 8.0
+    """Return x · wᵀ of 4-bit weights, two to a byte, with a scale for every 96 of a row."""
+    numbers = torch.stack((packed & 15, packed >> 4), -1).view(len(packed), -1, 96).to(x.dtype) - 8.0
     return x @ (numbers * scale[..., None]).view(len(packed), -1).t()
 
 
 def test_a_vector_times_unpacked_weights_is_one_loop_over_bytes():
     """Halves of a byte are folded at once, and the scale of a group is loaded once for it: nothing is gathered."""
-    x, packed, scale = torch.randn(1, 512), torch.randint(0, 256, (480, 256), dtype=torch.uint8), torch.rand(480, 4)
+    x, packed, scale = torch.randn(1, 384), torch.randint(0, 256, (480, 192), dtype=torch.uint8), torch.rand(480, 4)
     fused = fusion.fuse(unpacked_product, options={"target": "c", "strict": True})
     exact = unpacked_product(x.double(), packed, scale.double())
     torch.testing.assert_close(fused(x, packed, scale).double(), exact, rtol=1e-5, atol=1e-4)
     (source,) = kernels_of(unpacked_product, x, packed, scale)
-    assert loops_in_lanes(source) >= 1 and not re.search(r"/ ?(64|128)|\?", source[source.index("omp parallel for") :])
+    assert loops_in_lanes(source) >= 1 and not re.search(r"/ ?(48|96)|\?", source[source.index("omp parallel for") :])
     assert len(re.findall(r"= in2\[", source)) == 1 and "r2" not in source
 
 

@@ -1,0 +1,6 @@
+"""Kernels of products that read each weight once: recognised by `plan`, written by `function`."""
+
+from fusion.codegen.c.streams.function import stream_functions
+from fusion.codegen.c.streams.plan import plan_of
+
+__all__ = ["plan_of", "stream_functions"]

@@ -1,0 +1,230 @@
+"""Writes a kernel of products: the function that computes what is multiplied, and the loop over the columns.
+
+Input: a kernel with a plan; output: the texts of its C functions.  A kernel of its own computes x into scratch memory;
+that is arranged in the order in which a register gives out the weights (`text/streams`).  Each column is then one call
+for all rows, followed by everything that depends on its sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+import sympy
+import torch
+
+from fusion.codegen.c.calls import NO_MEMORY
+from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.loops.function import loops_function
+from fusion.codegen.c.plan.sweeps import extend_spans
+from fusion.codegen.c.plan.threads import ENOUGH
+from fusion.codegen.c.streams.plan import Plan, Product, plan_of, scaled
+from fusion.codegen.c.text.code import Code, element_of
+from fusion.codegen.c.text.folds import store_statement
+from fusion.codegen.c.text.nest import WRONG, Level, indented, render, whole_extent
+from fusion.codegen.c.text.scratch import Scratch, on_heap
+from fusion.codegen.c.text.streams import stream_text
+from fusion.codegen.c.text.values import ValueWriter
+from fusion.lowering.checks import has_checks
+from fusion.lowering.expr import Expr, make_cast
+from fusion.lowering.indexing import ZERO
+from fusion.lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt, Store, loaded, spans
+
+ALONE = 1 << 15
+"""Elements that are arranged on one thread."""
+
+PADDING = 16
+"""Scales that may be read past the last one."""
+
+
+def stream_functions(kernel: Kernel) -> tuple[str, ...]:
+    """Return the texts of the C functions of a kernel that has a plan, the kernel's own last.
+
+    Raises:
+        BuildError: a dtype or operation without a C form.
+    """
+    plan = plan_of(kernel)
+    assert plan is not None, "the form applies"
+    streams = dict.fromkeys(stream_text(product.stream) for product in plan.products)
+    return (*streams, f"static {loops_function(staging_kernel(plan))}", _Function(plan).text())
+
+
+def _order(plan: Plan) -> tuple[KernelAxis, ...]:
+    return plan.products[0].order
+
+
+def _position(axes: Sequence[KernelAxis]) -> sympy.Expr:
+    """Return the place of a point in an array over `axes`."""
+    place: sympy.Expr = ZERO
+    for axis in axes:
+        place = place * axis.size + axis.symbol
+    return sympy.expand(place)
+
+
+def _factors(plan: Plan) -> dict[Expr, str]:
+    """Return the distinct factors, each with the name of its array."""
+    distinct = dict.fromkeys((product.factor, product.order) for product in plan.products)
+    return {factor: f"staged{number}" for number, (factor, _) in enumerate(distinct)}
+
+
+def staging_kernel(plan: Plan) -> Kernel:
+    """Return the kernel that computes the factors of the weights, and the folds of the rows, into arrays."""
+    kernel, arrays = plan.kernel, _factors(plan)
+    stores: list[Store] = []
+    for product in plan.products:
+        place = _position((*plan.rows, *product.order))
+        stores.append(Store(arrays[product.factor], place, product.factor))
+    stores += [Store(_folded(fold.name), _position(plan.rows), fold.ref) for fold in plan.before]
+    body: tuple[Stmt, ...] = (*plan.before, *dict.fromkeys(stores))
+    lengths = dict.fromkeys(arrays.values(), plan.count * plan.depth)
+    lengths |= {_folded(fold.name): plan.count for fold in plan.before}
+    written = tuple(
+        Param(name, torch.float32, (sympy.Integer(length),), (sympy.Integer(1),), written=True)
+        for name, length in lengths.items()
+    )
+    inner = Role.WHOLE if plan.before else Role.GRID
+    over = {axis.symbol for axis in _order(plan)}.union(*(fold.over for fold in plan.before))
+    axes = (*plan.rows, *(replace(axis, role=inner) for axis in kernel.axes if axis.symbol in over))
+    whole = replace(kernel, axes=axes, body=body, beside=(), then=None, origins=())
+    read = tuple(param for param in kernel.params if param.name in loaded(whole))
+    return replace(whole, name=f"{kernel.name}_staged", params=(*read, *written))
+
+
+def _folded(name: str) -> str:
+    return f"rows_{name}"
+
+
+class _Function:
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.kernel = plan, plan.kernel
+        self.frame = Frame(self.kernel)
+        self.space, self.names, self.params = self.frame.space, self.frame.names, self.frame.params
+        self.where = dict(spans(self.kernel))
+        written = frozenset(param.name for param in self.kernel.params if param.written)
+        self.writer = ValueWriter(self.where, self.space, self.names, self.params, written)
+        self.extents = {axis.symbol: whole_extent(axis.symbol, axis.size, self.names) for axis in self.kernel.axes}
+        self.arrays = {name: self.space.exactly(name) for name in _factors(plan).values()}
+        self.folded = {fold.name: self.space.exactly(_folded(fold.name)) for fold in plan.before}
+        self.arranged = {(product.factor, product.stream): self.space.fresh("arranged") for product in plan.products}
+
+    def text(self) -> str:
+        plan = self.plan
+        size = plan.count * plan.depth
+        scratch = [Scratch(name, "float", str(size)) for name in self.arrays.values()]
+        scratch += [Scratch(name, "float", str(plan.count)) for name in self.folded.values()]
+        for (_, stream), name in self.arranged.items():
+            held = f"({self._steps(stream.per_word)}*{self._step(stream.per_word)}*{plan.count})"
+            scratch.append(Scratch(name, "float", held))
+        heap = on_heap(scratch, self.space, shared=False)
+        width = prod(int(axis.size) for axis in plan.columns)
+        shared = width * size * len(plan.products) >= ENOUGH
+        columns = self._columns(shared)
+        return self.frame.function(
+            [*heap.before, *self._stage(heap.after), *self._arrange(shared), *columns, *heap.after]
+        )
+
+    def _step(self, per_word: int) -> str:
+        return f"{per_word}*stream_lanes"
+
+    def _steps(self, per_word: int) -> str:
+        step = self._step(per_word)
+        return f"(({self.plan.depth} + {step} - 1)/({step}))"
+
+    def _stage(self, release: Sequence[str]) -> Iterator[str]:
+        """Yield the call that computes the factors."""
+        staging = staging_kernel(self.plan)
+        own = {**self.params, **self.arrays, **{_folded(name): array for name, array in self.folded.items()}}
+        arguments = [own[param.name] for param in staging.params] + [self.names[size] for size in staging.sizes]
+        name = self.space.fresh("failed")
+        yield f"const int {name} = {staging.name}({', '.join([*arguments, 'threads'])});"
+        yield f"if ({name} & {NO_MEMORY}) {{"
+        yield from indented([*release, f"return {name};"])
+        yield "}"
+        if has_checks(self.kernel):
+            yield f"{WRONG} |= {name};"
+
+    def _arrange(self, shared: bool) -> Iterator[str]:
+        """Yield the lines that arrange the factors."""
+        factors = _factors(self.plan)
+        for (factor, stream), name in self.arranged.items():
+            array, steps = self.arrays[factors[factor]], self._steps(stream.per_word)
+            call = f"arranged_{stream.name}({array}, {self.plan.depth}, "
+            if not shared or self.plan.count * self.plan.depth <= ALONE:
+                yield f"{call}0, {steps}, {name});"
+                continue
+            yield "#pragma omp parallel for num_threads(threads)"
+            yield f"for (int64_t step = 0; step < {steps}; step++) {call}step, step + 1, {name});"
+
+    def _columns(self, shared: bool) -> list[str]:
+        """Return the loops over the columns."""
+        lines: list[str] = []
+        sums = {product.fold.name: self.space.exactly(product.fold.name) for product in self.plan.products}
+        for product in self.plan.products:
+            lines += self._product(product, sums[product.fold.name])
+        lines += self._rows(sums)
+        for axis in reversed(self.plan.columns):
+            lines = [f"{self.extents[axis.symbol].header} {{", *indented(lines), "}"]
+        collapse = f" collapse({len(self.plan.columns)})" if len(self.plan.columns) > 1 else ""
+        return [*([f"#pragma omp parallel for num_threads(threads){collapse}"] if shared else []), *lines]
+
+    def _product(self, product: Product, sums: str) -> list[str]:
+        """Return the lines that compute the sums of one column."""
+        lines, scales = [f"float {sums}[{self.plan.count}];"], "0"
+        level = Level()
+        self.writer.open([level], {})
+        inside = {axis.symbol: ZERO for axis in product.order}
+        place = self.writer.position(sympy.expand(product.weights.offset.xreplace(inside)))
+        lines += render([level])
+        if product.scale is not None and product.groups:
+            scales = self.space.fresh("scales")
+            lines += self._scales(product, scales)
+        weights = f"{self.params[product.weights.buffer]} + {place}"
+        arranged = self.arranged[product.factor, product.stream]
+        call = f"sums_{product.stream.name}({arranged}, {weights}, {scales}, {self.plan.depth}, {sums});"
+        return [*lines, call]
+
+    def _scales(self, product: Product, scales: str) -> list[str]:
+        """Return the lines that compute the scales of the groups of one column."""
+        assert product.scale is not None
+        count = prod(int(axis.size) for axis in product.groups)
+        extend_spans(self.where, [product.scale])
+        levels, depth = self._levels(product.groups)
+        self.writer.open(levels, depth)
+        (value,) = self.writer.write([product.scale])
+        place = self.writer.position(_position(product.groups))
+        levels[-1].before.append(f"{element_of(scales, place)} = {value};")
+        levels[-1].pragma = "#pragma omp simd"
+        declared = f"_Alignas(64) float {scales}[{count + PADDING}];"
+        return [declared, f"for (int l = 0; l < {PADDING}; l++) {scales}[{count} + l] = 0.0f;", *render(levels)]
+
+    def _levels(self, axes: Sequence[KernelAxis]) -> tuple[list[Level], dict[sympy.Symbol, int]]:
+        levels = [Level(), *(Level(self.extents[axis.symbol].header) for axis in axes)]
+        return levels, {axis.symbol: number for number, axis in enumerate(axes, 1)}
+
+    def _rows(self, sums: dict[str, str]) -> list[str]:
+        """Return the lines that store the results of one column."""
+        stores = [replace(store, value=self._stored(store)) for store in self.plan.stores]
+        offsets = [store.offset for store in stores if isinstance(store.offset, Expr)]
+        conditions = [store.where for store in stores if store.where is not None]
+        values = scaled(self.plan, [*(store.value for store in stores), *offsets, *conditions])
+        extend_spans(self.where, values)
+        levels, depth = self._levels(self.plan.rows)
+        self.writer.open(levels, depth)
+        place = self.writer.position(_position(self.plan.rows))
+        for fold, array in [*((p.fold, sums[p.fold.name]) for p in self.plan.products)]:
+            self.writer.learn_here(fold.ref, element_of(array, place))
+        for fold in self.plan.before:
+            self.writer.learn_here(fold.ref, element_of(self.folded[fold.name], place))
+        texts = iter(self.writer.write(values))
+        written = [next(texts) for _ in stores]
+        positions = [next(texts) if isinstance(s.offset, Expr) else self.writer.position(s.offset) for s in stores]
+        for store, text, position in zip(stores, written, positions, strict=True):
+            mask: Code | None = None if store.where is None else next(texts)
+            element = element_of(self.params[store.param], position)
+            line = store_statement(store, self.kernel.param(store.param).dtype, element, text, mask)
+            levels[-1].before.append(line)
+        return render(levels)
+
+    def _stored(self, store: Store) -> Expr:
+        return make_cast(store.value, self.kernel.param(store.param).dtype)
