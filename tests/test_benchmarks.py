@@ -11,7 +11,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import cold, dynamic, harness, inference, models, programs, scheduling, small, suite, tables, training
+from benchmarks import (
+    cold,
+    dynamic,
+    generation,
+    harness,
+    inference,
+    models,
+    programs,
+    scheduling,
+    small,
+    suite,
+    tables,
+    training,
+)
 from benchmarks.harness import Refused
 from benchmarks.programs import Case, Draw
 from benchmarks.scheduled_models import CheckedNetwork
@@ -178,6 +191,21 @@ def test_a_small_model_is_checked_and_compared_with_the_better_of_the_others(tra
     monkeypatch.setattr(small, "_error", lambda results, exact: next(errors))
     with pytest.raises(Refused, match="errors"):
         list(small.measured(model, "cpu", 3, {}))
+
+
+@pytest.mark.usefixtures("without_inductor")
+@pytest.mark.parametrize("bits", [16, 4])
+def test_a_step_of_a_language_model_is_checked_and_timed(bits, monkeypatch):
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 1}
+    case = generation.Case("tiny", sizes, bits, None if bits == 16 else 32)
+    times = {"eager": [4e-3], "inductor": [2e-3], "fusion": [1e-3, 3e-3], "read": [5e-4]}
+    monkeypatch.setattr(generation, "seconds_in_turn", lambda calls, device, rounds: times)
+    (row,) = generation.measured(case, 2)
+    assert row.startswith("tiny") and case.weights in row
+    assert row.split("(", 1)[0].endswith(" 250.0 ") and [part.split(")")[0] for part in row.split("(")[1:]] == [
+        *("0.12", "0.25", "0.50"),
+    ]
 
 
 def test_a_refused_case_is_printed_and_others_continue(capsys):
