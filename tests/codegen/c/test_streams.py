@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusion
-from fusion.codegen.c.build import FLAGS
+from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.c.text.streams import MOST_PLAIN_ROWS, Stream, stream_text
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -195,7 +195,7 @@ def test_integers_are_exact_with_all_widths_of_registers(tmp_path, flags):
         text = stream_text(stream) + PROBE.format(**words)
         (tmp_path / "probe.c").write_text(prelude(text) + text)
         program = tmp_path / "probe"
-        subprocess.run(["gcc", *FLAGS, *flags, str(tmp_path / "probe.c"), "-o", str(program)], check=True)
+        find_compiler().call(*find_compiler().flags(), *flags, str(tmp_path / "probe.c"), "-o", str(program))
         got = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
         w = [(i * 37 + i // 5) % 256 for i in range(depth // 2)]
         numbers = [half - 8 for byte in w for half in (byte & 15, byte >> 4)]
