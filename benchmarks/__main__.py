@@ -25,7 +25,9 @@ def main() -> int:
         return random_programs(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
-        "suite", nargs="?", choices=(*ON_GPU, "cpu", "small", "dynamic", "scheduling", "price", "artifact")
+        "suite",
+        nargs="?",
+        choices=(*ON_GPU, "cpu", "small", "dynamic", "scheduling", "price", "artifact", "generation"),
     )
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller graphs, no cold compilation")
