@@ -83,13 +83,13 @@ def main() -> None:
     prompt = torch.randint(WORDS, (24,))
     with torch.inference_mode():
         token, at = fused(prompt, torch.arange(24)), torch.tensor([24])
-        tokens = [token]
+        tokens, began = [token], time.perf_counter()
         for count in range(1, arguments.tokens):
             token = fused(token, at)
             tokens, at = [*tokens, token], at + 1
             if count == 2:  # the step is compiled by now
                 began = time.perf_counter()
-    seconds = (time.perf_counter() - began) / (arguments.tokens - 3)
+    seconds = (time.perf_counter() - began) / max(1, arguments.tokens - 3)
     print(*torch.cat(tokens).tolist())
     print(f"{1 / seconds:.0f} tokens/s; {len(fusion.report(fused).graphs)} graphs were compiled")
 

@@ -191,10 +191,10 @@ def unfused(program: Callable[..., object]) -> Callable[..., object]:
     return _plain(program) if isinstance(program, torch.nn.Module) else inspect.unwrap(program)
 
 
-def fused_options(program: object) -> Options | None:
-    """Return the options that a program was compiled with; None for one that this compiler did not compile."""
-    backend = backend_of(program)
-    return None if backend is None else backend.options
+def options_for(program: object, options: Mapping[str, object] | None) -> Options:
+    """Return `options`, as for `fuse`, or without any those that a program was compiled with."""
+    backend = backend_of(program) if options is None else None
+    return Options.read(None, options) if backend is None else backend.options
 
 
 def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgraph: bool = False) -> Module:

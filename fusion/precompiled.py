@@ -128,8 +128,9 @@ class Precompiled(SerializableCallable):
         """
         try:
             saved = read(zlib.decompress(data).decode(), KINDS)
-            assert isinstance(saved, Saved)
-        except Exception as damage:
+            if not isinstance(saved, Saved):
+                raise TypeError(f"a {type(saved).__name__} in place of a region")
+        except Exception as damage:  # whatever damaged data make the decoders raise
             raise FusionError(f"the saved region cannot be read: {type(damage).__name__}: {damage}") from damage
         if saved.compiler != compiler_version():
             raise FusionError("the region was saved by another version of Fusion", hint="compile and save it again")

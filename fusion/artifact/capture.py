@@ -97,8 +97,13 @@ def captured(
     """Capture a program; a module in the state (train or eval) it is in, an exported program as it is.
 
     Raises:
+        TypeError: `program` cannot be called, or `args` is no sequence.
         Unsupported: a part of it cannot be saved, or PyTorch cannot export it.
     """
+    if not callable(program) and not isinstance(program, ExportedProgram):
+        raise TypeError(f"expected an nn.Module, a function or an exported program, got {type(program).__name__}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"inputs must be a tuple or a list of arguments, got {type(args).__name__}")
     exported = program if isinstance(program, ExportedProgram) else _exported(program, args, kwargs, dynamic_shapes)
     specs = _input_specs(exported)
     copied, constants = _copied(exported)

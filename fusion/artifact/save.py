@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import fusion
-from fusion.api import fused_options
+from fusion.api import options_for
 from fusion.artifact.ahead import Compiled, compiled
 from fusion.artifact.capture import Captured, captured
 from fusion.artifact.container import pack
@@ -81,12 +81,7 @@ def save(
         FusionError: it cannot be compiled.
         OSError: the file cannot be written.
     """
-    if not callable(program) and not isinstance(program, torch.export.ExportedProgram):
-        raise TypeError(f"save takes an nn.Module, a function or an exported program, got {type(program).__name__}")
-    if not isinstance(inputs, (tuple, list)):
-        raise TypeError(f"inputs must be a tuple or a list of arguments, got {type(inputs).__name__}")
-    fused_with = fused_options(program)
-    chosen = fused_with if options is None and fused_with is not None else Options.read(None, options)
+    chosen = options_for(program, options)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
     present = _device_of(whole)
     wanted = present if device is None else torch.device(device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -42,10 +42,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield processes
 
 
-def compiled(module: nn.Module, **settings: Any) -> tuple[nn.Module, Backend]:
-    """A module for `torch.compile`, and its backend, which has the reports."""
+def compiled(program: Callable[..., Any], **settings: Any) -> tuple[Any, Backend]:
+    """A program under `torch.compile`, and its backend, which has the reports."""
     backend = Backend(Options.read(None, STRICT))
-    return torch.compile(module, backend=backend, **settings), backend  # type: ignore[return-value]
+    return torch.compile(program, backend=backend, **settings), backend
 
 
 def shapes(reports: list[Report]) -> list[tuple[str, int, int]]:
@@ -153,7 +153,8 @@ def fuse_blocks(whole: Model) -> Model:
 
 def wrap_blocks(whole: Model) -> Model:
     for number, block in enumerate(whole.blocks):
-        whole.blocks[number] = torch.compile(block, backend=fusion.fusion_backend, options=STRICT)  # type: ignore[assignment]
+        wrapped: Any = torch.compile(block, backend=fusion.fusion_backend, options=STRICT)
+        whole.blocks[number] = wrapped
     return whole
 
 
@@ -198,7 +199,9 @@ def fsdp_in_bfloat16() -> list[tuple[str, int, int]]:
     ours = sharded(compile_blocks(model().float()), mp_policy=policy)
     eager = sharded(model().float(), mp_policy=policy)
     assert_trained_alike(ours, eager, Training(seed=1 + dist.get_rank(), autocast=True))
-    return shapes(backend_of(ours.blocks[0]).reports)  # type: ignore[union-attr]
+    backend = backend_of(ours.blocks[0])
+    assert backend is not None
+    return shapes(backend.reports)
 
 
 def test_fsdp_in_mixed_precision(pair: Pair) -> None:
@@ -228,11 +231,11 @@ def split(whole: Model, sequence: bool) -> Model:
 
 
 def tensor_parallel(way: str, sequence: bool) -> tuple[list[tuple[str, int, int]], list[str]]:
-    ours: nn.Module = split(model(), sequence)
+    parts = split(model(), sequence)
     whole = way == "whole"
-    ours = fusion.fuse(ours, options=STRICT) if whole else compile_blocks(ours)  # type: ignore[arg-type]
+    ours = fusion.fuse(parts, options=STRICT) if whole else compile_blocks(parts)
     assert_trained_alike(ours, model(), Training())  # all processes have the same rows
-    backends = [backend_of(part) for part in ([ours] if whole else ours.blocks)]  # type: ignore[list-item]
+    backends = [backend_of(part) for part in ([ours] if whole else [*parts.blocks])]
     reports = list({id(report): report for backend in backends if backend for report in backend.reports}.values())
     return shapes(reports), sorted({str(call.name) for report in reports for call in report.externs})
 
@@ -256,14 +259,16 @@ def with_dtensors() -> list[tuple[str, int, int]]:
     """Inputs, results and gradients that are distributed tensors."""
     x, w = torch.randn(6, 16, dtype=torch.float64), torch.randn(16, 8, dtype=torch.float64)
     given = distribute_tensor(x, mesh(), [Shard(0)]), distribute_tensor(w, mesh(), [Replicate()]).requires_grad_()
-    function, backend = compiled(of_dtensors)  # type: ignore[arg-type]
+    function, backend = compiled(of_dtensors)
     w.requires_grad_()
     result, expected = function(*given), of_dtensors(x, w)
     torch.testing.assert_close(result.full_tensor(), expected)
     assert result.placements == (Shard(0),)
     result.full_tensor().square().sum().backward()
     expected.square().sum().backward()
-    torch.testing.assert_close(given[1].grad.full_tensor(), w.grad)  # type: ignore[union-attr]
+    gradient = given[1].grad
+    assert isinstance(gradient, DTensor)
+    torch.testing.assert_close(gradient.full_tensor(), w.grad)
     return shapes(backend.reports)
 
 

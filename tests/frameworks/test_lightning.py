@@ -32,7 +32,7 @@ class Classifier(lightning.LightningModule):
         elif how == "compiled":
             self.network.compile(backend=fusion.fusion_backend)
         elif how == "step":
-            self.training_step = fusion.fuse(self.training_step)  # type: ignore[method-assign]
+            self.training_step = fusion.fuse(self.training_step)  # type: ignore[method-assign]  # as users do
 
     def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
         x, y = batch

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 import fusion
 import fusion.codegen.c.target
-from fusion.codegen import targets
 from fusion.inspect.accuracy import LaunchError, watching
 from fusion.lowering.expr import Load
 from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Kernel, Role, Store
+from fusion.lowering.kernel import Role, Store
 from fusion.schedule.kernels import KernelCall
+from tests.fusion.planted import plant_in_results
 from tests.lowering.building import F32, I0, kernel, param
 
 HALF = torch.bfloat16
@@ -24,20 +22,7 @@ HALF = torch.bfloat16
 
 @pytest.fixture
 def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results of kernels with a `tanh` are a thousandth too large."""
-    build: Callable[..., Callable[..., object]] = fusion.codegen.c.target.build_kernel
-
-    def built(kernel: Kernel, source: str, unkept: Any) -> Callable[..., object]:
-        launch = build(kernel, source, unkept)
-
-        def wrong(*args: Any) -> None:
-            launch(*args)
-            args[-1].mul_(1.001)
-
-        return wrong if "tanh" in kernel.name else launch
-
-    monkeypatch.setattr(fusion.codegen.c.target, "build_kernel", built)
-    monkeypatch.setattr(targets, "_builders", {})  # builds of this test are not for others
+    plant_in_results(monkeypatch, "tanh")
 
 
 def steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ def with_absolute_errors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
             rewritten = _line(1.0, quotient, 2.0)
             quotients[rewritten] = quotient
             return rewritten
-        if (call := _squared(node)) in quotients:
+        if (call := squared(node)) in quotients:
             quotient = quotients[call]
             return _op("mul", _op("mul", quotient, _number(4.0)), _op("sub", _ONE, quotient))
         factor, call = _factor_of(node)
@@ -63,7 +63,7 @@ def is_reciprocal(node: Expr) -> bool:
     return one is _ONE and isinstance(power, Op) and power.name == "exp2"
 
 
-def _squared(node: Expr) -> Expr | None:
+def squared(node: Expr) -> Expr | None:
     """Return `f` where `node` is 1 - f · f."""
     if not isinstance(node, Op) or node.name != "sub" or node.dtype is not torch.float32:
         return None
@@ -84,7 +84,7 @@ def _absolute_calls(body: Sequence[Stmt]) -> Iterator[Expr]:
     factors: dict[Expr, float] = dict.fromkeys(maxima, 1.0)
     exponents, squares = set[Expr](), Counter[Expr]()
     for node in reversed(every):
-        if (call := _squared(node)) is not None and uses[node.children()[1]] == 1:
+        if (call := squared(node)) is not None and uses[node.children()[1]] == 1:
             squares[call] += 2
         is_exponential = isinstance(node, Op) and node.name in _EXPONENTIALS
         if is_exponential or (node in factors and absolute[node] == uses[node]):
@@ -152,4 +152,4 @@ def _op(name: ScalarName, *args: Expr) -> Op:
     return Op(name, args, torch.float32)
 
 
-__all__ = ["is_reciprocal", "with_absolute_errors"]
+__all__ = ["is_reciprocal", "squared", "with_absolute_errors"]

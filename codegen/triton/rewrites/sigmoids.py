@@ -27,6 +27,7 @@ from dataclasses import replace
 
 import torch
 
+from fusion.codegen.triton.rewrites.absolute_errors import squared
 from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef, const, postorder, rewrite
 from fusion.lowering.kernel import Fold, Stmt, Store, map_statements, statements, values_of, with_values
 
@@ -136,15 +137,10 @@ def _summed(node: Op) -> Op | None:
     return None
 
 
-def _squared(node: Op) -> Op | None:
+def _squared(node: Expr) -> Op | None:
     """Return `f` where `node` is 1 - f · f, for tanh."""
-    if node.name != "sub":
-        return None
-    one, square = node.args
-    if not (isinstance(one, Const) and one.value == 1.0 and isinstance(square, Op) and square.name == "mul"):
-        return None
-    call, same = square.args
-    return call if call is same and isinstance(call, Op) and call.name == "tanh" else None
+    call = squared(node)
+    return call if isinstance(call, Op) and call.name == "tanh" else None
 
 
 def _times(expr: Expr, factor: float) -> Expr:

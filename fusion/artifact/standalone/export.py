@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from fusion.api import fused_options
+from fusion.api import options_for
 from fusion.artifact.ahead import compiled
 from fusion.artifact.capture import captured
 from fusion.artifact.standalone.describe import standalone
@@ -24,7 +22,6 @@ from fusion.codegen.c.standalone.library import HEADER, library, runner_files
 from fusion.codegen.numerics import current
 from fusion.codegen.targets import TARGETS
 from fusion.lowering.errors import Unsupported
-from fusion.options import Options
 from fusion.schedule.overrides import ONE_KERNEL, Overrides
 
 if TYPE_CHECKING:
@@ -67,12 +64,7 @@ def export_library(
         FusionError: it cannot be compiled.
         OSError: a file cannot be written.
     """
-    if not callable(program) and not isinstance(program, torch.export.ExportedProgram):
-        raise TypeError(f"export_library takes an nn.Module, a function or an exported program, got {type(program)}")
-    if not isinstance(inputs, (tuple, list)):
-        raise TypeError(f"inputs must be a tuple or a list of arguments, got {type(inputs).__name__}")
-    fused_with = fused_options(program)
-    chosen = fused_with if options is None and fused_with is not None else Options.read(None, options)
+    chosen = options_for(program, options)
     if chosen.target not in (None, "c"):
         raise Unsupported(f"a library is made by the target c, not by {chosen.target}")
     target = TARGETS["c"](None, current(strict=chosen.exact))

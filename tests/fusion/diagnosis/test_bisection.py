@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 import fusion
-from fusion import scheduling, stages
-from fusion.codegen.c.target import CTarget
+from fusion import stages
 from fusion.codegen.targets import _builders
 from fusion.diagnosis.bisection import Bisection, first_failing
 from fusion.inspect.agreement import Agreement, Compared
 from fusion.lowering.expr import Const, Expr, const, rewrite
-from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Map, Program, Reduce, with_exprs
 from fusion.lowering.registry import RULES
 from fusion.schedule.overrides import JOINS
-from fusion.subjects import Scheduled, Scheduling
+from tests.fusion.planted import plant_in_pass, plant_in_text
 
 LAYERS = 50
 FACTORS = [1 + k / 64 for k in range(LAYERS)]
@@ -53,28 +50,6 @@ def x_of(*shape: int, **settings: object) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), **settings)  # type: ignore[arg-type]  # dtype and the like
 
 
-def plant_in_text(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-    """Emit another factor for the layer `TURN`."""
-    emit = CTarget.emit
-
-    def emitted(self: CTarget, kernel: Kernel) -> str:
-        return emit(self, kernel).replace(str(FACTORS[TURN]), wrong)
-
-    monkeypatch.setattr(CTarget, "emit", emitted)
-
-
-def plant_in_pass(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Program], Program]) -> None:
-    """Let a pass over the Program change it once more."""
-
-    def run(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-        after: Scheduled = passes[name].run(scheduled, at)
-        return after.changed(change(after.program))
-
-    passes = {each.name: each for each in stages.PROGRAM.passes}
-    wrong = tuple(replace(each, run=run) if each.name == name else each for each in stages.PROGRAM.passes)
-    monkeypatch.setattr(scheduling, "PROGRAM", replace(stages.PROGRAM, passes=wrong))
-
-
 def with_wrong_factor(program: Program) -> Program:
     def changed(expr: Expr) -> Expr | None:
         is_it = isinstance(expr, Const) and expr.value == FACTORS[TURN]
@@ -98,7 +73,7 @@ def test_nothing_is_found_where_results_agree() -> None:
 
 @pytest.mark.slow
 def test_a_wrong_kernel_among_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_in_text(monkeypatch, "1.75")
+    plant_in_text(monkeypatch, str(FACTORS[TURN]), "1.75")
     start = time.perf_counter()
     found = fusion.bisect(layers)(x_of(40, 36))
     assert time.perf_counter() - start < 60
@@ -108,7 +83,7 @@ def test_a_wrong_kernel_among_many_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_in_text(monkeypatch, "1.75")
+    plant_in_text(monkeypatch, str(FACTORS[TURN]), "1.75")
     found = fusion.bisect(few)(x_of(40, 36))
     assert not found.agrees and not found.culprit
     assert found.kernel is not None and not found.kernel.is_right
@@ -118,7 +93,7 @@ def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_whose_error_is_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its error is below what sums in another order may cause, so each kernel by itself may be right."""
-    plant_in_text(monkeypatch, "1.578128")
+    plant_in_text(monkeypatch, str(FACTORS[TURN]), "1.578128")
     x = x_of(40, 36, dtype=torch.float64)
     found = fusion.bisect(few)(x)
     assert not found.agrees and not found.culprit

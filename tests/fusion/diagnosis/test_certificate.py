@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 import fusion
 import fusion.codegen.c.target
-from fusion import autograd, scheduling, stages
+from fusion import autograd, stages
 from fusion.codegen import targets
-from fusion.codegen.c.target import CTarget
 from fusion.diagnosis.adversarial import hostile
 from fusion.inspect.certificate import GENERATED, Certificate
 from fusion.lowering.expr import Const, Op, make_op, rewrite
-from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Map, Program, Reduce, with_exprs
-from fusion.subjects import Joint, Scheduled, Scheduling
+from fusion.subjects import Joint
+from tests.fusion.planted import plant_in_pass, plant_in_results, plant_in_text
 
 
 @pytest.fixture(autouse=True)
@@ -117,25 +116,8 @@ def test_a_program_without_kernels_has_nothing_to_certify() -> None:
 # What a kernel contributes --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sigmoid_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results of kernels with a `sigmoid` are a thousandth too large."""
-    build: Callable[..., Callable[..., object]] = fusion.codegen.c.target.build_kernel
-
-    def built(kernel: Kernel, source: str, unkept: Any) -> Callable[..., object]:
-        launch = build(kernel, source, unkept)
-
-        def wrong(*args: Any) -> None:
-            launch(*args)
-            args[-1].mul_(1.001)
-
-        return wrong if "sigmoid" in kernel.name else launch
-
-    monkeypatch.setattr(fusion.codegen.c.target, "build_kernel", built)
-
-
-@pytest.mark.usefixtures("sigmoid_is_off")
-def test_a_wrong_kernel_is_named_with_what_it_contributes() -> None:
+def test_a_wrong_kernel_is_named_with_what_it_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_in_results(monkeypatch, "sigmoid")
     x = x_of(40, 40).abs()
     certificate = certified(lambda x: torch.tanh(torch.sigmoid(x) @ x / 1000) @ x, x)
     assert not certificate.holds and not certificate.agreement.agrees
@@ -155,30 +137,6 @@ def test_the_contribution_is_of_the_launch_alone() -> None:
 
 
 # Planted faults -------------------------------------------------------------------------------------------------------
-
-
-def plant_in_text(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
-    """Emit another text, which must occur."""
-    emit = CTarget.emit
-
-    def emitted(self: CTarget, kernel: Kernel) -> str:
-        text = emit(self, kernel)
-        assert right in text, text
-        return text.replace(right, wrong)
-
-    monkeypatch.setattr(CTarget, "emit", emitted)
-
-
-def plant_in_pass(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Program], Program]) -> None:
-    """Let a pass over the Program change it once more."""
-
-    def run(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-        after: Scheduled = passes[name].run(scheduled, at)
-        return after.changed(change(after.program))
-
-    passes = {each.name: each for each in stages.PROGRAM.passes}
-    wrong = tuple(replace(each, run=run) if each.name == name else each for each in stages.PROGRAM.passes)
-    monkeypatch.setattr(scheduling, "PROGRAM", replace(stages.PROGRAM, passes=wrong))
 
 
 def with_raw_moments(program: Program) -> Program:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fusion
+from tests.fusion.agreement import STRICT
 
 NATIVE = {"aten._transformer_encoder_layer_fwd.default", "aten._native_multi_head_attention.default"}
 
@@ -30,9 +31,10 @@ def calls_left_by(module: nn.Module, *inputs: Tensor) -> set[str]:
     module.eval()
     with torch.no_grad():
         explanation = fusion.explain(module)(*inputs)
-        result, eager = fusion.fuse(module)(*inputs), module(*inputs)
+        result, eager = fusion.fuse(module, options=STRICT)(*inputs), module(*inputs)
         exact = copy.deepcopy(module).double()(*(x.double() if x.is_floating_point() else x for x in inputs))
     assert (result - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6
+    assert explanation.kernels or NATIVE & {call.name for call in explanation.externs}
     return {call.name for call in explanation.externs}
 
 
@@ -93,8 +95,9 @@ def test_strict_numerics_leave_the_calls() -> None:
 def test_with_symbolic_sizes() -> None:
     layer = nn.TransformerEncoderLayer(36, 4, 70, batch_first=True).eval()
     with torch.no_grad():
-        fused = fusion.fuse(layer, dynamic=True)
+        fused = fusion.fuse(layer, dynamic=True, options=STRICT)
         for rows, length in ((3, 11), (2, 5)):
             x = torch.randn(rows, length, 36)
             torch.testing.assert_close(fused(x), layer(x), rtol=1e-4, atol=1e-5)
+        assert fusion.report(fused).kernels
         assert not NATIVE & {call.name for call in fusion.report(fused).externs}
