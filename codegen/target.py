@@ -124,6 +124,7 @@ class Capabilities:
         rates: what the device does in a microsecond.
         streamed: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
+        bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
         lone_products: whether a contraction whose result no loop consumes is priced; else it is the library's.
@@ -153,6 +154,7 @@ class Capabilities:
     parallelism: int
     rates: Rates
     streamed: float = 0.5
+    bounds: bool = False
     padded: bool = False
     alignment: int = 1
     lone_products: bool = True

@@ -54,6 +54,7 @@ from fusion.passes import Pass, Stage, in_place
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
 from fusion.schedule import Step
 from fusion.schedule.chained import stream
+from fusion.schedule.chained.mask_bounds import bound_masks
 from fusion.schedule.chunks import in_chunks
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.kernels import KernelCall
@@ -259,6 +260,10 @@ def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     return scheduled.chained(*stream(scheduled.program, at.capabilities, at.hints))
 
 
+def _bound_masks(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    return scheduled.chained(*bound_masks(scheduled.program, at.capabilities, scheduled.streams, at.hints))
+
+
 def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
 
@@ -308,6 +313,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
         Pass("streamed", _stream, when=_chains),
+        Pass("masks", _bound_masks, when=_chains),
         Pass("vectors", _sum_vectors, when=_sums_vectors),
         Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
         Pass("operands", _copy_scattered_operands),

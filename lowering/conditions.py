@@ -55,9 +55,14 @@ def given(condition: Expr, roots: Sequence[Expr]) -> list[Expr]:
 def conjuncts(condition: Expr) -> Iterator[Expr]:
     """Yield a condition and all the parts that must hold with it."""
     yield condition
-    if isinstance(condition, Op) and condition.name == "and":
-        for arg in condition.args:
+    if isinstance(condition, Op) and condition.name in ("and", "bounded"):
+        for arg in condition.args if condition.name == "and" else condition.args[:1]:
             yield from conjuncts(arg)
+
+
+def without_bounds(roots: Sequence[Expr]) -> list[Expr]:
+    """Return `roots` with conditions in place of `bounded` conditions: the same values."""
+    return rewrite(roots, lambda node: node.args[0] if isinstance(node, Op) and node.name == "bounded" else None)
 
 
 def negated(condition: Expr) -> Expr:

@@ -154,6 +154,8 @@ class _Point:
         """Apply a scalar operation to the values of its operands."""
         if op.name == "checked":
             check_range(*args)
+        if op.name == "bounded":
+            check_bounds(*args)
         result = SCALAR_OPS[op.name].meaning(*args)
         if result.dtype is not self.scope.dtype(op.dtype):
             raise VerifyError(f"{op.name} of {args[-1].dtype} gives {result.dtype}, not {op.dtype}")
@@ -227,6 +229,12 @@ def check_range(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim
             raise requirement.failure()
         first = int(index.broadcast_to(outside.shape)[outside][0])
         raise IndexOutOfRange(f"index {first} is out of bounds for dimension {int(dim)} with size {int(last) + 1}")
+
+
+def check_bounds(condition: torch.Tensor, outer: torch.Tensor, inner: torch.Tensor) -> None:
+    """Refuse bounds of a condition that do not hold: it implies `outer`, and `inner` implies it."""
+    if bool((condition & ~outer).any()) or bool((inner & ~condition).any()):
+        raise VerifyError("a condition does not keep its bounds")
 
 
 def size_value(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int:

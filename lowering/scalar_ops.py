@@ -80,6 +80,7 @@ ScalarName: TypeAlias = Literal[
     "shr",
     "where",
     "checked",
+    "bounded",
 ]
 """The name of a scalar operation."""
 
@@ -140,6 +141,12 @@ def _checked(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: t
         raise NotImplementedError(f"a position is int64, not {index.dtype}")
     position = torch.where(index < 0, index + wrap, index)
     return torch.where((position >= 0) & (position <= last), position, 0)
+
+
+def _bounded(condition: torch.Tensor, outer: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+    if condition.dtype is not torch.bool:
+        raise NotImplementedError(f"a condition is a bool, not {condition.dtype}")
+    return condition
 
 
 _QUARTER = math.pi / 2
@@ -212,6 +219,9 @@ SCALAR_OPS: dict[ScalarName, ScalarOp] = {
     # checked(index, wrap, last, dim): the index, plus `wrap` where it is negative; if that is not in [0, last], a
     # failure, with any number in [0, last] as the value.  Its cost counts as 0: a comparison next to a load.
     "checked": ScalarOp(4, "same", _checked, 0, of_nan=None),
+    # bounded(condition, outer, inner): the condition, which implies `outer` and is implied by `inner`.  Its value does
+    # not depend on the bounds, which are never evaluated with it: they tell which blocks of a loop it rules out.
+    "bounded": ScalarOp(3, "same", _bounded, 0, of_nan=None),
 }
 
 

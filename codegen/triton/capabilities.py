@@ -45,6 +45,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
             steps=Steps(gathered=GATHER, windowed=WINDOWED, shifted=2.5, strided=5.0, wide=WIDE),
         ),
         padded=True,
+        bounds=True,
         alignment=16,
         crowding=0.02,
         follows=not numerics.strict,

@@ -112,5 +112,7 @@ def test_numbers_that_are_not_finite() -> None:
     inputs = drawn(BF16, 1.0)
     inputs[0][0, 0, 3], inputs[0][0, 0, 4, 0] = torch.nan, torch.inf
     result = fusion.fuse(PROGRAMS["capped"], options={"target": "triton"})(*inputs)
-    exact = PROGRAMS["capped"](*(x.double() for x in inputs))  # bfloat16 products on AMX spread a NaN to the row beside it
+    exact = PROGRAMS["capped"](
+        *(x.double() for x in inputs)
+    )  # bfloat16 products on AMX spread a NaN to the row beside it
     assert torch.equal(result.isnan(), exact.isnan()) and bool(exact.isnan().any())

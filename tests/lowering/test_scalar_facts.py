@@ -12,7 +12,7 @@ from fusion.lowering.scalar_ops import SCALAR_OPS
 F64 = torch.float64
 COUNT = 4000
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e300, -1e300, 5e-324, float("inf"), float("-inf"), float("nan")]
-OF_INTEGERS = ("and", "or", "xor", "not", "shl", "shr", "checked")
+OF_INTEGERS = ("and", "or", "xor", "not", "shl", "shr", "checked", "bounded")
 NAMES = sorted(set(SCALAR_OPS) - set(OF_INTEGERS))
 DEGREES = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 

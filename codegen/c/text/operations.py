@@ -115,6 +115,7 @@ OPERATIONS: dict[str, Row] = {
     "shl": (None, call("shl_{T}", 2), None),
     "shr": (None, call("shr_{T}", 2), None),
     "where": Template("{0} ? {1} : {2}", (COMPARE,) * 3, CHOICE),
+    "bounded": (None, None, Template("{0}", (ATOM,) * 3)),  # the bounds are of use before a loop, not here
 }
 
 _OWN = frozenset(("exp", "erf"))

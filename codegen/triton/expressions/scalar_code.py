@@ -290,4 +290,5 @@ EMITTERS: dict[str, Emitter] = {
     "shl": _shift("<<", "_shift_left"),
     "shr": _shift(">>", "_shift_right"),
     "checked": _checked,
+    "bounded": unchanged,
 }

@@ -275,6 +275,8 @@ class Values(Points):
         return replace(arg, code=cast(arg.code, node.arg.dtype, node.dtype), narrow=False)
 
     def _op(self, node: Op) -> Tile:
+        if node.name == "bounded":  # its bounds are evaluated before the loop alone (`skips`)
+            return self.value(node.args[0])
         condition = [self.value(node.args[0])] if node.name == "where" else []
         values = [self.value(arg) for arg in node.args[len(condition) :]]
         dtype, narrow = node.args[-1].dtype, node in self._ranges

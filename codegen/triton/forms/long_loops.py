@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fusion.codegen.triton.blocks import Blocked, Config, extent
+from fusion.codegen.triton.loops.skips import needs_lookup
 from fusion.lowering.expr import index_of, loads
 from fusion.lowering.kernel import Loop, Role, statements, values_of
 from fusion.lowering.sizes import with_values
@@ -43,7 +44,7 @@ def skips(blocked: Blocked) -> bool:
 
 def scans(blocked: Blocked) -> bool:
     """Does a condition of a loop read tensors, so that its blocks are looked up?"""
-    return any(isinstance(s, Loop) and s.where is not None and any(loads(s.where)) for s in blocked.body)
+    return any(isinstance(s, Loop) and s.where is not None and needs_lookup(s.where) for s in blocked.body)
 
 
 def steps(blocked: Blocked) -> int:

@@ -3,14 +3,15 @@
 Input: a loop with a `where` over linear indices; output: its first and last index in this program, rounded
 to blocks, and of the range within it in which the condition holds for every row, so that it need not be evaluated
 there.  Supported are comparisons that are linear in the index of the loop and in the indices of the program, joined by
-`and` and `or`; parts of the condition that read tensors are evaluated before the loop (`lookup`); any other part is
-assumed to hold.
+`and` and `or`, also with integers in memory of which the rows of a program read few (`shared_numbers`), and conditions
+with such bounds; other parts of the condition that read tensors are evaluated before the loop (`lookup`); any other
+part is assumed to hold.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -20,10 +21,9 @@ from fusion.codegen.triton.expressions.code import PRODUCT, Code, Operand, as_co
 from fusion.codegen.triton.expressions.indices import index_code
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.loops import lookup
+from fusion.codegen.triton.loops import lookup, shared_numbers
 from fusion.codegen.triton.rewrites.interior import unconditional
-from fusion.lowering.conditions import conjuncts
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, make_op
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, loads, make_op
 from fusion.lowering.indexing import ONE, FloorDiv, coefficient
 from fusion.lowering.kernel import Loop, Role, Store
 
@@ -66,7 +66,7 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         return _from_aligned(values, loop, dim, size)
     if loop.where is None:
         return _with_ragged_end(values, loop, dim, _ZERO, size) if split else (Part(loop, _ZERO, size),)
-    every_part = [p for p in conjuncts(loop.where) if not (isinstance(p, Op) and p.name == "and")]
+    every_part = list(_joined_by_and(loop.where))
     looked_up = [part for part in every_part if lookup.applies(values.layout, part, dim)]
     from_indices = _conjunction([part for part in every_part if part not in looked_up])
     some, every = (
@@ -87,6 +87,9 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         code = compose("tl.maximum(tl.minimum({0}, {1}), 0) // {2} * {2}", every.end, size, block)
         middle = _named(values, f"{dim.name}_middle", code)
         return Part(unconditional(loop), start, middle, full=True), Part(loop, middle, end)
+    if every.start is not None and every.end is not None and bounded_in(loop.where):
+        run, rest = _around_a_run(values, loop, dim, Range(start, end), every)
+        return run, rest
     if every.start is not None and some.end is None:
         code = compose("tl.minimum(tl.cdiv(tl.maximum({0}, 0), {1}) * {1}, {2})", every.start, block, size)
         middle = _named(values, f"{dim.name}_middle", code)
@@ -133,6 +136,45 @@ def _conjunction(parts: Sequence[Expr]) -> Expr | None:
     return whole
 
 
+def bounded_in(where: Expr) -> list[Expr]:
+    """Return the conditions in `where` whose bounds are known."""
+    return [part.args[0] for part in _joined_by_and(where) if isinstance(part, Op) and part.name == "bounded"]
+
+
+def needs_lookup(where: Expr) -> bool:
+    """Does a condition read tensors, and is it not bounded?"""
+    parts = (part for part in _joined_by_and(where) if not (isinstance(part, Op) and part.name == "bounded"))
+    return any(any(loads(part)) for part in parts)
+
+
+def _joined_by_and(where: Expr) -> Iterator[Expr]:
+    """Yield the conditions that `and` joins."""
+    if isinstance(where, Op) and where.name == "and":
+        for arg in where.args:
+            yield from _joined_by_and(arg)
+    else:
+        yield where
+
+
+def _around_a_run(values: Values, loop: Loop, dim: Dim, within: Range, every: Range) -> tuple[Part, Part]:
+    """Return the full blocks in which all of the condition holds, and the others within a range."""
+    assert within.start is not None and within.end is not None and every.start is not None and every.end is not None
+    block, size = dim.constant, values.index_tile(dim.size).code
+    first = compose("tl.cdiv(tl.maximum({0}, 0), {1}) * {1}", every.start, block)
+    first = _named(values, f"{dim.name}_first", first)
+    after = compose("tl.maximum(tl.minimum({0}, {1}) // {2} * {2}, {3})", every.end, size, block, first)
+    after = _named(values, f"{dim.name}_after", after)
+    return _with_gap(values, loop, dim, within, Range(first, after))
+
+
+def _with_gap(values: Values, loop: Loop, dim: Dim, within: Range, run: Range) -> tuple[Part, Part]:
+    """Return the blocks of a run, which need no condition, and the others within a range."""
+    assert within.start is not None and within.end is not None and run.start is not None and run.end is not None
+    length = _named(values, f"{dim.name}_run", compose("{} - {}", run.end, run.start))
+    rest = Part(loop, within.start, compose("{} - {}", within.end, length), gap=(run.start, length))
+    return Part(unconditional(loop), run.start, run.end, full=True), rest
+
+
 def _by_lookup(
     values: Values, loop: Loop, where: Expr, dim: Dim, some: Range, every: Range, *, split: bool
 ) -> tuple[Part, ...]:
@@ -142,10 +184,7 @@ def _by_lookup(
     end = _named(values, f"{dim.name}_end", compose("tl.minimum({}, {})", bounds.end, some.end))
     if not split:
         return (Part(loop, bounds.start, end),)
-    first, after = _run(values, bounds, every, dim)
-    length = _named(values, f"{dim.name}_run", compose("{} - {}", after, first))
-    rest = Part(loop, bounds.start, compose("{} - {}", end, length), gap=(first, length))
-    return Part(unconditional(loop), first, after, full=True), rest
+    return _with_gap(values, loop, dim, Range(bounds.start, end), Range(*_run(values, bounds, every, dim)))
 
 
 def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple[Code, Code]:
@@ -203,13 +242,26 @@ def _conditions(blocked: Blocked) -> Iterator[tuple[Loop, Expr]]:
 
 
 def _growth(where: Expr, dim: Dim, m: Dim) -> tuple[bool, bool]:
-    """Do the first index and the last one of the loop grow with the index of `m`?"""
+    """Do the first index and the last one of the loop grow with the index of `m`?
+
+    A mask in memory is assumed to be like a causal one: later rows of its matrix reach farther.
+    """
     start = end = False
+    for mask in bounded_in(where):
+        rows_first = _strides(mask, m) > _strides(mask, dim)
+        start, end = start or not rows_first, end or rows_first
     for difference in _differences(where):
         slope, along = coefficient(difference, dim.symbol), coefficient(difference, m.symbol)
         if slope is not None and along is not None and slope.is_Integer and along.is_Integer and slope * along < 0:
             start, end = start or bool(slope < 0), end or bool(slope > 0)
     return start, end
+
+
+def _strides(mask: Expr, dim: Dim) -> int:
+    """Return the distance in memory of two neighbours along `dim` of the numbers that a condition reads."""
+    indices = (index for load in loads(mask) for index in load.index if not isinstance(index, Expr))
+    steps = (coefficient(index, dim.symbol) for index in indices)
+    return max((int(step) for step in steps if step is not None and step.is_Integer), default=0)
 
 
 def _differences(where: Expr) -> Iterator[sympy.Expr]:
@@ -221,11 +273,14 @@ def _differences(where: Expr) -> Iterator[sympy.Expr]:
         yield difference
 
 
-def _difference(where: Expr) -> sympy.Expr | None:
-    """Return the linear expression that is 0 or negative exactly where a comparison holds."""
+def _difference(where: Expr, numbers: dict[sympy.Symbol, Load] | None = None) -> sympy.Expr | None:
+    """Return the linear expression that is 0 or negative exactly where a comparison holds.
+
+    With `numbers`, loads may occur in it, as symbols, which are added there.
+    """
     if not isinstance(where, Op) or where.name not in _DIFFERENCES:
         return None
-    a, b = (_linear(arg) for arg in where.args)
+    a, b = (_linear(arg, numbers) for arg in where.args)
     if a is None or b is None:
         return None
     sign, constant = _DIFFERENCES[where.name]
@@ -240,16 +295,21 @@ _JOINED: dict[str, Callable[..., sympy.Expr]] = {
 }
 
 
-def _linear(expr: Expr) -> sympy.Expr | None:
-    """Return an integer expression as an index."""
+def _linear(expr: Expr, numbers: dict[sympy.Symbol, Load] | None) -> sympy.Expr | None:
+    """Return an integer expression as an index, with loads as symbols if `numbers` collects these."""
+    if isinstance(expr, Load) and numbers is not None:
+        symbol = next((known for known, load in numbers.items() if load is expr), None)
+        symbol = symbol or sympy.Symbol(f"number{len(numbers)}", integer=True)
+        numbers[symbol] = expr
+        return symbol
     if isinstance(expr, IndexValue):
         return expr.index
     if isinstance(expr, Const) and not expr.dtype.is_floating_point:
         return sympy.Integer(int(expr.value))
     if isinstance(expr, Cast) and not expr.arg.dtype.is_floating_point and expr.dtype.itemsize >= 4:
-        return None if expr.dtype.is_floating_point else _linear(expr.arg)
+        return None if expr.dtype.is_floating_point else _linear(expr.arg, numbers)
     if isinstance(expr, Op) and expr.name in _JOINED:
-        args = [_linear(arg) for arg in expr.args]
+        args = [_linear(arg, numbers) for arg in expr.args]
         known = [arg for arg in args if arg is not None]
         if len(known) == len(args):
             return _JOINED[expr.name](*known)
@@ -264,6 +324,8 @@ def _range(values: Values, where: Expr, dim: Dim, *, every: bool) -> Range:
 
     With `every`, no bounds means that none are known.
     """
+    if isinstance(where, Op) and where.name == "bounded":
+        return _range(values, where.args[2 if every else 1], dim, every=every)
     if isinstance(where, Op) and where.name in ("and", "or"):
         ranges = [_range(values, arg, dim, every=every) for arg in where.args]
         if every and (where.name == "or" or Range() in ranges):
@@ -272,16 +334,27 @@ def _range(values: Values, where: Expr, dim: Dim, *, every: bool) -> Range:
         needed = where.name == "or"
         starts, ends = [each.start for each in ranges], [each.end for each in ranges]
         return Range(_joined(inner, starts, all_needed=needed), _joined(outer, ends, all_needed=needed))
-    difference = _difference(where)
+    numbers: dict[sympy.Symbol, Load] = {}
+    difference = _difference(where, numbers)
     slope = None if difference is None else coefficient(difference, dim.symbol)
     if difference is None or slope is None or not slope.is_Integer or slope == 0:
+        return Range()
+    if not all(shared_numbers.is_shared(values.layout, load, dim) for load in numbers.values()):
         return Range()
     rest = _extreme(values, sympy.expand(difference - slope * dim.symbol), greatest=every)
     if rest is None:
         return Range()
+    known = {symbol: coefficient(rest, symbol) for symbol in numbers}
+    if any(factor is None or not factor.is_Integer for factor in known.values()):
+        return Range()
+    codes = {
+        symbol: shared_numbers.extreme(values, numbers[symbol], greatest=bool(factor > 0) is every)
+        for symbol, factor in known.items()
+        if factor is not None
+    }
     if slope > 0:  # x ≤ -rest / slope
-        return Range(end=_code(values, _quotient(-rest, slope) + 1))
-    return Range(start=_code(values, _quotient(rest - slope - 1, -slope)))
+        return Range(end=_code(values, _quotient(-rest, slope) + 1, codes))
+    return Range(start=_code(values, _quotient(rest - slope - 1, -slope), codes))
 
 
 def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
@@ -316,11 +389,13 @@ def _extreme(values: Values, rest: sympy.Expr, *, greatest: bool) -> sympy.Expr 
     return sympy.expand(rest)
 
 
-def _code(values: Values, index: sympy.Expr) -> Code:
+def _code(values: Values, index: sympy.Expr, numbers: Mapping[sympy.Symbol, Code]) -> Code:
     layout = values.layout
     starts = {f"{dim.name} first": values.starts.get(dim, _ZERO) for dim in layout.blocked.dims}
 
     def variable(symbol: sympy.Symbol) -> Operand:
+        if symbol in numbers:
+            return numbers[symbol]
         if symbol.name in starts:
             start = starts[symbol.name]
             return start if start.is_name else compose("({})", start)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from fusion.lowering.conditions import without_bounds
 from fusion.lowering.expr import Expr, TileRef, postorder, rewrite
-from fusion.lowering.kernel import Fold, Loop, Stmt, Store
+from fusion.lowering.kernel import Fold, Loop, Stmt, Store, map_statements, values_of, with_values
 from fusion.lowering.kernel import running as followed
 from fusion.lowering.scalar_ops import keeps_position
 from fusion.schedule.clusters.expand import Expanded
@@ -45,7 +46,13 @@ def one_loop(
             return f"{write.buffer} is needed in full, and would be written in a second loop"
         stores.append(Store(write.buffer, offset, replaced([value], followed_folds.results)[0]))
     where = counts_where(tuple(followed_folds.running.values()), looped)
-    return (Loop(tuple(looped), followed_folds.body, where), *stores)
+    loop = Loop(tuple(looped), followed_folds.body, where)
+    return map_statements((loop, *stores), lambda stmt: stmt if isinstance(stmt, Loop) else _without_bounds(stmt))
+
+
+def _without_bounds(stmt: Stmt) -> Stmt:
+    """Return a statement whose conditions have no bounds: these tell which blocks a loop skips, and nothing else."""
+    return with_values(stmt, without_bounds(values_of(stmt)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,11 @@ def _known(condition: Expr) -> Expr | None:
     return condition if all(map(_is_plain_flag, loads(condition))) else None
 
 
+def is_known(part: Expr) -> bool:
+    """Return whether a condition depends on indices, integers and bools alone."""
+    return _known(part) is part
+
+
 def _is_plain_flag(load: Load) -> bool:
     """Return whether this loads an integer or a bool at an index that is not itself loaded."""
     return load.mask is None and not load.dtype.is_floating_point and not isinstance(load.index[0], Expr)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from fusion.codegen.triton.blocks import Blocked, Dim, extent, power_of_two
 from fusion.codegen.triton.forms.warp_specialised.boxes import Box, box_of
+from fusion.codegen.triton.loops import skips
 from fusion.codegen.triton.products import descriptors
 from fusion.lowering.expr import Expr, Load, Op, Random, loads, postorder
 from fusion.lowering.kernel import Fold, Loop, Role, Store, statements, values_of
@@ -76,7 +77,7 @@ def chain_of(blocked: Blocked) -> Chain | str:
     dims = _dims(blocked, loop, first, second)
     if isinstance(dims, str):
         return dims
-    if loop.where is not None and any(loads(loop.where)):
+    if loop.where is not None and skips.needs_lookup(loop.where):
         return "which blocks count is looked up in memory"
     return _over(dims, blocked, loop, stores)
 
@@ -103,7 +104,7 @@ def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores:
         return "its sums are not carried by a factor"
     if len(wide) != 1 or not _keeps(blocked, stores):
         return "it stores more than one matrix and numbers of each row, or overwrites its inputs"
-    elsewhere = _looked_up(blocked, n, e)
+    elsewhere = _looked_up(blocked, n, e, loop)
     if elsewhere:
         return elsewhere
     left, right = _flat(blocked, first.args[0], m, k), _flat(blocked, first.args[1], n, k)
@@ -152,9 +153,13 @@ def _keeps(blocked: Blocked, stores: list[Store]) -> bool:
     return all(store.axes is None and store.param not in read for store in stores)
 
 
-def _looked_up(blocked: Blocked, n: Dim, e: Dim) -> str:
-    """Return why other data is read or drawn along the loop or the result's columns; empty if none is."""
+def _looked_up(blocked: Blocked, n: Dim, e: Dim, loop: Loop) -> str:
+    """Return why other data is read or drawn along the loop or the result's columns; empty if none is.
+
+    A mask whose bounds are known is read in the blocks that its bounds do not decide.
+    """
     operands = {arg for dot in blocked.dots for arg in dot.args}
+    operands |= {*loads(*(() if loop.where is None else skips.bounded_in(loop.where)))}
     roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
     if any(isinstance(node, Random) for node in postorder(*roots)):
         return "it draws random numbers"

@@ -1,20 +1,41 @@
 """Order: the order of the blocks of a loop whose first block is peeled off.
 
 Input: a loop; output: its first block, and the others part by part (`loops/skips.py`).  In a part some blocks need no
-condition.  The first block is computed under the full condition in any case, so a loop whose last blocks need it starts
-with these and runs downwards: with a causal mask there is one such block, and no part for it.
+condition.  The first block is computed under the full condition in any case, so a loop some of whose blocks need it
+starts with these.  Where they are the last ones it runs downwards: with a causal mask there is one such block, and no
+part for it.  Where they are on both sides of a run without condition, as under a mask in memory, the run comes last;
+in one loop with them if the condition decides one selection, which is evaluated where it has to be.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.expressions.code import SUM, Code, as_code, compose
+from fusion.codegen.triton.expressions.code import PRODUCT, SUM, Code, as_code, compose
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
+from fusion.codegen.triton.rewrites.interior import only_selection
 from fusion.lowering.kernel import Loop
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Blocks of one part of a loop.
+
+    Attributes:
+        part: the part.
+        header: the range of the loop header.
+        start: the start of the block of a loop variable.
+        conditional: the loop variable up to which blocks need the condition, if only some of the part do.
+    """
+
+    part: skips.Part
+    header: Code
+    start: Callable[[Code], Code]
+    conditional: Code | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +44,99 @@ class Order:
 
     Attributes:
         first: the start of the first one.
-        every: the range of the loop header over all of them, of which there is at least one.
-        others: the parts of the following blocks, each with its range.
-        down: is the loop variable the distance of a block below the first, rather than its start?
+        header: the range of the loop header over all of them, of which there is at least one.
+        start: the start of the block of a value of the variable of that loop.
+        others: the following blocks, part by part.
+        variable: the name of the loop variables; `n0` if they are the starts of blocks.
     """
 
     first: Code
-    every: Code
-    others: tuple[tuple[skips.Part, Code], ...]
-    down: bool
-
-    def start(self, variable: Code) -> Code:
-        """Return the start of the block of a value of the loop variable."""
-        return compose("{} - {}", self.first, variable) if self.down else variable
+    header: Code
+    start: Callable[[Code], Code]
+    others: tuple[Turns, ...]
+    variable: str
 
 
 def order_of(values: Values, loop: Loop, dim: Dim) -> Order:
     """Return the order of the blocks of `loop` along `dim`; add the lines that it depends on."""
-    parts, block = skips.parts(values, loop, dim, split=True), as_code(dim.constant)
-    assert all(part.gap is None for part in parts)
-    start, end = parts[0].start, parts[-1].end
+    parts = skips.parts(values, loop, dim, split=True)
+    if parts[-1].gap is not None:
+        return _run_last(values, parts[0], parts[-1], dim)
     if len(parts) < 2 or not parts[0].full:
-        after = block if start == Code("0") else compose("{} + {}", start, block)
-        begins = [after, *(compose("tl.maximum({}, {})", part.start, after) for part in parts[1:])]
-        others = [
-            (part, compose("range({}, {}, {})", begin, part.end, block))
-            for begin, part in zip(begins, parts, strict=True)
-        ]
-        least = end if loop.where is None else compose("tl.maximum({}, {} + 1)", end, start)
-        return Order(start, compose("range({}, {}, {})", start, least, block), tuple(others), down=False)
+        return _upwards(parts, loop, dim)
     unconditional, conditional = parts
+    return _downwards(values, loop, unconditional, conditional, dim)
+
+
+def _upwards(parts: Sequence[skips.Part], loop: Loop, dim: Dim) -> Order:
+    """Return the order from the first block to the last."""
+    start, end, block = parts[0].start, parts[-1].end, as_code(dim.constant)
+    after = block if start == Code("0") else compose("{} + {}", start, block)
+    begins = [after, *(compose("tl.maximum({}, {})", part.start, after) for part in parts[1:])]
+    others = tuple(
+        Turns(part, compose("range({}, {}, {})", begin, part.end, block), _same)
+        for begin, part in zip(begins, parts, strict=True)
+    )
+    least = end if loop.where is None else compose("tl.maximum({}, {} + 1)", end, start)
+    return Order(start, compose("range({}, {}, {})", start, least, block), _same, others, "n0")
+
+
+def _downwards(values: Values, loop: Loop, unconditional: skips.Part, conditional: skips.Part, dim: Dim) -> Order:
+    """Return the order from the last block, which needs the condition, to the first."""
+    start, end, block = unconditional.start, conditional.end, as_code(dim.constant)
     last = compose("tl.maximum({0} - 1, {1}) // {2} * {2}", end, start, block, binds=SUM)
     first = values.name(f"{dim.name}_last", Tile(last, depth=values.depth)).code
     below = compose("{} + 1", first) if start == Code("0") else compose("{} + 1 - {}", first, start)
-    begin, others = block, list[tuple[skips.Part, Code]]()
+
+    def of(distance: Code) -> Code:
+        return compose("{} - {}", first, distance)
+
+    begin, others = block, list[Turns]()
     if not skips.is_one_block(values, loop, dim):
         begin = compose("tl.maximum({} - {}, 0) + {}", first, unconditional.end, block)
-        others = [(conditional, compose("range({}, {} + 1 - {}, {})", block, first, conditional.start, block))]
-    others.append((unconditional, compose("range({}, {}, {})", begin, below, block)))
-    return Order(first, compose("range(0, {}, {})", below, block), tuple(others), down=True)
+        header = compose("range({}, {} + 1 - {}, {})", block, first, conditional.start, block)
+        others = [Turns(conditional, header, of)]
+    others.append(Turns(unconditional, compose("range({}, {}, {})", begin, below, block), of))
+    return Order(first, compose("range(0, {}, {})", below, block), of, tuple(others), "below")
+
+
+def _run_last(values: Values, run: skips.Part, rest: skips.Part, dim: Dim) -> Order:
+    """Return the order in which a run of blocks without condition follows the blocks on both of its sides.
+
+    If no block counts, one is nevertheless computed, under its condition.
+    """
+    assert rest.gap is not None
+    block = as_code(dim.constant)
+
+    def named(wish: str, code: Code) -> Code:
+        return values.name(f"{dim.name}_{wish}", Tile(code, depth=values.depth)).code
+
+    count = named("rest", compose("tl.maximum(tl.cdiv({} - {}, {}), 0) * {}", rest.end, rest.start, block, block))
+    total = named("total", compose("{} + {} - {}", count, run.end, run.start))
+    gap, length = rest.gap
+    last = compose("({} - 1) // {} * {}", values.index_tile(dim.size).code, block, block, binds=PRODUCT)
+
+    def beside(at: Code) -> Code:
+        return compose("{0} + {1} + tl.where({0} + {1} < {2}, 0, {3})", rest.start, at, gap, length, binds=SUM)
+
+    def within(at: Code) -> Code:
+        return compose("{} + {} - {}", run.start, at, count, binds=SUM)
+
+    def of(at: Code) -> Code:
+        return compose("tl.where({} < {}, {}, tl.minimum({}, {}))", at, count, beside(at), within(at), last)
+
+    start = compose("{0} + tl.where({0} < {1}, 0, {2})", rest.start, gap, length)
+    first = named("begin", compose("tl.where({} > 0, {}, tl.minimum({}, {}))", count, start, run.start, last))
+    header = compose("range(0, tl.maximum({}, 1), {})", total, block)
+    if only_selection(rest.loop) is not None:
+        both = compose("range({}, {}, {})", block, total, block)
+        return Order(first, header, of, (Turns(rest, both, of, conditional=count),), "at")
+    others = (
+        Turns(rest, compose("range({}, {}, {})", block, count, block), beside),
+        Turns(run, compose("range(tl.maximum({}, {}), {}, {})", count, block, total, block), within),
+    )
+    return Order(first, header, of, others, "at")
+
+
+def _same(start: Code) -> Code:
+    return start

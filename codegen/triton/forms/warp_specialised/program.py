@@ -42,6 +42,7 @@ from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Signature
 from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
 from fusion.codegen.triton.forms.warp_specialised.turns import Turns, open_turns
 from fusion.codegen.triton.products import contract
+from fusion.codegen.triton.rewrites.interior import branch, only_selection
 from fusion.lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
@@ -149,11 +150,11 @@ class Program:
             start = m0 if group == 0 else compose("{} + {} * ({})", m0, group, self.share)
             self._fetch(values, "left", group, "begun", {plan.m: start})
         values.line("begun ^= 1")
-        turn = self._open_block(values, order)
+        turn = self._open_block(values, order, order.start)
         for ring in ("right", "other"):
             self._fetch(values, ring, "slot", "phase", {plan.n: values.starts[plan.n]})
         values.line(_ADVANCE, *_RING, "_next_slot", depth)
-        values.close("for {} in {}:", turn, order.every)
+        values.close("for {} in {}:", turn, order.header)
         block = self._end_turn(values, turns, "fetch_block", self.fetch_takes)
         return [block, Function("fetch", self.fetch_takes, values.scopes[0].lines, self.signature.constants)]
 
@@ -237,29 +238,60 @@ class Program:
         values.line("sums = gl.full({}, 0.0, gl.float32, {})", shape, _SUMS)
         self._step(values, block)
         values.inline()
-        for part, turns in order.others:
-            turn = self._open_block(values, order)
-            values.full = frozenset({plan.n}) if part.full else frozenset()
+        for turns in order.others:
+            turn = self._open_block(values, order, turns.start)
+            values.full = frozenset({plan.n}) if turns.part.full or turns.conditional is not None else frozenset()
             values.line("hopper.mbarrier.wait({}.index({}), {})", "right_filled", *_RING)
             scores = values.fresh(plan.first.name, values.depth)
             values.line("next_scores = {}", self._first())
             self._begin_second(values)
             values.line("{} = hopper.warpgroup_mma_wait(1, deps=(next_scores,))", scores)
             values.line("hopper.mbarrier.arrive({}.index({}), count=1)", "right_emptied", "slot")
-            block = self._between(values, body, part.loop, scores)
+            if turns.conditional is not None:
+                self._select_in(values, turns.part.loop, compose("{} < {}", turn, turns.conditional))
+            block = self._between(values, body, turns.part.loop, scores)
             self._end_second(values)
             values.line("sums = sums * {}", self._factor(block.factor))
             values.line("weights = {}", block.weights)
             self._step(values, block)
-            values.close("for {} in {}:", turn, turns)
+            values.close("for {} in {}:", turn, turns.header)
         values.full = frozenset()
         return block.later
 
-    def _open_block(self, values: Values, order: Order) -> Code:
+    def _select_in(self, values: Values, loop: Loop, blocks: Code) -> None:
+        """Let the only selection of a loop be evaluated in these blocks; in others it has the value of its branch.
+
+        Points past the end of the loop's axis, which only these blocks have, are not selected.
+        """
+        plan, selection = self.plan, only_selection(loop)
+        assert selection is not None, "asked before"
+        chosen = branch(selection)
+        assert chosen is not None, "a selection that a condition decides"
+        (constant,) = (arg for arg in selection.args[1:] if arg is not chosen)
+
+        def emitted() -> Tile:
+            del values.emitters[selection]
+            tile = values.value(chosen)
+            name = as_code(values.fresh("selected", values.depth))
+            values.line("{} = {}", name, tile.code)
+            values.open("inside")
+            full, values.full, layout = values.full, frozenset(), values.layout
+            values.layout = replace(layout, depth={**layout.depth, plan.n: values.depth})
+            seen = values.value(selection)
+            mask = values.masks((plan.n,))
+            seen = seen if mask is None else values.select(mask, seen, values.value(constant))
+            values.line("{} = {}", name, seen.code)
+            values.full, values.layout = full, layout
+            values.close("if {}:", blocks)
+            return replace(tile, code=name)
+
+        values.emitters[selection] = emitted
+
+    def _open_block(self, values: Values, order: Order, start_of: Callable[[Code], Code]) -> Code:
         """Open a loop over blocks and define the start of each; return the name of its variable."""
-        turn = values.open("below" if order.down else "n0")
-        start = order.start(turn)
-        if order.down:
+        turn = values.open(order.variable)
+        start = start_of(turn)
+        if order.variable != "n0":
             start = values.name("n0", Tile(start, depth=values.depth)).code
         values.starts[self.plan.n] = start
         return turn
