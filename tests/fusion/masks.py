@@ -32,3 +32,10 @@ def masks(rows: int, columns: int | None = None) -> Mapping[str, Tensor]:
         "empty rows": emptied,
         "sparse": last,
     }
+
+
+def added(mask: Tensor, dtype: torch.dtype, hidden: float, *, biased: bool = False) -> Tensor:
+    """Return a mask as numbers to add: 0 where it is true, or with `biased` a slope, and `hidden` elsewhere."""
+    row, column = torch.arange(mask.shape[-2])[:, None], torch.arange(mask.shape[-1])[None, :]
+    shown = (column - row) / 64 if biased else torch.zeros(mask.shape[-2:])
+    return torch.where(mask, shown, hidden).to(dtype)

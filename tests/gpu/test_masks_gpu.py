@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fusion
-from tests.fusion.masks import masks
+from tests.fusion.masks import added, masks
 
 pytestmark = pytest.mark.gpu
 
@@ -70,6 +70,27 @@ def test_gradients_under_every_kind_of_mask(shape: tuple[int, ...]) -> None:
             if bool(wanted.isnan().any()):
                 continue  # rows without a column: gradients of eager's guarded NaN
             assert farthest(mine, wanted) <= 2 * farthest(usual, wanted) + 1e-6, kind
+
+
+@pytest.mark.parametrize("hiding", [float("-inf"), torch.finfo(torch.bfloat16).min], ids=["infinity", "least"])
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_numbers_that_are_added(shape: tuple[int, ...], hiding: float) -> None:
+    def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    inputs = drawn(*shape)
+    for kind in KINDS:
+        for biased in (False, True):
+            mask = added(masks(shape[2])[kind], torch.bfloat16, hiding, biased=biased).cuda()
+            function = fusion.fuse(attended)
+            with torch.no_grad():
+                result = function(*inputs, mask)
+                eager = (inputs[0] @ inputs[1].mT / math.sqrt(shape[-1]) + mask).softmax(-1) @ inputs[2]
+                q, k, v = (x.double() for x in inputs)
+                exact = (q @ k.mT / math.sqrt(shape[-1]) + mask.double()).softmax(-1) @ v
+            seen = ~exact.isnan()  # the library gives rows without a column zeros
+            assert farthest(result, exact.where(seen, result.double())) <= 2 * farthest(eager, exact) + 1e-6, kind
+            assert narrowed(function)
 
 
 def test_a_causal_mask_in_memory_takes_less_than_the_same_without_a_mask() -> None:

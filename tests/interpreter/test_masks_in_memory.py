@@ -11,7 +11,7 @@ from torch import Tensor
 
 import fusion
 from fusion.schedule.chained import mask_bounds
-from tests.fusion.masks import masks
+from tests.fusion.masks import added, masks
 
 BF16, F64 = torch.bfloat16, torch.float64
 INFINITE = float("-inf")
@@ -92,6 +92,20 @@ def test_gradients_under_every_kind_of_mask(kind: str) -> None:
     assert len(products) > 1 and all(is_narrowed(source) for source in products)
     folded = [source for source in sources(function) if "in0_ptr,  # bool[" in source and "tl.dot(" not in source]
     assert len(folded) == 2  # once forward, once backward: queries and keys share it
+
+
+@pytest.mark.parametrize("hiding", [INFINITE, torch.finfo(BF16).min], ids=["infinity", "least"])
+@pytest.mark.parametrize("kind", ["causal", "empty rows", "first and window"])
+def test_numbers_that_are_added(kind: str, hiding: float) -> None:
+    def with_added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return (scores(q, k) + mask).softmax(-1) @ v
+
+    mask, inputs = added(masks(LENGTH)[kind], BF16, hiding), drawn(1, 2, LENGTH, 16)
+    function = compiled(with_added)
+    result = function(*inputs, mask)
+    assert agrees(result, with_added(*(x.double() for x in inputs), mask.double()), with_added(*inputs, mask))
+    products = [source for source in sources(function) if "tl.dot(" in source]
+    assert products and all(is_narrowed(source) for source in products)
 
 
 def test_a_mask_for_each_sequence_and_a_view_of_a_larger_one() -> None:

@@ -26,7 +26,7 @@ from fusion.codegen.triton.expressions.scalar_code import cast, literal, scalar_
 from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
 from fusion.codegen.triton.rewrites.absolute_errors import is_reciprocal
-from fusion.codegen.triton.rewrites.interior import unconditional
+from fusion.codegen.triton.rewrites.interior import conditional, unconditional
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, loads, postorder
 from fusion.lowering.kernel import Loop, Store, statements, values_of
@@ -62,7 +62,8 @@ class Values(Points):
         stmts = list(statements(body))
         roots = [value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)]
         self._uses, self._user = _uses(roots)
-        interiors = [unconditional(stmt) for stmt in stmts if isinstance(stmt, Loop) and stmt.where is not None]
+        narrowed = [stmt for stmt in stmts if isinstance(stmt, Loop) and stmt.where is not None]
+        interiors = [part for loop in narrowed for part in (unconditional(loop), conditional(loop)) if part is not loop]
         inside = [value for loop in interiors for stmt in statements(loop.body) for value in values_of(stmt)]
         inside_uses, inside_user = _uses(inside)
         self._uses |= inside_uses

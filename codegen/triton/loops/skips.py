@@ -22,7 +22,7 @@ from fusion.codegen.triton.expressions.indices import index_code
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import lookup, shared_numbers
-from fusion.codegen.triton.rewrites.interior import unconditional
+from fusion.codegen.triton.rewrites.interior import conditional, unconditional
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, loads, make_op
 from fusion.lowering.indexing import ONE, FloorDiv, coefficient
 from fusion.lowering.kernel import Loop, Role, Store
@@ -66,7 +66,7 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         return _from_aligned(values, loop, dim, size)
     if loop.where is None:
         return _with_ragged_end(values, loop, dim, _ZERO, size) if split else (Part(loop, _ZERO, size),)
-    every_part = list(_joined_by_and(loop.where))
+    every_part, inside, loop = list(_joined_by_and(loop.where)), unconditional(loop), conditional(loop)
     looked_up = [part for part in every_part if lookup.applies(values.layout, part, dim)]
     from_indices = _conjunction([part for part in every_part if part not in looked_up])
     some, every = (
@@ -80,20 +80,19 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
     where = _conjunction(looked_up)
     if where is not None:
         split &= from_indices is None or every != Range()
-        return _by_lookup(values, loop, where, dim, Range(start, end), every, split=split)
+        return _by_lookup(values, (inside, loop), where, dim, Range(start, end), every, split=split)
     if not split:
         return (Part(loop, start, end),)
     if every.end is not None and some.start is None:
         code = compose("tl.maximum(tl.minimum({0}, {1}), 0) // {2} * {2}", every.end, size, block)
         middle = _named(values, f"{dim.name}_middle", code)
-        return Part(unconditional(loop), start, middle, full=True), Part(loop, middle, end)
-    if every.start is not None and every.end is not None and bounded_in(loop.where):
-        run, rest = _around_a_run(values, loop, dim, Range(start, end), every)
-        return run, rest
+        return Part(inside, start, middle, full=True), Part(loop, middle, end)
+    if every.start is not None and every.end is not None and any(map(_is_bounded, every_part)):
+        return _around_a_run(values, (inside, loop), dim, Range(start, end), every)
     if every.start is not None and some.end is None:
         code = compose("tl.minimum(tl.cdiv(tl.maximum({0}, 0), {1}) * {1}, {2})", every.start, block, size)
         middle = _named(values, f"{dim.name}_middle", code)
-        return Part(loop, start, middle), Part(unconditional(loop), middle, end)
+        return Part(loop, start, middle), Part(inside, middle, end)
     return _with_ragged_end(values, loop, dim, start, end)
 
 
@@ -138,13 +137,16 @@ def _conjunction(parts: Sequence[Expr]) -> Expr | None:
 
 def bounded_in(where: Expr) -> list[Expr]:
     """Return the conditions in `where` whose bounds are known."""
-    return [part.args[0] for part in _joined_by_and(where) if isinstance(part, Op) and part.name == "bounded"]
+    return [part.args[0] for part in _joined_by_and(where) if isinstance(part, Op) and _is_bounded(part)]
 
 
 def needs_lookup(where: Expr) -> bool:
     """Does a condition read tensors, and is it not bounded?"""
-    parts = (part for part in _joined_by_and(where) if not (isinstance(part, Op) and part.name == "bounded"))
-    return any(any(loads(part)) for part in parts)
+    return any(any(loads(part)) for part in _joined_by_and(where) if not _is_bounded(part))
+
+
+def _is_bounded(part: Expr) -> bool:
+    return isinstance(part, Op) and part.name == "bounded"
 
 
 def _joined_by_and(where: Expr) -> Iterator[Expr]:
@@ -156,7 +158,7 @@ def _joined_by_and(where: Expr) -> Iterator[Expr]:
         yield where
 
 
-def _around_a_run(values: Values, loop: Loop, dim: Dim, within: Range, every: Range) -> tuple[Part, Part]:
+def _around_a_run(values: Values, loops: tuple[Loop, Loop], dim: Dim, within: Range, every: Range) -> tuple[Part, Part]:
     """Return the full blocks in which all of the condition holds, and the others within a range."""
     assert within.start is not None and within.end is not None and every.start is not None and every.end is not None
     block, size = dim.constant, values.index_tile(dim.size).code
@@ -164,27 +166,28 @@ def _around_a_run(values: Values, loop: Loop, dim: Dim, within: Range, every: Ra
     first = _named(values, f"{dim.name}_first", first)
     after = compose("tl.maximum(tl.minimum({0}, {1}) // {2} * {2}, {3})", every.end, size, block, first)
     after = _named(values, f"{dim.name}_after", after)
-    return _with_gap(values, loop, dim, within, Range(first, after))
+    return _with_gap(values, loops, dim, within, Range(first, after))
 
 
-def _with_gap(values: Values, loop: Loop, dim: Dim, within: Range, run: Range) -> tuple[Part, Part]:
-    """Return the blocks of a run, which need no condition, and the others within a range."""
+def _with_gap(values: Values, loops: tuple[Loop, Loop], dim: Dim, within: Range, run: Range) -> tuple[Part, Part]:
+    """Return the blocks of a run, which need no condition, and the others within a range, from the loops of either."""
+    inside, loop = loops
     assert within.start is not None and within.end is not None and run.start is not None and run.end is not None
     length = _named(values, f"{dim.name}_run", compose("{} - {}", run.end, run.start))
     rest = Part(loop, within.start, compose("{} - {}", within.end, length), gap=(run.start, length))
-    return Part(unconditional(loop), run.start, run.end, full=True), rest
+    return Part(inside, run.start, run.end, full=True), rest
 
 
 def _by_lookup(
-    values: Values, loop: Loop, where: Expr, dim: Dim, some: Range, every: Range, *, split: bool
+    values: Values, loops: tuple[Loop, Loop], where: Expr, dim: Dim, some: Range, every: Range, *, split: bool
 ) -> tuple[Part, ...]:
     """Return the loop within `some`, narrowed by tensors: `where` is looked up before it."""
     assert some.start is not None and some.end is not None
     bounds = lookup.look_up(values, where, dim, some.start, some.end, runs=split)
     end = _named(values, f"{dim.name}_end", compose("tl.minimum({}, {})", bounds.end, some.end))
     if not split:
-        return (Part(loop, bounds.start, end),)
-    return _with_gap(values, loop, dim, Range(bounds.start, end), Range(*_run(values, bounds, every, dim)))
+        return (Part(loops[1], bounds.start, end),)
+    return _with_gap(values, loops, dim, Range(bounds.start, end), Range(*_run(values, bounds, every, dim)))
 
 
 def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple[Code, Code]:

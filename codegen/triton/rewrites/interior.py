@@ -1,43 +1,84 @@
 """Interior: a loop over blocks in which its condition holds everywhere.
 
 Input: a loop with a `where`; output: the same loop without it, and with the condition, its conjuncts and their
-negations replaced by constants in its body.
+negations replaced by constants in its body.  Within the inner bounds of a part that has bounds these hold, too; what
+they select elsewhere is as right there, so blocks that evaluate the condition do not ask for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 
-from fusion.lowering.conditions import given
-from fusion.lowering.expr import Const, Expr, Op, postorder, rewrite
+from fusion.lowering.conditions import given, negated
+from fusion.lowering.expr import Const, Expr, Op, make_op, postorder, rewrite
 from fusion.lowering.kernel import Loop, Stmt, map_values, statements, values_of
 
 
 def unconditional(loop: Loop) -> Loop:
-    """Return `loop` for blocks in which its condition holds."""
+    """Return `loop` for blocks in which its condition holds, within all inner bounds."""
     if loop.where is None:
         return loop
-    roots = [value for stmt in statements(loop.body) for value in values_of(stmt)]
-    known = dict(zip(roots, given(loop.where, roots), strict=True))
-    body = map_values(loop.body, lambda values: [known[value] for value in values])
-    return replace(loop, body=body, where=None)
+    return replace(loop, body=_given(_everything(loop.where), loop.body), where=None)
 
 
-def only_selection(loop: Loop) -> Op | None:
-    """Return the selection that is all which the condition of a loop decides; None if it decides more.
+def conditional(loop: Loop) -> Loop:
+    """Return `loop` for blocks in which its condition is evaluated."""
+    outside = [] if loop.where is None else [negated(inner) for inner in _inner_bounds(loop.where)]
+    return replace(loop, body=_given(_all(outside), loop.body)) if outside else loop
 
-    Where the condition holds, the value of the selection is that of its branch which is no constant.
-    """
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A selection of a loop, its value where the condition of the loop holds, and the constant that it is elsewhere."""
+
+    node: Expr
+    inside: Expr
+    constant: Expr
+
+
+def only_selection(loop: Loop) -> Selection | None:
+    """Return the selection that is all which the condition of a loop decides; None if it decides more."""
     if loop.where is None:
         return None
-    inside = unconditional(loop)
+    inside, outside = unconditional(loop), conditional(loop)
+    condition = _everything(loop.where)
     for node in postorder(*(value for stmt in loop.body for value in values_of(stmt))):
-        chosen = branch(node)
-        if chosen is not None and _in_place_of(node, chosen, loop.body) == inside.body:
-            assert isinstance(node, Op)
-            return node
+        constant = _constant(node)
+        if constant is None:
+            continue
+        (chosen,), (selected,) = given(condition, [node]), _evaluated(loop.where, [node])
+        if chosen is not node and _in_place_of(selected, chosen, outside.body) == inside.body:
+            return Selection(selected, chosen, constant)
     return None
+
+
+def _everything(where: Expr) -> Expr:
+    """Return what holds in the interior: the condition, and all inner bounds."""
+    return _all([*_inner_bounds(where), where])
+
+
+def _evaluated(where: Expr, roots: Sequence[Expr]) -> list[Expr]:
+    """Return expressions for blocks in which the condition is evaluated."""
+    outside = [negated(inner) for inner in _inner_bounds(where)]
+    return given(_all(outside), roots) if outside else list(roots)
+
+
+def _all(conditions: Sequence[Expr]) -> Expr:
+    return reduce(partial(make_op, "and"), conditions)
+
+
+def _inner_bounds(where: Expr) -> list[Expr]:
+    """Return the inner bounds of the parts of a condition that have bounds."""
+    return [part.args[2] for part in postorder(where) if isinstance(part, Op) and part.name == "bounded"]
+
+
+def _given(condition: Expr, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Return a body under the assumption that `condition` holds."""
+    roots = [value for stmt in statements(body) for value in values_of(stmt)]
+    known = dict(zip(roots, given(condition, roots), strict=True))
+    return map_values(body, lambda values: [known[value] for value in values])
 
 
 def _in_place_of(node: Expr, other: Expr, body: Sequence[Stmt]) -> tuple[Stmt, ...]:
@@ -45,9 +86,9 @@ def _in_place_of(node: Expr, other: Expr, body: Sequence[Stmt]) -> tuple[Stmt, .
     return map_values(body, lambda values: rewrite(values, lambda part: other if part is node else None))
 
 
-def branch(selection: Expr) -> Expr | None:
-    """Return the branch of a selection that is no constant; None if both are, or none is, or for other expressions."""
+def _constant(selection: Expr) -> Expr | None:
+    """Return the branch of a selection that is a constant; None if both are, or none is, or for other expressions."""
     if not isinstance(selection, Op) or selection.name != "where":
         return None
-    branches = [arg for arg in selection.args[1:] if not isinstance(arg, Const)]
-    return branches[0] if len(branches) == 1 else None
+    constants = [arg for arg in selection.args[1:] if isinstance(arg, Const)]
+    return constants[0] if len(constants) == 1 else None

@@ -20,19 +20,36 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import sympy
+import torch
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.conditions import conjuncts, negated, plain
-from fusion.lowering.expr import Const, Expr, Index, IndexValue, Op, free_axes, loads, make_op, postorder, rewrite
+from fusion.lowering.expr import (
+    Cast,
+    Const,
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    Op,
+    const,
+    free_axes,
+    loads,
+    make_op,
+    postorder,
+    rewrite,
+)
 from fusion.lowering.indexing import substitute
+from fusion.lowering.kernel import Fold
 from fusion.lowering.program import Axis, Compute, Node, Program, with_exprs
 from fusion.schedule.chained.mask_folds import Folds, Mask, groups_of, lines_of
 from fusion.schedule.chained.occupancy import rows_of, time_in_parts
 from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import Placement
 from fusion.schedule.reductions.one_loop import follow
-from fusion.schedule.reductions.skipped_blocks import counts_where, is_known
+from fusion.schedule.reductions.skipped_blocks import counts_where, is_known, vanish_at
 
 _SHARE = 1 / 8
 """The greatest share of a chain's time that the folds of its mask may take.  A causal mask saves more than a third."""
@@ -121,35 +138,52 @@ class _Masks:
         self.dependences, self.capabilities = dependences, capabilities
         self.added: list[_Added] = []
         self._lines: dict[Expr, _Added] = {}  # condition → the folds of its lines
-        self._bounds: dict[tuple[Expr, bool], tuple[str, str, str, str]] = {}
+        self._bounds: dict[tuple[Expr, bool], tuple[str, ...]] = {}
 
     def in_chain(self, chain: Cluster) -> Iterator[tuple[int, Compute]]:
         """Yield the nodes of a chain that select by a mask, with its bounds, and their positions."""
         rows = rows_of(self.dependences, chain)
         if len(chain.space.reduced) != 1 or not rows:
             return
-        (looped,), ruled_out = chain.space.reduced, None
+        (looped,) = chain.space.reduced
+        folds: Sequence[Fold] | None = None
         for position in chain.members:
             node, places = self.dependences.compute(position), chain.places.get(position)
             if places is None:
                 continue
             columns = [axis for axis in (*node.axes, *node.over) if looped.symbol in _symbols(places[axis.symbol])]
             lines = [axis for axis in (*node.axes, *node.over) if places.get(axis.symbol) in rows]
-            masks = {
-                part: mask
-                for part in _selecting(node.exprs)
-                for row, column in product(lines, columns)
-                if (mask := self._mask(part, row, column, chain)) is not None
+            axes = [*product(lines, columns)]
+            masks = self._masks({part: (part, None) for part in _selecting(node.exprs)}, axes, chain)
+            added = self._masks({number: _settled(number) for number in _added(node.exprs)}, axes, chain)
+            if (masks or added) and folds is None:
+                folds = self._folds(chain)
+
+            def placed(value: Expr, places: Placement = places) -> Expr:
+                return substitute(value, places, chain.space.sizes)
+
+            out = ruled_out(folds or (), [looped.symbol]) if masks else frozenset()
+            parts = {part: self._bounded(mask, node.out, chain) for part, mask in masks.items() if placed(part) in out}
+            numbers = {
+                number: self._bounded(mask, node.out, chain)
+                for number, mask in added.items()
+                if hides(folds or (), placed(number))
             }
-            if masks and ruled_out is None:
-                ruled_out = self._ruled_out(chain)
-            bounded = {
-                part: self._bounded(mask, node.out, chain)
-                for part, mask in masks.items()
-                if substitute(part, places, chain.space.sizes) in (ruled_out or ())
-            }
-            if any(new is not part for part, new in bounded.items()):
-                yield position, with_exprs(node, _with_parts(node.exprs, bounded))
+            changed = _with_parts(node.exprs, parts, numbers)
+            if any(new is not old for new, old in zip(changed, node.exprs, strict=True)):
+                yield position, with_exprs(node, changed)
+
+    def _masks(
+        self, conditions: Mapping[Expr, tuple[Expr, Expr | None]], axes: Sequence[tuple[Axis, Axis]], chain: Cluster
+    ) -> dict[Expr, Mask]:
+        """Return the masks among conditions, by what is replaced: those that are one matrix over two of the axes."""
+        masks: dict[Expr, Mask] = {}
+        for replaced, (part, settled) in conditions.items():
+            for row, column in axes:
+                mask = self._mask(part, row, column, chain)
+                if mask is not None:
+                    masks[replaced] = replace(mask, settled=settled)
+        return masks
 
     def _mask(self, part: Expr, row: Axis, column: Axis, chain: Cluster) -> Mask | None:
         """Return a condition as a mask over these axes; None if it is not one matrix, or the chain computes it."""
@@ -182,12 +216,11 @@ class _Masks:
         )
         return max(steps, default=0)
 
-    def _ruled_out(self, chain: Cluster) -> frozenset[Expr]:
-        """Return the conditions, over the axes of a chain, without which no point of its loop counts."""
+    def _folds(self, chain: Cluster) -> Sequence[Fold]:
+        """Return the folds of a chain that run over its loop; empty if these do not share one."""
         axes = [axis.symbol for axis in chain.space.reduced]
         followed = follow(values_of(self.dependences, chain)[0], axes, ())
-        where = None if isinstance(followed, str) else counts_where(tuple(followed.running.values()), axes)
-        return frozenset() if where is None else frozenset(conjuncts(where))
+        return () if isinstance(followed, str) else tuple(followed.running.values())
 
     def _bounded(self, mask: Mask, reader: str, chain: Cluster) -> Expr:
         """Return the condition of a mask with its bounds; as it is if these would cost too much."""
@@ -248,8 +281,50 @@ def _kept(node: Expr) -> Expr | None:
     return condition if isinstance(node.args[2], Const) else negated(condition)
 
 
-def _with_parts(roots: Sequence[Expr], changed: Mapping[Expr, Expr]) -> list[Expr]:
-    """Return `roots`, with these parts of the conditions of their selections changed."""
+def ruled_out(folds: Sequence[Fold], looped: Sequence[sympy.Symbol]) -> frozenset[Expr]:
+    """Return the conditions without which no point of a loop counts."""
+    where = counts_where(folds, looped) if folds else None
+    return frozenset() if where is None else frozenset(conjuncts(where))
+
+
+def hides(folds: Sequence[Fold], number: Expr) -> bool:
+    """Return whether no point of a loop counts at which `number`, which is added there, is minus infinity."""
+    values = postorder(*(arg for fold in folds for arg in fold.args))
+    sums = [node for node in values if isinstance(node, Op) and node.name == "add" and number in node.args]
+    return bool(sums) and all(vanish_at(folds, node) for node in sums)
+
+
+def _added(roots: Sequence[Expr]) -> Iterator[Expr]:
+    """Yield the numbers in memory, perhaps converted, that are added to others."""
+    for node in postorder(*roots):
+        if isinstance(node, Op) and node.name == "add":
+            yield from (arg for arg in node.args if arg.dtype.is_floating_point and _number(arg) is not None)
+
+
+def _number(arg: Expr) -> Load | None:
+    """Return the load of a floating-point number, perhaps converted, at an index that is not itself loaded."""
+    load = arg.arg if isinstance(arg, Cast) else arg
+    if not isinstance(load, Load) or not load.dtype.is_floating_point or load.mask is not None:
+        return None
+    return None if any(isinstance(index, Expr) for index in load.index) else load
+
+
+def _settled(number: Expr) -> tuple[Expr, Expr]:
+    """Return the conditions that an added number hides nothing, and that it changes nothing.
+
+    A number that is about the least one, or less, hides as minus infinity does, unless all numbers of its row are such.
+    """
+    load = _number(number)
+    assert load is not None, "called for what `_added` yields"
+    least = const(0.9 * torch.finfo(load.dtype).min, load.dtype)
+    return make_op("gt", load, least), make_op("eq", load, const(0.0, load.dtype))
+
+
+def _with_parts(roots: Sequence[Expr], changed: Mapping[Expr, Expr], numbers: Mapping[Expr, Expr]) -> list[Expr]:
+    """Return `roots`, with these parts of the conditions of their selections changed, and conditions for added numbers.
+
+    A sum is minus infinity where its condition does not hold, and is left out where the number is known to be 0.
+    """
 
     def joined(condition: Expr) -> Expr:
         if isinstance(condition, Op) and condition.name == "and":
@@ -257,6 +332,12 @@ def _with_parts(roots: Sequence[Expr], changed: Mapping[Expr, Expr]) -> list[Exp
         return changed.get(condition, condition)
 
     def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Op) and node.name == "add" and (number := next(filter(numbers.get, node.args), None)):
+            hidden, other = numbers[number], node.args[node.args[0] is number]
+            if not isinstance(hidden, Op) or hidden.name != "bounded":
+                return None
+            chosen = make_op("where", hidden.args[2], other, node)
+            return make_op("where", hidden, chosen, const(float("-inf"), node.dtype))
         kept = _kept(node)
         condition = None if kept is None else joined(kept)
         if kept is None or condition is kept or condition is None:

@@ -42,6 +42,7 @@ class Mask:
         row, column: the axes along which it varies within a tile.
         batch: each index at which its loads select a matrix, with the number of its values.
         turned: whether columns, not rows, are the lines of the mask in memory.
+        settled: where the numbers that the mask reads change nothing, if it is a condition on numbers that are added.
     """
 
     part: Expr
@@ -49,6 +50,7 @@ class Mask:
     column: Axis
     batch: tuple[tuple[sympy.Expr, sympy.Expr], ...]
     turned: bool
+    settled: Expr | None = None
 
     @property
     def matrices(self) -> tuple[Axis, ...]:
@@ -65,8 +67,8 @@ class Mask:
         """The axis over which its lines are folded."""
         return Axis(over_symbol(0), (self.row if self.turned else self.column).size)
 
-    def canonical(self) -> Expr:
-        """Return the condition over the axes of the folds of lines, equal for all readers of a mask."""
+    def canonical(self, condition: Expr | None = None) -> Expr:
+        """Return the condition, or another one, over the axes of the line folds, equal for all readers of a mask."""
         chosen = dict(zip((index for index, _ in self.batch), (axis.symbol for axis in self.matrices), strict=True))
 
         def rule(node: Expr) -> Expr | None:
@@ -75,17 +77,21 @@ class Mask:
             index = tuple(each if isinstance(each, Expr) else chosen.get(each, each) for each in node.index)
             return Load(node.buffer, index, node.dtype)
 
-        (part,) = rewrite([self.part], rule)
+        (part,) = rewrite([self.part if condition is None else condition], rule)
         sizes = {axis.symbol: axis.size for axis in (*self.matrices, self.lines, self.along)}
         line, along = (self.column, self.row) if self.turned else (self.row, self.column)
         return substitute(part, {line.symbol: self.lines.symbol, along.symbol: self.along.symbol}, sizes)
 
     def bounded(self, bounds: Sequence[str]) -> Expr:
         """Return the condition with its bounds, which are read from the results of `groups_of`."""
-        group = (*(index for index, _ in self.batch), FloorDiv(self.row.symbol, sympy.Integer(GROUP)))
-        first, end, whole_first, whole_end = (Load(name, group, _INT) for name in bounds)
-        column = IndexValue(self.column.symbol, _INT)
-        return make_op("bounded", self.part, _between(first, column, end), _between(whole_first, column, whole_end))
+        matrix = tuple(index for index, _ in self.batch)
+        group = (*matrix, FloorDiv(self.row.symbol, sympy.Integer(GROUP)))
+        first, end, whole_first, whole_end = (Load(name, group, _INT) for name in bounds[:4])
+        column, part = IndexValue(self.column.symbol, _INT), self.part
+        if self.settled is not None:  # a line that hides every point: none of its numbers is ruled out
+            line = self.column if self.turned else self.row
+            part = make_op("or", part, make_op("eq", Load(bounds[4], (*matrix, line.symbol), _INT), _ZERO))
+        return make_op("bounded", part, _between(first, column, end), _between(whole_first, column, whole_end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,37 +119,40 @@ class Folds:
 def lines_of(mask: Mask, origin: str, device: torch.device, taken: Container[str]) -> Folds:
     """Return the nodes that fold the lines of a mask: to the first point that each shows, the end, and the count.
 
+    Of a mask of added numbers also the same of the points at which these change nothing.
+
     Args:
         origin: a result that reads the mask; the names of the folds begin with it.
         device: of the folds.
         taken: names that are in use.
     """
-    at, condition = IndexValue(mask.along.symbol, _INT), mask.canonical()
-    axes, over = (*mask.matrices, mask.lines), (mask.along,)
+    at, axes, over = IndexValue(mask.along.symbol, _INT), (*mask.matrices, mask.lines), (mask.along,)
 
-    def fold(ending: str, op: FoldName, seen: Expr, hidden: Expr) -> Reduce:
-        value = make_op("where", condition, seen, hidden)
-        return Reduce(unused(f"{origin}_{ending}", taken), axes, over, op, (value,), _INT)
+    def folds(condition: Expr, prefix: str) -> tuple[Reduce, ...]:
+        def fold(ending: str, op: FoldName, seen: Expr, hidden: Expr) -> Reduce:
+            value = make_op("where", condition, seen, hidden)
+            return Reduce(unused(f"{origin}_{prefix}{ending}", taken), axes, over, op, (value,), _INT)
 
-    folds = (
-        fold("first", "min", at, IndexValue(mask.along.size, _INT)),
-        fold("end", "max", make_op("add", at, _ONE), _ZERO),
-        fold("count", "sum", _ONE, _ZERO),
-    )
-    return Folds(folds, device)
+        return (
+            fold("first", "min", at, IndexValue(mask.along.size, _INT)),
+            fold("end", "max", make_op("add", at, _ONE), _ZERO),
+            fold("count", "sum", _ONE, _ZERO),
+        )
+
+    settled = () if mask.settled is None else folds(mask.canonical(mask.settled), "settled_")
+    return Folds((*folds(mask.canonical(), ""), *settled), device)
 
 
-def groups_of(mask: Mask, lines: Folds, origin: str, taken: Container[str]) -> tuple[Folds, tuple[str, str, str, str]]:
-    """Return the nodes that compute the bounds of groups of rows from the folds of lines, and the names of the bounds.
+def groups_of(mask: Mask, lines: Folds, origin: str, taken: Container[str]) -> tuple[Folds, tuple[str, ...]]:
+    """Return the nodes that compute the bounds of groups of rows from the folds of lines, and what `bounded` reads.
 
-    These are the first column that some row of a group sees, the end of these columns, and the same of the columns that
-    all of its rows see.
+    These are the first column that some row of a group sees, the end of these columns, the same of the columns that all
+    of its rows see, and the count of each line.
     """
     group = Axis(mask.lines.symbol, FloorDiv(mask.row.size + GROUP - 1, sympy.Integer(GROUP)))
     fold = _Fold((*mask.matrices, group), mask, origin, taken)
     nodes = _of_columns(mask, lines.names, group, fold) if mask.turned else _of_rows(mask, lines.names, group, fold)
-    first, end, whole_first, whole_end = (node.out for node in (*nodes[:2], *nodes[-2:]))
-    return Folds(nodes, lines.device), (first, end, whole_first, whole_end)
+    return Folds(nodes, lines.device), (*(node.out for node in (*nodes[:2], *nodes[-2:])), lines.names[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +181,10 @@ def _of_rows(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> tupl
     full = bool((mask.row.size / size).is_integer)
     inside = None if full else make_op("lt", IndexValue(place), IndexValue(mask.row.size))
     index = (*(axis.symbol for axis in mask.matrices), place)
-    first, end, count = (Load(name, index, _INT, inside) for name in lines)
-    whole = make_op("eq", make_op("sub", end, first), count)
+    numbers = [Load(name, index, _INT, inside) for name in lines]
+    first, end = _or_all(mask, numbers)
+    whole_first, whole_end, whole_count = numbers[-3:]
+    whole = make_op("eq", make_op("sub", whole_end, whole_first), whole_count)
 
     def of(ending: str, op: FoldName, value: Expr, outside: Expr) -> Reduce:
         return fold.over(member, ending, op, value if inside is None else make_op("where", inside, value, outside))
@@ -181,8 +192,8 @@ def _of_rows(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> tupl
     return (
         of("first", "min", first, length),
         of("end", "max", end, _ZERO),
-        of("whole_first", "max", make_op("where", whole, first, length), _ZERO),
-        of("whole_end", "min", make_op("where", whole, end, _ZERO), length),
+        of("whole_first", "max", make_op("where", whole, whole_first, length), _ZERO),
+        of("whole_end", "min", make_op("where", whole, whole_end, _ZERO), length),
     )
 
 
@@ -190,15 +201,17 @@ def _of_columns(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> t
     """Return the bounds of groups whose columns are lines; lines of which some columns are hidden see none whole."""
     line, size = Axis(over_symbol(0), mask.column.size), sympy.Integer(GROUP)
     index = (*(axis.symbol for axis in mask.matrices), line.symbol)
-    first, end, count = (Load(name, index, _INT) for name in lines)
+    numbers = [Load(name, index, _INT) for name in lines]
+    first, end = _or_all(mask, numbers)
+    whole_first, whole_end, whole_count = numbers[-3:]
     start, after = IndexValue(group.symbol * size, _INT), IndexValue(group.symbol * size + size, _INT)
     full = bool((mask.row.size / size).is_integer)
     stop = after if full else make_op("minimum", after, IndexValue(mask.row.size, _INT))
     at, length = IndexValue(line.symbol, _INT), IndexValue(line.size, _INT)
     behind = make_op("add", at, _ONE)
     meets = make_op("and", make_op("lt", first, stop), make_op("gt", end, start))
-    contains = make_op("and", make_op("le", first, start), make_op("ge", end, stop))
-    contains = make_op("and", contains, make_op("eq", make_op("sub", end, first), count))
+    contains = make_op("and", make_op("le", whole_first, start), make_op("ge", whole_end, stop))
+    contains = make_op("and", contains, make_op("eq", make_op("sub", whole_end, whole_first), whole_count))
 
     def of(ending: str, op: FoldName, where: Expr, value: Expr, otherwise: Expr) -> Reduce:
         return fold.over(line, ending, op, make_op("where", where, value, otherwise))
@@ -218,6 +231,15 @@ def _of_columns(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> t
         Map(fold.name("whole_end"), fold.axes, make_op("where", one_range, close, _ZERO)),
     )
     return (*folds, *whole)
+
+
+def _or_all(mask: Mask, numbers: Sequence[Expr]) -> tuple[Expr, Expr]:
+    """Return the first point that a line shows, and the end: of a line of added numbers without one, all its points."""
+    first, end, count = numbers[:3]
+    if mask.settled is None:
+        return first, end
+    empty = make_op("eq", count, _ZERO)
+    return make_op("where", empty, _ZERO, first), make_op("where", empty, IndexValue(mask.along.size, _INT), end)
 
 
 def _between(first: Expr, point: Expr, end: Expr) -> Expr:

@@ -13,6 +13,7 @@ kernel.  Eager multiplies them by 0, which would give NaN.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import sympy
@@ -43,7 +44,7 @@ def counts_where(folds: Sequence[Fold], looped: Sequence[sympy.Symbol]) -> Expr 
     """Return the condition under which a point contributes to any of `folds`; None if all points may."""
     conditions: list[Expr] = []
     for node, condition in _candidates(folds, frozenset(looped)):
-        if condition not in conditions and all(_is_identity(fold, node) for fold in folds):
+        if condition not in conditions and all(_selects_identity(fold, node) for fold in folds):
             conditions.append(condition)
     if not conditions:
         return None
@@ -51,6 +52,11 @@ def counts_where(folds: Sequence[Fold], looped: Sequence[sympy.Symbol]) -> Expr 
     for condition in conditions[1:]:
         conjunction = make_op("and", conjunction, condition)
     return conjunction
+
+
+def vanish_at(folds: Sequence[Fold], node: Expr) -> bool:
+    """Return whether every one of `folds` sees its identity where `node` is minus infinity."""
+    return all(_is_identity(fold, node, Const(-math.inf, node.dtype), node) for fold in folds)
 
 
 def _candidates(folds: Sequence[Fold], looped: frozenset[sympy.Symbol]) -> Iterator[tuple[Op, Expr]]:
@@ -75,7 +81,8 @@ def _known(condition: Expr) -> Expr | None:
     within = postorder(condition)
     if any(isinstance(node, (TileRef, Random)) for node in within):
         return None
-    return condition if all(map(_is_plain_flag, loads(condition))) else None
+    bounds = condition.args[1:] if isinstance(condition, Op) and condition.name == "bounded" else (condition,)
+    return condition if all(map(_is_plain_flag, loads(*bounds))) else None
 
 
 def is_known(part: Expr) -> bool:
@@ -88,13 +95,17 @@ def _is_plain_flag(load: Load) -> bool:
     return load.mask is None and not load.dtype.is_floating_point and not isinstance(load.index[0], Expr)
 
 
-def _is_identity(fold: Fold, node: Op) -> bool:
-    """Return whether `fold` sees its identity wherever `node` selects its constant.
+def _selects_identity(fold: Fold, node: Op) -> bool:
+    """Return whether `fold` sees its identity wherever `node` selects its constant."""
+    first, second = node.args[1:]
+    return _is_identity(fold, node, *((first, second) if isinstance(first, Const) else (second, first)))
+
+
+def _is_identity(fold: Fold, node: Expr, constant: Expr, other: Expr) -> bool:
+    """Return whether `fold` sees its identity wherever `node` is `constant` rather than `other`.
 
     Samples that are NaN in either case are ignored: the logarithm of a sum is not taken of a negative number.
     """
-    first, second = node.args[1:]
-    constant, other = (first, second) if isinstance(first, Const) else (second, first)
     neutral = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
     for arg in fold.args:
         chosen, usual = _sampled([_with(arg, node, each) for each in (constant, other)])

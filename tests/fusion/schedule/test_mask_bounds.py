@@ -16,7 +16,7 @@ from fusion.lowering.interpret import run_program
 from fusion.lowering.program import Map, Program, Reduce
 from fusion.lowering.verify import verify_program
 from fusion.schedule.chained import mask_bounds, stream
-from tests.fusion.masks import masks
+from tests.fusion.masks import added, masks
 
 KINDS = tuple(masks(8))
 INFINITE = float("-inf")
@@ -63,6 +63,37 @@ def test_bounds_hold_and_change_no_number(kind: str, shape: tuple[int, int]) -> 
     assert conditions(changed)
     (before,), (after,) = run_program(program, [*inputs, mask]), run_program(changed, [*inputs, mask])
     assert torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("hidden", [INFINITE, torch.finfo(torch.float32).min], ids=["infinity", "least"])
+@pytest.mark.parametrize("biased", [False, True], ids=["zeros", "slopes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_are_added(kind: str, biased: bool, hidden: float) -> None:
+    """Rows of which every number is the least one are as they were: a softmax of equal numbers."""
+    inputs, mask = drawn(200, 221), added(masks(200, 221)[kind], torch.float32, hidden, biased=biased)
+
+    def with_added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return (q @ k.mT + mask).softmax(-1) @ v
+
+    program = lowered(with_added, *inputs, mask)
+    changed = bounded(program)
+    assert conditions(changed)
+    (before,), (after,) = run_program(program, [*inputs, mask]), run_program(changed, [*inputs, mask])
+    assert torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_are_added_to_rows_along_memory(kind: str) -> None:
+    inputs, mask = drawn(221, 200), added(masks(200, 221)[kind], torch.float32, INFINITE)
+
+    def turned(k: Tensor, q: Tensor, g: Tensor, mask: Tensor) -> Tensor:
+        return (k @ q.mT + mask.mT).exp() @ g
+
+    program = lowered(turned, *inputs, mask)
+    changed = bounded(program)
+    assert conditions(changed) and any("turned" in name for name in changed.buffers)
+    (before,), (after,) = run_program(program, [*inputs, mask]), run_program(changed, [*inputs, mask])
+    assert torch.equal(before, after)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,7 +61,7 @@ def order_of(values: Values, loop: Loop, dim: Dim) -> Order:
     """Return the order of the blocks of `loop` along `dim`; add the lines that it depends on."""
     parts = skips.parts(values, loop, dim, split=True)
     if parts[-1].gap is not None:
-        return _run_last(values, parts[0], parts[-1], dim)
+        return _run_last(values, loop, parts[0], parts[-1], dim)
     if len(parts) < 2 or not parts[0].full:
         return _upwards(parts, loop, dim)
     unconditional, conditional = parts
@@ -100,7 +100,7 @@ def _downwards(values: Values, loop: Loop, unconditional: skips.Part, conditiona
     return Order(first, compose("range(0, {}, {})", below, block), of, tuple(others), "below")
 
 
-def _run_last(values: Values, run: skips.Part, rest: skips.Part, dim: Dim) -> Order:
+def _run_last(values: Values, loop: Loop, run: skips.Part, rest: skips.Part, dim: Dim) -> Order:
     """Return the order in which a run of blocks without condition follows the blocks on both of its sides.
 
     If no block counts, one is nevertheless computed, under its condition.
@@ -128,7 +128,7 @@ def _run_last(values: Values, run: skips.Part, rest: skips.Part, dim: Dim) -> Or
     start = compose("{0} + tl.where({0} < {1}, 0, {2})", rest.start, gap, length)
     first = named("begin", compose("tl.where({} > 0, {}, tl.minimum({}, {}))", count, start, run.start, last))
     header = compose("range(0, tl.maximum({}, 1), {})", total, block)
-    if only_selection(rest.loop) is not None:
+    if only_selection(loop) is not None:
         both = compose("range({}, {}, {})", block, total, block)
         return Order(first, header, of, (Turns(rest, both, of, conditional=count),), "at")
     others = (

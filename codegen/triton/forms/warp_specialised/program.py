@@ -42,7 +42,7 @@ from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Signature
 from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
 from fusion.codegen.triton.forms.warp_specialised.turns import Turns, open_turns
 from fusion.codegen.triton.products import contract
-from fusion.codegen.triton.rewrites.interior import branch, only_selection
+from fusion.codegen.triton.rewrites.interior import conditional, only_selection
 from fusion.lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
@@ -232,7 +232,7 @@ class Program:
         scores = values.fresh(plan.first.name, values.depth)
         values.line("{} = hopper.warpgroup_mma_wait(0, deps=({},))", scores, self._first())
         values.line("hopper.mbarrier.arrive({}.index({}), count=1)", "right_emptied", "slot")
-        block = self._between(values, body, plan.loop, scores)
+        block = self._between(values, body, conditional(plan.loop), scores)
         shape = compose("[{}, {}]", self.share, plan.e.constant)
         values.line("weights = {}", block.weights)
         values.line("sums = gl.full({}, 0.0, gl.float32, {})", shape, _SUMS)
@@ -248,7 +248,7 @@ class Program:
             values.line("{} = hopper.warpgroup_mma_wait(1, deps=(next_scores,))", scores)
             values.line("hopper.mbarrier.arrive({}.index({}), count=1)", "right_emptied", "slot")
             if turns.conditional is not None:
-                self._select_in(values, turns.part.loop, compose("{} < {}", turn, turns.conditional))
+                self._select_in(values, compose("{} < {}", turn, turns.conditional))
             block = self._between(values, body, turns.part.loop, scores)
             self._end_second(values)
             values.line("sums = sums * {}", self._factor(block.factor))
@@ -258,34 +258,31 @@ class Program:
         values.full = frozenset()
         return block.later
 
-    def _select_in(self, values: Values, loop: Loop, blocks: Code) -> None:
-        """Let the only selection of a loop be evaluated in these blocks; in others it has the value of its branch.
+    def _select_in(self, values: Values, blocks: Code) -> None:
+        """Let the only selection of the loop be evaluated in these blocks; in others it has the value of its branch.
 
         Points past the end of the loop's axis, which only these blocks have, are not selected.
         """
-        plan, selection = self.plan, only_selection(loop)
+        plan, selection = self.plan, only_selection(self.plan.loop)
         assert selection is not None, "asked before"
-        chosen = branch(selection)
-        assert chosen is not None, "a selection that a condition decides"
-        (constant,) = (arg for arg in selection.args[1:] if arg is not chosen)
 
         def emitted() -> Tile:
-            del values.emitters[selection]
-            tile = values.value(chosen)
+            del values.emitters[selection.node]
+            tile = values.value(selection.inside)
             name = as_code(values.fresh("selected", values.depth))
             values.line("{} = {}", name, tile.code)
             values.open("inside")
             full, values.full, layout = values.full, frozenset(), values.layout
             values.layout = replace(layout, depth={**layout.depth, plan.n: values.depth})
-            seen = values.value(selection)
+            seen = values.value(selection.node)
             mask = values.masks((plan.n,))
-            seen = seen if mask is None else values.select(mask, seen, values.value(constant))
+            seen = seen if mask is None else values.select(mask, seen, values.value(selection.constant))
             values.line("{} = {}", name, seen.code)
             values.full, values.layout = full, layout
             values.close("if {}:", blocks)
             return replace(tile, code=name)
 
-        values.emitters[selection] = emitted
+        values.emitters[selection.node] = emitted
 
     def _open_block(self, values: Values, order: Order, start_of: Callable[[Code], Code]) -> Code:
         """Open a loop over blocks and define the start of each; return the name of its variable."""
