@@ -145,6 +145,7 @@ class Capabilities:
         layouts: the costs of other tensor layouts.
         sector: bytes of the smallest memory request; 0 if the price of reading across memory is not known.
         part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
+        scans: whether scans of floats are generated; else they are library calls.
         invariant: whether the order of operations in a row may depend on the row alone: not on the number of rows, on
             the parallelism of the device, or on fusion.
     """
@@ -170,6 +171,7 @@ class Capabilities:
     narrow_share: float = 0.5
     waiting: float = 0.25
     part: int = 1 << 13
+    scans: bool = True
     invariant: bool = False
     sector: int = 0
     layouts: Layouts = Layouts(0.0, (0.0, 0.0))

@@ -40,7 +40,8 @@ def lower_for(
     """
     capabilities, place = target.capabilities, main_device(graph)
     if target.numerics.invariant:
-        generated = lower(graph, device=place, scatters=frozenset(), rounded=True)
+        scans = capabilities.scans
+        generated = lower(graph, device=place, scatters=frozenset(), rounded=True, scans=scans, invariant=True)
         return generated.edited(library=dict.fromkeys(generated.library, ()))
     if target.numerics.strict:
         return lower(graph, device=place, contractions=(), scatters=frozenset(), rounded=True)

@@ -55,7 +55,8 @@ class Options:
         workspace: size in bytes above which a matrix product that is not needed whole is computed some rows at a time;
             positive.
         numerics: "default"; "strict", which rounds every value as eager rounds it; "batch_invariant", which also
-            computes each row in the same way whatever else is in the batch (docs/numerics.md).
+            computes each row in the same way whatever else is in the batch, and refuses targets other than C and
+            Triton (docs/numerics.md).
         cudagraphs: record the launches of each graph as a CUDA graph, one for each set of sizes, and play it in one
             call; results are valid until the next step.
         graph_cache: load a graph that an earlier process compiled from the cache directory.

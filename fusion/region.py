@@ -191,7 +191,7 @@ class RegionCompiler:
         for device in {value.device for value in inputs if isinstance(value, torch.Tensor)}:
             known = self.options.target is not None or device.type in DEFAULTS
             if not (known and self.graphs.target(device).capabilities.invariant):
-                message = 'numerics="batch_invariant" needs tensors on a CPU and the target c'
+                message = 'numerics="batch_invariant" needs the target c or triton'
                 raise FusionError(message, hint="leave the option out")
 
     def _begin(self, inputs: Sequence[object]) -> None:

@@ -288,6 +288,10 @@ def _fuses(at: Scheduling) -> bool:
     return at.overrides.fused
 
 
+def _chains_launches(at: Scheduling) -> bool:
+    return at.overrides.fused and not at.invariant  # the last program of a launch folds in steps of its own
+
+
 def _leaves_lone_products(at: Scheduling) -> bool:
     return at.overrides.leaves_products and not at.capabilities.lone_products
 
@@ -406,7 +410,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
             _on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
-        Pass("chained", _on_steps(lambda planned, at: chain_last_steps(planned.steps)), when=_fuses),
+        Pass("chained", _on_steps(lambda planned, at: chain_last_steps(planned.steps)), when=_chains_launches),
         Pass(
             "packed",
             _on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),

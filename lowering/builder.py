@@ -52,6 +52,8 @@ class Wanted:
             None selects all.
         scatters: operations (of `SCATTER_OPS`) that are generated although indices may collide; None selects all.
         rounded: round every result as eager does, also where it is not stored.
+        invariant: what is not part of a row may not change the order in which its floats are combined.
+        scans: scans of floats are generated.
         small: matrix products of at most this many multiplications that are not contractions become sums of products.
     """
 
@@ -59,6 +61,8 @@ class Wanted:
     scatters: Collection[str] | None = None
     rounded: bool = False
     small: int = 0
+    scans: bool = True
+    invariant: bool = False
 
 
 Library: TypeAlias = Callable[[Buffer, Value, Value], tuple[Node, ...]]
@@ -117,6 +121,8 @@ class Builder:
             raise Unsupported(f"scan along {dim} of a tensor with {len(shape)} dimensions")
         axes = tuple(Axis(s, n) for s, n in zip(axes_of(shape), shape, strict=True))
         dtype = torch.int64 if keeps_position(op) else args[0].dtype
+        if not self.wanted.scans and dtype.is_floating_point and op not in ("max", "min"):
+            raise Unsupported(f"a scan ({op}) whose order of operations would depend on the batch")
         out = self.buffer(dtype, shape, self._meta_strides(shape), args[0].device)
         self.nodes.append(Scan(out.name, axes, axes[dim].symbol, op, tuple(arg.expr for arg in args), dtype))
         return load_of(out)

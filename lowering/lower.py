@@ -48,6 +48,8 @@ def lower(
     scatters: Collection[str] | None = None,
     rounded: bool = False,
     small: int = 0,
+    scans: bool = True,
+    invariant: bool = False,
 ) -> Program:
     """Lower a functional ATen graph.
 
@@ -58,11 +60,13 @@ def lower(
         scatters: operations (of `SCATTER_OPS`) that are generated although indices may collide; None selects all.
         rounded: the result of each call is rounded to its dtype also where it is not stored.
         small: matrix products of at most this many multiplications that are not contractions become sums of products.
+        scans: scans of floats are generated; else only those of which the order does not matter.
+        invariant: what is not part of a row may not change the order in which its floats are combined.
 
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
     """
-    return Lowering(graph, device, Wanted(contractions, scatters, rounded, small)).run()
+    return Lowering(graph, device, Wanted(contractions, scatters, rounded, small, scans, invariant)).run()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import WIDE, Rates, Steps
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
+from fusion.codegen.triton.fixed_order import HELD
 from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.scalar_ops import FOLD_OPS
@@ -17,6 +18,9 @@ from fusion.lowering.scalar_ops import FOLD_OPS
 WINDOWED = 8.0
 """Additions that take as long as a load of a window from a cache, as whole vectors: measured on an H100 with pools of
 3 x 3 and 5 x 5 in bfloat16 and float32, 8 to 11; shifted 20 to 27, with gaps 41 to 86."""
+
+LONGEST = 1 << 15
+"""Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""
 
 GATHER = 32.0
 """Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one.
@@ -32,7 +36,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     share = {**measured.matrix_share, 4: measured.tf32_share} if numerics.tf32 else measured.matrix_share
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
-        whole_limit=32_768,  # elements of a row: 32 per thread of 1024; for 50257, a loop took 0.75 of the time
+        whole_limit=HELD if numerics.invariant else LONGEST,
         window_limit=25,  # longer windows are folded across threads: a pool of 3 by 3 took 13 times as long
         parallelism=2 * device.multiprocessors,
         rates=Rates(
@@ -51,6 +55,8 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         follows=not numerics.strict,
         scatters=frozenset({"store", *ATOMIC}),
         ordered=False,
+        scans=not numerics.invariant,
+        invariant=numerics.invariant,
         odd_rows=measured.odd_rows,
         narrow_tiles=measured.narrow_tiles,
         narrow_share=measured.narrow_share,

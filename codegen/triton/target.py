@@ -19,6 +19,7 @@ from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
 from fusion.codegen.triton.devices import GROUPED, H200, Device, checked, device_at, device_of
 from fusion.codegen.triton.emit import emit
+from fusion.codegen.triton.fixed_order import refused
 from fusion.codegen.triton.forms import Refused, Task, alone, candidates
 from fusion.codegen.triton.forms.last_block import follows_by_tile
 from fusion.codegen.triton.forms.side_by_side import alike
@@ -93,8 +94,12 @@ class TritonTarget:
         return tuple(config for _, config in alone.candidates(Task(kernel, self.device, self.numerics)))
 
     def refuses(self, kernel: Kernel) -> str:
-        """Return why a kernel's products cannot be generated (they are not all of matrices); empty if they can."""
+        """Return why a kernel cannot be generated: its products are not all of matrices, or the order of a sum would
+        depend on what else it computes; empty if it can.
+        """
         try:
+            if self.numerics.invariant:
+                return refused(_task(kernel, self.device, self.numerics).blocked)
             if dots_of(kernel.body):
                 _ = _task(kernel, self.device, self.numerics).blocked  # raises if it cannot be blocked
         except Unsupported as refusal:
@@ -144,12 +149,14 @@ class TritonTarget:
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """May two kernels share a launch?  They need similar registers and warps, and contractions of the same form."""
-        return _alike(first, second, self.device, self.numerics)
+        return not self.numerics.invariant and _alike(first, second, self.device, self.numerics)
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """May the last program of each tile sum the split-K parts along `axis`?  True for products with few rows or
         columns.
         """
+        if self.numerics.invariant:
+            return False
         grid = kernel.with_role(Role.GRID)
         others = tuple(each for each in grid if each.symbol != axis)
         followed = replace(kernel, then=replace(kernel, axes=others, body=()))

@@ -33,7 +33,6 @@ from fusion.artifact.state import identity, refuse_shared_memory, written_beside
 from fusion.artifact.values import Json
 from fusion.artifact.weights import pieces
 from fusion.codegen.binary import Binary
-from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.lowering.errors import Unsupported
@@ -109,7 +108,7 @@ def _target(options: Options, device: torch.device, architectures: list[str]) ->
     """
     if device.type not in DEFAULTS:
         raise Unsupported(f"programs on {device.type} are not saved", hint=f"devices: {', '.join(sorted(DEFAULTS))}")
-    numerics = current(strict=options.exact)
+    numerics = options.current_numerics
     if device.type == "cpu":
         architectures[:] = architectures or ["native"]
         return TARGETS[options.target or DEFAULTS["cpu"]](None, numerics)

@@ -169,7 +169,7 @@ def _unpacked(text: str) -> str:
 
 
 def _numerics(numerics: Numerics) -> dict[str, bool]:
-    return {"strict": numerics.strict, "tf32": numerics.tf32}
+    return {"strict": numerics.strict, "tf32": numerics.tf32, "invariant": numerics.invariant}
 
 
 def _names(kernel: Kernel) -> str:

@@ -70,7 +70,8 @@ class Segments:
         """Fold the sources of each segment, and `start`, by `op`."""
         pairs = self.shape[self.dim] * source.shape[self.dim]
         may_meet = ctx.wanted.scatters is None or op in ctx.wanted.scatters
-        if not may_meet and pairs.is_Integer and pairs <= MOST_TESTED:
+        moves = ctx.wanted.invariant and op in ("sum", "prod")  # with the segments before it
+        if not may_meet and not moves and pairs.is_Integer and pairs <= MOST_TESTED:
             return self._gathered(ctx, op, source, start)
         begin = Value(self.shape, source.dtype, source.device, literal(start, source.dtype))
         return folded(ctx, op, begin, self.place(source), source, self.inside)

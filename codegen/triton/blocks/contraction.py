@@ -21,13 +21,14 @@ from fusion.lowering.expr import Expr, TileRef, index_of, postorder
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Store, spans, statements
 
 
-def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
+def contraction_dims(kernel: Kernel, dots: Sequence[Fold], *, turns: bool = True) -> tuple[Dim, ...]:
     """Return (b, s, m, k, n, …), named for the first dot: its operands are [m, k] and [k, n], its result [m, n].
 
     The dimensions are in tile order.  Those spread over programs come before those looped over or held: where the
     columns of the first dot are spread and its rows are not, the columns are m, so that the operands of later dots have
-    the layout that the matrix units read.  The columns are m too where there are few rows.  A dimension held whole that
-    both operands span is s, the groups of which each warp takes one (`rewrites/group_per_warp.py`).
+    the layout that the matrix units read.  The columns are m too where there are few rows, unless `turns` is false.  A
+    dimension held whole that both operands span is s, the groups of which each warp takes one
+    (`rewrites/group_per_warp.py`).
     """
     needed = _unit_axes(kernel, dots)
     grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1 or axis.symbol in needed]
@@ -35,7 +36,7 @@ def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     first = dots[0]
     lead, other = frozenset(first.rows), frozenset(first.columns)
     alone = lead and not _spread_side(groups, lead) and _spread_side(groups, other)
-    if alone or (_same_sides(dots) and is_narrow(kernel, lead, other)):
+    if alone or (turns and _same_sides(dots) and is_narrow(kernel, lead, other)):
         lead, other = other, lead
     m_axes = _spread_side(groups, lead)
     n_axes = _spread_side(groups, other) or next((g for g in groups if m_axes and g != m_axes), frozenset())

@@ -83,12 +83,14 @@ class Blocked:
         dims: in the order in which tiles are laid out.
         body: the statements of the kernel, over the linear indices of `dims`; `over`, `rows`, `columns` and the axes
             of loops are still axes.
+        invariant: sums are added in the order that `fixed_order` describes.
     """
 
     kernel: Kernel
     dims: tuple[Dim, ...]
     body: tuple[Stmt, ...]
     device: Device
+    invariant: bool = False
 
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
         """Return the bounds of the linear indices."""

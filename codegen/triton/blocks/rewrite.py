@@ -34,8 +34,10 @@ BUSY_ROWS = 4
 """Rows per multiprocessor that keep it busy when each row has a program of its own."""
 
 
-def block(kernel: Kernel, device: Device) -> Blocked:
-    """Lay a kernel out over block dimensions for `device`."""
+def block(kernel: Kernel, device: Device, *, invariant: bool = False) -> Blocked:
+    """Lay a kernel out over block dimensions for `device`; `invariant`: without what changes the order of additions."""
+    if invariant:
+        return _as_it_stands(kernel, device)
     sums = unrolled(kernel, device)
     kernel = unpacked(kernel) if sums is kernel else grouped(unpacked(sums))
     kernel = (
@@ -49,10 +51,7 @@ def block(kernel: Kernel, device: Device) -> Blocked:
         dims = row_dims(kernel)
     if not dots:
         kernel, dims = shifted(*_looped_along_rows(load_single_terms(kernel), dims, device))
-    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
-    for dim in dims:
-        digits.update(dim.digits())
-    sizes = {dim.symbol: dim.reach for dim in dims}
+    digits, sizes = _digits(kernel, dims)
     dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
     body = substitute_axes(_with_narrow_factors(kernel.body), digits, sizes)
     if not dots:
@@ -62,13 +61,28 @@ def block(kernel: Kernel, device: Device) -> Blocked:
     return only_matrices(Blocked(kernel, dims, body, device))
 
 
-def block_as(kernel: Kernel, dims: Sequence[Dim], device: Device) -> Blocked:
-    """Lay `kernel`, without reduced axes, out over the dimensions of another kernel, which hold all of its axes."""
-    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}
+def _as_it_stands(kernel: Kernel, device: Device) -> Blocked:
+    """Return a kernel over block dimensions that depend neither on the number of rows nor on what else it computes."""
+    dots = dots_of(kernel.body)
+    dims = contraction_dims(kernel, dots, turns=False) if dots else row_dims(kernel, reorders=False)
+    body = substitute_axes(kernel.body, *_digits(kernel, dims))
+    blocked = Blocked(kernel, dims, body, device, invariant=True)
+    return only_matrices(blocked) if dots else blocked
+
+
+def _digits(
+    kernel: Kernel, dims: Sequence[Dim]
+) -> tuple[dict[sympy.Symbol, sympy.Expr], dict[sympy.Symbol, sympy.Expr]]:
+    """Return each axis as a digit of the linear index of its dimension, and the bounds of these indices."""
+    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
     for dim in dims:
         digits.update(dim.digits())
-    sizes = {dim.symbol: dim.reach for dim in dims}
-    body = substitute_axes(_with_narrow_factors(kernel.body), digits, sizes)
+    return digits, {dim.symbol: dim.reach for dim in dims}
+
+
+def block_as(kernel: Kernel, dims: Sequence[Dim], device: Device) -> Blocked:
+    """Lay `kernel`, without reduced axes, out over the dimensions of another kernel, which hold all of its axes."""
+    body = substitute_axes(_with_narrow_factors(kernel.body), *_digits(kernel, dims))
     return Blocked(kernel, tuple(dims), body, device)
 
 

@@ -37,13 +37,14 @@ _LEAST_SIDE = 8
 _NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions that have no name of their own
 
 
-def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
+def row_dims(kernel: Kernel, *, reorders: bool = True) -> tuple[Dim, ...]:
     """Return the dimensions of a kernel without contractions, in tile order.
 
     A map has (x), (y, x) or (b, x); a kernel with folds or scans has x, or b and x, and the reduced dimensions.
+    Without `reorders` reduced axes stay in their order, whatever is contiguous.
     """
     grid = by_stride([axis for axis in kernel.with_role(Role.GRID) if axis.size != 1], kernel)
-    reduced = reduced_dims(kernel, ())
+    reduced = reduced_dims(kernel, (), reorders=reorders)
     if reduced:
         x = (Dim("x", grid, Role.GRID),) if grid else ()
         along_x = x and (is_crossed(kernel, x[0], reduced) or _is_along(kernel, x[0], reduced))
@@ -168,7 +169,11 @@ def _stores_along(stmt: Stmt, axes: Collection[sympy.Symbol]) -> bool:
 
 
 def reduced_dims(
-    kernel: Kernel, named: Sequence[tuple[frozenset[sympy.Symbol], str]], needed: frozenset[sympy.Symbol] = frozenset()
+    kernel: Kernel,
+    named: Sequence[tuple[frozenset[sympy.Symbol], str]],
+    needed: frozenset[sympy.Symbol] = frozenset(),
+    *,
+    reorders: bool = True,
 ) -> tuple[Dim, ...]:
     """Return one dimension for each set of reduced axes that appear together in every fold and loop.
 
@@ -184,7 +189,8 @@ def reduced_dims(
         symbols = frozenset(axis.symbol for axis in axes)
         name = next((name for over, name in named if symbols <= over), None)
         named = [entry for entry in named if entry[1] != name]
-        dims.append(Dim(name or next(spare), by_stride(axes, kernel), axes[0].role))
+        ordered = by_stride(axes, kernel) if reorders else tuple(axes)
+        dims.append(Dim(name or next(spare), ordered, axes[0].role))
     return tuple(dims)
 
 

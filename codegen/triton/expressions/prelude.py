@@ -119,6 +119,28 @@ def _minimum(a, b):
 def _multiply(a, b):
     return a * b
 """,
+    "_sum_in_pairs": """
+def _sum_in_pairs(x, outer: tl.constexpr, length: tl.constexpr, inner: tl.constexpr):
+    # Two numbers at a time, so that no layout changes the order: neighbours, which a thread holds, then halves.
+    for step in tl.static_range(16):
+        if length >> step > 1:
+            if step < 2:
+                x = tl.sum(tl.reshape(x, [outer, length >> (step + 1), 2, inner]), 2)
+            else:
+                x = tl.sum(tl.reshape(x, [outer, 2, length >> (step + 1), inner]), 1)
+    return tl.reshape(x, [outer, inner])
+""",
+    "_product_in_pairs": """
+def _product_in_pairs(x, outer: tl.constexpr, length: tl.constexpr, inner: tl.constexpr):
+    # See _sum_in_pairs.
+    for step in tl.static_range(16):
+        if length >> step > 1:
+            if step < 2:
+                x = tl.reduce(tl.reshape(x, [outer, length >> (step + 1), 2, inner]), 2, _multiply)
+            else:
+                x = tl.reduce(tl.reshape(x, [outer, 2, length >> (step + 1), inner]), 1, _multiply)
+    return tl.reshape(x, [outer, inner])
+""",
     "_argmax": """
 def _argmax(a, i, b, j):
     # NaN is above everything; among equals the lower index wins.
@@ -286,6 +308,7 @@ def _shift_right(a, b):
 READS: dict[str, tuple[str, ...]] = {
     "_zigzag_turns": ("_zigzag",),
     "_wrapped": ("_inside",),
+    "_product_in_pairs": ("_multiply",),
     "_float_floordiv": ("libdevice.fmod", "_divide"),
     "_float_remainder": ("libdevice.fmod",),
     "_quick_erfc": ("libdevice.fast_dividef",),

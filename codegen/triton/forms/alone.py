@@ -35,9 +35,14 @@ ALONE: tuple[type[Form], ...] = (
 )
 
 
+INVARIANT: tuple[type[Form], ...] = (Maps, Scans, Rows, PointerProduct)
+"""The forms under batch-invariant numerics: one for each kind of kernel, whatever its sizes."""
+
+
 def plans(task: Task) -> list[Form]:
     """Return the plans of the forms that apply to a kernel, in their order."""
-    return [plan for form in ALONE if not isinstance(plan := form.applies(task), Refused)]
+    forms = INVARIANT if task.numerics.invariant else ALONE
+    return [plan for form in forms if not isinstance(plan := form.applies(task), Refused)]
 
 
 def default(task: Task) -> Form:
@@ -46,8 +51,12 @@ def default(task: Task) -> Form:
 
 
 def candidates(task: Task) -> tuple[Choice, ...]:
-    """Return forms and configurations worth timing that fit the device, the default first."""
+    """Return forms and configurations worth timing that fit the device, the default first; under batch-invariant
+    numerics only that.
+    """
     listed = [(plan, config) for plan in plans(task) for config in plan.configs()]
+    if task.numerics.invariant:
+        return within(listed[:1])
     first = next(choice for choice in listed if not choice[0].slower)
     return within((first, *listed))
 

@@ -38,7 +38,7 @@ class Task:
     @cached_property
     def blocked(self) -> Blocked:
         """Return the kernel over block dimensions; without other kernels of its launch."""
-        return block(self.kernel, self.device)
+        return block(self.kernel, self.device, invariant=self.numerics.invariant)
 
     @classmethod
     def of(cls, blocked: Blocked, numerics: Numerics) -> Task:

@@ -14,6 +14,7 @@ import torch
 from typing_extensions import Self
 
 from fusion.codegen.numerics import Numerics
+from fusion.codegen.triton import fixed_order
 from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, keeps_busy, power_of_two, programs
 from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
@@ -60,6 +61,7 @@ class PointerProduct(Form):
         if not blocked.device.on_matrix_units(dtype):
             return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, numerics),)
         shapes = _with_room(_shapes(blocked, dtype, numerics), len(dots))
+        shapes = fixed_order.shapes(shapes, blocked) if blocked.invariant else shapes
         room = blocked.device.shared_per_program
         fitted = [_fitted(blocked, shape, dtype, numerics) for shape in shapes]
         possible = list(dict.fromkeys(_within_memory(blocked, config, dtype, len(dots)) for config in fitted))
@@ -125,6 +127,8 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, numeri
         length = power_of_two(extent(dim.size))
         if dim.name == "s":
             blocks[dim.name] = length
+        elif blocked.invariant and dim.name in ("m", "n"):
+            blocks[dim.name] = wanted[dim.name]
         elif dim.role is Role.WHOLE:
             blocks[dim.name] = max(least_k if dim.name == "k" else 16, length)
         elif dim.name != "b":

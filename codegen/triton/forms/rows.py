@@ -16,6 +16,7 @@ from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_
 from fusion.codegen.triton.blocks.contiguous import direct_loads
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.blocks.rows import starts_at_words
+from fusion.codegen.triton.fixed_order import MOST_HELD, STEP
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import SECTOR, narrowest, neighbours, streams, warps_for, widest
 from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Store, statements
@@ -129,6 +130,8 @@ class Rows(Form):
         50264: 295 µs in steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows of 400000: 139 and 89.)
         """
         blocked, warps = self.blocked, step_warps(length)
+        if blocked.invariant:
+            return STEP, 4
         running = any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in statements(blocked.body))
         if length > 2 * _ALONE[0] and _reads_again(blocked):
             halves = all(param.dtype in HALVES for param in streams(blocked))
@@ -147,6 +150,8 @@ class Rows(Form):
         Each block is computed `times` times.  Few columns get smaller blocks, to fill the device.
         """
         blocked, columns, length = self.blocked, extent(x.size), power_of_two(extent(r.size))
+        if blocked.invariant:
+            return self._fixed_columns(r, columns)
         is_odd = r.role is not Role.WHOLE and not self._reads_words(r, x)
         wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // widest(blocked)
         wanted = _ODD_BLOCK if is_odd else wanted
@@ -166,6 +171,15 @@ class Rows(Form):
         if r.role is Role.WHOLE and length <= _SHORT_COLUMN:  # whole columns in few warps, which need not exchange sums
             warps = min(warps, max(1, 2 * block * narrowest(blocked) // (16 * blocked.device.warp)))
         return Config((("r", steps), ("x", block)), num_warps=warps)
+
+    def _fixed_columns(self, r: Dim, columns: int) -> Config:
+        """Return the same for columns in steps of a fixed length (`fixed_order`): 64 bytes of neighbouring columns, or
+        32 of long ones.
+        """
+        steps = STEP if r.role is Role.LOOP else power_of_two(extent(r.size))
+        wanted = max(1, min(2 * SECTOR // narrowest(self.blocked), MOST_HELD // 2 // steps))
+        block = min(max(wanted, SECTOR // narrowest(self.blocked) // 2), power_of_two(columns))
+        return Config((("r", steps), ("x", block)), num_warps=min(32, warps_for(steps * block, 16)))
 
     def _reads_words(self, r: Dim, x: Dim) -> bool:
         """Do the rows of columns start at whole words, in every large tensor?"""

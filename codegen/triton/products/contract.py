@@ -27,8 +27,9 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions import bit_fields
-from fusion.codegen.triton.expressions.code import ATOM, SUM, Code, compose, listed
+from fusion.codegen.triton.expressions.code import ATOM, PRODUCT, SUM, Code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand, start_symbol
+from fusion.codegen.triton.expressions.pairs import in_pairs
 from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
@@ -78,7 +79,11 @@ class Product:
         if not self.matrix:
             wants = values.join(self.spans)
             first, second = (expand(code, dims, wants) for code, dims in zip(self.factors, self.spans, strict=True))
-            code = compose("tl.sum({} * {}, {})", first, second, wants.index(self.over))
+            terms = compose("{} * {}", first.at(PRODUCT), second.at(PRODUCT), binds=PRODUCT)
+            if values.layout.blocked.invariant and self.sums.is_floating_point:
+                code = in_pairs(values.layout, terms, wants, self.over)
+            else:
+                code = compose("tl.sum({}, {})", terms, wants.index(self.over))
             return code if running is None else compose("{} + {}", running, code)
         inputs = [a, b, *([] if running is None else [running])]
         if self.precision:

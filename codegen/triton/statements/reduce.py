@@ -31,9 +31,11 @@ from fusion.codegen.triton.expressions.code import (
     listed,
 )
 from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.pairs import in_pairs
 from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.fixed_order import depends_on_order
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import HALVES, identity
 
@@ -120,8 +122,12 @@ def _reduced(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[D
     logical = fold.op in ("any", "all") and bool(over)
     if logical:
         codes = [compose("{}.to(tl.int32)", codes[0].at(ATOM))]
+    fixed = values.layout.blocked.invariant and depends_on_order(fold)
     for dim in sorted(over, key=dims.index, reverse=True):
-        codes = _reduce(values, fold, codes, dims.index(dim), depth)
+        if fixed:
+            codes = [in_pairs(values.layout, codes[0], dims, dim, product=fold.op == "prod")]
+        else:
+            codes = _reduce(values, fold, codes, dims.index(dim), depth)
         dims.remove(dim)
     code = compose("{} != 0", codes[0].at(COMPARE + 1), binds=COMPARE) if logical else codes[-1]
     return Tile(code, tuple(dims), depth, tiles[-1].narrow)

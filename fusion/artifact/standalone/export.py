@@ -19,7 +19,6 @@ from fusion.artifact.weights import pieces
 from fusion.codegen.c.launcher import callee_of
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.c.standalone.library import HEADER, library, runner_files
-from fusion.codegen.numerics import current
 from fusion.codegen.targets import TARGETS
 from fusion.lowering.errors import Unsupported
 from fusion.schedule.overrides import ONE_KERNEL, Overrides
@@ -67,7 +66,7 @@ def export_library(
     chosen = options_for(program, options)
     if chosen.target not in (None, "c"):
         raise Unsupported(f"a library is made by the target c, not by {chosen.target}")
-    target = TARGETS["c"](None, current(strict=chosen.exact))
+    target = TARGETS["c"](None, chosen.current_numerics)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
     made = compiled(whole, target, chosen, ALONE)
     if made.device.type != "cpu":

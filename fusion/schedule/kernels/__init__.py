@@ -23,11 +23,11 @@ from fusion.schedule.kernels.streamed import streamed_body
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     """Build the kernel of one cluster of computed nodes."""
     dependences, capabilities = prices.dependences, prices.capabilities
-    expanded = expand(dependences, cluster, hoists=not prices.capabilities.invariant)
+    expanded = expand(dependences, cluster, hoists=not capabilities.invariant)
     if cluster.space.streamed:
         axes, body = streamed_body(cluster, expanded)
         return finished(prices, cluster, axes, body, expanded)
-    parallel, reduced, expanded = kernel_axes(cluster, expanded)
+    parallel, reduced, expanded = kernel_axes(cluster, expanded, reorders=not capabilities.invariant)
     role = role_of(capabilities, expanded, cluster, reduced)
     parallel, reduced, expanded = canonical(parallel, reduced, expanded)
     body = body_of(expanded, parallel, reduced, role, follows=capabilities.follows)

@@ -18,8 +18,13 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
 
 
-def kernel_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
-    """Return the parallel and the reduced axes of a kernel, merged and in order, and the expansion over them."""
+def kernel_axes(
+    cluster: Cluster, expanded: Expanded, *, reorders: bool = True
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
+    """Return the parallel and the reduced axes of a kernel, merged and in order, and the expansion over them.
+
+    Without `reorders` the reduced axes stay in the order of the fold, which then adds in that order in any kernel.
+    """
     parallel, reduced = cluster.space.parallel, cluster.space.reduced
     if cluster.space.rigid:
         return parallel, reduced, expanded
@@ -33,7 +38,7 @@ def kernel_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...],
     offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
     accesses = [*offsets, *accesses_of(values)]
     parallel = order_by_stride(parallel, accesses)
-    reduced = order_by_stride(reduced, accesses_of(values))
+    reduced = order_by_stride(reduced, accesses_of(values)) if reorders else tuple(reduced)
     indices = [*offsets, *indices_of(values), *_points(expanded, parallel)]
     parallel, change = merge(parallel, indices)
     expanded = with_axes(expanded, change, parallel, reduced)
@@ -119,6 +124,8 @@ def role_of(capabilities: Capabilities, expanded: Expanded, cluster: Cluster, re
         return Role.LOOP
     if cluster.space.rigid or not length.is_Integer or length > capabilities.whole_limit:
         return Role.LOOP
+    if capabilities.invariant:
+        return Role.WHOLE
     is_heavy = _loads_along(expanded, reduced) * length > _HELD_LOADS * capabilities.whole_limit
     return Role.LOOP if is_heavy and _is_read_once(expanded, reduced) else Role.WHOLE
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Expr, Index, Load
-from fusion.lowering.indexing import invert, replace_axes, within
-from fusion.lowering.program import Compute, Extern, Map, Reduce, Scan, Scatter
+from fusion.lowering.indexing import invert, replace_axes, simplify, within
+from fusion.lowering.program import Axis, Compute, Extern, Map, Reduce, Scan, Scatter
+from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.legality.cluster import Cluster
 from fusion.schedule.iteration import contractions, scattered
 from fusion.schedule.iteration.dependences import Dependences
@@ -23,6 +24,7 @@ def refusal_of(
     """Return the first rule that the joined cluster breaks, which holds `moved` in the space of `target`."""
     return (
         _folds_stay_whole(dependences, joined, moved)
+        or (_folds_keep_their_order(dependences, joined, moved) if capabilities.invariant else None)
         or _folds_stay_inside(dependences, joined, moved)
         or (scattered.out_of_order(dependences, joined.places, joined.space) if capabilities.ordered else None)
         or _scans_stay_whole(dependences, joined)
@@ -64,6 +66,24 @@ def _covers_each_point_once(node: Reduce, placement: Placement, space: Space) ->
     values = [sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(over))]
     inverse = invert(places, values, [axis.size for axis in over], [axis.symbol for axis in axes], space.sizes)
     return inverse is not None and not inverse.free
+
+
+def _folds_keep_their_order(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
+    """Under batch-invariant numerics a fold visits its points in its own order, also beside others."""
+    number, sizes = _row_major(joined.space.reduced), joined.space.sizes
+    for member in moved.members:
+        node = dependences.node(member)
+        if isinstance(node, Reduce):
+            own = {axis.symbol: joined.places[member][axis.symbol] for axis in node.over}
+            if simplify(_row_major(node.over).xreplace(own), sizes) != simplify(number, sizes):
+                return "a reduction would visit its points in another order"
+    return None
+
+
+def _row_major(axes: Sequence[Axis]) -> sympy.Expr:
+    """Return the number of a point in row-major order."""
+    strides = contiguous_strides(tuple(axis.size for axis in axes))
+    return sympy.Add(*(axis.symbol * stride for axis, stride in zip(axes, strides, strict=True) if axis.size != 1))
 
 
 def _folds_stay_inside(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:

@@ -1,0 +1,55 @@
+"""Fixed order: how rows are summed and multiplied under batch-invariant numerics.
+
+The order in which `tl.sum` adds depends on the layout of its tile, which Triton chooses from everything else in the
+kernel, and so on fusion, on the number of rows and on the number of warps.  Under these numerics a sum is written as
+additions of two numbers each (`_sum_in_pairs` in `expressions/prelude.py`): no layout changes their order, and a sum of
+two numbers does not depend on theirs.  What is added to what follows from the length of a row:
+
+    up to HELD elements      the row is held whole, padded to a power of two
+    longer, or not known     a loop in steps of STEP elements, one accumulator for each, which are summed after it
+
+A product is computed by one shape of instruction whatever its rows: in blocks of ROWS or more rows by COLUMNS columns,
+with the same number of warps (four on sm_90, which multiply 64 rows together).  Blocks are not cut to the size of the
+result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusion.codegen.triton.blocks.config import extent
+from fusion.codegen.triton.blocks.dims import Blocked
+from fusion.codegen.triton.devices import Feature
+from fusion.lowering.kernel import Fold, Prefix, statements
+
+HELD, STEP = 1 << 12, 1 << 10
+
+ROWS, COLUMNS = 64, 64
+
+MOST_HELD = 1 << 15
+"""Elements of the columns that a program holds whole: 32 for each of 1024 threads."""
+
+
+def depends_on_order(fold: Fold) -> bool:
+    """Does the result of a fold without a product depend on the order in which its elements are combined?"""
+    return fold.op in ("sum", "prod") and fold.dtype.is_floating_point
+
+
+def shapes(known: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple[int, ...]]:
+    """Return those of `known` shapes, (m, n, k, …), that multiply by one instruction of the device.
+
+    On sm_90 four warps multiply twice as many rows by the same instruction, twice; elsewhere it may be another one.
+    """
+    many = extent(blocked.named("m").size) > ROWS and blocked.device.has(Feature.WARP_GROUPS)
+    return [shape for shape in known if shape[0] in (ROWS, 2 * ROWS * many) and shape[1] == COLUMNS]
+
+
+def refused(blocked: Blocked) -> str:
+    """Return why the order in a kernel would depend on what it computes besides; empty if it does not."""
+    every = list(statements(blocked.body))
+    folds = [stmt for stmt in every if isinstance(stmt, Fold)]
+    if blocked.contraction and len(folds) > 1:
+        return "under batch-invariant numerics a product is computed without other folds"
+    if any(isinstance(stmt, Prefix) for stmt in every) and any(map(depends_on_order, folds)):
+        return "under batch-invariant numerics a sum is computed in steps of its own, without a scan"
+    return ""
