@@ -312,12 +312,13 @@ def _number(arg: Expr) -> Load | None:
 def _settled(number: Expr) -> tuple[Expr, Expr]:
     """Return the conditions that an added number hides nothing, and that it changes nothing.
 
-    A number that is about the least one, or less, hides as minus infinity does, unless all numbers of its row are such.
+    A number that is about the least one, or less, hides as minus infinity does, unless all numbers of its row are such;
+    NaN hides nothing.
     """
     load = _number(number)
     assert load is not None, "called for what `_added` yields"
     least = const(0.9 * torch.finfo(load.dtype).min, load.dtype)
-    return make_op("gt", load, least), make_op("eq", load, const(0.0, load.dtype))
+    return make_op("not", make_op("le", load, least)), make_op("eq", load, const(0.0, load.dtype))
 
 
 def _with_parts(roots: Sequence[Expr], changed: Mapping[Expr, Expr], numbers: Mapping[Expr, Expr]) -> list[Expr]:

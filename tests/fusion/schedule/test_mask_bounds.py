@@ -82,6 +82,19 @@ def test_numbers_that_are_added(kind: str, biased: bool, hidden: float) -> None:
     assert torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0))
 
 
+def test_nan_is_added() -> None:
+    inputs, mask = drawn(200, 221), added(masks(200, 221)["causal"], torch.float32, INFINITE)
+    mask[30, 150], mask[40, 20], mask[50, 60] = torch.nan, torch.inf, -3e38
+
+    def with_added(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return (q @ k.mT + mask).softmax(-1) @ v
+
+    program = lowered(with_added, *inputs, mask)
+    (before,), (after,) = run_program(program, [*inputs, mask]), run_program(bounded(program), [*inputs, mask])
+    assert bool(before[:, 30].isnan().all()) and torch.equal(before.isnan(), after.isnan())
+    assert torch.equal(before.nan_to_num(7.0), after.nan_to_num(7.0))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_that_are_added_to_rows_along_memory(kind: str) -> None:
     inputs, mask = drawn(221, 200), added(masks(200, 221)[kind], torch.float32, INFINITE)
