@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 import torch
@@ -112,10 +112,12 @@ class Agreement:
     Attributes:
         values: a comparison for each value, in order.
         note: why there is no float64 run, and which regions run eagerly, so that nothing was compared; else empty.
+        reports: of the graphs that were compared.
     """
 
     values: tuple[Compared, ...]
     note: str = ""
+    reports: tuple[Report, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def agrees(self) -> bool:
@@ -128,10 +130,11 @@ class Agreement:
         return tuple(value for value in self.values if not value.agrees)
 
     def told(self, reports: Sequence[Report]) -> Agreement:
-        """Return this with a note about what was not compiled."""
+        """Return this with the reports of the graphs, and a note about what was not compiled."""
         eager = [f"{report.label} runs eagerly: {report.failure}" for report in reports if report.failure]
         nothing = [] if any(report.kernels for report in reports) else ["no kernel was generated"]
-        return replace(self, note="; ".join(filter(None, [self.note, *eager, *nothing])))
+        note = "; ".join(filter(None, [self.note, *eager, *nothing]))
+        return replace(self, note=note, reports=tuple(reports))
 
     def __str__(self) -> str:
         lines = [str(value) for value in self.values] or ["agrees: nothing was computed"]

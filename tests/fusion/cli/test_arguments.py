@@ -126,7 +126,7 @@ def test_every_command_that_compiles_refuses_wrong_settings(program, command, ar
         (["time", "--compare", "tvm"], "invalid choice: 'tvm'"),
         (["kernels", "--target", "metal"], "invalid choice: 'metal'"),
         (["explain", "--seed", "x"], "invalid int value: 'x'"),
-        (["kernels", "--html", "x"], "unrecognized arguments: --html"),
+        (["accuracy", "--html", "x"], "unrecognized arguments: --html"),
         (["ptx", "--train"], "unrecognized arguments: --train"),
     ],
 )
@@ -165,7 +165,8 @@ def test_unknown_architectures_are_refused_before_any_output(program, command, a
         (["--arch", "sm_90"], "--arch is for kernels that are generated ahead of time"),
         (["--target", "c", "--arch", "sm_90"], "the c target builds for this machine only"),
         (["--target", "c", "--train"], "--train does not go with --target"),
-        (["--target", "c", "--option", "numerics=strict"], "--option does not go with --target"),
+        (["--target", "c", "--option", "cudagraphs=yes"], "--option cudagraphs=yes does not go with --target"),
+        (["--target", "c", "--option", "target=c"], "--option target=c does not go with --target"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(program, words, message, capsys):
@@ -178,8 +179,36 @@ def test_ahead_of_time_commands_take_no_measurement(program, capsys):
     for word in ("--measure", "--verify", "--times", "--dynamic"):
         assert main([*words, word]) == 2
         assert f"{word} does not go with --target" in capsys.readouterr().err
-    assert main([*words, "--kwarg", "target=1"]) == 2
+    assert main([*words, "--kwarg", "target=1"]) == 2  # of the program, which takes none
     assert "the program failed" in capsys.readouterr().err
+
+
+COMPILED = {"--train", "--mode", "--dynamic", "--option"}
+TAKEN = {
+    "explain": {*COMPILED, "--target", "--arch", "--json", "--html"},
+    "kernels": {*COMPILED, "--target", "--arch", "--json", "--html"},
+    "ptx": {"--option", "--target", "--arch", "--json", "--html"},  # for inference, ahead of time
+    "accuracy": {*COMPILED, "--json"},  # `explain --verify --html` shows more
+    "bench": {*COMPILED, "--json", "--html"},
+    "verify": {*COMPILED, "--json", "--html"},
+    "bisect": {*COMPILED, "--json", "--html"},
+    "time": {*COMPILED, "--json", "--html"},
+    "doctor": {"--json"},
+    "calibrate": {"--json"},
+    "cache": {"--json"},
+    "demo": set[str](),
+    "completion": set[str](),
+}
+"""Which of these options each command takes: all those that mean something there."""
+
+
+def test_every_command_takes_the_options_that_mean_something_there():
+    asked = {option for options in TAKEN.values() for option in options}
+    taken = {
+        name: {word for action in parser._actions for word in action.option_strings} & asked
+        for name, parser in commands()
+    }
+    assert taken == TAKEN
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -23,7 +23,7 @@ from torch import nn
 
 import fusion
 from fusion.codegen.price import along
-from fusion.inspect.document.structure import Document, GraphEntry, OperationEntry, Place
+from fusion.inspect.document.structure import Document, FindingEntry, GraphEntry, OperationEntry, Place
 from fusion.inspect.page import SCRIPTS, frame_of, page_of
 from fusion.inspect.page.layout import layered
 from fusion.inspect.page.views import MOST, views_of
@@ -340,6 +340,17 @@ def test_every_tab_is_shown_without_an_error(page: str, tmp_path: Path) -> None:
     tabs = [f"go('graph', 0, '{when}'); document.querySelectorAll('.box').length" for when in ("before", "after")]
     found = opened(written(page, tmp_path), *tabs, *EVERYWHERE)
     assert found["messages"] == []
+
+
+@needs_browser
+@pytest.mark.slow
+def test_what_a_command_found_is_the_first_tab(document: Document, tmp_path: Path) -> None:
+    finding: FindingEntry = {"command": "verify", "good": False, "text": "DIFFERS: result\nnote: <b>none</b>"}
+    main = "document.getElementById('main').textContent"
+    tabs = "[...document.querySelectorAll('#tabs button')].map((tab) => tab.textContent)"
+    found = opened(written(page_of({**document, "finding": finding}), tmp_path), tabs, main, *EVERYWHERE)
+    assert found["results"][0][:2] == ["Verify", "Kernels"] and found["messages"] == []
+    assert found["results"][1] == "fusion verify: exit code 1DIFFERS: result\nnote: <b>none</b>"
 
 
 @needs_browser
