@@ -16,10 +16,10 @@ import fusion
 from fusion.cli.pages import write_page
 from fusion.cli.printed import print_json
 from fusion.cli.programs import Prepared, prepared
-from fusion.cli.waiting import waiting
 from fusion.codegen.price import along
 from fusion.inspect.graphs import DeviceReport
 from fusion.inspect.report import ExternReport, KernelReport
+from fusion.waiting import waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ from fusion.calibrate import lines
 from fusion.cli.pages import write_page
 from fusion.cli.printed import print_json
 from fusion.cli.programs import CommandError, Prepared, prepared
-from fusion.cli.waiting import waiting
 from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
 from fusion.codegen.targets import TARGETS
 from fusion.dumped.trace import passes_text
 from fusion.lowering.printer import format_bytes
 from fusion.options import Options
+from fusion.waiting import waiting
 
 
 def demo(arguments: argparse.Namespace) -> int:

@@ -11,11 +11,11 @@ import fusion
 from fusion.cli.pages import write_page
 from fusion.cli.printed import plain, print_json
 from fusion.cli.programs import prepared
-from fusion.cli.waiting import waiting
 from fusion.diagnosis.bisection import Bisection
 from fusion.diagnosis.bisection import bisect as bisected
 from fusion.diagnosis.verification import verify as verified
 from fusion.inspect.agreement import Agreement
+from fusion.waiting import waiting
 
 
 def verify(arguments: argparse.Namespace) -> int:

@@ -21,9 +21,9 @@ from fusion.cli.cold import empty_caches
 from fusion.cli.pages import write_page
 from fusion.cli.printed import print_json
 from fusion.cli.programs import CommandError, Prepared, prepared
-from fusion.cli.waiting import waiting
 from fusion.inspect.agreement import cotangent
 from fusion.lowering.errors import brief
+from fusion.waiting import waiting
 
 LEAST, MOST, ENOUGH = 5, 200, 2.0
 """Rounds at least and at most, and the seconds after which no more are started."""

@@ -1,21 +1,18 @@
-"""Arguments of the command line: what is refused, and how; help, completion and progress."""
+"""Arguments of the command line: what is refused, and how; help and completion."""
 
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fusion import cli
-from fusion.cli import main, waiting
+from fusion.cli import main
 from fusion.cli.arguments import TARGETS as NAMED
 
 
@@ -242,23 +239,6 @@ def test_bash_completes(program, line, expected, capsys):
     script += f"COMP_WORDS=({words}); COMP_CWORD={len(line) - 1}; _fusion; printf '%s\n' \"${{COMPREPLY[@]}}\"\n"
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True, cwd=Path(program).parent)
     assert {*done.stdout.split()} == expected
-
-
-def test_a_terminal_shows_what_is_waited_for(monkeypatch, capsys):
-    monkeypatch.setattr(waiting, "PATIENCE", 0.05)
-    with waiting.waiting("compiling"):
-        time.sleep(0.2)
-    assert not capsys.readouterr().err
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    log = logging.getLogger("fusion")
-    before = log.level, log.propagate, list(log.handlers)
-    with waiting.waiting("compiling"):
-        log.info("forward: 3 operations\nmore")
-        time.sleep(0.3)
-    shown = capsys.readouterr()
-    assert re.search(r"compiling, \d+ s; forward: 3 operations", shown.err) and not shown.out
-    assert shown.err.endswith("\r\033[K") and "more" not in shown.err
-    assert (log.level, log.propagate, list(log.handlers)) == before
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:

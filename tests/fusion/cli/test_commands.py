@@ -80,7 +80,7 @@ def test_a_page_says_that_results_differ(program, monkeypatch, tmp_path, capsys)
     plant(monkeypatch, " + 2.0f", " + 2.5f")
     torch._dynamo.reset()
     page = tmp_path / "report.html"
-    words = [f"{program}:scaled", "--shape", "9,133", "--shape", "133", "--option", "graph_cache=no"]
+    words = [f"{program}:scaled", "--shape", "9,134", "--shape", "134", "--option", "graph_cache=no"]
     for command in ("verify", "bisect"):
         assert main([command, *words, "--html", str(page)]) == 1
         assert '"finding":{"command":"' + command + '","good":false,' in page.read_text(encoding="utf-8")
