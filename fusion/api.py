@@ -320,8 +320,6 @@ def explain(
         TypeError: `program` cannot be called, or a setting is unknown or has the wrong type.
         ValueError: unknown mode, option or value of an option.
 
-    The function raises `NotComparable` if the program is to be verified, and draws random numbers.
-
     >>> import torch
     >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
     >>> len(found.kernels), found.traffic_after.read, found.traffic_after.written

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 import torch
-from torch._dynamo.decorators import skip_code
+from torch._dynamo.decorators import skip_code  # type: ignore[attr-defined]  # PyTorch exports what it imports
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -149,9 +149,11 @@ class Runs:
         args, kwargs: its arguments; tensors are copied for each run.
         tolerance: decides what agrees.
         gradients: whether backward runs too, from random cotangents, if a result requires gradients.
+        random: whether results may differ from seed to seed; these are then not compared.
 
     Raises:
-        NotComparable: eager runs with different seeds differ, or there is no float64 run that is the reference.
+        NotComparable: eager runs with different seeds differ and may not, or there is no float64 run, which is the
+            reference.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class Runs:
         tolerance: Tolerance = Tolerance(),
         *,
         gradients: bool = True,
+        random: bool = False,
     ) -> None:
         given = pytree.tree_map_only(torch.Tensor, _leaf, (tuple(args), dict(kwargs or {})))
         self._program, self._given = program, cast("Given", given)
@@ -171,7 +174,14 @@ class Runs:
         self.exact, self.note = self._in_float64()
         if tolerance.is_given and tolerance.against == "float64" and self.exact is None:
             raise NotComparable(self.note, hint="compare it with eager")
-        self._refuse_random()
+        drawn = self._drawn()
+        if drawn and not random:
+            message = f"the program draws random numbers: its {drawn[0]} differs from seed to seed in eager"
+            raise NotComparable(message, hint="compare it in eval mode, or without dropout")
+        if drawn:
+            what = f"{drawn[0]}{f' and {len(drawn) - 1} others' * (len(drawn) > 1)}"
+            self.note = "; ".join(filter(None, [self.note, f"not compared with eager, as it is random: {what}"]))
+        self._random = frozenset(drawn)
 
     def run(self, compiled: Callable[[Program], Program], *, seed: int = SEED) -> Values:
         """Run what `compiled` makes of the program, and return its values."""
@@ -228,20 +238,18 @@ class Runs:
             return None, f"in float64 the program still computes in other dtypes ({', '.join(narrow[:3])})"
         return exact, ""
 
-    def _refuse_random(self) -> None:
+    def _drawn(self) -> list[str]:
+        """Return the names of the values that differ from seed to seed in eager."""
         other = self.run(lambda program: program, seed=SEED + 1)
-        for name, value in self.eager.items():
-            if name in other and not _same_numbers(value, other[name]):
-                raise NotComparable(
-                    f"the program draws random numbers: its {name} differs from seed to seed in eager",
-                    hint="compare it in eval mode, or without dropout",
-                )
+        return [name for name, value in self.eager.items() if name in other and not _same_numbers(value, other[name])]
 
     def _compared(self, values: Values, tolerance: Tolerance) -> Iterator[Compared]:
         for name, expected in self.eager.items():
             if name not in values:
                 yield Compared(name, math.inf, fault="it is missing")
-            elif self._is_unchanged(name, expected) and self._is_unchanged(name, values[name]):
+            elif name in self._random or (
+                self._is_unchanged(name, expected) and self._is_unchanged(name, values[name])
+            ):
                 continue
             elif not isinstance(expected, torch.Tensor):
                 same = values[name] == expected
