@@ -144,3 +144,34 @@ def test_a_gpu_has_one_architecture(tmp_path: Path) -> None:
         saved(torch.relu, tmp_path, torch.ones(3), device="cuda", arch=("sm_80", "sm_90"))
     with pytest.raises(fusion.Unsupported, match="programs on xpu are not saved"):
         saved(torch.relu, tmp_path, torch.ones(3), device="xpu")
+
+
+def test_what_cannot_be_traced_again_is_refused_with_the_line_of_the_program(tmp_path: Path) -> None:
+    fails: list[bool] = []
+
+    @torch.library.custom_op("fusion_tests::traced_once", mutates_args=())
+    def traced_once(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @traced_once.register_fake
+    def shape_of(x: Tensor) -> Tensor:
+        if fails:
+            raise RuntimeError("expected to contain only concrete integers")
+        return torch.empty_like(x)
+
+    exported = torch.export.export(_Calling(traced_once), (torch.ones(3),))
+    fails.append(True)
+    with pytest.raises(fusion.Unsupported, match="only concrete integers") as refused:
+        fusion.save(exported, tmp_path / "program.fusion")
+    assert "test_refusals.py" in str(refused.value) and "fusion_tests.traced_once" in str(refused.value)
+
+
+class _Calling(nn.Module):
+    """Calls an operation."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operation(x) + 1

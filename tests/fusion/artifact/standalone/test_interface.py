@@ -47,8 +47,8 @@ def test_the_files(path: Path) -> None:
 
 def test_the_signature(path: Path) -> None:
     library = Library(path)
-    size = library.conditions[0].removeprefix("2 <= ")
-    assert library.conditions == [f"2 <= {size}", f"{size} <= 64"]
+    size = library.conditions[0].removeprefix("1 <= ")
+    assert library.conditions == [f"1 <= {size}", f"{size} <= 64"]
     assert library.described("input") == [f"x: torch.float32[{size}, 6]"]
     assert library.described("output") == [
         f"result['scores']: torch.float32[{size}, 5]",
@@ -71,7 +71,7 @@ def test_buffers_that_are_changed_are_those_of_one_model(path: Path) -> None:
         (torch.randn(4, 7), r"x has shape \[4, 7\], and the program is for \[\w+, 6\]"),
         (torch.randn(6), r"x has shape \[6\], and the program is for \[\w+, 6\]"),
         (torch.randn(65, 6), r"the program is for sizes with \w+ <= 64, and \w+ = 65"),
-        (torch.randn(1, 6), r"the program is for sizes with 2 <= \w+, and \w+ = 1"),
+        (torch.randn(0, 6), r"the program is for sizes with 1 <= \w+, and \w+ = 0"),
         (torch.randn(4, 6).double(), "x is of float64, and the program is for float32"),
         (torch.randn(4, 6).bfloat16(), "x is of bfloat16, and the program is for float32"),
     ],
