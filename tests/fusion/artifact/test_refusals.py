@@ -1,9 +1,7 @@
-"""Programs that are not saved are refused with a reason; one for a GPU is saved, and refused where it is loaded."""
+"""Programs that are not saved are refused with a reason."""
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fusion
-from fusion.artifact.container import unpack
-from fusion.artifact.weights import bytes_of
 from tests.fusion.artifact.saving import assert_like_eager, saved
 
 
@@ -122,21 +118,6 @@ def test_a_registered_type_is_returned_where_it_is_registered(tmp_path: Path) ->
 
 
 # GPUs -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_program_for_a_gpu_is_saved_without_one_and_refused_by_load(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    path, model = tmp_path / "model.fusion", nn.Sequential(nn.GELU(), nn.LayerNorm(64)).half()
-    fusion.save(model, path, inputs=(torch.randn(8, 64).half(),), device="cuda", arch="sm_90")
-    manifest, members = unpack(path)
-    assert manifest["device"] == "cuda" and manifest["architectures"] == {"sm_90": ["cuda", "sm_90"]}
-    (kernel,) = manifest["kernels"]
-    assert bytes(bytes_of(members[kernel["objects"]["sm_90"]])).startswith(b"\x7fELF")
-    assert b"@triton.jit" in bytes(bytes_of(members[kernel["source"]])) and kernel["launch"]["num_warps"] > 0
-    with zipfile.ZipFile(path) as archive:
-        assert "empty_cuda" in {step.get("function") for step in json.loads(archive.read("steps.json"))}
-    with pytest.raises(fusion.Unsupported, match="kernels that the triton target has compiled are not loaded"):
-        fusion.load(path)
 
 
 def test_a_gpu_has_one_architecture(tmp_path: Path) -> None:
