@@ -54,12 +54,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter or buffer: the name of a tensor in a file of safetensors, and the layout that kernels read."""
+    """A parameter or buffer: the name of a tensor in a file of safetensors, and the layout that kernels read.
+
+    `check` is the CRC-32 of its elements in the file.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    check: int
     changed: bool = False
 
 

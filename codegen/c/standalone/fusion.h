@@ -77,7 +77,8 @@ typedef struct {
 } fusion_tensor;
 
 /* Opens the program with the parameters and buffers in a file of safetensors, which is mapped into memory and must not
-   be changed while the model is open.  NULL: the file that was written beside the library.  Returns NULL on failure. */
+   be changed while the model is open.  NULL: the file that was written beside the library, in which each tensor must have
+   the numbers that it was exported with; other files may have others.  Returns NULL on failure. */
 FUSION_API fusion_model *fusion_open(const char *weights);
 
 FUSION_API void fusion_close(fusion_model *model);

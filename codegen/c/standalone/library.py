@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 HEADER = "fusion.h"
 """The interface of every library."""
 
-_RUNNER = ("layouts.c", "model.c", "run.c", "weights.c", "program.h", "runner.h", HEADER)
+_RUNNER = ("checks.c", "layouts.c", "model.c", "run.c", "weights.c", "program.h", "runner.h", HEADER)
 
 
 @lru_cache(maxsize=1)

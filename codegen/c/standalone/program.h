@@ -16,12 +16,13 @@ struct fusion_size {
     int64_t times, plus;
 };
 
-/* A parameter or buffer: the layout that kernels read, and the name of the tensor in the file. */
+/* A parameter or buffer: the layout that kernels read, the name of the tensor in the file, and the sum of its bytes. */
 struct fusion_weight {
     const char *name, *dtype;
     int item, ndim;
     const int64_t *shape, *strides;
     int changed;
+    uint32_t check;
 };
 
 /* Memory pointers: of the weights, then of the inputs, then of the outputs. */

@@ -253,7 +253,8 @@ def _weight(number: int, weight: Weight) -> str:
     if weight.dtype not in _STORED:
         raise Unsupported(f"weights of {weight.dtype} have no form in a file of safetensors")
     layout = f"{weight.dtype.itemsize}, {len(weight.shape)}, shape_{number}, strides_{number}"
-    return f"{{{_quoted(weight.name)}, {_quoted(_STORED[weight.dtype])}, {layout}, {int(weight.changed)}}}"
+    name, dtype, check = _quoted(weight.name), _quoted(_STORED[weight.dtype]), f"{weight.check:#010x}u"
+    return f"{{{name}, {dtype}, {layout}, {int(weight.changed)}, {check}}}"
 
 
 __all__ = ["kernel_text", "program_text"]

@@ -39,6 +39,9 @@ void fusion_unmap(struct fusion_file *file);
 /* Finds a tensor by name and checks its dtype and shape; returns NULL, with an error, if there is none. */
 char *fusion_find(const struct fusion_file *file, const struct fusion_weight *weight);
 
+/* Returns the CRC-32 of some bytes. */
+uint32_t fusion_sum(const char *start, int64_t bytes);
+
 /* Returns memory for a run, which the run gives back; NULL, with an error, if there is none. */
 struct workspace *fusion_taken(fusion_model *model, int64_t bytes);
 void fusion_give_back(fusion_model *model, struct workspace *workspace);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 import sympy
 import torch
@@ -126,7 +127,9 @@ class _Describer:
                 place = Place(Memory.WEIGHT, len(self.weights))
                 self.state.setdefault(stored, weight.tensor)
                 layout = tuple(weight.tensor.shape), tuple(weight.tensor.stride())
-                self.weights.append(Weight(stored, weight.tensor.dtype, *layout, changed))
+                written = self.state[stored].contiguous()
+                check = crc32(bytes_of(written)) if written.nbytes else 0
+                self.weights.append(Weight(stored, weight.tensor.dtype, *layout, check, changed))
             self.inputs[number] = place
         for number in range(first, len(self.lowered.inputs)):
             self.inputs[number] = Place(Memory.INPUT, number - first)
