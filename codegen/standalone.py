@@ -110,6 +110,25 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """A product of matrices, or of several, by the BLAS that is linked.
+
+    Attributes:
+        sizes: the number of products, rows, columns, and the terms of each sum.
+        strides: of the product, the row and the column: of the left matrix, of the right one, and of the result.
+        adds: whether it is added to what is there.
+    """
+
+    left: Place
+    right: Place
+    to: Place
+    sizes: tuple[Text, Text, Text, Text]
+    strides: tuple[Text, ...]
+    item: int
+    adds: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Standalone:
     """A program.
 
@@ -129,7 +148,7 @@ class Standalone:
     slots: tuple[tuple[Text, ...], ...]
     constants: tuple[bytes, ...]
     sources: tuple[Source, ...]
-    steps: tuple[Launch | Copy, ...]
+    steps: tuple[Launch | Copy | Product, ...]
 
 
-__all__ = ["Copy", "Launch", "Memory", "Place", "Size", "Source", "Standalone", "Tensor", "Text", "Weight"]
+__all__ = ["Copy", "Launch", "Memory", "Place", "Product", "Size", "Source", "Standalone", "Tensor", "Text", "Weight"]

@@ -52,6 +52,10 @@ extern const struct fusion_program fusion_program;
 void fusion_copy(int ndim, const int64_t *shape, int item, char *to, const int64_t *to_strides, const char *from,
                  const int64_t *from_strides);
 
+/* Computes products of matrices of floats or doubles: their number, rows, columns and terms, and nine strides. */
+void fusion_product(int item, const int64_t *sizes, const int64_t *steps, const char *left, const char *right, char *to,
+                    int adds);
+
 static inline int64_t fusion_floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 static inline int64_t fusion_mod(int64_t a, int64_t b) { return a - fusion_floor_div(a, b) * b; }
 static inline int64_t fusion_max(int64_t a, int64_t b) { return a > b ? a : b; }

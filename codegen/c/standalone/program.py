@@ -12,7 +12,7 @@ import torch
 
 from fusion.codegen.c.standalone.sizes import size_code
 from fusion.codegen.c.text.nest import indented
-from fusion.codegen.standalone import Copy, Launch, Memory, Place, Source, Standalone, Tensor, Weight
+from fusion.codegen.standalone import Copy, Launch, Memory, Place, Product, Source, Standalone, Tensor, Weight
 from fusion.lowering.errors import Unsupported
 
 _CODES: dict[torch.dtype, tuple[int, int]] = {
@@ -154,13 +154,20 @@ class _Writer:
         body = ["int64_t slots[SLOTS + 1];", "places(sizes, slots);", "return slots[SLOTS];"]
         yield from _function("int64_t workspace_of(const int64_t *sizes)", body)
 
-    def _step(self, step: Launch | Copy) -> Iterator[str]:
+    def _step(self, step: Launch | Copy | Product) -> Iterator[str]:
         if isinstance(step, Launch):
             given = [*map(self._place, step.operands), *map(self.size, step.sizes), "threads"]
             yield f"*where = {_quoted(step.where)};"
             yield f"if ((wrong = {_kernel(step.kernel)}({', '.join(given)})) != 0) return wrong;"
             return
         yield "{"
+        if isinstance(step, Product):
+            for name, numbers in (("extents", step.sizes), ("steps", step.strides)):
+                yield f"    const int64_t {name}[] = {{{', '.join(map(self.size, numbers))}}};"
+            places = ", ".join(map(self._place, (step.left, step.right, step.to)))
+            yield f"    fusion_product({step.item}, extents, steps, {places}, {int(step.adds)});"
+            yield "}"
+            return
         layouts = (("shape", step.shape), ("to", step.to_strides), ("from", step.source_strides))
         for name, numbers in layouts:
             yield f"    const int64_t {name}[] = {{{', '.join([*map(self.size, numbers), '0'])}}};"

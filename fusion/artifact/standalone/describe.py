@@ -17,13 +17,14 @@ from fusion.artifact.ahead import Compiled
 from fusion.artifact.capture import Captured
 from fusion.artifact.signature import Signature
 from fusion.artifact.standalone.memory import Alive, planned
+from fusion.artifact.standalone.products import Called, product_of
 from fusion.artifact.standalone.sizes import size_text
 from fusion.artifact.state import identity, refuse_shared_memory
 from fusion.artifact.trees import described, result_names
 from fusion.artifact.values import Json
 from fusion.artifact.weights import bytes_of
 from fusion.codegen.binary import Callee
-from fusion.codegen.standalone import Copy, Launch, Memory, Place, Size, Source, Standalone, Tensor, Weight
+from fusion.codegen.standalone import Copy, Launch, Memory, Place, Product, Size, Source, Standalone, Tensor, Weight
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.division import ZERO
 from fusion.lowering.errors import Unsupported
@@ -47,24 +48,30 @@ class _Start:
 
 
 def standalone(
-    program: Captured, made: Compiled, callees: Mapping[Kernel, Callee], weights_file: str
+    program: Captured,
+    made: Compiled,
+    callees: Mapping[Kernel, Callee],
+    weights_file: str,
+    *,
+    has_blas: bool = False,
 ) -> tuple[Standalone, dict[str, torch.Tensor]]:
     """Return the description of a program, and the weights that it reads from a file.
 
     Args:
         callees: kernel → how its function is called, for all kernels that launch something.
         weights_file: the name of that file.
+        has_blas: whether products may be calls of BLAS.
 
     Raises:
         Unsupported: it has a step, a result or a size that a library cannot do; the message lists them.
     """
-    return _Describer(program, made, callees).described(weights_file)
+    return _Describer(program, made, callees, has_blas=has_blas).described(weights_file)
 
 
 class _Describer:
     """The description under construction: `starts` has the root of each buffer, `places` where roots lie."""
 
-    def __init__(self, program: Captured, made: Compiled, callees: Mapping[Kernel, Callee]) -> None:
+    def __init__(self, program: Captured, made: Compiled, callees: Mapping[Kernel, Callee], *, has_blas: bool) -> None:
         self.program, self.made, self.lowered = program, made, made.schedule.program
         self.signature = Signature(program, made, ())
         self.names = self.signature.names
@@ -76,6 +83,9 @@ class _Describer:
         self.starts: dict[str, _Start] = {}
         self.places: dict[str, Place] = {}
         self.inputs: dict[int, Place] = {}
+        calls = [step for step in made.schedule.steps if has_blas and isinstance(step, Extern)]
+        found = ((call, product_of(call, self.lowered.buffers)) for call in calls)
+        self.products = {id(call): product for call, product in found if product is not None}
 
     def described(self, weights_file: str) -> tuple[Standalone, dict[str, torch.Tensor]]:
         self._refuse_calls()
@@ -105,7 +115,7 @@ class _Describer:
         refused = {
             f"{call.name} ({call.reason})" if isinstance(call, Extern) and call.reason else call.name: None
             for call in calls
-            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES)
+            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES or id(call) in self.products)
         }
         if refused:
             raise Unsupported(
@@ -189,6 +199,9 @@ class _Describer:
                     for out, begin in zip(step.outs, begins, strict=True)
                     if out is not None
                 )
+            elif id(step) in self.products:
+                out = self.products[id(step)].out
+                self.starts[out] = _Start(out)
             elif isinstance(step, Extern):
                 targets = step.overwrites
                 self.starts.update(
@@ -251,6 +264,8 @@ class _Describer:
         for number, step in enumerate(self.made.schedule.steps):
             if isinstance(step, KernelCall):
                 first.update((name, number) for name in step.written)
+            elif id(step) in self.products:
+                first[self.products[id(step)].out] = number
             names = step.buffers if isinstance(step, KernelCall) else step.reads
             last.update((self.starts[name].root, number) for name in names)
         returned = (self.starts[out.name].root for out in self.lowered.outputs if isinstance(out, BufferRef))
@@ -266,16 +281,35 @@ class _Describer:
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def _step(self, step: object) -> Iterator[Launch | Copy]:
+    def _step(self, step: object) -> Iterator[Launch | Copy | Product]:
         if isinstance(step, KernelCall) and step.kernel in self.kernels:
             lines = [*dict.fromkeys(origin.line for origin in step.origins if origin.line)]
             where = f"{step.kernel.name} ({', '.join(lines)})" if lines else step.kernel.name
             operands = tuple(self._place(name) for name in step.buffers)
             yield Launch(self.kernels[step.kernel], operands, tuple(map(self._text, step.kernel.sizes)), where)
+        elif id(step) in self.products:
+            yield from self._product(self.products[id(step)])
         elif isinstance(step, Extern) and step.target in COPIES:
             ends = (arg if isinstance(arg, (list, tuple)) else [arg] for arg in step.args[:2])
             for target, source in zip(*ends, strict=True):
                 yield self._copy(target, source)
+
+    def _product(self, product: Called) -> Iterator[Copy | Product]:
+        """Yield a product by BLAS, after the copy of what it is added to."""
+        left, right, out = (self.lowered.buffers[name] for name in (product.left, product.right, product.out))
+        if product.added is not None:
+            added = self.lowered.buffers[product.added]
+            missing = len(out.shape) - len(added.shape)
+            steps = (0 if size == 1 else step for size, step in zip(added.shape, added.strides, strict=True))
+            strides = (*["0"] * missing, *(self._text(sympy.sympify(step)) for step in steps))
+            layout = tuple(map(self._text, out.strides)), tuple(map(self._text, out.shape))
+            yield Copy(self._place(product.added), strides, self._place(product.out), *layout, out.dtype.itemsize)
+        batch = [self._text(size) for size in out.shape[:-2]] or ["1"]
+        (rows, columns), inner = map(self._text, out.shape[-2:]), self._text(left.shape[-1])
+        whole = (["0"] * (3 - len(each.strides)) + [*map(self._text, each.strides)] for each in (left, right, out))
+        places = self._place(product.left), self._place(product.right), self._place(product.out)
+        sizes, strides_of = (batch[0], rows, columns, inner), tuple(step for each in whole for step in each)
+        yield Product(*places, sizes, strides_of, out.dtype.itemsize, product.added is not None)
 
     def _copy(self, target: object, source: object) -> Copy:
         assert isinstance(target, BufferRef) and isinstance(source, BufferRef)
