@@ -129,6 +129,13 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
+class Seed:
+    """A seed of 64 bits, drawn anew at each run from the generator of the model."""
+
+    to: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Standalone:
     """A program.
 
@@ -148,7 +155,20 @@ class Standalone:
     slots: tuple[tuple[Text, ...], ...]
     constants: tuple[bytes, ...]
     sources: tuple[Source, ...]
-    steps: tuple[Launch | Copy | Product, ...]
+    steps: tuple[Launch | Copy | Product | Seed, ...]
 
 
-__all__ = ["Copy", "Launch", "Memory", "Place", "Product", "Size", "Source", "Standalone", "Tensor", "Text", "Weight"]
+__all__ = [
+    "Copy",
+    "Launch",
+    "Memory",
+    "Place",
+    "Product",
+    "Seed",
+    "Size",
+    "Source",
+    "Standalone",
+    "Tensor",
+    "Text",
+    "Weight",
+]

@@ -98,6 +98,10 @@ FUSION_API const char *fusion_error(void);
 /* Sets the number of threads of later runs, from 1.  By default they are as many as OpenMP says, or 1 without it. */
 FUSION_API void fusion_set_threads(fusion_model *model, int threads);
 
+/* Sets the seed of random numbers: the runs that follow draw the same ones after the same seed.  A model begins with 0.
+   Runs that begin at the same time in several threads share out the numbers in either order. */
+FUSION_API void fusion_seed(fusion_model *model, uint64_t seed);
+
 /* The signature. */
 FUSION_API int fusion_input_count(void);
 FUSION_API int fusion_output_count(void);

@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent
 HEADER = "fusion.h"
 """The interface of every library."""
 
-_RUNNER = ("checks.c", "layouts.c", "model.c", "run.c", "weights.c", "program.h", "runner.h", HEADER)
+_RUNNER = ("checks.c", "layouts.c", "model.c", "random.c", "run.c", "weights.c", "program.h", "runner.h", HEADER)
 
 PRODUCTS = "products.c"
 """Calls a BLAS."""

@@ -12,7 +12,7 @@ import torch
 
 from fusion.codegen.c.standalone.sizes import size_code
 from fusion.codegen.c.text.nest import indented
-from fusion.codegen.standalone import Copy, Launch, Memory, Place, Product, Source, Standalone, Tensor, Weight
+from fusion.codegen.standalone import Copy, Launch, Memory, Place, Product, Seed, Source, Standalone, Tensor, Weight
 from fusion.lowering.errors import Unsupported
 
 _CODES: dict[torch.dtype, tuple[int, int]] = {
@@ -137,10 +137,13 @@ class _Writer:
             "void layouts(const int64_t *sizes, int64_t *numbers)", ["(void)sizes, (void)numbers;", *lines]
         )
         yield from self._slots()
-        head = "int run(const int64_t *sizes, char *const *memory, char *workspace, int threads, const char **where)"
+        head = (
+            "int run(const int64_t *sizes, char *const *memory, char *workspace, int threads, uint64_t *random,"
+            " const char **where)"
+        )
         steps = [line for step in program.steps for line in self._step(step)]
         before = ["int64_t slots[SLOTS + 1];", "int wrong = 0;", "places(sizes, slots);"]
-        unused = "(void)memory, (void)workspace, (void)threads, (void)where;"
+        unused = "(void)memory, (void)workspace, (void)threads, (void)random, (void)where;"
         yield from _function(head, [unused, *before, *steps, "return wrong;"])
 
     def _slots(self) -> Iterator[str]:
@@ -154,11 +157,14 @@ class _Writer:
         body = ["int64_t slots[SLOTS + 1];", "places(sizes, slots);", "return slots[SLOTS];"]
         yield from _function("int64_t workspace_of(const int64_t *sizes)", body)
 
-    def _step(self, step: Launch | Copy | Product) -> Iterator[str]:
+    def _step(self, step: Launch | Copy | Product | Seed) -> Iterator[str]:
         if isinstance(step, Launch):
             given = [*map(self._place, step.operands), *map(self.size, step.sizes), "threads"]
             yield f"*where = {_quoted(step.where)};"
             yield f"if ((wrong = {_kernel(step.kernel)}({', '.join(given)})) != 0) return wrong;"
+            return
+        if isinstance(step, Seed):
+            yield f"fusion_draw(random, {self._place(step.to)});"
             return
         yield "{"
         if isinstance(step, Product):

@@ -25,6 +25,7 @@ struct fusion_model {
     char **weights;
     char **owned; /* weights in another layout than in the file */
     int threads, changes;
+    uint64_t seed, runs; /* of the generator, and how often it was used */
     pthread_mutex_t lock; /* of the list of workspaces */
     pthread_mutex_t running; /* of a program that changes its weights */
     struct workspace *spare;
@@ -41,6 +42,9 @@ char *fusion_find(const struct fusion_file *file, const struct fusion_weight *we
 
 /* Returns the CRC-32 of some bytes. */
 uint32_t fusion_sum(const char *start, int64_t bytes);
+
+/* Returns the state of a generator for one run. */
+uint64_t fusion_random(fusion_model *model);
 
 /* Returns memory for a run, which the run gives back; NULL, with an error, if there is none. */
 struct workspace *fusion_taken(fusion_model *model, int64_t bytes);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 from zlib import crc32
 
 import sympy
@@ -24,12 +25,25 @@ from fusion.artifact.trees import described, result_names
 from fusion.artifact.values import Json
 from fusion.artifact.weights import bytes_of
 from fusion.codegen.binary import Callee
-from fusion.codegen.standalone import Copy, Launch, Memory, Place, Product, Size, Source, Standalone, Tensor, Weight
+from fusion.codegen.standalone import (
+    Copy,
+    Launch,
+    Memory,
+    Place,
+    Product,
+    Seed,
+    Size,
+    Source,
+    Standalone,
+    Tensor,
+    Weight,
+)
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.division import ZERO
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Buffer, BufferRef, Extern
+from fusion.lowering.seeded import LIMITS
 from fusion.runtime.views import starts
 from fusion.schedule.kernels import KernelCall
 
@@ -86,6 +100,7 @@ class _Describer:
         calls = [step for step in made.schedule.steps if has_blas and isinstance(step, Extern)]
         found = ((call, product_of(call, self.lowered.buffers)) for call in calls)
         self.products = {id(call): product for call, product in found if product is not None}
+        self.seeds = {id(step): step.outs[0] for step in made.schedule.steps if _is_seed(step)}
 
     def described(self, weights_file: str) -> tuple[Standalone, dict[str, torch.Tensor]]:
         self._refuse_calls()
@@ -115,7 +130,7 @@ class _Describer:
         refused = {
             f"{call.name} ({call.reason})" if isinstance(call, Extern) and call.reason else call.name: None
             for call in calls
-            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES or id(call) in self.products)
+            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES or self._made_by(call))
         }
         if refused:
             raise Unsupported(
@@ -199,9 +214,8 @@ class _Describer:
                     for out, begin in zip(step.outs, begins, strict=True)
                     if out is not None
                 )
-            elif id(step) in self.products:
-                out = self.products[id(step)].out
-                self.starts[out] = _Start(out)
+            elif (made := self._made_by(step)) is not None:
+                self.starts[made] = _Start(made)
             elif isinstance(step, Extern):
                 targets = step.overwrites
                 self.starts.update(
@@ -264,8 +278,8 @@ class _Describer:
         for number, step in enumerate(self.made.schedule.steps):
             if isinstance(step, KernelCall):
                 first.update((name, number) for name in step.written)
-            elif id(step) in self.products:
-                first[self.products[id(step)].out] = number
+            elif (made := self._made_by(step)) is not None:
+                first[made] = number
             names = step.buffers if isinstance(step, KernelCall) else step.reads
             last.update((self.starts[name].root, number) for name in names)
         returned = (self.starts[out.name].root for out in self.lowered.outputs if isinstance(out, BufferRef))
@@ -281,7 +295,11 @@ class _Describer:
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def _step(self, step: object) -> Iterator[Launch | Copy | Product]:
+    def _made_by(self, step: object) -> str | None:
+        """Return the tensor that a product or a seed writes."""
+        return self.products[id(step)].out if id(step) in self.products else self.seeds.get(id(step))
+
+    def _step(self, step: object) -> Iterator[Launch | Copy | Product | Seed]:
         if isinstance(step, KernelCall) and step.kernel in self.kernels:
             lines = [*dict.fromkeys(origin.line for origin in step.origins if origin.line)]
             where = f"{step.kernel.name} ({', '.join(lines)})" if lines else step.kernel.name
@@ -289,6 +307,8 @@ class _Describer:
             yield Launch(self.kernels[step.kernel], operands, tuple(map(self._text, step.kernel.sizes)), where)
         elif id(step) in self.products:
             yield from self._product(self.products[id(step)])
+        elif (seed := self.seeds.get(id(step))) is not None:
+            yield Seed(self._place(seed))
         elif isinstance(step, Extern) and step.target in COPIES:
             ends = (arg if isinstance(arg, (list, tuple)) else [arg] for arg in step.args[:2])
             for target, source in zip(*ends, strict=True):
@@ -333,6 +353,11 @@ class _Describer:
         if isinstance(size, torch.SymInt):
             return self._text(size.node.expr)
         return str(size)
+
+
+def _is_seed(step: object) -> TypeGuard[Extern]:
+    """Return whether a call draws the seed of a kernel's random numbers."""
+    return isinstance(step, Extern) and step.target is aten.randint.low and step.args == (*LIMITS, [])
 
 
 def _packed(shape: Sequence[str]) -> tuple[str, ...]:
