@@ -2,7 +2,7 @@
 
 A target compiles a kernel for an architecture (`Target.binary`), with or without the hardware.  A `Loader` launches it
 in a process that has neither the kernel nor the compiler.  `LOADERS` lists the targets that have one; they are imported
-at their first use, and import no IR.
+at their first use; that of C imports no IR.
 """
 
 from __future__ import annotations
@@ -44,12 +44,35 @@ class Binary:
         content: the object.
         needs: what a machine needs to run it, such as "x86_64" and "avx2".
         launch: what a launch has to know besides, such as the number of warps.
+        carried: what the target's tools have to find so as to compile nothing where it runs; empty if that is nothing.
     """
 
     callee: Callee
     suffix: str
     content: bytes
     needs: tuple[str, ...]
+    launch: Mapping[str, int] = field(default_factory=dict)
+    carried: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A kernel as a file holds it.
+
+    Attributes:
+        callee: how it is launched.
+        source: its source.
+        content, carried, launch: of its `Binary`; empty where there is none for this machine.
+        kernel: reads the kernel, for which the IRs are imported; raises a ValueError if the file does not hold it.
+        failed: returns the error for a check that failed.
+    """
+
+    callee: Callee
+    source: str
+    kernel: Callable[[], object]
+    failed: Failed
+    content: bytes = b""
+    carried: bytes = b""
     launch: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -59,22 +82,25 @@ class Loader(Protocol):
     def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
         """Return which of `needs` this machine does not have."""
 
-    def load(self, callee: Callee, content: bytes, failed: Failed) -> Callable[..., None]:
+    def load(self, stored: Stored) -> Callable[..., None]:
         """Load an object, and return its launcher.
 
         Raises:
             OSError: it is not an object that this machine loads; also AttributeError.
         """
 
-    def rebuild(self, callee: Callee, source: str, failed: Failed) -> Callable[..., None]:
-        """Compile `source` for this machine, or take what was compiled before, and return its launcher.
+    def rebuild(self, stored: Stored) -> Callable[..., None]:
+        """Compile the source for this machine, or take what was compiled before, and return its launcher.
 
         Raises:
             BuildError: no compiler, or its message.
         """
 
 
-LOADERS: Mapping[str, tuple[str, str]] = {"c": ("fusion.codegen.c.stored", "LOADER")}
+LOADERS: Mapping[str, tuple[str, str]] = {
+    "c": ("fusion.codegen.c.stored", "LOADER"),
+    "triton": ("fusion.codegen.triton.stored", "LOADER"),
+}
 """Target → the module and the name of its loader."""
 
 
@@ -94,4 +120,4 @@ def loader_of(target: str) -> Loader:
     return loader
 
 
-__all__ = ["LOADERS", "Arguments", "Binary", "Callee", "Failed", "Loader", "loader_of"]
+__all__ = ["LOADERS", "Arguments", "Binary", "Callee", "Failed", "Loader", "Stored", "loader_of"]

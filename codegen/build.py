@@ -46,6 +46,10 @@ class Building:
         self._futures = {kernel: each.built for kernel, each in begun.items()}
         self.sources = {kernel: each.source for kernel, each in begun.items()}
 
+    def __str__(self) -> str:
+        """Say how much of it is done: "7 of 31"."""
+        return f"{sum(future.done() for future in self._futures.values())} of {len(self._futures)}"
+
     def wait(self) -> dict[Kernel, Built]:
         """Wait for all kernels and return them.
 

@@ -54,12 +54,16 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter or buffer: the name of a tensor in a file of safetensors, and the layout that kernels read."""
+    """A parameter or buffer: the name of a tensor in a file of safetensors, and the layout that kernels read.
+
+    `check` is the CRC-32 of its elements in the file.
+    """
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    check: int
     changed: bool = False
 
 
@@ -106,6 +110,32 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """A product of matrices, or of several, by the BLAS that is linked.
+
+    Attributes:
+        sizes: the number of products, rows, columns, and the terms of each sum.
+        strides: of the product, the row and the column: of the left matrix, of the right one, and of the result.
+        adds: whether it is added to what is there.
+    """
+
+    left: Place
+    right: Place
+    to: Place
+    sizes: tuple[Text, Text, Text, Text]
+    strides: tuple[Text, ...]
+    item: int
+    adds: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A seed of 64 bits, drawn anew at each run from the generator of the model."""
+
+    to: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Standalone:
     """A program.
 
@@ -125,7 +155,20 @@ class Standalone:
     slots: tuple[tuple[Text, ...], ...]
     constants: tuple[bytes, ...]
     sources: tuple[Source, ...]
-    steps: tuple[Launch | Copy, ...]
+    steps: tuple[Launch | Copy | Product | Seed, ...]
 
 
-__all__ = ["Copy", "Launch", "Memory", "Place", "Size", "Source", "Standalone", "Tensor", "Text", "Weight"]
+__all__ = [
+    "Copy",
+    "Launch",
+    "Memory",
+    "Place",
+    "Product",
+    "Seed",
+    "Size",
+    "Source",
+    "Standalone",
+    "Tensor",
+    "Text",
+    "Weight",
+]

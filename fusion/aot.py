@@ -21,7 +21,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fusion.attention import Chooser
-from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.compile import prepare, schedule_graph
@@ -43,6 +42,9 @@ from fusion.runtime import Boxed
 from fusion.runtime.recording import Recorder
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
+
+AHEAD = ("numerics", "workspace")
+"""The options that count ahead of time: the others are about a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,27 @@ def export_kernels(
     >>> [kernel.name for kernel in export.kernels]
     ['exp_add']
     """
+    return exported(program, args, kwargs, target, arch, Options())
+
+
+def exported(
+    program: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    target: str,
+    arch: str | None,
+    options: Options,
+) -> Export:
+    """Generate kernels as `export_kernels` does; of the options those in `AHEAD` count.
+
+    Raises:
+        ValueError: unknown target.
+        FusionError: the target does not build for this architecture, or a graph cannot be compiled as a whole.
+    """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
-    ahead = _Ahead(TARGETS[target](arch, current(strict=False)))
+    chosen = Options(strict=True, graph_cache=False, **{name: getattr(options, name) for name in AHEAD})
+    ahead = _Ahead(TARGETS[target](arch, chosen.current_numerics), chosen)
     present = torch.cuda.is_available() and DEFAULTS["cuda"] == target
     _run(program, args, kwargs, torch.device("cuda" if present else "cpu"), ahead)
     steps: list[str] = []
@@ -140,8 +160,8 @@ class _Ahead(GraphCompiler):
 
     launched = False
 
-    def __init__(self, machine: Target) -> None:
-        super().__init__(Options(strict=True, graph_cache=False), Reports())
+    def __init__(self, machine: Target, options: Options) -> None:
+        super().__init__(options, Reports())
         self.machine = machine
         self.schedules: list[Schedule] = []
         self.sources: dict[Kernel, str] = {}

@@ -26,7 +26,7 @@ from fusion.inspect.measurement import Measurement
 from fusion.options import Options
 from fusion.region import compile_anew
 from fusion.settings import options_of, torch_settings
-from fusion.uncaptured import watch_steps, watched, without_steps
+from fusion.uncaptured import unwatched, watch_forward, watch_steps, watched
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -177,7 +177,7 @@ def _plain(module: Module) -> Module:
     marks = ("__deepcopy__", "__reduce_ex__", "_fusion_backend", "_compiled_call_impl")
     plain: Module = object.__new__(type(module))  # a graph module's own `__new__` makes another class each time
     kept = {name: value for name, value in vars(module).items() if name not in marks}
-    plain.__dict__.update(without_steps(kept))
+    plain.__dict__.update(unwatched(kept))
     return plain
 
 
@@ -201,7 +201,7 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgra
     fused = _plain(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
     fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic, fullgraph)
     fused.__dict__["__reduce_ex__"] = _Saved(fused, options, dynamic, fullgraph)
-    forward, others = module.forward, trace_rules.check(module.forward)
+    forward, others = fused.forward, trace_rules.check(fused.forward)
     alone = others or _has_hooks(module)
     backend = Backend(options) if alone else Backend.shared(_code_of(forward), options, fullgraph)
     fused.__dict__["_fusion_backend"] = backend
@@ -214,6 +214,7 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgra
     assert callable(compiled)
     fused._compiled_call_impl = watched(compiled, backend, fused, type(module).__name__)
     watch_steps(fused)
+    watch_forward(fused)
     return fused
 
 
@@ -318,8 +319,6 @@ def explain(
     Raises:
         TypeError: `program` cannot be called, or a setting is unknown or has the wrong type.
         ValueError: unknown mode, option or value of an option.
-
-    The function raises `NotComparable` if the program is to be verified, and draws random numbers.
 
     >>> import torch
     >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))

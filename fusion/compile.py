@@ -48,6 +48,7 @@ from fusion.scheduling import schedule_program
 from fusion.stages import INFERENCE
 from fusion.subjects import Deriving, Scheduling
 from fusion.trials import Trials
+from fusion.waiting import doing
 
 
 def compile_graph(
@@ -78,6 +79,7 @@ def compile_graph(
     Raises:
         FusionError: the region cannot be compiled.
     """
+    doing(f"scheduling {label}")
     main = main_device(graph)
     builder = builder_for(main.type, options.target, options.current_numerics)
     if overrides.evaluated:
@@ -91,7 +93,9 @@ def compile_graph(
         compilation = warm.find()
     building: Callable[[], Mapping[Kernel, Built]]
     if compilation is not None:
-        building = builder.begin(list(compilation.sources), compilation.sources).wait
+        begun = builder.begin(list(compilation.sources), compilation.sources)
+        doing(lambda: f"kernels of {label}: {begun}")
+        building = begun.wait
     else:
         compilation, building = _made(graph, options, interface, builder, trace, overrides)
         with trace.log.timed("cache", "keep"):
@@ -183,8 +187,10 @@ def _made(
     if tuner is None:
         with trace.log.timed("build", "generate"):
             building = builder.begin(kernels)
+            doing(lambda: f"kernels of {interface.label}: {building}")
         sources, wait = building.sources, building.wait
     else:
+        doing(f"tuning {len(kernels)} kernels of {interface.label}")
         with trace.log.timed("build", "tune"):
             tuned = tuner.build(kernels)
         built, tunings = {each.kernel: each for each, _ in tuned}, [tuning for _, tuning in tuned]

@@ -37,6 +37,7 @@ from fusion.runtime import Boxed
 from fusion.runtime.dispatch_guards import guard_dispatch
 from fusion.runtime.recording import Recorder
 from fusion.schedule.overrides import PRICED, Overrides
+from fusion.waiting import waiting
 
 Refused: TypeAlias = Callable[[BuildError], object]
 
@@ -73,7 +74,7 @@ class GraphCompiler:
             return compile_graph(graph, self.options, label, recorder, *told)
 
         try:
-            with for_compiling():
+            with for_compiling(), waiting(f"compiling {label}"):
                 run, report = self._watched(label, tangents_of(graph), lambda: graph, compiled)
         except Exception as failure:  # the user's program must run on after any internal error
             if self.options.strict:

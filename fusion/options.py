@@ -9,6 +9,7 @@ environment:
     FUSION_CACHE_DIR=dir   where built kernels are kept (default: `$XDG_CACHE_HOME/fusion` or `~/.cache/fusion`)
     FUSION_GRAPH_CACHE=0   compile each graph anew, whatever an earlier process made of it
     FUSION_CLOSE_CALLS=0   decide by predictions alone, however close they are
+    FUSION_PROGRESS=0      show no line on the terminal during a long compilation
 
 All but those that name a directory are switches: 1, true, yes, on; 0, false, no, off, or nothing.
 """
@@ -110,6 +111,7 @@ class Options:
         >>> Options.read("max-autotune-no-cudagraphs").mode  # which records no CUDA graphs, in any case
         'max-autotune'
         """
+        shows_progress()  # raises for a word that it does not know, rather than in a compilation
         dump, override = os.environ.get("FUSION_DUMP"), os.environ.get("FUSION_OVERRIDE")
         result = cls(
             dump=_folder(Path(dump)) if dump else None,
@@ -128,6 +130,15 @@ class Options:
             name = _known("option", key, known)
             result = replace(result, **{name: _checked(name, value)})  # type: ignore[arg-type]  # _checked has looked
         return _apart(result)
+
+
+def shows_progress() -> bool:
+    """Return whether a terminal shows what is done during a long compilation.
+
+    Raises:
+        ValueError: the environment says neither yes nor no.
+    """
+    return _switch("FUSION_PROGRESS", default=True)
 
 
 def _switch(variable: str, *, default: bool) -> bool:

@@ -4,7 +4,7 @@ The devices of a graph are known once it is traced; that this process uses an ac
 of an accelerator's target that are needed once per process are prepared when Dynamo begins.  Shapes that PyTorch traces
 wrongly (`fusion.lowering.mistraced`) are corrected from the start, causal hints of masks are trusted
 (`fusion.dynamo.causal_hint`), and elements that nothing reads are kept where their indices may be refused
-(`fusion.dynamo.unused_results`).
+(`fusion.dynamo.unused_results`).  A terminal shows what is done in a compilation that takes long.
 
 Dynamo traces before it calls a backend, and its global state is the process's: there is no hook for one backend alone.
 So importing this module wraps Dynamo's function that compiles a frame.  The wrapper enters and leaves the corrections
@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial, wraps
 from types import CodeType, MethodType
 from typing import TypeVar
@@ -30,6 +30,7 @@ from fusion.codegen.targets import prepare
 from fusion.dynamo.causal_hint import masks_as_given
 from fusion.dynamo.unused_results import unused_elements_kept
 from fusion.lowering.mistraced import traced_as_eager
+from fusion.waiting import waiting
 
 Kind = TypeVar("Kind", bound=Callable[..., object])
 Given = ParamSpec("Given")
@@ -93,12 +94,16 @@ def _around(compile_frame: Callable[Given, Result]) -> Callable[Given, Result]:
         outer = code_of_frame()
         _FRAMES.code = args[code_place] if code_place < len(args) else kwargs["code"]
         try:
-            with traced_as_eager(), masks_as_given(), unused_elements_kept():
+            with _shown(_FRAMES.code), traced_as_eager(), masks_as_given(), unused_elements_kept():
                 return compile_frame(*args, **kwargs)
         finally:
             _FRAMES.code = outer
 
     return compile_for
+
+
+def _shown(code: CodeType) -> AbstractContextManager[None]:
+    return waiting(f"compiling {getattr(code, 'co_qualname', code.co_name)}", "capturing")  # Python 3.10 has no path
 
 
 convert_frame._compile = _around(convert_frame._compile)

@@ -42,6 +42,7 @@ from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder
 from fusion.stages import CAPTURED, PREPARED
 from fusion.subjects import Capturing
+from fusion.waiting import doing
 
 Run: TypeAlias = Callable[..., object]
 
@@ -128,6 +129,7 @@ class RegionCompiler:
         """Prepare a region, trace it with AOTAutograd, and add guards around the compiled function."""
         told: list[Told] = []
         try:
+            doing("tracing")
             run_stage(PREPARED, graph, at, log)
             self._begin(at.inputs)
             with _compiling(), for_compiling(), log.timed("autograd", "trace"):

@@ -1,16 +1,18 @@
 """Warns where a fused program runs eagerly because Dynamo captures nothing of it.
 
 Input: the compiled call of a program, and its backend, which Dynamo calls only with what it captured; output: the same
-call, which warns once per cause: if its first call compiles nothing, if `vmap` or a dispatch mode turns Dynamo off, or
-if a step of a module (`training_step`) computes without a call of a fused program.
+call, which warns once per cause: if its first call compiles nothing, if `vmap` or a dispatch mode turns Dynamo off, if
+a step of a module (`training_step`) computes without a call of a fused program, or if `forward` is called by name.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 
 import torch
+from torch._dynamo.decorators import skip_code  # type: ignore[attr-defined]  # PyTorch exports what it imports
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -36,9 +38,15 @@ _OWN = "_torchdynamo_wrapper_id"
 
 
 class _Calls:
-    """The number of calls of fused programs so far, of all threads."""
+    """The number of calls of fused programs so far, of all threads, and of those that this thread is in."""
 
     count = 0
+    inside = threading.local()
+
+    @classmethod
+    def depth(cls) -> int:
+        """Return how many calls of fused programs this thread is in."""
+        return getattr(cls.inside, "depth", 0)
 
 
 def watched(
@@ -54,10 +62,17 @@ def watched(
 
     @functools.wraps(call)
     def run(*args: object, **kwargs: object) -> object:
-        nonlocal is_first
         if torch.compiler.is_compiling():  # an outer program captures it
             return call(*args, **kwargs)
         _Calls.count += 1
+        _Calls.inside.depth = _Calls.depth() + 1
+        try:
+            return called(args, kwargs)
+        finally:
+            _Calls.inside.depth -= 1
+
+    def called(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        nonlocal is_first
         if off := _turned_off():
             warn_once(f"running eagerly: {name} is called {off}")
             return call(*args, **kwargs)
@@ -149,9 +164,33 @@ class _Step:
         return result
 
 
-def without_steps(attributes: dict[str, object]) -> dict[str, object]:
-    """Return the attributes of a module as they were before `watch_steps`."""
-    return {name: value for name, value in attributes.items() if not isinstance(value, _Step)}
+def watch_forward(module: torch.nn.Module) -> None:
+    """Let `forward` of a fused module warn once if it is called by name: only the call of the module is compiled."""
+    own = vars(module).get("forward")
+
+    def forward(*args: object, **kwargs: object) -> object:
+        if not torch.compiler.is_compiling() and not _Calls.depth():
+            name = type(module).__name__
+            warn_once(f"running eagerly: {name}.forward is called by name: call the fused module, which calls it")
+        return type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
+
+    functools.update_wrapper(forward, module.forward)
+    forward.__dict__[_WATCHED] = own
+    skip_code(forward.__code__)  # Dynamo begins at the program's own frame, below this one
+    module.__dict__["forward"] = forward
 
 
-__all__ = ["watch_steps", "watched", "without_steps"]
+_WATCHED = "_fusion_watched"
+"""The attribute of a `forward` that warns; it holds the one that the instance had of its own, else None."""
+
+
+def unwatched(attributes: dict[str, object]) -> dict[str, object]:
+    """Return the attributes of a module as they were before `watch_steps` and `watch_forward`."""
+    before = {name: value for name, value in attributes.items() if not isinstance(value, _Step)}
+    if _WATCHED in getattr(before.get("forward"), "__dict__", {}):
+        own = getattr(before.pop("forward"), _WATCHED)
+        before |= {} if own is None else {"forward": own}
+    return before
+
+
+__all__ = ["unwatched", "watch_forward", "watch_steps", "watched"]

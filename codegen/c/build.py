@@ -164,13 +164,19 @@ def lacking_threads() -> str:
     )
 
 
-def link_library(files: Mapping[str, str], arch: str, over: Callable[..., Iterable[object]] = map) -> bytes:
-    """Return a shared library of files in C, which links the C library and OpenMP's.
+def link_library(
+    files: Mapping[str, str],
+    arch: str,
+    over: Callable[..., Iterable[object]] = map,
+    libraries: Sequence[str] = (),
+) -> bytes:
+    """Return a shared library of files in C, which links the C library, OpenMP's, and others.
 
     Args:
         files: name → text; those that end in .c are compiled, those that begin with "kernel" for `arch`, the others for
             any CPU of its kind: they say so where the kernels cannot run.
         over: maps a function over names, as `map` does, or several at a time.
+        libraries: flags of the linker.
 
     Raises:
         BuildError: no compiler, or its message.
@@ -196,7 +202,7 @@ def link_library(files: Mapping[str, str], arch: str, over: Callable[..., Iterab
         merged = ["-Wl,-z,muldefs"] if compiler.kind == GCC and compiler.system == "Linux" else []
         openmp = ["-fopenmp"] if threads else []
         own = ["-Wl,-Bsymbolic", "-lm", "-ldl", "-lpthread"] if compiler.system == "Linux" else []
-        compiler.call("-shared", *openmp, *merged, *objects, "-o", str(library), *own)
+        compiler.call("-shared", *openmp, *merged, *objects, "-o", str(library), *libraries, *own)
         return library.read_bytes()
 
 

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fusion.codegen.binary import Callee, Failed, Loader
+from fusion.codegen.binary import Loader, Stored
 from fusion.codegen.c.build import bind_openmp, build_object
 from fusion.codegen.c.calls import launcher_of
 from fusion.codegen.c.processor import features
@@ -20,22 +20,23 @@ class _Objects:
         present = {platform.machine(), platform.system(), *features()}
         return tuple(need for need in needs if need not in present)
 
-    def load(self, callee: Callee, content: bytes, failed: Failed) -> Callable[..., None]:
+    def load(self, stored: Stored) -> Callable[..., None]:
         """Load an object, and return its launcher.
 
         Raises:
             OSError: this machine does not load it; also AttributeError.
         """
         bind_openmp()
-        return launcher_of(content, callee, failed)
+        return launcher_of(stored.content, stored.callee, stored.failed)
 
-    def rebuild(self, callee: Callee, source: str, failed: Failed) -> Callable[..., None]:
-        """Compile `source` for this machine, or take the object from the cache, and return its launcher.
+    def rebuild(self, stored: Stored) -> Callable[..., None]:
+        """Compile the source for this machine, or take the object from the cache, and return its launcher.
 
         Raises:
             BuildError: no compiler, or its message.
         """
-        return build_object(source, callee.name, partial(launcher_of, callee=callee, failed=failed))
+        load = partial(launcher_of, callee=stored.callee, failed=stored.failed)
+        return build_object(stored.source, stored.callee.name, load)
 
 
 LOADER: Loader = _Objects()

@@ -182,7 +182,8 @@ class TritonTarget:
         Raises:
             BuildError: Triton cannot compile `source` for `arch`.
         """
-        return binary_of(kernel, source, device_of(arch) if arch else self.device)
+        device = device_of(arch) if arch else self.device
+        return binary_of(kernel, source, device, strict=self.numerics.strict)
 
     def stages(self, kernel: Kernel, source: str, arch: str | None = None) -> Iterator[Stage]:
         """Yield TTIR, TTGIR, LLVM IR, then PTX, cubin and SASS, or AMD assembly and code object.  Needs no device.

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext, tracing
 
-from fusion.artifact.capture import Captured
+from fusion.artifact.capture import Captured, sizes_from_one
 from fusion.attention import Chooser
 from fusion.codegen.build import Built, is_idle
 from fusion.codegen.target import Target
@@ -73,7 +73,7 @@ def compiled(program: Captured, target: Target, options: Options, overrides: Ove
     ahead = _Ahead(target, replace(options, strict=True, graph_cache=False, cudagraphs=False), overrides)
     regions = RegionCompiler(ahead, Chooser(ahead.target, generated=overrides.attention))
     context, asserted = TracingContext(program.mode), _asserted(program)
-    with tracing(context), torch.no_grad():
+    with tracing(context), torch.no_grad(), sizes_from_one():
         regions.compile(program.graph, program.inputs, _refuse_parts, alone=True)
     if unstated := _asserted(program) - asserted:  # those before are operations of the graph
         raise Unsupported(f"a program in which sizes that depend on data have to satisfy {min(unstated)} is not saved")

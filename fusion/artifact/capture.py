@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.fx.experimental._config
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -23,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
 from fusion.api import unfused
 from fusion.artifact.trees import described, leaf_names
 from fusion.artifact.values import Json, written
+from fusion.lowering.builder import origin_of
 from fusion.lowering.errors import Unsupported, brief
 
 WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -140,6 +143,15 @@ def captured(
     )
 
 
+def sizes_from_one() -> contextlib.AbstractContextManager[None]:
+    """Let sizes that vary be 1 within, as far as no operation needs to know: PyTorch assumes 2 otherwise.
+
+    An operation that does know records it as a guard, which becomes an inequality of the file.
+    """
+    # There is no annotation of what PyTorch makes of its settings.
+    return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined, no-any-return]
+
+
 def described_values(graph: fx.GraphModule, inputs: Sequence[object], mode: FakeTensorMode) -> tuple[object, ...]:
     """Describe each node of a graph by its value, and return those of its results.
 
@@ -147,7 +159,8 @@ def described_values(graph: fx.GraphModule, inputs: Sequence[object], mode: Fake
     """
     shapes = mode.shape_env
     fresh = contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
-    with mode, torch.no_grad(), fresh:  # sizes that depend on data keep their names
+    # Sizes that depend on data keep their names; PyTorch's functions in Python take symbols where those in C++ do not.
+    with mode, torch.no_grad(), fresh, sizes_from_one(), enable_python_dispatcher():
         results = _Described(graph, shapes).run(*inputs)
     assert isinstance(results, tuple)
     return results
@@ -161,8 +174,16 @@ class _Described(fx.Interpreter):
         self.shapes = shapes
 
     def run_node(self, n: fx.Node) -> object:
-        """Run one node."""
-        value: object = super().run_node(n)
+        """Run one node.
+
+        Raises:
+            Unsupported: it cannot be traced.
+        """
+        try:
+            value: object = super().run_node(n)
+        except RuntimeError as error:
+            message = f"PyTorch does not trace {n.target} with sizes that vary: {brief(error)}"
+            raise Unsupported(message, origin=origin_of(n)) from error
         if self.shapes is not None:
             rebind_unbacked(self.shapes, n, value)  # type: ignore[arg-type]  # the result of a node
         n.meta = {**n.meta, "val": value, "example_value": value}
@@ -197,9 +218,13 @@ def _exported(
     program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], dynamic_shapes: Any
 ) -> ExportedProgram:
     module = _module_of(unfused(program))
-    try:
+    given: Mapping[str, Any] = {"dynamic_shapes": dynamic_shapes, "strict": False}
+    if dynamic_shapes is not None:
+        with contextlib.suppress(Exception), torch.no_grad(), sizes_from_one():
+            return torch.export.export(module, tuple(args), dict(kwargs), **given)
+    try:  # sizes are at least 2 where a decision depends on whether one is 1
         with torch.no_grad():
-            return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False)
+            return torch.export.export(module, tuple(args), dict(kwargs), **given)
     except Exception as error:
         raise Unsupported(
             f"PyTorch does not export the program as one graph: {type(error).__name__}: {brief(error)}",
@@ -305,4 +330,4 @@ def _placeholders(exported: ExportedProgram) -> list[tuple[Any, fx.Node]]:
     return list(zip(exported.graph_signature.input_specs, holders, strict=True))
 
 
-__all__ = ["Captured", "Leaf", "Weight", "captured", "described_values"]
+__all__ = ["Captured", "Leaf", "Weight", "captured", "described_values", "sizes_from_one"]

@@ -1,6 +1,7 @@
-"""Keeps kernels whose launch may fail because of their data: only they tell which check has failed, and where.
+"""Keeps kernels: one whose launch may fail because of its data tells which check has failed, and where; a target may
+need others to launch what it has compiled.
 
-Input: a kernel; output: text; and from the text, in another process, the error of a launch that failed.
+Input: a kernel; output: text; and from the text, in another process, the kernel, or the error of a launch that failed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ def checked_text(kernel: Kernel) -> str:
     Raises:
         Unsupported: it cannot be written.
     """
-    if not has_checks(kernel):
-        return ""
+    return text_of(kernel) if has_checks(kernel) else ""
+
+
+def text_of(kernel: Kernel) -> str:
+    """Return a kernel as text.
+
+    Raises:
+        Unsupported: it cannot be written.
+    """
     try:
         return write(kernel, KINDS)
     except Unwritten as refusal:
@@ -29,9 +37,19 @@ def checked_text(kernel: Kernel) -> str:
 
 def failure_of(text: str, args: Arguments) -> CheckFailed:
     """Return the error to raise after a launch on `args` in which a check of the kernel failed."""
+    return failure(kernel_of(text), args)
+
+
+def kernel_of(text: str) -> Kernel:
+    """Return the kernel that a text describes.
+
+    Raises:
+        ValueError: it describes none.
+    """
     kernel = read(text, KINDS)
-    assert isinstance(kernel, Kernel)
-    return failure(kernel, args)
+    if not isinstance(kernel, Kernel):
+        raise ValueError("it describes no kernel")
+    return kernel
 
 
-__all__ = ["checked_text", "failure_of"]
+__all__ = ["checked_text", "failure_of", "kernel_of", "text_of"]

@@ -25,7 +25,7 @@ from fusion.artifact.loaded import Artifact, refuse_other
 from fusion.artifact.steps import program_of
 from fusion.artifact.values import read
 from fusion.artifact.weights import bytes_of, tensors_in
-from fusion.codegen.binary import Arguments, Callee, Loader, loader_of
+from fusion.codegen.binary import Arguments, Callee, Loader, Stored, loader_of
 from fusion.lowering.errors import ArtifactError, BuildError, FusionWarning
 
 FORMAT = 1
@@ -103,6 +103,10 @@ def _differences(manifest: Mapping[str, Any]) -> list[str]:
             " arguments",
             hint="import the package that defines the operation, or save the program with this version",
         )
+    if manifest["device"] != "cpu" and not torch.cuda.is_available():
+        raise ArtifactError(
+            "this was saved for a GPU, and PyTorch sees none", hint="`fusion doctor` says what PyTorch lacks"
+        )
     return [] if here == there else [f"saved with PyTorch {there}, loaded with {here}: all operations are the same"]
 
 
@@ -138,19 +142,13 @@ class _Kernels:
                 loader, f"this machine ({platform.machine()}) lacks what the kernels need: {'; '.join(lacks)}"
             )
         try:
-            return [
-                loader.load(_callee(entry), self._content(entry["objects"][best]), self._failed(entry))
-                for entry in self._entries
-            ]
-        except (OSError, AttributeError) as error:
+            return [loader.load(self._stored(entry, best)) for entry in self._entries]
+        except (OSError, AttributeError, BuildError) as error:
             return self._rebuilt(loader, f"the system does not load the kernels: {error}")
 
     def _rebuilt(self, loader: Loader, reason: str) -> list[Callable[..., None]]:
         try:
-            launchers = [
-                loader.rebuild(_callee(entry), self._content(entry["source"]).decode(), self._failed(entry))
-                for entry in self._entries
-            ]
+            launchers = [loader.rebuild(self._stored(entry)) for entry in self._entries]
         except BuildError as error:
             raise ArtifactError(
                 f"{reason}; and they cannot be compiled here: {error.message}",
@@ -158,6 +156,19 @@ class _Kernels:
             ) from error
         self._notes.append(f"{reason}; compiled again from source")
         return launchers
+
+    def _stored(self, entry: Mapping[str, Any], arch: str = "") -> Stored:
+        """Return a kernel with its object for an architecture, or without one."""
+        carried = entry.get("carried", {}).get(arch)
+        return Stored(
+            Callee(entry["name"], entry["function"], entry["tensors"], entry["sizes"]),
+            self._content(entry["source"]).decode(),
+            partial(_kernel, self._content(entry["kernel"]).decode() if "kernel" in entry else ""),
+            self._failed(entry),
+            self._content(entry["objects"][arch]) if arch else b"",
+            self._content(carried) if carried else b"",
+            entry.get("launch", {}),
+        )
 
     def _content(self, member: str) -> bytes:
         return _bytes(self._members[member])
@@ -173,8 +184,11 @@ def _failure(kernel: str, args: Arguments) -> Exception:
     return failure_of(kernel, args)
 
 
-def _callee(entry: Mapping[str, Any]) -> Callee:
-    return Callee(entry["name"], entry["function"], entry["tensors"], entry["sizes"])
+def _kernel(text: str) -> object:
+    """Return a kernel.  Only now it is read, for which the IRs are imported."""
+    from fusion.artifact.kernels import kernel_of
+
+    return kernel_of(text)
 
 
 def _bytes(content: torch.Tensor) -> bytes:
@@ -190,6 +204,7 @@ def _tensors(file: Path, manifest: Mapping[str, Any], members: Members, given: o
     kept = tensors_in(members[CONSTANTS]) if CONSTANTS in members else {}
     own = _weights(file, manifest, members, given)
     held: dict[str, torch.Tensor] = {}
+    device = torch.device("cpu") if manifest["device"] == "cpu" else torch.device(manifest["device"], 0)
     for name, entry in manifest["tensors"].items():
         source = own if entry["state"] or name in own else kept
         if name not in source:
@@ -198,15 +213,15 @@ def _tensors(file: Path, manifest: Mapping[str, Any], members: Members, given: o
         assert isinstance(dtype, torch.dtype)
         weight = torch.empty_strided(entry["shape"], entry["strides"], dtype=dtype, device="meta")
         refuse_other(name, source[name], weight)
-        held[name] = _in_layout(source[name], entry["strides"], copied=isinstance(given, Mapping))
+        held[name] = _in_layout(source[name], entry["strides"], device, copied=isinstance(given, Mapping))
     return held
 
 
-def _in_layout(value: torch.Tensor, strides: Sequence[int], *, copied: bool) -> torch.Tensor:
+def _in_layout(value: torch.Tensor, strides: Sequence[int], device: torch.device, *, copied: bool) -> torch.Tensor:
     value = value.detach()
-    if [*value.stride()] == [*strides] and not copied:
+    if value.device == device and [*value.stride()] == [*strides] and not copied:
         return value
-    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device="cpu").copy_(value)
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=device).copy_(value)
 
 
 def _weights(file: Path, manifest: Mapping[str, Any], members: Members, given: object) -> Mapping[str, torch.Tensor]:

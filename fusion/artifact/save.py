@@ -25,7 +25,7 @@ from fusion.artifact.capture import Captured, captured
 from fusion.artifact.container import pack
 from fusion.artifact.elsewhere import moved
 from fusion.artifact.functions import schema_of
-from fusion.artifact.kernels import checked_text
+from fusion.artifact.kernels import checked_text, text_of
 from fusion.artifact.load import CONSTANTS, FORMAT, STEPS, WEIGHTS
 from fusion.artifact.record import Recording, recorded
 from fusion.artifact.signature import Signature
@@ -151,24 +151,32 @@ class _Saved:
         with ThreadPoolExecutor(max(1, min(len(sources), os.cpu_count() or 1)), "fusion-save") as workers:
             for arch in architectures:
                 begun = [workers.submit(self.target.binary, kernel, source, arch) for kernel, source in sources]
-                for entry, future in zip(entries, begun, strict=True):
-                    self._add_object(entry, arch, future.result())
+                for kernel, entry, future in zip(self.made.sources, entries, begun, strict=True):
+                    self._add_object(kernel, entry, arch, future.result())
         self.manifest["kernels"] = entries
 
     def _add_source(self, number: int, kernel: Kernel, source: str) -> dict[str, Json]:
         entry: dict[str, Json] = {"source": f"sources/{number}_{kernel.name}.{self.target.suffix}", "objects": {}}
         self.members[entry["source"]] = [source.encode()]
-        if text := checked_text(kernel):
-            entry["kernel"] = f"kernels/{number}_{kernel.name}.json"
-            self.members[entry["kernel"]] = [text.encode()]
+        self._add_kernel(kernel, entry, checked_text(kernel))
         return entry
 
-    def _add_object(self, entry: dict[str, Json], arch: str, binary: Binary) -> None:
+    def _add_kernel(self, kernel: Kernel, entry: dict[str, Json], text: str) -> None:
+        if text and "kernel" not in entry:
+            entry["kernel"] = f"kernels/{self.kernels[kernel]}_{kernel.name}.json"
+            self.members[entry["kernel"]] = [text.encode()]
+
+    def _add_object(self, kernel: Kernel, entry: dict[str, Json], arch: str, binary: Binary) -> None:
         member = f"objects/{arch}/{Path(entry['source']).stem}.{binary.suffix}"
         entry.update(asdict(binary.callee), **({"launch": dict(binary.launch)} if binary.launch else {}))
         entry["objects"][arch] = member
         self.manifest["architectures"][arch] = [*binary.needs]
         self.members[member] = [binary.content]
+        if binary.carried:
+            self._add_kernel(kernel, entry, text_of(kernel))
+            carried = f"carried/{arch}/{Path(entry['source']).stem}.json"
+            entry.setdefault("carried", {})[arch] = carried
+            self.members[carried] = [binary.carried]
 
     def write(self, path: Path, beside: Path | None) -> None:
         """Write the file, and the weights beside it if they are not in it.

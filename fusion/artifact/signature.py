@@ -133,7 +133,7 @@ class Signature:
             symbol = next((known for known in shapes.var_to_range if str(known) == name), None)
             if symbol is not None:
                 bounds = shapes.var_to_range[symbol]
-                texts += [f"{int(bounds.lower)} <= {name}"] if bounds.lower.is_Integer else []
+                texts += [f"{max(1, int(bounds.lower))} <= {name}"] if bounds.lower.is_Integer else []  # and not empty
                 texts += [f"{name} <= {int(bounds.upper)}"] if _is_a_limit(bounds.upper) else []
         for guard in shapes.guards:
             expression = shapes.replace(guard.expr)

@@ -91,8 +91,7 @@ def _add_explain(commands: add.Commands) -> None:
         help="also check each kernel against float64, and each rewrite on inputs on which derivations break",
     )
     add.add_target(explain)
-    explain.add_argument("--html", type=Path, metavar="FILE", help="also write the report as a page for a browser")
-    add.add_json(explain)
+    add.add_page(explain)
 
 
 _KERNELS = """
@@ -106,25 +105,26 @@ def _add_kernels(commands: add.Commands) -> None:
     add.add_program(kernels)
     add.add_settings(kernels)
     add.add_target(kernels)
-    add.add_json(kernels)
+    add.add_page(kernels)
 
     what = "print PTX, or another stage, of the kernels generated for a program; needs no GPU"
     ptx = add.command(commands, "ptx", what, _PTX, module="commands")
     add.add_program(ptx)
-    ptx.set_defaults(train=False, mode=None, dynamic=False, option=[])
+    ptx.set_defaults(train=False, mode=None, dynamic=False)
+    add.add_options(ptx)
     add.add_target(ptx, "triton")
     ptx.add_argument(
         "--stage",
         metavar="STAGE",
         help="ttir, ttgir, llir, ptx or sass of Triton, s (assembly) of C; default: ptx, amdgcn or s",
     )
-    add.add_json(ptx)
+    add.add_page(ptx)
 
 
 _PTX = """
 ptx model.py:forward --shape 8,128 --arch sm_90
 ptx model.py:forward --shape 8,128 --arch sm_90 --stage sass
-ptx model.py:forward --shape 8,128 --target c
+ptx model.py:forward --shape 8,128 --target c --option numerics=strict
 """
 
 
@@ -152,7 +152,7 @@ def _add_comparisons(commands: add.Commands) -> None:
         add.add_program(parser)
         add.add_settings(parser)
         add.add_tolerances(parser)
-        add.add_json(parser)
+        add.add_page(parser)
 
 
 _TIME = """
@@ -164,6 +164,7 @@ time model.py:Net --shape 64,1024 --train --compare inductor
 _BENCH = """
 bench model.py:forward --shape 8,128
 bench model.py:Net --shape 64,1024 --train --json
+bench model.py:Net --shape 64,1024 --html report.html
 """
 
 
@@ -172,7 +173,7 @@ def _add_time(commands: add.Commands) -> None:
     bench = add.command(commands, "bench", what, _BENCH, module="bench")
     add.add_program(bench)
     add.add_settings(bench)
-    add.add_json(bench)
+    add.add_page(bench)
 
     what = "time a program in eager and compiled, side by side"
     time = add.command(commands, "time", what, _TIME, module="timing")
@@ -185,7 +186,7 @@ def _add_time(commands: add.Commands) -> None:
         metavar="N",
         help="timed calls of each, from 2 on; default: as many as fit into two seconds, 5 to 200",
     )
-    add.add_json(time)
+    add.add_page(time)
 
 
 def _add_machine(commands: add.Commands) -> None:

@@ -65,6 +65,11 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="also run backward; inputs of floats require gradients")
     parser.add_argument("--mode", metavar="MODE", help="default, reduce-overhead or max-autotune")
     parser.add_argument("--dynamic", action="store_true", help="compile once for all sizes")
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add options of `fusion.fuse`."""
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help=OPTIONS)
 
 
@@ -91,6 +96,13 @@ def add_target(parser: argparse.ArgumentParser, default: str | None = None) -> N
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the choice of JSON."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_page(parser: argparse.ArgumentParser) -> None:
+    """Add the choices of JSON and of a page."""
+    add_json(parser)
+    what = "also write the report, with what the command found, as a page for a browser"
+    parser.add_argument("--html", type=Path, metavar="FILE", help=what)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 
 import fusion
+from fusion.cli.pages import write_page
 from fusion.cli.printed import print_json
 from fusion.cli.programs import Prepared, prepared
-from fusion.cli.waiting import waiting
 from fusion.codegen.price import along
 from fusion.inspect.graphs import DeviceReport
 from fusion.inspect.report import ExternReport, KernelReport
+from fusion.waiting import waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,13 @@ def bench(arguments: argparse.Namespace) -> int:
             explanation = explained(*case.inputs, **case.kwargs)
     device = next((graph.device for graph in explanation.graphs if graph.device is not None), None)
     rows = sorted(_rows([*explanation.kernels, *explanation.externs], device), key=_order)
+    text, good = "\n".join(_table(rows, device)), bool(explanation.kernels)
+    page = write_page(arguments, explanation, good=good, text=text)
     if arguments.json:
         print_json({"program": arguments.program, "device": device, "measured": rows})
     else:
-        print("\n".join(_table(rows, device)))
-    return 0 if explanation.kernels else 1
+        print("\n\n".join(filter(None, [text, page])))
+    return 0 if good else 1
 
 
 def _order(row: Measured) -> float:

@@ -9,21 +9,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 
 import fusion
+from fusion.aot import AHEAD, exported
 from fusion.calibrate import calibrate as measured_speeds
 from fusion.calibrate import lines
+from fusion.cli.pages import write_page
 from fusion.cli.printed import print_json
 from fusion.cli.programs import CommandError, Prepared, prepared
-from fusion.cli.waiting import waiting
 from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
 from fusion.codegen.targets import TARGETS
 from fusion.dumped.trace import passes_text
 from fusion.lowering.printer import format_bytes
+from fusion.options import Options
+from fusion.waiting import waiting
 
 
 def demo(arguments: argparse.Namespace) -> int:
@@ -42,7 +43,7 @@ def explain(arguments: argparse.Namespace) -> int:
             explanation = _explained(arguments, case, measure=arguments.measure, verify=arguments.verify)
         else:
             explanation = _exported(arguments, case).explanation
-    page = None if arguments.html is None else _written(explanation, arguments.html)
+    page = write_page(arguments, explanation)
     if arguments.json:
         print_json(explanation.json())
     else:
@@ -51,22 +52,9 @@ def explain(arguments: argparse.Namespace) -> int:
             print(f"\ncompilation of {graph.label}:\n{passes_text(graph.passes)}")
         if arguments.dump is not None:
             print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
-        if page is not None:
-            print(f"\nThe page is in {page}.")
+        if page:
+            print(f"\n{page}")
     return 1 if explanation.certificate is not None and not explanation.certificate.holds else 0
-
-
-def _written(explanation: fusion.Explanation, file: Path) -> Path:
-    """Write the page of a report.
-
-    Raises:
-        CommandError: the file cannot be written.
-    """
-    try:
-        return explanation.html(file)
-    except OSError as error:
-        message = f"{file} cannot be written: {error.strerror}"
-        raise CommandError(message, hint="name a file in a directory that can be written") from error
 
 
 def _explained(
@@ -78,16 +66,10 @@ def _explained(
 
 
 def _exported(arguments: argparse.Namespace, case: Prepared) -> fusion.Export:
-    """Generate kernels ahead of time.
-
-    Raises:
-        CommandError: a keyword argument of the program has the name of one of `export_kernels`.
-    """
-    if taken := {"target", "arch"} & case.kwargs.keys():
-        raise CommandError(f"an argument {min(taken)!r} cannot be given ahead of time", hint="give it by position")
-    given: dict[str, Any] = {**case.kwargs, "target": arguments.target, "arch": arguments.arch}
+    """Generate kernels ahead of time."""
+    options = Options.read(None, case.settings["options"])
     with waiting("generating"):
-        return fusion.export_kernels(case.program, *case.inputs, **given)
+        return exported(case.program, tuple(case.inputs), case.kwargs, arguments.target, arguments.arch, options)
 
 
 def accuracy(arguments: argparse.Namespace) -> int:
@@ -109,28 +91,36 @@ def kernels(arguments: argparse.Namespace) -> int:
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         if arguments.target is None:
-            sources = {kernel.source: kernel.name for kernel in _explained(arguments, case).kernels}
+            explanation = _explained(arguments, case)
+            sources = {kernel.source: kernel.name for kernel in explanation.kernels}
         else:
-            sources = {kernel.source: kernel.name for kernel in _exported(arguments, case).kernels}
-    return _listed([(name, source) for source, name in sources.items()], as_json=arguments.json)
+            export = _exported(arguments, case)
+            explanation = export.explanation
+            sources = {kernel.source: kernel.name for kernel in export.kernels}
+    return _listed([(name, source) for source, name in sources.items()], arguments, explanation)
 
 
-def _listed(kernels: Sequence[tuple[str, str]], *, as_json: bool) -> int:
-    """Print texts of kernels, by name; exit with 1 if there is none."""
+def _listed(kernels: Sequence[tuple[str, str]], arguments: argparse.Namespace, explanation: fusion.Explanation) -> int:
+    """Print texts of kernels, by name, and write the page if asked; exit with 1 if there is none."""
+    page, as_json = write_page(arguments, explanation, good=bool(kernels)), arguments.json
     if as_json:
         print_json([{"name": name, "text": text} for name, text in kernels])
     elif not kernels:
         print("fusion: no kernel was generated; `fusion explain` says why", file=sys.stderr)
     for number, (name, text) in enumerate(() if as_json else kernels, 1):
         print(f"{'' if number == 1 else chr(10)}=== kernel {number} of {len(kernels)}: {name} ===\n{text.rstrip()}")
+    if page and not as_json:
+        print(f"\n{page}")
     return 0 if kernels else 1
 
 
 def ptx(arguments: argparse.Namespace) -> int:
     """Print a stage of the kernels generated for a program."""
     TARGETS[arguments.target](arguments.arch)
+    _refuse_for_export(arguments)
     with torch.no_grad():
-        kernels = _exported(arguments, prepared(arguments)).kernels
+        export = _exported(arguments, prepared(arguments))
+    kernels = export.kernels
     stages = list(
         dict.fromkeys(name for kernel in kernels for name, text in kernel.artefacts.items() if isinstance(text, str))
     )
@@ -138,7 +128,7 @@ def ptx(arguments: argparse.Namespace) -> int:
     if kernels and wanted not in stages:
         raise CommandError(f"there is no stage {wanted!r}", hint=f"known: {', '.join(stages) or '-'}")
     texts = [(kernel.name, kernel.artefacts.get(wanted, "")) for kernel in kernels]
-    return _listed([(name, text) for name, text in texts if isinstance(text, str)], as_json=arguments.json)
+    return _listed([(name, text) for name, text in texts if isinstance(text, str)], arguments, export.explanation)
 
 
 _STAGES = ("ptx", "amdgcn", "s")
@@ -156,8 +146,9 @@ def _refuse_for_export(arguments: argparse.Namespace) -> None:
             raise CommandError("--arch is for kernels that are generated ahead of time", hint="add --target triton")
         return
     TARGETS[arguments.target](arguments.arch)
-    words = ("train", "mode", "dynamic", "option", "measure", "verify", "dump", "times")
+    words = ("train", "mode", "dynamic", "measure", "verify", "dump", "times")
     given = {f"--{word}": bool(getattr(arguments, word, None)) for word in words}
+    given |= {f"--option {text}": text.partition("=")[0] not in AHEAD for text in arguments.option}
     if refused := [name for name, value in given.items() if value]:
         message = f"{refused[0]} does not go with --target, which generates kernels for inference ahead of time"
         raise CommandError(message, hint=f"leave out one of --target and {refused[0]}")

@@ -7,11 +7,15 @@ from typing import TypedDict
 
 import torch
 
+import fusion
+from fusion.cli.pages import write_page
 from fusion.cli.printed import plain, print_json
 from fusion.cli.programs import prepared
-from fusion.cli.waiting import waiting
+from fusion.diagnosis.bisection import Bisection
 from fusion.diagnosis.bisection import bisect as bisected
 from fusion.diagnosis.verification import verify as verified
+from fusion.inspect.agreement import Agreement
+from fusion.waiting import waiting
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -25,7 +29,15 @@ def verify(arguments: argparse.Namespace) -> int:
         print_json({"agrees": found.agrees, "values": found.values, "note": found.note})
     else:
         print(found)
+    _show_page(arguments, found, found)
     return 0 if found.agrees else 1
+
+
+def _show_page(arguments: argparse.Namespace, found: Agreement | Bisection, compared: Agreement) -> None:
+    """Write the page of the graphs that were compared, if asked, and say where it is."""
+    line = write_page(arguments, fusion.Explanation(compared.reports), good=found.agrees, text=str(found))
+    if line and not arguments.json:
+        print(f"\n{line}")
 
 
 def bisect(arguments: argparse.Namespace) -> int:
@@ -41,6 +53,7 @@ def bisect(arguments: argparse.Namespace) -> int:
         print_json({"agrees": found.agrees, **fields})
     else:
         print(found)
+    _show_page(arguments, found, found.agreement)
     return 0 if found.agrees else 1
 
 

@@ -1,4 +1,4 @@
-"""Prints results as JSON: dataclasses by their fields, numbers that JSON lacks as text."""
+"""Prints results as JSON: dataclasses by the fields that `repr` shows, numbers that JSON lacks as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value) if each.repr}
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     return [*map(plain, value)] if isinstance(value, Collection) and not isinstance(value, bytes) else str(value)

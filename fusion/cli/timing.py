@@ -18,11 +18,12 @@ from torch.utils import _pytree as pytree
 
 import fusion
 from fusion.cli.cold import empty_caches
+from fusion.cli.pages import write_page
 from fusion.cli.printed import print_json
 from fusion.cli.programs import CommandError, Prepared, prepared
-from fusion.cli.waiting import waiting
 from fusion.inspect.agreement import cotangent
 from fusion.lowering.errors import brief
+from fusion.waiting import waiting
 
 LEAST, MOST, ENOUGH = 5, 200, 2.0
 """Rounds at least and at most, and the seconds after which no more are started."""
@@ -71,12 +72,13 @@ def time(arguments: argparse.Namespace) -> int:
     report = fusion.report(fused)
     failures = [graph.failure for graph in report.graphs if graph.failure]
     fault = failures[0] if failures else "" if report.kernels else "no kernel was generated"
+    lacking = f"not all of it was compiled: {fault}" if fault else ""
+    text = "\n\n".join(filter(None, ["\n".join(_table(arguments, sides)), lacking]))
+    page = write_page(arguments, report, good=not fault, text=text)
     if arguments.json:
         print_json({"program": arguments.program, "device": str(device), "fault": fault, "sides": _entries(sides)})
     else:
-        print("\n".join(_table(arguments, sides)))
-        if fault:
-            print(f"\nnot all of it was compiled: {fault}")
+        print("\n\n".join(filter(None, [text, page])))
     return 1 if fault else 0
 
 

@@ -5,23 +5,28 @@ the part reads become its inputs, so that numbers can be chosen right where a re
 not the tokens of the model around it.  Two inputs of which one follows from the other would not be free: the later one
 is computed from its own operands, within the part.  So are integers, exponentials and other values of a limited range,
 which passes rely on.
+
+The results of calls that both programs have, and that cannot be repeated (random numbers) or whose operands cannot be
+invented (positions, which a library may use unchecked), are inputs, too: what a pass did before and behind them is
+compared, with the same random numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import networkx as nx
 import torch
+from torch._ops import OpOverload
 
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Cast, Load, Op
 from fusion.lowering.program import BufferRef, Extern, Map, Node, Program, Reduce, reads, writes
 from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.seeded import draws, seeded
 
-_MOST = 80
+_MOST = 600
 """Nodes of a part; a larger one is not cut out."""
 
 
@@ -69,6 +74,7 @@ def changed_parts(before: Program, after: Program) -> Iterator[Part | Unsupporte
     old, new = _nodes_not_in(before, after), _nodes_not_in(after, before)
     kept = [node for node in before.nodes if not any(node is each for each in old)]
     seen = {name for node in kept for name in reads(node)} | before.output_names()
+    cut_before, cut_after = _without_sources(before, after)
     for names in _groups([*old, *new]):
         own = [[node for node in nodes if names & {*writes(node)}] for nodes in (old, new)]
         written = [{name for node in nodes for name in writes(node)} for nodes in own]
@@ -77,7 +83,7 @@ def changed_parts(before: Program, after: Program) -> Iterator[Part | Unsupporte
             continue  # nothing that others read: nodes were removed, or are computed for these alone
         read = {name for nodes, made in zip(own, written, strict=True) for name in _read(nodes) if name not in made}
         try:
-            yield _part(before, after, [name for name in read if name in before.buffers], wanted)
+            yield _part(cut_before, cut_after, [name for name in read if name in before.buffers], wanted)
         except Unsupported as reason:
             yield reason
 
@@ -86,10 +92,40 @@ def parts_of(program: Program, names: Iterable[str], *wanted: Sequence[str]) -> 
     """Return Programs with the same inputs that compute each of `wanted` from `names`, or from what these follow from.
 
     Raises:
-        Unsupported: one has side effects or random numbers, or is large.
+        Unsupported: one has side effects, or is large.
     """
+    (program,) = _without_sources(program)
     inputs = free_inputs(program, names)
     return _with_equal_inputs([extracted(program, inputs, each) for each in wanted])
+
+
+def _without_sources(*programs: Program) -> tuple[Program, ...]:
+    """Return programs without the calls that all of them have and that a part cannot run: their results are inputs."""
+    first, *others = programs
+    known = [{name: node for node in other.nodes for name in writes(node)} for other in others]
+    sources = {
+        name
+        for node in first.nodes
+        if _is_source(first, node) and all(of.get(name) == node for of in known for name in writes(node))
+        for name in writes(node)
+    }
+    if not sources:
+        return programs
+    return tuple(
+        replace(each, nodes=tuple(node for node in each.nodes if not writes(node) or not {*writes(node)} <= sources))
+        for each in programs
+    )
+
+
+def _is_source(program: Program, node: Node) -> bool:
+    """Return whether a call draws random numbers, or takes integers."""
+    if not isinstance(node, Extern) or node.is_view or node.sizes or node.overwrites:
+        return False
+    return _draws(node) or (not node.impure and _takes(program, node, program.buffers))
+
+
+def _draws(call: Extern) -> bool:
+    return call.impure and draws(call.target, call.args, call.kwargs)
 
 
 def _part(before: Program, after: Program, names: Iterable[str], wanted: Sequence[str]) -> Part:
@@ -205,18 +241,14 @@ def extracted(program: Program, inputs: frozenset[str], wanted: Sequence[str]) -
     """Return the Program that computes `wanted` from `inputs`, and from inputs of the whole program where needed.
 
     Raises:
-        Unsupported: it has side effects or random numbers, or is large.
+        Unsupported: it has side effects or random numbers, takes integers that cannot be invented, or is large.
     """
     needed, nodes = {name for name in wanted if name not in inputs}, []
     for node in reversed(program.nodes):
         if not needed & {*writes(node)}:
             continue
-        if isinstance(node, Extern) and (node.impure or node.sizes):
-            raise Unsupported(f"{node.name} draws random numbers, changes its operands or determines sizes")
-        if isinstance(node, Chunked):
-            raise Unsupported("it runs in chunks")
-        if isinstance(node, Extern) and not node.is_view and _takes_integers(program, node):
-            raise Unsupported(f"{node.name} takes integers, which it may use unchecked")
+        if isinstance(node, Extern):
+            _refuse_effects(node)
         nodes.append(node)
         needed |= {name for name in reads(node) if name not in inputs}
     if len(nodes) > _MOST:
@@ -225,6 +257,7 @@ def extracted(program: Program, inputs: frozenset[str], wanted: Sequence[str]) -
     used = [*dict.fromkeys((*_read(reversed(nodes)), *wanted))]
     symbols = tuple(entry for entry in program.inputs if entry is not None and not isinstance(entry, str))
     given = tuple(name for name in used if name not in made and name not in program.constants)
+    _refuse_invented(program, given, reversed(nodes))
     constants = {name: program.constants[name] for name in used if name in program.constants}
     origins = {name: program.origins[name] for name in made if name in program.origins}
     outputs = tuple(map(BufferRef, wanted))
@@ -232,9 +265,46 @@ def extracted(program: Program, inputs: frozenset[str], wanted: Sequence[str]) -
     return Program((*symbols, *given), buffers, tuple(reversed(nodes)), outputs, origins, constants)
 
 
-def _takes_integers(program: Program, call: Extern) -> bool:
-    dtypes = (program.buffers[name].dtype for name in call.reads)
-    return any(not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool for dtype in dtypes)
+def _refuse_effects(call: Extern) -> None:
+    """Refuse a call that does more than to compute its results from its operands.
+
+    Raises:
+        Unsupported: it does.
+    """
+    if _draws(call):
+        raise Unsupported(f"{call.name} draws random numbers, and the pass made it another call")
+    if call.sizes or call.overwrites or (call.impure and not _repeats(call)):
+        raise Unsupported(f"{call.name} changes its operands or determines sizes")
+
+
+def _repeats(call: Extern) -> bool:
+    """Return whether a call gives the same results again: it might draw, and does not, or draws from a seed."""
+    might = isinstance(call.target, OpOverload) and torch.Tag.nondeterministic_seeded in call.target.tags
+    return might or call.target is seeded
+
+
+def _refuse_invented(program: Program, given: Sequence[str], nodes: Iterable[Node]) -> None:
+    """Refuse calls of integers that are inputs, or follow from some: random ones may be out of bounds.
+
+    Raises:
+        Unsupported: there is such a call.
+    """
+    invented = {name for name in given if _is_integer(program, name)}
+    for node in nodes:
+        if isinstance(node, Extern) and not node.is_view and _takes(program, node, invented):
+            raise Unsupported(f"{node.name} takes integers, which it may use unchecked")
+        if invented & {*reads(node)}:
+            invented |= {name for name in writes(node) if _is_integer(program, name)}
+
+
+def _takes(program: Program, call: Extern, names: Collection[str]) -> bool:
+    """Return whether a call takes integers among `names`; a seed may be any."""
+    return call.target is not seeded and any(name in names and _is_integer(program, name) for name in call.reads)
+
+
+def _is_integer(program: Program, name: str) -> bool:
+    dtype = program.buffers[name].dtype
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
 __all__ = ["Part", "changed_parts", "extracted", "free_inputs", "parts_of", "results_of"]

@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias, cast
 
 import torch
@@ -112,10 +112,12 @@ class Agreement:
     Attributes:
         values: a comparison for each value, in order.
         note: why there is no float64 run, and which regions run eagerly, so that nothing was compared; else empty.
+        reports: of the graphs that were compared.
     """
 
     values: tuple[Compared, ...]
     note: str = ""
+    reports: tuple[Report, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def agrees(self) -> bool:
@@ -128,10 +130,11 @@ class Agreement:
         return tuple(value for value in self.values if not value.agrees)
 
     def told(self, reports: Sequence[Report]) -> Agreement:
-        """Return this with a note about what was not compiled."""
+        """Return this with the reports of the graphs, and a note about what was not compiled."""
         eager = [f"{report.label} runs eagerly: {report.failure}" for report in reports if report.failure]
         nothing = [] if any(report.kernels for report in reports) else ["no kernel was generated"]
-        return replace(self, note="; ".join(filter(None, [self.note, *eager, *nothing])))
+        note = "; ".join(filter(None, [self.note, *eager, *nothing]))
+        return replace(self, note=note, reports=tuple(reports))
 
     def __str__(self) -> str:
         lines = [str(value) for value in self.values] or ["agrees: nothing was computed"]
@@ -146,9 +149,11 @@ class Runs:
         args, kwargs: its arguments; tensors are copied for each run.
         tolerance: decides what agrees.
         gradients: whether backward runs too, from random cotangents, if a result requires gradients.
+        random: whether results may differ from seed to seed; these are then not compared.
 
     Raises:
-        NotComparable: eager runs with different seeds differ, or there is no float64 run that is the reference.
+        NotComparable: eager runs with different seeds differ and may not, or there is no float64 run, which is the
+            reference.
     """
 
     def __init__(
@@ -159,6 +164,7 @@ class Runs:
         tolerance: Tolerance = Tolerance(),
         *,
         gradients: bool = True,
+        random: bool = False,
     ) -> None:
         given = pytree.tree_map_only(torch.Tensor, _leaf, (tuple(args), dict(kwargs or {})))
         self._program, self._given = program, cast("Given", given)
@@ -168,7 +174,14 @@ class Runs:
         self.exact, self.note = self._in_float64()
         if tolerance.is_given and tolerance.against == "float64" and self.exact is None:
             raise NotComparable(self.note, hint="compare it with eager")
-        self._refuse_random()
+        drawn = self._drawn()
+        if drawn and not random:
+            message = f"the program draws random numbers: its {drawn[0]} differs from seed to seed in eager"
+            raise NotComparable(message, hint="compare it in eval mode, or without dropout")
+        if drawn:
+            what = f"{drawn[0]}{f' and {len(drawn) - 1} others' * (len(drawn) > 1)}"
+            self.note = "; ".join(filter(None, [self.note, f"not compared with eager, as it is random: {what}"]))
+        self._random = frozenset(drawn)
 
     def run(self, compiled: Callable[[Program], Program], *, seed: int = SEED) -> Values:
         """Run what `compiled` makes of the program, and return its values."""
@@ -225,20 +238,18 @@ class Runs:
             return None, f"in float64 the program still computes in other dtypes ({', '.join(narrow[:3])})"
         return exact, ""
 
-    def _refuse_random(self) -> None:
+    def _drawn(self) -> list[str]:
+        """Return the names of the values that differ from seed to seed in eager."""
         other = self.run(lambda program: program, seed=SEED + 1)
-        for name, value in self.eager.items():
-            if name in other and not _same_numbers(value, other[name]):
-                raise NotComparable(
-                    f"the program draws random numbers: its {name} differs from seed to seed in eager",
-                    hint="compare it in eval mode, or without dropout",
-                )
+        return [name for name, value in self.eager.items() if name in other and not _same_numbers(value, other[name])]
 
     def _compared(self, values: Values, tolerance: Tolerance) -> Iterator[Compared]:
         for name, expected in self.eager.items():
             if name not in values:
                 yield Compared(name, math.inf, fault="it is missing")
-            elif self._is_unchanged(name, expected) and self._is_unchanged(name, values[name]):
+            elif name in self._random or (
+                self._is_unchanged(name, expected) and self._is_unchanged(name, values[name])
+            ):
                 continue
             elif not isinstance(expected, torch.Tensor):
                 same = values[name] == expected

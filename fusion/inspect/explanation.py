@@ -9,6 +9,7 @@ from fusion.codegen.target import Target
 from fusion.inspect.breaks import Break
 from fusion.inspect.certificate import Certificate
 from fusion.inspect.document import Document, artefacts_of, document_of
+from fusion.inspect.finding import Finding
 from fusion.inspect.page import frame_of, page_of
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic, farthest_first
 from fusion.schedule import Refusal
@@ -23,12 +24,14 @@ class Explanation:
         other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
             break before the first operation; as far as Dynamo remembers.
         certificate: what was checked of the compiled program (`explain(..., verify=True)`), else None.
+        finding: what a command found of the program beyond these reports, else None.
         target: makes the artefacts of kernels that were generated ahead of time; None: the target of this machine.
     """
 
     graphs: tuple[Report, ...]
     other_breaks: tuple[Break, ...] = ()
     certificate: Certificate | None = None
+    finding: Finding | None = None
     target: Target | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -78,7 +81,7 @@ class Explanation:
             artefacts: also run the target's tools on each kernel, and include what they make of it.
         """
         made = artefacts_of(self.kernels, self.target) if artefacts else {}
-        return document_of(self.graphs, self.other_breaks, made, self.certificate)
+        return document_of(self.graphs, self.other_breaks, made, self.certificate, self.finding)
 
     def html(self, path: str | Path, *, artefacts: bool = True) -> Path:
         """Write the reports as one page for a browser, which loads nothing else, and return its path.

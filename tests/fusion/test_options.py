@@ -59,7 +59,7 @@ def test_a_switch_of_the_environment_is_on_or_off(
     assert getattr(Options.read(None, {name: not expected}), name) is not expected
 
 
-@pytest.mark.parametrize("variable", ["FUSION_STRICT", "FUSION_GRAPH_CACHE"])
+@pytest.mark.parametrize("variable", ["FUSION_STRICT", "FUSION_GRAPH_CACHE", "FUSION_PROGRESS"])
 def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "maybe")
     with pytest.raises(ValueError, match=f"unknown {variable}='maybe'; known: 1, true, yes, on, 0, false, no, off"):

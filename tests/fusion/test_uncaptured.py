@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import threading
 import warnings
@@ -218,11 +219,71 @@ def test_steps_follow_copies_and_pickles() -> None:
     fused = fusion.fuse(Stepping())
     for other in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused)), fusion.fuse(fused)):
         warn_once.cache_clear()
+        said(lambda other=other: other.forward(X))
+        torch.testing.assert_close(other(X), fused(X))
+        warn_once.cache_clear()
         said(lambda other=other: other.training_step(X, 0))
         with torch.no_grad():
             other.network.weight.zero_()
         assert (other.training_step(X, 0) == other.network.bias.relu().sum() * 3).all()
     assert "training_step" not in vars(Stepping())
+
+
+def test_forward_called_by_name() -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor, factor: float = 2.0) -> Tensor:
+            return torch.tanh(x) * factor
+
+    fused = fusion.fuse(Named())
+    message = said(lambda: fused.forward(X))
+    assert message == "running eagerly: Named.forward is called by name: call the fused module, which calls it"
+    assert not fusion.report(fused).kernels
+    warn_once.cache_clear()
+    torch.testing.assert_close(silent(lambda: fused(X)), X.tanh() * 2)
+    assert fusion.report(fused).kernels
+    assert inspect.signature(fused.forward) == inspect.signature(Named().forward)
+
+
+def test_forward_within_a_call_of_a_fused_program_is_a_part_of_it() -> None:
+    inner = fusion.fuse(Stepping())
+    outer = fusion.fuse(lambda x: inner.forward(x).exp(), fullgraph=True)
+    torch.testing.assert_close(silent(lambda: outer(X)), inner.network(X).tanh().exp())
+    assert {"tanh", "exp"} <= {origin.name for kernel in fusion.report(outer).kernels for origin in kernel.origins}
+    whole = fusion.fuse(nn.Sequential(inner, nn.ReLU()), fullgraph=True)
+    torch.testing.assert_close(silent(lambda: whole(X)), inner.network(X).tanh().relu())
+
+    def broken(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return inner.forward(x) * 2
+
+    broken = fusion.fuse(broken)
+    torch.testing.assert_close(silent(lambda: broken(X)), inner.network(X).tanh() * 2)
+
+
+def test_an_own_forward_of_an_instance_stays_its_own() -> None:
+    module = Stepping()
+    module.forward = lambda x: module.network(x) * 3
+    fused = fusion.fuse(module)
+    said(lambda: fused.forward(X))
+    warn_once.cache_clear()
+    torch.testing.assert_close(silent(lambda: fused(X)), module.network(X) * 3)
+    again = fusion.fuse(fused)
+    torch.testing.assert_close(silent(lambda: again(X)), module.network(X) * 3)
+    fused.forward = lambda x: x * 2  # as frameworks patch it
+    torch._dynamo.reset()
+    torch.testing.assert_close(silent(lambda: fused(X)), X * 2)
+
+
+def test_many_modules_of_one_class_share_what_was_compiled_of_their_forward() -> None:
+    class Shared(Stepping):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.network(x))
+
+    modules = [fusion.fuse(Shared()) for _ in range(12)]
+    for module in modules:
+        with torch.no_grad():
+            torch.testing.assert_close(silent(lambda module=module: module(X)), module.network(X).sigmoid())
+    assert len(fusion.report(modules[-1]).graphs) == 1
 
 
 def test_programs_that_are_captured_or_compute_nothing_are_silent() -> None:

@@ -77,7 +77,8 @@ typedef struct {
 } fusion_tensor;
 
 /* Opens the program with the parameters and buffers in a file of safetensors, which is mapped into memory and must not
-   be changed while the model is open.  NULL: the file that was written beside the library.  Returns NULL on failure. */
+   be changed while the model is open.  NULL: the file that was written beside the library, in which each tensor must have
+   the numbers that it was exported with; other files may have others.  Returns NULL on failure. */
 FUSION_API fusion_model *fusion_open(const char *weights);
 
 FUSION_API void fusion_close(fusion_model *model);
@@ -96,6 +97,10 @@ FUSION_API const char *fusion_error(void);
 
 /* Sets the number of threads of later runs, from 1.  By default they are as many as OpenMP says, or 1 without it. */
 FUSION_API void fusion_set_threads(fusion_model *model, int threads);
+
+/* Sets the seed of random numbers: the runs that follow draw the same ones after the same seed.  A model begins with 0.
+   Runs that begin at the same time in several threads share out the numbers in either order. */
+FUSION_API void fusion_seed(fusion_model *model, uint64_t seed);
 
 /* The signature. */
 FUSION_API int fusion_input_count(void);

@@ -43,7 +43,17 @@ static int beside(char *path, size_t room) {
     return length < 0 || (size_t)length >= room ? fusion_fail("the path of the library is too long") : 0;
 }
 
-static int place_weight(struct fusion_model *model, int k) {
+/* Refuses a tensor with other numbers than the program was exported with. */
+static int checked(const struct fusion_weight *weight, const char *found, const char *path) {
+    int64_t bytes = weight->item;
+    for (int dim = 0; dim < weight->ndim; dim++) bytes *= weight->shape[dim];
+    if (fusion_sum(found, bytes) == weight->check) return 0;
+    return fusion_fail("%s in %s has other numbers than the program was exported with: the file is damaged, or another"
+                       " one; to use it all the same, open the program with its path",
+                       weight->name, path);
+}
+
+static int place_weight(struct fusion_model *model, int k, const char *own) {
     const struct fusion_weight *weight = &program->weight[k];
     int64_t strides[64];
     for (int tied = 0; tied < k; tied++)
@@ -52,7 +62,7 @@ static int place_weight(struct fusion_model *model, int k) {
             return 0;
         }
     char *found = fusion_find(&model->file, weight);
-    if (found == NULL) return 1;
+    if (found == NULL || (own != NULL && checked(weight, found, own))) return 1;
     fusion_contiguous(weight->ndim, weight->shape, strides);
     const int direct = fusion_same_layout(weight->ndim, weight->shape, strides, weight->strides);
     if (direct && (uintptr_t)found % (uintptr_t)weight->item == 0) {
@@ -90,7 +100,7 @@ fusion_model *fusion_open(const char *weights) {
         failed = failed || fusion_map(weights == NULL ? path : weights, &model->file);
     }
     for (int k = 0; k < program->weights && !failed; k++) {
-        failed = place_weight(model, k);
+        failed = place_weight(model, k, weights == NULL ? path : NULL);
         model->changes |= program->weight[k].changed;
     }
     if (!failed) return model;

@@ -12,7 +12,7 @@ import torch
 
 from fusion.codegen.c.standalone.sizes import size_code
 from fusion.codegen.c.text.nest import indented
-from fusion.codegen.standalone import Copy, Launch, Memory, Place, Source, Standalone, Tensor, Weight
+from fusion.codegen.standalone import Copy, Launch, Memory, Place, Product, Seed, Source, Standalone, Tensor, Weight
 from fusion.lowering.errors import Unsupported
 
 _CODES: dict[torch.dtype, tuple[int, int]] = {
@@ -137,10 +137,13 @@ class _Writer:
             "void layouts(const int64_t *sizes, int64_t *numbers)", ["(void)sizes, (void)numbers;", *lines]
         )
         yield from self._slots()
-        head = "int run(const int64_t *sizes, char *const *memory, char *workspace, int threads, const char **where)"
+        head = (
+            "int run(const int64_t *sizes, char *const *memory, char *workspace, int threads, uint64_t *random,"
+            " const char **where)"
+        )
         steps = [line for step in program.steps for line in self._step(step)]
         before = ["int64_t slots[SLOTS + 1];", "int wrong = 0;", "places(sizes, slots);"]
-        unused = "(void)memory, (void)workspace, (void)threads, (void)where;"
+        unused = "(void)memory, (void)workspace, (void)threads, (void)random, (void)where;"
         yield from _function(head, [unused, *before, *steps, "return wrong;"])
 
     def _slots(self) -> Iterator[str]:
@@ -154,13 +157,23 @@ class _Writer:
         body = ["int64_t slots[SLOTS + 1];", "places(sizes, slots);", "return slots[SLOTS];"]
         yield from _function("int64_t workspace_of(const int64_t *sizes)", body)
 
-    def _step(self, step: Launch | Copy) -> Iterator[str]:
+    def _step(self, step: Launch | Copy | Product | Seed) -> Iterator[str]:
         if isinstance(step, Launch):
             given = [*map(self._place, step.operands), *map(self.size, step.sizes), "threads"]
             yield f"*where = {_quoted(step.where)};"
             yield f"if ((wrong = {_kernel(step.kernel)}({', '.join(given)})) != 0) return wrong;"
             return
+        if isinstance(step, Seed):
+            yield f"fusion_draw(random, {self._place(step.to)});"
+            return
         yield "{"
+        if isinstance(step, Product):
+            for name, numbers in (("extents", step.sizes), ("steps", step.strides)):
+                yield f"    const int64_t {name}[] = {{{', '.join(map(self.size, numbers))}}};"
+            places = ", ".join(map(self._place, (step.left, step.right, step.to)))
+            yield f"    fusion_product({step.item}, extents, steps, {places}, {int(step.adds)});"
+            yield "}"
+            return
         layouts = (("shape", step.shape), ("to", step.to_strides), ("from", step.source_strides))
         for name, numbers in layouts:
             yield f"    const int64_t {name}[] = {{{', '.join([*map(self.size, numbers), '0'])}}};"
@@ -253,7 +266,8 @@ def _weight(number: int, weight: Weight) -> str:
     if weight.dtype not in _STORED:
         raise Unsupported(f"weights of {weight.dtype} have no form in a file of safetensors")
     layout = f"{weight.dtype.itemsize}, {len(weight.shape)}, shape_{number}, strides_{number}"
-    return f"{{{_quoted(weight.name)}, {_quoted(_STORED[weight.dtype])}, {layout}, {int(weight.changed)}}}"
+    name, dtype, check = _quoted(weight.name), _quoted(_STORED[weight.dtype]), f"{weight.check:#010x}u"
+    return f"{{{name}, {dtype}, {layout}, {int(weight.changed)}, {check}}}"
 
 
 __all__ = ["kernel_text", "program_text"]

@@ -200,7 +200,8 @@ static int compute(struct run *run) {
     struct workspace *workspace = fusion_taken(model, program->workspace(run->sizes));
     if (workspace == NULL) return 1;
     if (model->changes) pthread_mutex_lock(&model->running);
-    const int result = program->run(run->sizes, run->memory, workspace->start, model->threads, &where);
+    uint64_t random = fusion_random(model);
+    const int result = program->run(run->sizes, run->memory, workspace->start, model->threads, &random, &where);
     if (model->changes) pthread_mutex_unlock(&model->running);
     fusion_give_back(model, workspace);
     if (result & 2) return fusion_fail("there is no memory for the scratch arrays of %s", where);

@@ -25,6 +25,7 @@ struct fusion_model {
     char **weights;
     char **owned; /* weights in another layout than in the file */
     int threads, changes;
+    uint64_t seed, runs; /* of the generator, and how often it was used */
     pthread_mutex_t lock; /* of the list of workspaces */
     pthread_mutex_t running; /* of a program that changes its weights */
     struct workspace *spare;
@@ -38,6 +39,12 @@ void fusion_unmap(struct fusion_file *file);
 
 /* Finds a tensor by name and checks its dtype and shape; returns NULL, with an error, if there is none. */
 char *fusion_find(const struct fusion_file *file, const struct fusion_weight *weight);
+
+/* Returns the CRC-32 of some bytes. */
+uint32_t fusion_sum(const char *start, int64_t bytes);
+
+/* Returns the state of a generator for one run. */
+uint64_t fusion_random(fusion_model *model);
 
 /* Returns memory for a run, which the run gives back; NULL, with an error, if there is none. */
 struct workspace *fusion_taken(fusion_model *model, int64_t bytes);

@@ -18,9 +18,10 @@ from triton.runtime.jit import JITFunction
 from fusion.codegen.binary import Binary, Callee
 from fusion.codegen.target import Stage
 from fusion.codegen.triton.devices import Device, capability
-from fusion.codegen.triton.launch.carried import offer
+from fusion.codegen.triton.launch.carried import offer, pack
 from fusion.codegen.triton.launch.disassemble import disassembly
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
+from fusion.codegen.triton.launch.multiples import sizes_that_matter
 from fusion.codegen.triton.launch.preparations import start
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
@@ -96,19 +97,21 @@ def _message(error: BaseException) -> str:
     return "\n".join(dict.fromkeys(causes))
 
 
-def binary_of(kernel: Kernel, source: str, device: Device) -> Binary:
-    """Return the binary of a kernel for a device, with what a launch has to know.
+def binary_of(kernel: Kernel, source: str, device: Device, *, strict: bool = False) -> Binary:
+    """Return the binary of a kernel for a device, with what a launch has to know; `strict`: its numerics are.
 
     Raises:
         BuildError: Triton cannot compile it.
     """
     generated = load(kernel, source)
     compiled = compile_for(generated, device)
+    relevant = tuple(sizes_that_matter(kernel))
+    others = [compile_for(generated, device, relevant)] if any(relevant) else []  # for sizes that are multiples of 16
     backend = target_of(device).backend
     suffix, metadata = _LADDERS[backend][-1], compiled.metadata
     callee = Callee(kernel.name, metadata.name, len(kernel.params), len(kernel.sizes))
-    launch = {"num_warps": metadata.num_warps, "shared": metadata.shared}
-    return Binary(callee, suffix, compiled.asm[suffix], (backend, device.arch), launch)
+    launch = {"num_warps": metadata.num_warps, "shared": metadata.shared, "strict": int(strict)}
+    return Binary(callee, suffix, compiled.asm[suffix], (backend, device.arch), launch, pack(compiled, *others))
 
 
 def stages(kernel: Kernel, source: str, device: Device) -> Iterator[Stage]:

@@ -24,11 +24,38 @@ _FILE = re.compile(r"\w[\w.]*")
 def offer(compiled: Any) -> None:
     """Tell the observers of the cache of Triton's `CompiledKernel`."""
     try:
-        files = {name: Path(path).read_bytes() for name, path in compiled.metadata_group.items()}
+        packed = _files(compiled)
     except OSError:  # Triton's cache was emptied since
         return
-    packed = {name: base64.b64encode(content).decode() for name, content in sorted(files.items())}
     tell(FOLDER, compiled.hash, json.dumps(packed).encode())
+
+
+def _files(compiled: Any) -> dict[str, str]:
+    files = {name: Path(path).read_bytes() for name, path in compiled.metadata_group.items()}
+    return {name: base64.b64encode(content).decode() for name, content in sorted(files.items())}
+
+
+def pack(*compiled: Any) -> bytes:
+    """Return Triton's `CompiledKernel`s as `unpack` takes them.
+
+    Raises:
+        OSError: Triton's cache was emptied since.
+    """
+    return json.dumps({each.hash: _files(each) for each in compiled}).encode()
+
+
+def unpack(content: bytes) -> None:
+    """Store what `pack` has returned in Triton's cache.
+
+    Raises:
+        ValueError: it returns no such thing.
+        OSError: the file system refuses.
+    """
+    packed = json.loads(content)
+    if not isinstance(packed, dict) or not all(_FILE.fullmatch(name) for name in packed):
+        raise ValueError("it holds no binaries of Triton")
+    for name, files in packed.items():
+        store(name, json.dumps(files).encode())
 
 
 def store(name: str, content: bytes) -> None:
@@ -51,4 +78,4 @@ def store(name: str, content: bytes) -> None:
     manager.put_group(heads[0], paths)
 
 
-__all__ = ["FOLDER", "offer", "store"]
+__all__ = ["FOLDER", "offer", "pack", "store", "unpack"]

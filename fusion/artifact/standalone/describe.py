@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
+from zlib import crc32
 
 import sympy
 import torch
@@ -16,18 +18,32 @@ from fusion.artifact.ahead import Compiled
 from fusion.artifact.capture import Captured
 from fusion.artifact.signature import Signature
 from fusion.artifact.standalone.memory import Alive, planned
+from fusion.artifact.standalone.products import Called, product_of
 from fusion.artifact.standalone.sizes import size_text
 from fusion.artifact.state import identity, refuse_shared_memory
 from fusion.artifact.trees import described, result_names
 from fusion.artifact.values import Json
 from fusion.artifact.weights import bytes_of
 from fusion.codegen.binary import Callee
-from fusion.codegen.standalone import Copy, Launch, Memory, Place, Size, Source, Standalone, Tensor, Weight
+from fusion.codegen.standalone import (
+    Copy,
+    Launch,
+    Memory,
+    Place,
+    Product,
+    Seed,
+    Size,
+    Source,
+    Standalone,
+    Tensor,
+    Weight,
+)
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.division import ZERO
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Buffer, BufferRef, Extern
+from fusion.lowering.seeded import LIMITS
 from fusion.runtime.views import starts
 from fusion.schedule.kernels import KernelCall
 
@@ -46,24 +62,30 @@ class _Start:
 
 
 def standalone(
-    program: Captured, made: Compiled, callees: Mapping[Kernel, Callee], weights_file: str
+    program: Captured,
+    made: Compiled,
+    callees: Mapping[Kernel, Callee],
+    weights_file: str,
+    *,
+    has_blas: bool = False,
 ) -> tuple[Standalone, dict[str, torch.Tensor]]:
     """Return the description of a program, and the weights that it reads from a file.
 
     Args:
         callees: kernel → how its function is called, for all kernels that launch something.
         weights_file: the name of that file.
+        has_blas: whether products may be calls of BLAS.
 
     Raises:
         Unsupported: it has a step, a result or a size that a library cannot do; the message lists them.
     """
-    return _Describer(program, made, callees).described(weights_file)
+    return _Describer(program, made, callees, has_blas=has_blas).described(weights_file)
 
 
 class _Describer:
     """The description under construction: `starts` has the root of each buffer, `places` where roots lie."""
 
-    def __init__(self, program: Captured, made: Compiled, callees: Mapping[Kernel, Callee]) -> None:
+    def __init__(self, program: Captured, made: Compiled, callees: Mapping[Kernel, Callee], *, has_blas: bool) -> None:
         self.program, self.made, self.lowered = program, made, made.schedule.program
         self.signature = Signature(program, made, ())
         self.names = self.signature.names
@@ -75,6 +97,10 @@ class _Describer:
         self.starts: dict[str, _Start] = {}
         self.places: dict[str, Place] = {}
         self.inputs: dict[int, Place] = {}
+        calls = [step for step in made.schedule.steps if has_blas and isinstance(step, Extern)]
+        found = ((call, product_of(call, self.lowered.buffers)) for call in calls)
+        self.products = {id(call): product for call, product in found if product is not None}
+        self.seeds = {id(step): step.outs[0] for step in made.schedule.steps if _is_seed(step)}
 
     def described(self, weights_file: str) -> tuple[Standalone, dict[str, torch.Tensor]]:
         self._refuse_calls()
@@ -104,7 +130,7 @@ class _Describer:
         refused = {
             f"{call.name} ({call.reason})" if isinstance(call, Extern) and call.reason else call.name: None
             for call in calls
-            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES)
+            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES or self._made_by(call))
         }
         if refused:
             raise Unsupported(
@@ -126,7 +152,9 @@ class _Describer:
                 place = Place(Memory.WEIGHT, len(self.weights))
                 self.state.setdefault(stored, weight.tensor)
                 layout = tuple(weight.tensor.shape), tuple(weight.tensor.stride())
-                self.weights.append(Weight(stored, weight.tensor.dtype, *layout, changed))
+                written = self.state[stored].contiguous()
+                check = crc32(bytes_of(written)) if written.nbytes else 0
+                self.weights.append(Weight(stored, weight.tensor.dtype, *layout, check, changed))
             self.inputs[number] = place
         for number in range(first, len(self.lowered.inputs)):
             self.inputs[number] = Place(Memory.INPUT, number - first)
@@ -186,6 +214,8 @@ class _Describer:
                     for out, begin in zip(step.outs, begins, strict=True)
                     if out is not None
                 )
+            elif (made := self._made_by(step)) is not None:
+                self.starts[made] = _Start(made)
             elif isinstance(step, Extern):
                 targets = step.overwrites
                 self.starts.update(
@@ -248,6 +278,8 @@ class _Describer:
         for number, step in enumerate(self.made.schedule.steps):
             if isinstance(step, KernelCall):
                 first.update((name, number) for name in step.written)
+            elif (made := self._made_by(step)) is not None:
+                first[made] = number
             names = step.buffers if isinstance(step, KernelCall) else step.reads
             last.update((self.starts[name].root, number) for name in names)
         returned = (self.starts[out.name].root for out in self.lowered.outputs if isinstance(out, BufferRef))
@@ -263,16 +295,41 @@ class _Describer:
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def _step(self, step: object) -> Iterator[Launch | Copy]:
+    def _made_by(self, step: object) -> str | None:
+        """Return the tensor that a product or a seed writes."""
+        return self.products[id(step)].out if id(step) in self.products else self.seeds.get(id(step))
+
+    def _step(self, step: object) -> Iterator[Launch | Copy | Product | Seed]:
         if isinstance(step, KernelCall) and step.kernel in self.kernels:
             lines = [*dict.fromkeys(origin.line for origin in step.origins if origin.line)]
             where = f"{step.kernel.name} ({', '.join(lines)})" if lines else step.kernel.name
             operands = tuple(self._place(name) for name in step.buffers)
             yield Launch(self.kernels[step.kernel], operands, tuple(map(self._text, step.kernel.sizes)), where)
+        elif id(step) in self.products:
+            yield from self._product(self.products[id(step)])
+        elif (seed := self.seeds.get(id(step))) is not None:
+            yield Seed(self._place(seed))
         elif isinstance(step, Extern) and step.target in COPIES:
             ends = (arg if isinstance(arg, (list, tuple)) else [arg] for arg in step.args[:2])
             for target, source in zip(*ends, strict=True):
                 yield self._copy(target, source)
+
+    def _product(self, product: Called) -> Iterator[Copy | Product]:
+        """Yield a product by BLAS, after the copy of what it is added to."""
+        left, right, out = (self.lowered.buffers[name] for name in (product.left, product.right, product.out))
+        if product.added is not None:
+            added = self.lowered.buffers[product.added]
+            missing = len(out.shape) - len(added.shape)
+            steps = (0 if size == 1 else step for size, step in zip(added.shape, added.strides, strict=True))
+            strides = (*["0"] * missing, *(self._text(sympy.sympify(step)) for step in steps))
+            layout = tuple(map(self._text, out.strides)), tuple(map(self._text, out.shape))
+            yield Copy(self._place(product.added), strides, self._place(product.out), *layout, out.dtype.itemsize)
+        batch = [self._text(size) for size in out.shape[:-2]] or ["1"]
+        (rows, columns), inner = map(self._text, out.shape[-2:]), self._text(left.shape[-1])
+        whole = (["0"] * (3 - len(each.strides)) + [*map(self._text, each.strides)] for each in (left, right, out))
+        places = self._place(product.left), self._place(product.right), self._place(product.out)
+        sizes, strides_of = (batch[0], rows, columns, inner), tuple(step for each in whole for step in each)
+        yield Product(*places, sizes, strides_of, out.dtype.itemsize, product.added is not None)
 
     def _copy(self, target: object, source: object) -> Copy:
         assert isinstance(target, BufferRef) and isinstance(source, BufferRef)
@@ -296,6 +353,11 @@ class _Describer:
         if isinstance(size, torch.SymInt):
             return self._text(size.node.expr)
         return str(size)
+
+
+def _is_seed(step: object) -> TypeGuard[Extern]:
+    """Return whether a call draws the seed of a kernel's random numbers."""
+    return isinstance(step, Extern) and step.target is aten.randint.low and step.args == (*LIMITS, [])
 
 
 def _packed(shape: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from fusion.artifact.state import written_beside
 from fusion.artifact.weights import pieces
 from fusion.codegen.c.launcher import callee_of
 from fusion.codegen.c.processor import NATIVE
+from fusion.codegen.c.standalone.blas import blas_of
 from fusion.codegen.c.standalone.library import HEADER, library, runner_files
 from fusion.codegen.targets import TARGETS
 from fusion.lowering.errors import Unsupported
@@ -39,12 +41,14 @@ def export_library(
     dynamic_shapes: Any = None,
     arch: str = NATIVE,
     weights: str | os.PathLike[str] | None = None,
+    blas: str | None = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
     """Compile a program for CPUs to a shared library with a C interface, which needs neither Python nor PyTorch.
 
     The header `fusion.h` and the weights, in the safetensors format, are written beside it.  All operations are
-    generated: matrix products, convolutions and attention too.
+    generated: matrix products, convolutions and attention too.  With `blas` the library links that, and calls it for
+    products that are predicted to take longer as a kernel.
 
     Args:
         program: an `nn.Module` or a function, fused or not, or the result of `torch.export.export`.
@@ -55,6 +59,7 @@ def export_library(
         arch: the architecture to compile for: "native" (the CPU at hand), or on x86-64 a level, such as "x86-64-v3".
         weights: the name of a file beside `path` that holds the weights already, such as that of `fusion.save`; by
             default they are written to one that is named as the library is.
+        blas: the name of a library with the interface of CBLAS, such as "openblas", or its path; none by default.
         options: as for `fusion.fuse`; by default those that `program` was fused with.
 
     Raises:
@@ -68,13 +73,15 @@ def export_library(
         raise Unsupported(f"a library is made by the target c, not by {chosen.target}")
     target = TARGETS["c"](None, chosen.current_numerics)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
-    made = compiled(whole, target, chosen, ALONE)
+    linked = None if blas is None else blas_of(blas)
+    made = compiled(whole, target, chosen, ALONE if linked is None else replace(ALONE, products=""))
     if made.device.type != "cpu":
         raise Unsupported(f"a library runs on CPUs, and the program is on {made.device.type}")
     place = Path(path)
     beside = Path(f"{place.stem.removeprefix('lib')}.safetensors" if weights is None else os.fspath(weights))
-    described, state = standalone(whole, made, {kernel: callee_of(kernel) for kernel in made.sources}, beside.name)
-    binary = library(described, arch)
+    callees = {kernel: callee_of(kernel) for kernel in made.sources}
+    described, state = standalone(whole, made, callees, beside.name, has_blas=linked is not None)
+    binary = library(described, arch, linked)
     if weights is not None:
         written_beside(place, beside, state)
     else:

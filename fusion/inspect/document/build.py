@@ -25,6 +25,7 @@ from fusion.inspect.document.structure import (
     BreakEntry,
     DeviceEntry,
     Document,
+    FindingEntry,
     GraphEntry,
     KernelEntry,
     Names,
@@ -37,6 +38,7 @@ from fusion.inspect.document.structure import (
     TrialEntry,
     TuningEntry,
 )
+from fusion.inspect.finding import Finding
 from fusion.inspect.graphs import DeviceReport, OperationReport
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
 from fusion.lowering.errors import Origin
@@ -55,6 +57,7 @@ def document_of(
     other_breaks: Sequence[Break],
     artefacts: Artefacts,
     certificate: Certificate | None = None,
+    finding: Finding | None = None,
 ) -> Document:
     """Return the document of a program's graphs.
 
@@ -62,6 +65,7 @@ def document_of(
         other_breaks: where the program leaves its graphs without ending one.
         artefacts: the artefacts of kernels; none are fine.
         certificate: what was checked of the compiled program, if anything was.
+        finding: what a command found, if one did.
     """
     building = _Building(artefacts)
     entries = [building.graph(number, report) for number, report in enumerate(graphs)]
@@ -74,6 +78,9 @@ def document_of(
         files=building.files.sources(),
         other_breaks=breaks,
         certificate=None if certificate is None else certificate_entry(certificate),
+        finding=None
+        if finding is None
+        else FindingEntry(command=finding.command, good=finding.good, text=finding.text),
     )
 
 

@@ -272,6 +272,14 @@ class CertificateEntry(TypedDict):
     checks: list[CheckEntry]
 
 
+class FindingEntry(TypedDict):
+    """What a command found beyond the reports: its name, whether all is well, and the text that it prints."""
+
+    command: str
+    good: bool
+    text: str
+
+
 class Document(TypedDict):
     """A report.  Equal kernels are one entry of `kernels`, whichever graph launches them."""
 
@@ -282,3 +290,4 @@ class Document(TypedDict):
     files: list[SourceFile]
     other_breaks: list[BreakEntry]
     certificate: CertificateEntry | None
+    finding: FindingEntry | None

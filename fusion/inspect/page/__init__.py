@@ -8,7 +8,7 @@ security policy runs no script but these.
     figures.js            sums, groups, formats; elements.js: tables, links
     kernels.js, code.js   a kernel beside the lines of the program and its artefacts
     graph.js, camera.js   the graphs, with pan and zoom
-    refusals.js, passes.js, memory.js, plots.js, certificate.js, main.js
+    refusals.js, passes.js, memory.js, plots.js, certificate.js, finding.js, main.js
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusion.inspect.page.views import views_of
 
 SCRIPTS = (
     *("figures", "elements", "code", "kernels", "refusals", "passes", "camera", "graph", "memory", "plots"),
-    *("certificate", "main"),
+    *("certificate", "finding", "main"),
 )
 """The scripts, in order: the last one starts."""
 

@@ -4,6 +4,7 @@
 const { report, views } = JSON.parse(document.getElementById("data").textContent);
 
 const TABS = [
+  ...findingTabs(),
   ["kernels", "Kernels", showKernels],
   ["graph", "Graph", showGraph],
   ["refusals", "Not fused", showRefusals],

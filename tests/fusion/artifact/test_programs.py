@@ -228,3 +228,68 @@ def test_an_artifact_is_called_from_a_compiled_program(tmp_path: Path) -> None:
     artifact = saved(lambda x: torch.relu(x) + 1, tmp_path, torch.randn(5))
     compiled = torch.compile(lambda x: artifact(x * 2) * 3, backend="eager")
     assert compiled(torch.tensor([1.0, -1, 2, 0, 0])).tolist() == [9, 3, 15, 3, 3]
+
+
+# Sizes that vary ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_images_are_resized_to_a_size_that_varies(mode: str, tmp_path: Path) -> None:
+    class Resized(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return F.interpolate(x, size=y.shape[2:], mode=mode) + y
+
+    sizes = {"x": None, "y": {2: Dim("height", max=64), 3: Dim("width", max=64)}}
+    x = torch.randn(2, 3, 8, 8)
+    artifact = saved(Resized(), tmp_path, x, torch.randn(2, 3, 16, 12), dynamic_shapes=sizes)
+    for shape in ((16, 12), (20, 9), (5, 31)):
+        assert_like_eager(Resized(), artifact, (x, torch.randn(2, 3, *shape)))
+
+
+def images() -> nn.Module:
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    return nn.Sequential(*layers, nn.Softmax(-1)).eval()
+
+
+FROM_ONE: dict[str, tuple[Callable[..., object], tuple[int, ...]]] = {
+    "images": (images(), (3, 9, 9)),
+    "rows": (nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 8), nn.GELU()), (16,)),
+    "sums over the batch": (lambda x: ((x - x.mean(0)).cumsum(0), x.sum(0), x.amax(0)), (8,)),
+    "differences": (lambda x: x[1:] - x[:-1], (8,)),
+    "pairs": (lambda x: (x.unsqueeze(1) * x.unsqueeze(0)).sum(-1), (3,)),
+    "one axis of two": (lambda x: x.reshape(-1, 4).softmax(0), (8,)),
+    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), (2, 6, 16)),
+    "products": (lambda x: x @ x.transpose(1, 2), (3, 4)),
+    "a view": (lambda x: (x.view(-1), x * 2), (4,)),
+}
+
+
+@pytest.mark.parametrize("case", FROM_ONE)
+def test_one_file_serves_a_batch_of_one_and_others(case: str, tmp_path: Path) -> None:
+    program, shape = FROM_ONE[case]
+    batch = Dim("batch", min=1, max=128)
+    artifact = saved(program, tmp_path, torch.randn(6, *shape), dynamic_shapes=({0: batch},))
+    assert any(text.startswith("1 <= ") for text in artifact.inequalities)
+    for rows in (1, 2, 7, 64):
+        assert_like_eager(program, artifact, (torch.randn(rows, *shape),))
+
+
+def test_several_sizes_may_be_one(tmp_path: Path) -> None:
+    sizes = ({0: Dim("batch", max=16), 1: Dim("length", max=64)},)
+    program = nn.Sequential(nn.Embedding(9, 8), nn.LayerNorm(8), nn.Linear(8, 9)).eval()
+    artifact = saved(program, tmp_path, torch.randint(9, (2, 5)), dynamic_shapes=sizes)
+    for shape in ((1, 1), (1, 7), (3, 1), (4, 6)):
+        assert_like_eager(program, artifact, (torch.randint(9, shape),))
+    with pytest.raises(fusion.ArtifactError, match="1 <= "):
+        artifact(torch.randint(9, (0, 5)))
+
+
+def test_a_program_that_has_to_know_whether_a_size_is_one_says_so(tmp_path: Path) -> None:
+    def asks(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 1 else x.cumsum(0)
+
+    batch = Dim("batch", max=128)
+    artifact = saved(asks, tmp_path, torch.randn(6, 3), dynamic_shapes=({0: batch},))
+    assert_like_eager(asks, artifact, (torch.randn(2, 3),))
+    with pytest.raises(fusion.ArtifactError, match=r"saved for sizes with 2 <= [^\n]*\n  hint: \w+ is x\.size\(0\)"):
+        artifact(torch.randn(1, 3))

@@ -1,9 +1,7 @@
-"""Programs that are not saved are refused with a reason; one for a GPU is saved, and refused where it is loaded."""
+"""Programs that are not saved are refused with a reason."""
 
 from __future__ import annotations
 
-import json
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import fusion
-from fusion.artifact.container import unpack
-from fusion.artifact.weights import bytes_of
 from tests.fusion.artifact.saving import assert_like_eager, saved
 
 
@@ -124,23 +120,39 @@ def test_a_registered_type_is_returned_where_it_is_registered(tmp_path: Path) ->
 # GPUs -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_program_for_a_gpu_is_saved_without_one_and_refused_by_load(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    path, model = tmp_path / "model.fusion", nn.Sequential(nn.GELU(), nn.LayerNorm(64)).half()
-    fusion.save(model, path, inputs=(torch.randn(8, 64).half(),), device="cuda", arch="sm_90")
-    manifest, members = unpack(path)
-    assert manifest["device"] == "cuda" and manifest["architectures"] == {"sm_90": ["cuda", "sm_90"]}
-    (kernel,) = manifest["kernels"]
-    assert bytes(bytes_of(members[kernel["objects"]["sm_90"]])).startswith(b"\x7fELF")
-    assert b"@triton.jit" in bytes(bytes_of(members[kernel["source"]])) and kernel["launch"]["num_warps"] > 0
-    with zipfile.ZipFile(path) as archive:
-        assert "empty_cuda" in {step.get("function") for step in json.loads(archive.read("steps.json"))}
-    with pytest.raises(fusion.Unsupported, match="kernels that the triton target has compiled are not loaded"):
-        fusion.load(path)
-
-
 def test_a_gpu_has_one_architecture(tmp_path: Path) -> None:
     with pytest.raises(fusion.Unsupported, match="for one architecture"):
         saved(torch.relu, tmp_path, torch.ones(3), device="cuda", arch=("sm_80", "sm_90"))
     with pytest.raises(fusion.Unsupported, match="programs on xpu are not saved"):
         saved(torch.relu, tmp_path, torch.ones(3), device="xpu")
+
+
+def test_what_cannot_be_traced_again_is_refused_with_the_line_of_the_program(tmp_path: Path) -> None:
+    fails: list[bool] = []
+
+    @torch.library.custom_op("fusion_tests::traced_once", mutates_args=())
+    def traced_once(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @traced_once.register_fake
+    def shape_of(x: Tensor) -> Tensor:
+        if fails:
+            raise RuntimeError("expected to contain only concrete integers")
+        return torch.empty_like(x)
+
+    exported = torch.export.export(_Calling(traced_once), (torch.ones(3),))
+    fails.append(True)
+    with pytest.raises(fusion.Unsupported, match="only concrete integers") as refused:
+        fusion.save(exported, tmp_path / "program.fusion")
+    assert "test_refusals.py" in str(refused.value) and "fusion_tests.traced_once" in str(refused.value)
+
+
+class _Calling(nn.Module):
+    """Calls an operation."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.operation = operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operation(x) + 1

@@ -1,21 +1,18 @@
-"""Arguments of the command line: what is refused, and how; help, completion and progress."""
+"""Arguments of the command line: what is refused, and how; help and completion."""
 
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fusion import cli
-from fusion.cli import main, waiting
+from fusion.cli import main
 from fusion.cli.arguments import TARGETS as NAMED
 
 
@@ -126,7 +123,7 @@ def test_every_command_that_compiles_refuses_wrong_settings(program, command, ar
         (["time", "--compare", "tvm"], "invalid choice: 'tvm'"),
         (["kernels", "--target", "metal"], "invalid choice: 'metal'"),
         (["explain", "--seed", "x"], "invalid int value: 'x'"),
-        (["kernels", "--html", "x"], "unrecognized arguments: --html"),
+        (["accuracy", "--html", "x"], "unrecognized arguments: --html"),
         (["ptx", "--train"], "unrecognized arguments: --train"),
     ],
 )
@@ -165,7 +162,8 @@ def test_unknown_architectures_are_refused_before_any_output(program, command, a
         (["--arch", "sm_90"], "--arch is for kernels that are generated ahead of time"),
         (["--target", "c", "--arch", "sm_90"], "the c target builds for this machine only"),
         (["--target", "c", "--train"], "--train does not go with --target"),
-        (["--target", "c", "--option", "numerics=strict"], "--option does not go with --target"),
+        (["--target", "c", "--option", "cudagraphs=yes"], "--option cudagraphs=yes does not go with --target"),
+        (["--target", "c", "--option", "target=c"], "--option target=c does not go with --target"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(program, words, message, capsys):
@@ -178,8 +176,36 @@ def test_ahead_of_time_commands_take_no_measurement(program, capsys):
     for word in ("--measure", "--verify", "--times", "--dynamic"):
         assert main([*words, word]) == 2
         assert f"{word} does not go with --target" in capsys.readouterr().err
-    assert main([*words, "--kwarg", "target=1"]) == 2
+    assert main([*words, "--kwarg", "target=1"]) == 2  # of the program, which takes none
     assert "the program failed" in capsys.readouterr().err
+
+
+COMPILED = {"--train", "--mode", "--dynamic", "--option"}
+TAKEN = {
+    "explain": {*COMPILED, "--target", "--arch", "--json", "--html"},
+    "kernels": {*COMPILED, "--target", "--arch", "--json", "--html"},
+    "ptx": {"--option", "--target", "--arch", "--json", "--html"},  # for inference, ahead of time
+    "accuracy": {*COMPILED, "--json"},  # `explain --verify --html` shows more
+    "bench": {*COMPILED, "--json", "--html"},
+    "verify": {*COMPILED, "--json", "--html"},
+    "bisect": {*COMPILED, "--json", "--html"},
+    "time": {*COMPILED, "--json", "--html"},
+    "doctor": {"--json"},
+    "calibrate": {"--json"},
+    "cache": {"--json"},
+    "demo": set[str](),
+    "completion": set[str](),
+}
+"""Which of these options each command takes: all those that mean something there."""
+
+
+def test_every_command_takes_the_options_that_mean_something_there():
+    asked = {option for options in TAKEN.values() for option in options}
+    taken = {
+        name: {word for action in parser._actions for word in action.option_strings} & asked
+        for name, parser in commands()
+    }
+    assert taken == TAKEN
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -213,23 +239,6 @@ def test_bash_completes(program, line, expected, capsys):
     script += f"COMP_WORDS=({words}); COMP_CWORD={len(line) - 1}; _fusion; printf '%s\n' \"${{COMPREPLY[@]}}\"\n"
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True, cwd=Path(program).parent)
     assert {*done.stdout.split()} == expected
-
-
-def test_a_terminal_shows_what_is_waited_for(monkeypatch, capsys):
-    monkeypatch.setattr(waiting, "PATIENCE", 0.05)
-    with waiting.waiting("compiling"):
-        time.sleep(0.2)
-    assert not capsys.readouterr().err
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    log = logging.getLogger("fusion")
-    before = log.level, log.propagate, list(log.handlers)
-    with waiting.waiting("compiling"):
-        log.info("forward: 3 operations\nmore")
-        time.sleep(0.3)
-    shown = capsys.readouterr()
-    assert re.search(r"compiling, \d+ s; forward: 3 operations", shown.err) and not shown.out
-    assert shown.err.endswith("\r\033[K") and "more" not in shown.err
-    assert (log.level, log.propagate, list(log.handlers)) == before
 
 
 def commands() -> Iterator[tuple[str, argparse.ArgumentParser]]:

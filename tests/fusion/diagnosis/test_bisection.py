@@ -20,7 +20,7 @@ from fusion.lowering.registry import RULES
 from fusion.schedule.overrides import JOINS
 from tests.fusion.planted import plant_in_pass, plant_in_text
 
-LAYERS = 50
+LAYERS = 100
 FACTORS = [1 + k / 64 for k in range(LAYERS)]
 TURN = 37
 """The layer with the fault."""
@@ -74,9 +74,9 @@ def test_nothing_is_found_where_results_agree() -> None:
 @pytest.mark.slow
 def test_a_wrong_kernel_among_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_in_text(monkeypatch, str(FACTORS[TURN]), "1.75")
-    start = time.perf_counter()
+    start = time.process_time()  # other work of the machine does not count
     found = fusion.bisect(layers)(x_of(40, 36))
-    assert time.perf_counter() - start < 60
+    assert time.process_time() - start < 60
     assert not found.agrees
     assert found.compared >= LAYERS
     assert found.kernel is not None and any("softmax" in line or "mul_37" in line for line in found.kernel.origins)
@@ -115,10 +115,10 @@ def test_a_wrong_pass_is_found_with_the_kernel_that_it_changed(monkeypatch: pyte
 @pytest.mark.slow
 def test_a_wrong_pass_over_many_kernels_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_in_pass(monkeypatch, "narrow", with_wrong_factor)
-    start = time.perf_counter()
+    start = time.process_time()  # other work of the machine does not count
     found = fusion.bisect(layers)(x_of(40, 36))
-    assert time.perf_counter() - start < 60
-    assert found.culprit == "program/narrow"
+    assert time.process_time() - start < 60
+    assert found.culprit == "program/narrow" and found.compared >= LAYERS
     assert found.changed is not None and "mul_37" in " ".join(found.changed.origins)
 
 

@@ -102,9 +102,94 @@ def test_the_state_of_the_program_stays() -> None:
     assert int(model.num_batches_tracked) == 1
 
 
-def test_random_programs_are_refused() -> None:
-    with pytest.raises(fusion.NotComparable, match="random numbers"):
-        fusion.explain(lambda x: torch.dropout(x, 0.5, True), verify=True)(x_of(40))
+def unchecked(certificate: Certificate) -> dict[str, str]:
+    return {check.name: check.reason for check in certificate.checks if check.reason}
+
+
+def dropped(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.dropout(torch.tanh(x), 0.5, True).cumsum(0) * 2, x.exp() + 1
+
+
+@pytest.mark.parametrize("needs_gradients", [False, True], ids=["inference", "training"])
+def test_random_programs_are_checked_with_the_numbers_that_they_draw(needs_gradients: bool) -> None:
+    certificate = certified(dropped, x_of(40, 3).requires_grad_(needs_gradients))
+    assert certificate.holds and not unchecked(certificate), certificate
+    assert "not compared with eager, as it is random: result[0]" in certificate.agreement.note
+    assert "result[0]" not in {value.name for value in certificate.agreement.values}
+    assert "result[1]" in {value.name for value in certificate.agreement.values}
+    assert any("dropout" in " ".join(check.origins) and check.tried for check in certificate.checks)
+
+
+def test_a_fault_behind_random_numbers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def larger(expr: Any) -> Any:
+        if isinstance(expr, Op) and expr.name == "exp":
+            return make_op("exp", make_op("mul", expr.args[0], Const(1.01, expr.dtype)))
+        return None
+
+    plant_in_pass(monkeypatch, "narrow", lambda program: changed(program, larger))
+    certificate = certified(lambda x: torch.dropout(x, 0.5, True).exp().cumsum(0), x_of(40, 3))
+    assert certificate.agreement.agrees, "nothing that is not random"
+    assert "program/narrow" in {check.name for check in certificate.broken}
+
+
+def test_what_surrounds_a_library_call_of_positions_is_checked() -> None:
+    """Positions are not invented: the call's results are, and what is computed of them is compared."""
+    pool = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Tanh())
+    certificate = certified(pool, x_of(2, 1, 9, 9).requires_grad_())
+    assert certificate.holds and not unchecked(certificate), certificate
+
+
+def test_integers_are_compared_for_equality(monkeypatch: pytest.MonkeyPatch) -> None:
+    def four(expr: Any) -> Any:
+        return replace(expr, value=4) if isinstance(expr, Const) and expr.value == 3 else None
+
+    plant_in_pass(monkeypatch, "narrow", lambda program: changed(program, four))
+    certificate = certified(lambda x: (x.argmax(1) + 3) * 2, x_of(20, 5))
+    broken = {fault.what for check in certificate.broken for fault in check.faults}
+    assert any("of the elements differ" in what for what in broken), certificate
+
+
+def test_attention_of_a_library_is_a_call_like_others() -> None:
+    """Its operation is marked as random, and draws only with dropout."""
+
+    def scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(torch.tanh(q), k, v).exp() * 2
+
+    q, k, v = (x_of(1, 2, 40, 16).requires_grad_() for _ in range(3))
+    certificate = certified(scaled, q, k, v)
+    assert certificate.holds and not unchecked(certificate), certificate
+
+
+def test_the_gradient_of_a_loss_holds() -> None:
+    """Its sums over one-hot rows become their only term, which is an infinity where zeros times one are NaN."""
+
+    def loss(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x @ w.T, ids)
+
+    certificate = certified(loss, x_of(3, 5).requires_grad_(), x_of(7, 5).requires_grad_(), torch.tensor([1, 4, 0]))
+    assert certificate.holds, certificate
+    assert "program/selected" in {check.name for check in certificate.checks if check.tried}
+
+
+def test_calls_in_chunks_are_checked() -> None:
+    def loss(x: Tensor, w: Tensor, ids: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x @ w.T, ids)
+
+    given = x_of(100, 32).requires_grad_(), x_of(300, 32).requires_grad_(), torch.arange(100)
+    certificate = certified(loss, *given, options={"workspace": 1 << 14})
+    assert certificate.holds and all("take_over changes" in reason for reason in unchecked(certificate).values())
+    assert any(check.name == "program/chunks" and check.tried for check in certificate.checks)
+
+
+def test_large_parts_are_checked_on_fewer_kinds_of_inputs() -> None:
+    def deep(x: Tensor) -> Tensor:
+        for k in range(130):
+            x = torch.tanh(x.cumsum(0) * (k + 1) / 100)
+        return x
+
+    certificate = certified(deep, x_of(6, 4))
+    assert certificate.holds and not unchecked(certificate), certificate
+    assert min(len(check.tried) for check in certificate.checks) >= 2
 
 
 def test_a_program_without_kernels_has_nothing_to_certify() -> None:

@@ -23,7 +23,7 @@ from torch import nn
 
 import fusion
 from fusion.codegen.price import along
-from fusion.inspect.document.structure import Document, GraphEntry, OperationEntry, Place
+from fusion.inspect.document.structure import Document, FindingEntry, GraphEntry, OperationEntry, Place
 from fusion.inspect.page import SCRIPTS, frame_of, page_of
 from fusion.inspect.page.layout import layered
 from fusion.inspect.page.views import MOST, views_of
@@ -171,12 +171,9 @@ def test_an_explanation_of_nothing_has_a_page() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_a_language_model_is_small(tmp_path: Path) -> None:
+def test_the_page_of_gpt2_is_small(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(
-        n_embd=96, n_head=12, vocab_size=500, use_cache=False, bos_token_id=0, eos_token_id=0
-    )
-    model = transformers.GPT2LMHeadModel(config)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False))
     fused = fusion.fuse(lambda ids: model(ids).logits, options=FRESH)
     fused(torch.randint(0, 500, (1, 32))).sum().backward()
     explanation = fusion.report(fused)
@@ -184,8 +181,11 @@ def test_the_page_of_a_language_model_is_small(tmp_path: Path) -> None:
     path = explanation.html(tmp_path / "report.html")
     assert path.stat().st_size < 3_000_000
     if importlib.util.find_spec("PyQt6"):
-        found = opened(path, "go('graph', 0, 'before')", "go('graph', 1, 'after')", *EVERYWHERE)
+        timed = "(() => {{ const start = performance.now(); {}; show(); return performance.now() - start; }})()"
+        clicks = ["go('graph', 0, 'before')", "go('graph', 1, 'after')", *EVERYWHERE[:5]]
+        found = opened(path, *map(timed.format, clicks), *EVERYWHERE)
         assert found["messages"] == []
+        assert max(found["results"][: len(clicks)]) < 500, "each click is answered within half a second"
 
 
 # Layout ---------------------------------------------------------------------------------------------------------------
@@ -340,6 +340,17 @@ def test_every_tab_is_shown_without_an_error(page: str, tmp_path: Path) -> None:
     tabs = [f"go('graph', 0, '{when}'); document.querySelectorAll('.box').length" for when in ("before", "after")]
     found = opened(written(page, tmp_path), *tabs, *EVERYWHERE)
     assert found["messages"] == []
+
+
+@needs_browser
+@pytest.mark.slow
+def test_what_a_command_found_is_the_first_tab(document: Document, tmp_path: Path) -> None:
+    finding: FindingEntry = {"command": "verify", "good": False, "text": "DIFFERS: result\nnote: <b>none</b>"}
+    main = "document.getElementById('main').textContent"
+    tabs = "[...document.querySelectorAll('#tabs button')].map((tab) => tab.textContent)"
+    found = opened(written(page_of({**document, "finding": finding}), tmp_path), tabs, main, *EVERYWHERE)
+    assert found["results"][0][:2] == ["Verify", "Kernels"] and found["messages"] == []
+    assert found["results"][1] == "fusion verify: exit code 1DIFFERS: result\nnote: <b>none</b>"
 
 
 @needs_browser
