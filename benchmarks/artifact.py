@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +76,7 @@ class Logits(nn.Module):
         return logits
 
 
-def _save(tool: str, path: Path, model: nn.Module, tokens: Tensor, dynamic_shapes: Any) -> None:
+def _save(tool: str, path: Path, model: nn.Module, tokens: Tensor, dynamic_shapes: object) -> None:
     if tool == "artifact":
         fusion.save(model, path, inputs=(tokens,), dynamic_shapes=dynamic_shapes)
         return
@@ -88,7 +87,7 @@ def _save(tool: str, path: Path, model: nn.Module, tokens: Tensor, dynamic_shape
         aoti_compile_and_package(exported, package_path=str(path))
 
 
-def _row(name: str, tool: str, rows: int, dynamic_shapes: Any) -> Iterator[str]:
+def _row(name: str, tool: str, rows: int, dynamic_shapes: object) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "gpt2.fusion" if tool == "artifact" else "gpt2.pt2")
         model, tokens = Logits().eval(), torch.randint(0, 50257, (1, rows))

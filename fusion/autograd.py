@@ -104,7 +104,9 @@ def aot_backend(
         overrides: decisions that are imposed instead of priced.
     """
 
-    def part(joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any) -> Parted:
+    def part(
+        joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: object
+    ) -> Parted:
         tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
         at = Deriving(able(main_device(joint)), workspace, exact, overrides)
         return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)

@@ -104,7 +104,7 @@ class Precompiled(SerializableCallable):
         """Hold a compiled region; `saved` has its data, or the reason why it cannot be saved."""
         self._run, self.regions, self._saved = run, regions, saved
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the region."""
         return self._run(*args, **kwargs)
 

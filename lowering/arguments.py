@@ -17,7 +17,7 @@ def leaves(arg: object) -> Iterator[object]:
         yield arg
 
 
-def map_leaves(arg: object, change: Callable[[Any], object]) -> Any:
+def map_leaves(arg: object, change: Callable[[object], object]) -> Any:
     """Rebuild a nested argument with `change` applied to each leaf.
 
     >>> map_leaves([1, (2, {"three": 3})], lambda number: -number)

@@ -95,7 +95,7 @@ def captured(
     program: Callable[..., object],
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
 ) -> Captured:
     """Capture a program; a module in the state (train or eval) it is in, an exported program as it is.
 

@@ -38,7 +38,7 @@ _WRITTEN = (1980, 1, 1, 0, 0, 0)
 Content = Iterable["bytes | memoryview"]
 
 
-def pack(path: Path, manifest: Mapping[str, Any], members: Mapping[str, Content]) -> None:
+def pack(path: Path, manifest: Mapping[str, object], members: Mapping[str, Content]) -> None:
     """Write an archive: complete, or not at all.
 
     Raises:

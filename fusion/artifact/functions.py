@@ -9,7 +9,6 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -19,7 +18,7 @@ from fusion.runtime.results import as_traced
 
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
-_OF_TORCH: Mapping[str, Callable[..., Any]] = {
+_OF_TORCH: Mapping[str, Callable[..., object]] = {
     f"torch.{name}": getattr(torch, name)
     for name in (
         *("empty_strided", "as_strided", "mm", "bmm", "addmm", "baddbmm", "convolution"),
@@ -30,7 +29,7 @@ _OF_TORCH: Mapping[str, Callable[..., Any]] = {
 }
 """Functions with the names and arguments of operations, which cost less to call."""
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "empty": allocator(_CPU, _CPU) or torch.empty_strided,
     "empty_cuda": allocator(_CUDA, _CUDA) or torch.empty_strided,
     "in_memory_of": in_memory_of,
@@ -41,7 +40,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 """Name → a function that steps may call."""
 
-NAMES: Mapping[Callable[..., Any], str] = {function: name for name, function in FUNCTIONS.items()}
+NAMES: Mapping[Callable[..., object], str] = {function: name for name, function in FUNCTIONS.items()}
 
 _OPERATION = re.compile(r"[A-Za-z]\w*\.\w+\.\w+")
 
@@ -68,7 +67,7 @@ def schema_of(name: str) -> str:
         LookupError: this process has no such operation.
     """
     if name in FUNCTIONS:
-        overloads: Any = getattr(torch.ops.aten, name.removeprefix("torch."), None) if name in _OF_TORCH else None
+        overloads: object = getattr(torch.ops.aten, name.removeprefix("torch."), None) if name in _OF_TORCH else None
         return str(overloads.default._schema) if hasattr(overloads, "default") else ""
     return str(operation(name)._schema)
 

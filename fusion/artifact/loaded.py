@@ -71,7 +71,7 @@ class Artifact:
 
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # a graph break: it is compiled already
 
-    def _run(self, registers: list[Any]) -> None:
+    def _run(self, registers: list[object]) -> None:
         """Run all steps; casts of autocast are steps, and none is added where the caller has it on."""
         if not torch._C._is_any_autocast_enabled():
             self._program.run(registers)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -53,7 +53,7 @@ def save(
     *,
     inputs: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     device: str | torch.device | None = None,
     arch: str | Sequence[str] | None = None,
     weights: str | os.PathLike[str] | None = None,

@@ -18,8 +18,8 @@ from fusion.artifact.values import Json, Register, read
 from fusion.lowering.errors import CheckFailed
 from fusion.runtime.size_text import evaluated, named
 
-Call: TypeAlias = Callable[..., Any]
-Getter: TypeAlias = Callable[[Sequence[Any]], "tuple[Any, ...]"]
+Call: TypeAlias = Callable[..., object]
+Getter: TypeAlias = Callable[[Sequence[object]], "tuple[object, ...]"]
 Instruction: TypeAlias = "tuple[Call, Getter, int, tuple[int, ...]]"
 
 
@@ -37,7 +37,7 @@ class Program:
     constants: dict[int, object] = field(default_factory=dict)
     instructions: list[Instruction] = field(default_factory=list)
 
-    def run(self, registers: list[Any]) -> None:
+    def run(self, registers: list[object]) -> None:
         """Run all steps on `registers`, in place."""
         for function, arguments, result, dead in self.instructions:
             registers[result] = function(*arguments(registers))

@@ -48,7 +48,7 @@ def pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
         ArtifactError: a dtype has no form in the format.
     """
     ordered = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
-    header: dict[str, Any] = {}
+    header: dict[str, object] = {}
     end = 0
     for name, tensor in ordered:
         if tensor.dtype not in _NAMES:

@@ -104,7 +104,7 @@ class Region:
         finally:
             self._guards = len(_guards())
 
-    def find(self, key: Key, sizes: Sequence[torch.SymInt]) -> Any:
+    def find(self, key: Key, sizes: Sequence[torch.SymInt]) -> object:
         """Return AOTAutograd's result with the compiled graphs, from the cache; None if there is no entry.
 
         Args:
@@ -146,7 +146,7 @@ class Region:
         self._keep(key)
         return result
 
-    def keep(self, key: Key, result: Any) -> None:
+    def keep(self, key: Key, result: object) -> None:
         """Store AOTAutograd's result."""
         try:
             if len(_guards()) > self._guards:

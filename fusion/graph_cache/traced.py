@@ -236,7 +236,7 @@ def result_of(traced: Traced, compiled: Compiled) -> AOTAutogradResult:
 def _made(value: object) -> Any:
     match value:
         case State(kind, attributes):
-            made: Any = object.__new__(_STATES[kind])
+            made: object = object.__new__(_STATES[kind])
             vars(made).update({name: _made(each) for name, each in attributes.items()})
             return made
         case Views(views):

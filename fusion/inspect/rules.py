@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import fx
@@ -60,7 +60,7 @@ class _Checking(fx.Interpreter):
         super().__init__(graph)
         self._tell = tell
 
-    def run_node(self, n: fx.Node) -> Any:
+    def run_node(self, n: fx.Node) -> object:
         """Run a node, and its lowered form on the same operands."""
         if not _is_checked(n):
             return super().run_node(n)

@@ -22,7 +22,7 @@ Evaluated: TypeAlias = Callable[[Sequence[Size]], Any]
 Place: TypeAlias = Callable[[ast.expr], "int | None"]
 """Part of a text → the position of the size that it names; None if it names none."""
 
-_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
+_ARITHMETIC: Mapping[type, Callable[[object, object], object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -31,7 +31,7 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
+_COMPARISONS: Mapping[type, Callable[[Any, Any], object]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -39,7 +39,7 @@ _COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_CALLS: Mapping[str, Callable[..., Any]] = {
+_CALLS: Mapping[str, Callable[..., object]] = {
     "max": max,
     "min": min,
     "math.floor": math.floor,
@@ -101,11 +101,11 @@ def _joined(op: ast.boolop, operands: Sequence[Evaluated]) -> Evaluated:
     return lambda sizes: join(each(sizes) for each in operands)
 
 
-def _computed(compute: Callable[[Any, Any], Any], left: Evaluated, right: Evaluated) -> Evaluated:
+def _computed(compute: Callable[[object, object], object], left: Evaluated, right: Evaluated) -> Evaluated:
     return lambda sizes: compute(left(sizes), right(sizes))
 
 
-def _compared(compares: Sequence[Callable[[Any, Any], Any]], operands: Sequence[Evaluated]) -> Evaluated:
+def _compared(compares: Sequence[Callable[[object, object], object]], operands: Sequence[Evaluated]) -> Evaluated:
     def holds(sizes: Sequence[Size]) -> bool:
         values = [each(sizes) for each in operands]
         pairs = zip(compares, values[:-1], values[1:], strict=True)

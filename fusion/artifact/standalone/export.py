@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fusion.api import options_for
 from fusion.artifact.ahead import compiled
@@ -38,7 +38,7 @@ def export_library(
     *,
     inputs: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     arch: str = NATIVE,
     weights: str | os.PathLike[str] | None = None,
     blas: str | None = None,
