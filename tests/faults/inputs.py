@@ -60,7 +60,7 @@ WORDS = (
 )
 FILES = (
     *("a\nb.py", 'a"b.py', "a'b.py", "*/ int x; /*", '\n#include "/etc/passwd"\n', "\\", "\\\n", "??/", "{}", "%s%n"),
-    *("\udcff.py", "\x00.py", "ä€𝄞.py", "", "<string>", '"""', "x" * 5000, "// x", "\r", "\u2028"),
+    *("\udcff.py", "\x01.py", "ä€𝄞.py", "", "<string>", '"""', "x" * 5000, "// x", "\r", "\u2028"),
 )
 """File names; none is that of a folder, which PyTorch's own profile of sizes would try to read."""
 
@@ -77,7 +77,7 @@ def names(trial: Trial) -> tuple[str, Outcome]:
 def _module(trial: Trial, word: str) -> Outcome:
     """Run a module whose parts have a name that is a word of C, with what no identifier has."""
     odd = trial.rng.choice(("", " ", "*/", "\n", '"', "'", "\\", "-", "[0]", "\udcff"))
-    name = word + odd
+    name = word + (odd or "_" if hasattr(torch.nn.Module, word) else odd)  # a part may not have the name of a method
     inner = torch.nn.LayerNorm(8)
     outer = torch.nn.Module()
     outer.add_module(name, inner)
