@@ -32,6 +32,7 @@ knobs.compilation.listener = lambda **told: misses.append(told["cache_hit"])
 begun = time.perf_counter()
 if how == "load":
     fusion.compile.schedule_graph = None
+torch._dynamo.config.enable_aot_compile = True  # by default only in later releases than 2.11
 program = torch.compile(f, backend=fusion_backend, fullgraph=True)
 if what == "aot" and how == "save":
     program = program.aot_compile(((x, w), {}))
