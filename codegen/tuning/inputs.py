@@ -19,6 +19,7 @@ from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
 from fusion.lowering.expr import Expr, index_of, loads
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel, Store, statements, values_of
+from fusion.lowering.open_bounds import open_bounds
 
 _SEED = 20
 CPU = torch.device("cpu")
@@ -35,12 +36,15 @@ def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], 
     )
     if kernel.sizes or not all(size.is_Integer for size in every):
         raise Unsupported(f"{kernel.name} has sizes that are not known")
-    positions = any(map(_positions, kernel.launched))
+    positions, bounds = any(map(_positions, kernel.launched)), open_bounds(kernel, {})
     for limit in limits(size for param in kernel.params for size in param.shape) if positions else (None,):
         inputs = [
             drawn(param.shape, param.strides, param.dtype, CPU if param.number else device, limit)
             for param in kernel.params
         ]
+        for param, tensor in zip(kernel.params, inputs, strict=True):
+            if param.name in bounds:
+                tensor.fill_(bounds[param.name])
         after = [clone(tensor) for tensor in inputs]
         try:
             run_kernel(kernel, after)

@@ -28,6 +28,7 @@ from fusion.lowering.errors import CheckFailed, VerifyError, by_place
 from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel, only_stored
+from fusion.lowering.open_bounds import open_bounds
 from fusion.lowering.program import Extern
 from fusion.options import Options
 from fusion.region import compile_anew
@@ -152,13 +153,18 @@ def _of_built(
 ) -> Checked:
     """Compare a built kernel with the evaluator on hostile inputs."""
     kernel, unread = call.kernel, only_stored(call.kernel)
-    read = [k for k, param in enumerate(kernel.params) if param.name not in unread]
+    names = [param.name for param in kernel.params]
+    read = [k for k, name in enumerate(names) if name not in unread]
+    numbers = {size: int(cast("int", number)) for size, number in zip(kernel.sizes, sizes, strict=False)}
+    bounds = open_bounds(kernel, numbers)
     tried: list[str] = []
     faults: list[Fault] = []
     for kind, changed in hostile([tensors[k] for k in read]):
         held = [copied(tensor, tensor.dtype) for tensor in tensors]
         for k, tensor in zip(read, changed, strict=True):
             held[k] = tensor
+        for name, number in bounds.items():
+            held[names.index(name)].fill_(number)
         try:
             errors = list(compared(call, run, [*held, *sizes]))
         except (CheckFailed, VerifyError):

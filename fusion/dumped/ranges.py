@@ -1,7 +1,8 @@
 """Finds the values that the integer inputs of a kernel may hold, from the checks that the kernel makes of them.
 
 Input: a kernel and its sizes; output: a range for each parameter that is a position, checked as it is loaded, and for
-each that integers are divided by.  Positions that are computed before they are checked have no range here.
+each that integers are divided by; for bounds of a mask, a number that holds for any mask.  Positions that are computed
+before they are checked have no range here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fusion.lowering.checks import checks_of, requirement_checked_by
 from fusion.lowering.evaluate import size_value
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, postorder
 from fusion.lowering.kernel import Kernel, statements, values_of
+from fusion.lowering.open_bounds import open_bounds
 
 DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
@@ -45,7 +47,7 @@ def ranges_of(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, Ra
             known = ranges.get(name, (low, high))
             both = max(low, known[0]), min(high, known[1])
             ranges[name] = both if both[0] <= both[1] else known
-    return ranges
+    return ranges | {name: (number, number) for name, number in open_bounds(kernel, sizes).items()}
 
 
 def _of_positions(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> Iterator[tuple[str, Range]]:

@@ -26,7 +26,7 @@ from fusion.lowering.evaluate import (
     size_value,
     update,
 )
-from fusion.lowering.expr import Expr, IndexValue
+from fusion.lowering.expr import Expr, IndexValue, Op, postorder
 from fusion.lowering.folds import fold
 from fusion.lowering.indexing import symbols_of
 from fusion.lowering.kernel import (
@@ -108,6 +108,7 @@ def _run_body(
     for stmt in body:
         match stmt:
             case Loop():
+                evaluate(_bounded_in(stmt), axes, scope)  # refuses bounds that do not hold
                 if not running(stmt):
                     tiles.update(_run_body(kernel, stmt.body, axes, scope, varies))
                     continue
@@ -131,6 +132,12 @@ def _run_body(
             case _:
                 assert_never(stmt)
     return tiles
+
+
+def _bounded_in(loop: Loop) -> list[Expr]:
+    """Return the parts of a loop's condition that have bounds."""
+    parts = [] if loop.where is None else postorder(loop.where)
+    return [part for part in parts if isinstance(part, Op) and part.name == "bounded"]
 
 
 def _identity_of(stmt: Fold, rank: int, scope: Scope) -> torch.Tensor:

@@ -6,17 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 
 from fusion.codegen.target import Capabilities
 from fusion.inspect.examples import TARGET, lowered
-from fusion.lowering.expr import Op, postorder
-from fusion.lowering.interpret import run_program
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.expr import IndexValue, Load, Op, make_op, postorder
+from fusion.lowering.interpret import run_kernel, run_program
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Store
+from fusion.lowering.open_bounds import open_bounds
 from fusion.lowering.program import Map, Program, Reduce
 from fusion.lowering.verify import verify_program
 from fusion.schedule.chained import mask_bounds, stream
 from tests.fusion.masks import added, masks
+from tests.fusion.schedule.test_pack import kernel
+from tests.fusion.schedule.test_quantised import calls
 
 KINDS = tuple(masks(8))
 INFINITE = float("-inf")
@@ -178,3 +184,37 @@ def test_targets_that_test_each_block_need_none() -> None:
     others = replace(capabilities(), bounds=False)
     program, chains = stream(lowered(attended, *inputs, masks(221)["causal"]), others)
     assert chains and mask_bounds.bound_masks(program, others, chains)[0] is program
+
+
+def test_made_inputs_keep_the_bounds_of_a_kernel() -> None:
+    """A kernel that is timed or checked alone gets bounds that hold for any mask."""
+    heads, mask = torch.empty(2, 16, 1024, 64, dtype=torch.bfloat16), torch.ones(1024, 1024, dtype=torch.bool)
+    kernels = [kernel(call) for call in calls(attended, heads, heads + 0, heads + 0, mask)]
+    bounds = [open_bounds(each, {}) for each in kernels]
+    assert [sorted(numbers.values()) for numbers in bounds if numbers] == [[0, 0, 1024, 1024]]
+
+
+def test_the_evaluator_refuses_a_kernel_whose_bounds_do_not_hold() -> None:
+    row, column = sympy.Symbol("i0", integer=True), sympy.Symbol("r0", integer=True)
+    end = Load("end", (row,), torch.int32)
+    within = make_op("lt", IndexValue(column, torch.int32), end)
+    shown = make_op("bounded", Load("mask", (4 * row + column,), torch.bool), within, within)
+    total = Fold("total", "sum", (Load("x", (4 * row + column,), torch.float32),), (column,), torch.float32)
+    four, two = sympy.Integer(4), sympy.Integer(2)
+    sums = Kernel(
+        "sums",
+        (
+            Param("mask", torch.bool, (two, four), (four, sympy.Integer(1)), written=False),
+            Param("end", torch.int32, (two,), (sympy.Integer(1),), written=False),
+            Param("x", torch.float32, (two, four), (four, sympy.Integer(1)), written=False),
+            Param("out", torch.float32, (two,), (sympy.Integer(1),), written=True),
+        ),
+        (),
+        (KernelAxis(row, two, Role.GRID), KernelAxis(column, four, Role.LOOP)),
+        (Loop((column,), (total,), shown), Store("out", row, total.ref)),
+    )
+    mask = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    x, out = torch.ones(2, 4), torch.empty(2)
+    run_kernel(sums, [mask, torch.tensor([2, 1], dtype=torch.int32), x, out])
+    with pytest.raises(VerifyError, match="bounds"):
+        run_kernel(sums, [mask, torch.tensor([2, 2], dtype=torch.int32), x, out])
