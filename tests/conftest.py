@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -74,6 +75,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    leave_modules_unpatched()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,13 +88,44 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+def leave_modules_unpatched() -> None:
+    """Skip the assignments to `nn.Module.__call__` and `__getattr__` with which `make_fx` begins and ends a trace.
+
+    Its tracer assigns functions that do what the originals do.  Each assignment has Python update all subclasses, a
+    thousand once the models of transformers are imported: 5% of the time of a sample of tests.  Other tracers, which
+    record modules, assign theirs.
+    """
+    from torch.fx import _symbolic_trace
+    from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+    patch = _symbolic_trace._Patcher.patch_method
+
+    def patch_method(patcher: object, owner: type, name: str, function: FunctionType, deduplicate: bool = True) -> None:
+        tracers = [cell.cell_contents for cell in function.__closure__ or () if owner is torch.nn.Module]
+        if not any(isinstance(each, PythonKeyTracer) for each in tracers):
+            patch(patcher, owner, name, function, deduplicate)
+
+    _symbolic_trace._Patcher.patch_method = patch_method
+
+
+def seed() -> None:
+    """Seed the generators that a test may draw from.
+
+    `torch.manual_seed` also notes a stack trace for each kind of device that may be initialised later.
+    """
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _same_start_for_every_test() -> Iterator[None]:
     """Seed torch and reset its warnings before the test; reset Dynamo after it.
 
     Dynamo times the guards of every compilation, with empty caches, only for its log: that takes 20 ms each time.
     """
-    torch.manual_seed(0)
+    seed()
     if "torch._dynamo.guards" in sys.modules:
         sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *_: 0.0
     if "fusion.fallback" in sys.modules:

@@ -109,7 +109,7 @@ def _gpt2(quick: bool) -> torch.nn.Module:
         raise FusionError(
             "the demonstration needs transformers, which is not installed", hint="pip install 'fusion-compiler[demo]'"
         ) from error
-    config = GPT2Config(use_cache=False, attn_implementation="eager")  # type: ignore[call-arg]  # its base takes it
+    config = GPT2Config(use_cache=False, attn_implementation="eager")
     if quick:
         config.n_layer, config.vocab_size = 2, 256
     model: torch.nn.Module = GPT2LMHeadModel(config)
