@@ -33,6 +33,7 @@ EDGES: tuple[tuple[str, str], ...] = (
         "program, and with the speeds of the device (`fusion calibrate`).",
     ),
     ("is compared with itself", "Nothing: a recomputed number could differ from itself in its last bit."),
+    ("in another order", "Other numerics: under batch-invariant ones a sum keeps its own order."),
     ("different devices", "Tensors on one device."),
     ("has no elements", "Nothing: an empty tensor costs nothing."),
     ("would hold more than", "Fewer operations between two tensors that are stored anyway."),
