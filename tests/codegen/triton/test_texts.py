@@ -109,9 +109,7 @@ def test_functions_of_the_prelude_state_what_they_call() -> None:
     for name, text in prelude.FUNCTIONS.items():
         tree = ast.parse(text)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        called = {
-            ast.unparse(part) for node in calls for part in (node.func, *node.args)
-        }  # a reduction gets a function
+        called = {ast.unparse(part) for node in calls for part in (node.func, *node.args)}  # some are passed
         stated = {each for each in called if each in prelude.FUNCTIONS or each.startswith("libdevice.")}
         assert stated == {*prelude.READS.get(name, ())}, name
 
