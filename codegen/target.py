@@ -118,6 +118,7 @@ class Capabilities:
     Attributes:
         fold_ops: supported folds; without "dot", contractions are left to the library.
         whole_limit: the longest reduced row, in elements, that one program holds whole.
+        held_row: the longest row, in elements, that a program holds beside running sums of its columns; 0: none.
         window_limit: the most points of an overlapping window that a map computes; a larger one is folded.  With 1,
             only windows without a fold are maps.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
@@ -157,6 +158,7 @@ class Capabilities:
     streamed: float = 0.5
     bounds: bool = False
     padded: bool = False
+    held_row: int = 0
     alignment: int = 1
     lone_products: bool = True
     few_rows: tuple[int, int] = (0, 0)

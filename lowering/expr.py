@@ -317,7 +317,7 @@ def guarded(expr: Expr, mask: Expr, safe: Iterable[Expr] = ()) -> Expr:
             return checked_where(node, mask)
         if not isinstance(node, Load):
             return None
-        both = mask if node.mask is None else make_op("and", mask, node.mask)
+        both = mask if node.mask in (None, mask) else make_op("and", mask, node.mask)
         return Load(node.buffer, node.index, node.dtype, both)
 
     inside = rewrite([expr], rule)[0]

@@ -182,6 +182,8 @@ class Body:
         turns = compose("range({})", steps)
         if count > 1:
             turns = compose("tl.range({}, loop_unroll_factor={})", steps, count)
+        elif self.layout.config.num_stages > 1 and not self.layout.blocked.contraction:
+            turns = compose("tl.range({}, num_stages={})", steps, self.layout.config.num_stages)
         values.close("for {} in {}:", step, turns)
         return later
 

@@ -22,6 +22,10 @@ WINDOWED = 8.0
 LONGEST = 1 << 15
 """Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""
 
+HELD_ROW = 1 << 13
+"""Elements of the longest row that a program holds beside running sums of its columns: 8 warps have registers for two
+sums and two operands."""
+
 GATHER = 32.0
 """Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one.
 
@@ -49,6 +53,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
             steps=Steps(gathered=GATHER, windowed=WINDOWED, shifted=2.5, strided=5.0, wide=WIDE),
         ),
         padded=True,
+        held_row=0 if numerics.invariant else HELD_ROW,
         bounds=True,
         alignment=16,
         crowding=0.02,

@@ -20,7 +20,7 @@ import sympy
 from fusion.codegen.triton.blocks import Blocked, Config
 from fusion.codegen.triton.devices import Device, Feature
 from fusion.lowering.expr import Load, index_of, loads
-from fusion.lowering.kernel import Role
+from fusion.lowering.kernel import Loop, Role, statements, values_of
 
 _LANES = 32
 """Threads per warp that configurations assume."""
@@ -81,8 +81,20 @@ def _in_registers(device: Device) -> int:
     return 0 if device.has(Feature.ASYNC_UNITS) else 1
 
 
+def in_flight(blocked: Blocked) -> list[Load]:
+    """Return the loads of a loop, without products, that differ in each step and span all axes held in it."""
+    dims = {dim.symbol for dim in blocked.dims if dim.role is not Role.GRID}
+    loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
+    every = loads(*(value for loop in loops for stmt in statements(loop.body) for value in values_of(stmt)))
+    return [load for load in dict.fromkeys(every) if dims <= _symbols(load)]
+
+
 def _stage(blocked: Blocked, config: Config) -> int:
-    """Return the bytes of the operands that one step of a loop multiplies."""
+    """Return the bytes of the operands that one step of a loop multiplies, or folds."""
+    if not blocked.dots:
+        if config.num_stages == 1:
+            return 0
+        return sum(load.dtype.itemsize * _points(blocked, config, _symbols(load)) for load in in_flight(blocked))
     looped = {dim.symbol for dim in blocked.dims if dim.role is Role.LOOP}
     total = 0
     for operand in dict.fromkeys(arg for dot in blocked.dots for arg in dot.args):

@@ -15,16 +15,20 @@ from dataclasses import dataclass, replace
 import sympy
 from typing_extensions import assert_never
 
+from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import (
     Expr,
     Index,
     IndexValue,
     Load,
+    Op,
     TileRef,
     as_stored,
+    checked_where,
     free_axes,
     guarded,
     make_cast,
+    make_op,
     postorder,
     rewrite,
 )
@@ -151,7 +155,7 @@ class _Expansion:
             if placement is None:
                 continue
             node = self.dependences.compute(member)
-            exprs = tuple(self._resolve(e) for e in substitute_all(node.exprs, placement, self.sizes))
+            exprs = tuple(self._of_rows(self._resolve(e)) for e in substitute_all(node.exprs, placement, self.sizes))
             if isinstance(node, Scatter):
                 self.writes.append(self._scattered(node, exprs, placement))
                 continue
@@ -161,7 +165,11 @@ class _Expansion:
             if self.dependences.stored(member, self.together):
                 index = tuple(placement[axis.symbol] for axis in node.axes)
                 offset = flatten(index, self.dependences.program.buffers[node.out].strides, self.sizes)
-                self.writes.append(Write(node.out, offset, value))
+                where = self.cluster.space.where
+                if where is not None and offset.free_symbols & {axis.symbol for axis in self.cluster.space.reduced}:
+                    self.writes.append(Write(node.out, offset, value, points=index, where=where))
+                else:
+                    self.writes.append(Write(node.out, offset, value))
             self.values[node.out] = value
         return Expanded(tuple(self.folds), tuple(self.writes), tuple(self.prefixes))
 
@@ -180,13 +188,15 @@ class _Expansion:
                 self.spans[prefix.name] = self._spanned(*exprs) | {along}
                 return prefix.ref
             case Reduce():
-                return self._reduced(node, exprs)
+                return self._reduced(node, exprs, placement)
             case _:
                 assert_never(node)
 
-    def _reduced(self, node: Reduce, exprs: tuple[Expr, ...]) -> Expr:
-        """Return the fold of a reduction over the cluster's reduced axes."""
+    def _reduced(self, node: Reduce, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
+        """Return the fold of a reduction: over the cluster's reduced axes, or over its own where rows are held."""
         over = tuple(axis.symbol for axis in self.cluster.space.reduced)
+        if self.cluster.space.crossed:
+            over = _symbols((axis.symbol for axis in node.over), placement)
         if not over:  # of one element
             return make_cast(exprs[-1], node.dtype)
         fold = Fold(f"{node.op}{len(self.folds)}", node.op, exprs, over, node.dtype)
@@ -237,6 +247,23 @@ class _Expansion:
         """Return the axes that the values of `exprs` vary over."""
         refs = {node.name for node in postorder(*exprs) if isinstance(node, TileRef)}
         return free_axes(*exprs).union(*(self.spans[name] for name in refs))
+
+    def _of_rows(self, expr: Expr) -> Expr:
+        """Return `expr` with loads and checks that vary along the rows suppressed where there is none."""
+        where = self.cluster.space.where
+        if where is None:
+            return expr
+        along = free_axes(where)
+
+        def rule(node: Expr) -> Expr | None:
+            if isinstance(node, Op) and node.name == CHECKED:
+                return checked_where(node, where)
+            if not isinstance(node, Load) or along.isdisjoint(free_axes(node)) or node.mask is where:
+                return None
+            mask = where if node.mask is None else make_op("and", where, node.mask)
+            return Load(node.buffer, node.index, node.dtype, mask)
+
+        return rewrite([expr], rule)[0]
 
     def _resolve(self, expr: Expr) -> Expr:
         """Return `expr` with members replaced by their values, and flat offsets in all other loads."""

@@ -19,7 +19,17 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Contract, Extern, Program, writes
-from fusion.schedule.clusters.legality import CannotJoin, Cluster, Link, may_join, may_share_body, single
+from fusion.schedule.clusters.legality import (
+    CannotJoin,
+    Cluster,
+    Link,
+    crossed,
+    folds_rows,
+    may_join,
+    may_share_body,
+    single,
+    sums_columns,
+)
 from fusion.schedule.clusters.profit import EARLY, ChainedShare, Prices
 from fusion.schedule.iteration.dependences import Dependences
 
@@ -147,6 +157,7 @@ class _Growth:
                 self._push(link)
         while self.heap:
             self._try(heapq.heappop(self.heap)[-1])
+        self._cross()
         self._unite()
 
     def _schedule_key(self, cluster: int) -> int:
@@ -243,6 +254,40 @@ class _Growth:
             self.reasons[link.first, link.second] = verdict
             return
         self._replace(a, b, joined)
+
+    def _cross(self) -> None:
+        """Add sums of columns to the loops of kernels that fold the rows of the same matrices."""
+        if not self.capabilities.held_row:
+            return
+        dependences = self.dependences
+        for a in [c for c, cluster in self.clusters.items() if sums_columns(dependences, cluster)]:
+            near = {other for name in (*self.read[a], *self.made[a]) for other in self._touching(name)} - {a}
+            for b in sorted(near, key=lambda c: self.clusters[c].members[0]):
+                columns, rows = self.clusters[a], self.clusters[b]
+                if not folds_rows(dependences, rows) or self._path(a, b) or self._path(b, a):
+                    continue
+                joined = crossed(dependences, self.capabilities, columns, rows)
+                if isinstance(joined, Cluster):
+                    verdict = self.prices.worth(columns, rows, joined)
+                    if verdict is None:
+                        self._merge(joined)
+                        break
+                else:
+                    verdict = joined.reason
+                self._keep_apart(a, b, verdict)
+
+    def _keep_apart(self, a: int, b: int, reason: str) -> None:
+        """Record the reason why two clusters do not become one."""
+        for first, second in ((a, b), (b, a)):
+            for name in self.made[first].keys() & self.read[second]:
+                readers = [reader for reader in self.dependences.readers[name] if self.owner[reader] == second]
+                self.reasons.update({(self.made[first][name], reader): reason for reader in readers})
+
+    def _touching(self, name: str) -> set[int]:
+        """Return the clusters that read or compute a tensor."""
+        writer = self.dependences.writer.get(name)
+        positions = (*self.dependences.readers.get(name, ()), *(() if writer is None else (writer,)))
+        return {self.owner[position] for position in positions}
 
     def _unite(self) -> None:
         """Merge small unrelated clusters into one body (horizontal fusion).

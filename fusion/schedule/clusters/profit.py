@@ -157,7 +157,11 @@ class Prices:
         """Return the occupancy of a reduction, as a share of the device: one program computes one row."""
         if not cluster.space.reduced or cluster.space.rigid:
             return 1.0
-        rows = math.prod(self.dependences.estimate(axis.size) for axis in cluster.space.parallel)
+        spread = (axis for axis in cluster.space.parallel if axis.symbol not in cluster.space.held)
+        rows = math.prod(self.dependences.estimate(axis.size) for axis in spread)
+        if cluster.space.crossed:  # one program to a multiprocessor holds as much as its registers can
+            slots = self.capabilities.parallelism // 2
+            return rows / (slots * -(-rows // slots))
         return min(1.0, max(1, rows) / self.capabilities.parallelism)
 
     def _products(self, cluster: Cluster) -> float:

@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import sympy
 
+from fusion.lowering.expr import Expr
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, Sizes, invert, simplify, split_points
 from fusion.lowering.program import Axis
 
@@ -31,8 +32,9 @@ class Space:
     """Parallel and reduced axes.  A `rigid` space (of a contraction) keeps its axes: they are never split.
 
     Attributes:
-        held: parallel axes that every program holds whole (see `chained/`).
+        held: parallel axes that every program holds whole (see `chained/`, `clusters/legality/crossed.py`).
         private: axes over which only contractions inside the cluster reduce; nothing outside depends on them.
+        where: the points that belong to rows, if the last part of the rows is shorter than the others.
     """
 
     parallel: tuple[Axis, ...]
@@ -40,6 +42,7 @@ class Space:
     rigid: bool = False
     held: frozenset[sympy.Symbol] = frozenset()
     private: tuple[Axis, ...] = ()
+    where: Expr | None = None
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -55,6 +58,11 @@ class Space:
     def streamed(self) -> bool:
         """Whether the kernel loops over tiles that it computes itself."""
         return bool(self.private)
+
+    @property
+    def crossed(self) -> bool:
+        """Whether each program loops over rows that it holds whole, and folds them in both directions."""
+        return bool(self.held) and not self.private
 
     @property
     def points(self) -> sympy.Expr:

@@ -19,7 +19,7 @@ def body_of(
     expanded: Expanded, parallel: Sequence[Axis], reduced: Sequence[Axis], role: Role, *, follows: bool
 ) -> tuple[Stmt, ...]:
     """Return the statements over axes of that role; with `follows`, folds may depend on running values."""
-    stores = [_store(write, (*parallel, *reduced)) for write in expanded.writes]
+    stores = [store_of(write, (*parallel, *reduced)) for write in expanded.writes]
     over = tuple(axis.symbol for axis in reduced)
     if role is Role.WHOLE or not reduced:
         return placed((*expanded.folds, *stores), expanded.prefixes)
@@ -28,7 +28,8 @@ def body_of(
     return _looped(expanded.folds, stores, over)
 
 
-def _store(write: Write, axes: Sequence[Axis]) -> Store:
+def store_of(write: Write, axes: Sequence[Axis]) -> Store:
+    """Return the statement of a write, over those of `axes` that it needs."""
     if write.points is None:
         return Store(write.buffer, write.offset, write.value)
     indexed = {symbol for point in write.points for symbol in point.free_symbols} & {axis.symbol for axis in axes}

@@ -27,6 +27,7 @@ from fusion.schedule.iteration.contiguity import LANES, contiguous_axes, reads_c
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 from fusion.schedule.online.merge import MERGEABLE
+from fusion.schedule.reductions.beside_rows import beside_rows
 from fusion.schedule.reductions.flat import flattened
 from fusion.schedule.reductions.partial import Cut, cut, with_cuts
 
@@ -60,9 +61,10 @@ def split_reductions(
     """
     chained, known = {member for cluster in streams for member in cluster.members}, hints or {}
     nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()
+    across = beside_rows(program, capabilities, known)
     for position, node in enumerate(program.nodes):
         if isinstance(node, Reduce) and position not in chained:
-            nodes[position], axis, count = _chunks(program, node, capabilities, known)
+            nodes[position], axis, count = across.get(position) or _chunks(program, node, capabilities, known)
             if axis is not None and count > 1:
                 chunks[position], along[position] = count, axis
     if not chunks:

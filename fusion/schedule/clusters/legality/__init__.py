@@ -6,11 +6,25 @@ leaves the pair and comes back is a property of the graph, not of the pair, and 
     pairs.py    rules about two clusters that need no algebra
     placing.py  the axes of one cluster in the space of another
     joined.py   rules about the joined cluster
+    crossed.py  rows that are folded and columns that are summed, in one loop
 """
 
 from __future__ import annotations
 
 from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster, Link, positions, positions_in, single
+from fusion.schedule.clusters.legality.crossed import crossed, folds_rows, sums_columns
 from fusion.schedule.clusters.legality.join import may_join, may_share_body
 
-__all__ = ["CannotJoin", "Cluster", "Link", "may_join", "may_share_body", "positions", "positions_in", "single"]
+__all__ = [
+    "CannotJoin",
+    "Cluster",
+    "Link",
+    "crossed",
+    "folds_rows",
+    "may_join",
+    "may_share_body",
+    "positions",
+    "positions_in",
+    "single",
+    "sums_columns",
+]

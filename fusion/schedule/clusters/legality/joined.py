@@ -185,7 +185,7 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
             continue
         if member not in joined.places:
             return "the tensor is needed elsewhere too, and is read here at other points than it is made"
-        missing = _unspanned(dependences.compute(member), joined.places[member], joined.space)
+        missing = unspanned(dependences.compute(member), joined.places[member], joined.space)
         if missing is None:
             return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"
         missing -= joined.space.held
@@ -196,7 +196,7 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
     return None
 
 
-def _unspanned(node: Compute, placement: Placement, space: Space) -> set[sympy.Symbol] | None:
+def unspanned(node: Compute, placement: Placement, space: Space) -> set[sympy.Symbol] | None:
     """Return the axes of `space` that a node does not span; None if its placement is not a bijection."""
     exprs = [placement[axis.symbol] for axis in node.axes]
     symbols = [expr for expr in exprs if isinstance(expr, sympy.Symbol)]
