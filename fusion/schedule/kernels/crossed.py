@@ -48,9 +48,7 @@ def crossed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis
     return axes, body
 
 
-def _merged(
-    axes: Sequence[Axis], others: Sequence[Axis], expanded: Expanded
-) -> tuple[tuple[Axis, ...], Expanded]:
+def _merged(axes: Sequence[Axis], others: Sequence[Axis], expanded: Expanded) -> tuple[tuple[Axis, ...], Expanded]:
     """Return axes of one role in memory order, merged where all accesses allow it, and the expansion over them."""
     kept, ones = drop_ones(axes)
     if not kept:

@@ -235,9 +235,7 @@ def _here(dependences: Dependences, joined: Cluster, load: Load, placement: Plac
 # More sums ------------------------------------------------------------------------------------------------------------
 
 
-def _added(
-    dependences: Dependences, columns: Cluster, rows: Cluster, members: tuple[int, ...]
-) -> Cluster | CannotJoin:
+def _added(dependences: Dependences, columns: Cluster, rows: Cluster, members: tuple[int, ...]) -> Cluster | CannotJoin:
     """Return a cluster that sums columns already, with the sums of `columns` over the same parts of the same rows."""
     space = replace(rows.space, where=None)
     for first, second, buffer in _common(dependences, columns, rows):
@@ -255,7 +253,7 @@ def _added(
 
 
 def _spans(node: Compute, placement: Placement, space: Space) -> bool:
-    """Return whether a map has a value for each point of a space, or a sum one for each column and part, of all rows."""
+    """Return whether a map has a value for each point, or a sum one for each column and part, of all its rows."""
     looped = {axis.symbol: axis.size for axis in space.reduced if axis.size != 1}
     if not isinstance(node, Reduce):
         return not unspanned(node, placement, space)
