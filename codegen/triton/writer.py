@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fusion.codegen.numerics import Numerics
+from fusion.codegen.scaled import factor_in_place
 from fusion.codegen.triton.arguments import argument
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions import prelude
-from fusion.codegen.triton.expressions.code import Code, as_code
+from fusion.codegen.triton.expressions.code import COMPARE, Code, as_code
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.limits import limit_of
 from fusion.codegen.triton.expressions.matrices import Hosted
@@ -26,7 +27,6 @@ from fusion.codegen.triton.file import descriptor_comments, function_of, signatu
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
-from fusion.codegen.triton.statements.early_return import return_if_factor_is_one
 
 Open: TypeAlias = Callable[[Body], None]
 """Adds the lines of a program: the start of its block, and its statements."""
@@ -98,7 +98,7 @@ class Writer:
         values.starts.update({dim: as_code(start) for dim, start in role.starts.items()})
         body = Body(values)
         if role.ending is None and not role.program:
-            return_if_factor_is_one(values)
+            _return_if_factor_is_one(values)
         open_(body)
         lines = values.scopes[0].lines + (role.ending(values) if role.ending is not None else [])
         further = {**role.counters, **descriptor_comments(hosted or {})}
@@ -117,3 +117,11 @@ class Writer:
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
         values.quick = frozenset() if self.numerics.strict else rounded_parts(layout.blocked.kernel, body)
         return values
+
+
+def _return_if_factor_is_one(values: Values) -> None:
+    """Add the lines that return at once if every store would multiply by 1, and so leave memory unchanged."""
+    number = factor_in_place(values.layout.blocked.kernel, values.layout.blocked.body)
+    if number is not None:
+        values.line("if {} == 1.0:", values.value(number).code.at(COMPARE + 1))
+        values.line("    return  # times 1 everything stays as it is")

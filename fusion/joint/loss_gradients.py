@@ -6,6 +6,10 @@ right after the loss and in the same chunks (`schedule/chunks`), neither the pro
 or computed twice.  Only the gradients of the product's operands remain, multiplied by g when it arrives, in their own
 memory unless something else may still need them (`operations/ownership.py`).
 
+The same holds for the gradient of a large input (logits that another region computes, predictions): computed by the
+kernels that read the input for the loss, it need not be read again.  If g is 1, as it is for a loss that is not scaled,
+nothing is left to do in backward; else the gradient is read and written once more (`codegen/scaled.py`).
+
 Input: a functional joint graph, which is changed in place.  Unchanged: products that are small, or whose gradient
 depends on more than one number or on it in a way not known to be linear, and paths with float16: its range is the
 reason why losses are scaled, and g would come too late.  Gradients computed ahead are rounded once before they are
@@ -24,12 +28,17 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import is_product, value_of
+from fusion.joint.facts import lowered
 from fusion.joint.linearity import is_gradient, is_linear
 from fusion.joint.saved_inputs import is_tangent
+from fusion.lowering.program import Map, Reduce, Scatter
 from fusion.lowering.sizes import elements
 from fusion.operations.ownership import take_over
 
 aten = torch.ops.aten
+
+LARGE = 1 << 24
+"""Bytes of a gradient that is computed ahead where nothing else than reading its operands is saved."""
 
 
 def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
@@ -70,8 +79,33 @@ def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
             if ends and number is not None:
                 kept += _move(ends, path, number)
                 joint.graph.eliminate_dead_code()
+    for gradient in _large_results(joint.graph):
+        waiting = depending_on_tangents(joint.graph)
+        path = _path([gradient], waiting)
+        number = _linear_in(path)
+        if number is not None and _reads_again(gradient, path, waiting):
+            kept += _move([gradient], path, number)
+            joint.graph.eliminate_dead_code()
     joint.recompile()
     return kept
+
+
+def _large_results(graph: fx.Graph) -> list[fx.Node]:
+    """Return the gradients among the results of a joint graph that are too large for a cache."""
+    waiting = depending_on_tangents(graph)
+    results = dict.fromkeys(graph.output_node().all_input_nodes)
+    return [node for node in results if node in waiting and _holds_numbers(node) and _bytes(node) >= LARGE]
+
+
+def _reads_again(gradient: fx.Node, path: list[fx.Node], waiting: set[fx.Node]) -> bool:
+    """Return whether a gradient is generated code alone, and reads tensors of its size that forward reads, too."""
+    steps = [node for node in path if node.op != "placeholder"]
+    read = {arg for node in steps for arg in node.all_input_nodes if arg not in waiting}
+    calls = [lowered(node) for node in steps]
+    generated = all(
+        call is not None and all(isinstance(node, (Map, Reduce, Scatter)) for node in call.nodes) for call in calls
+    )
+    return generated and any(_holds_numbers(node) and 2 * _bytes(node) >= _bytes(gradient) for node in read)
 
 
 def _bytes(node: fx.Node) -> int:

@@ -35,9 +35,10 @@ from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_fol
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
-from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.storage import HELD, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
-from fusion.lowering.expr import Expr, make_cast
+from fusion.codegen.scaled import factor_in_place, unconverted
+from fusion.lowering.expr import Expr, Load, make_cast
 from fusion.lowering.kernel import Kernel, KernelAxis, Store, spans
 
 
@@ -47,9 +48,18 @@ def loops_function(kernel: Kernel) -> str:
     Raises:
         BuildError: a dtype or operation without a C form.
     """
+    original = kernel
     for rewritten in (with_plain_folds, with_groups, with_unrolled_folds, with_inner_axes, with_unrolled_axis):
         kernel = rewritten(kernel)
-    return _Function(kernel).text()
+    return _Function(kernel).text(scaled_by(original))
+
+
+def scaled_by(kernel: Kernel) -> Load | None:
+    """Return the number by which a kernel, alone in its launch, multiplies all that it writes in place."""
+    number = None if kernel.beside or kernel.then else factor_in_place(kernel, kernel.body)
+    number = None if number is None else unconverted(number)
+    plain = isinstance(number, Load) and number.mask is None and not isinstance(number.index[0], Expr)
+    return number if plain else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,8 @@ class _Function:
         self.arrays: list[Array] = []
         self.converted = Converted()
 
-    def text(self) -> str:
+    def text(self, number: Load | None) -> str:
+        """Return the text; with `number`, the function does nothing where that is 1."""
         roots = [root for sweep in self.sweeps for root in sweep.roots]
         body, staged = stage_tiles(roots, self.lanes, self.grid.extents, self.names, self.params, self.space)
         if self.lanes.axis is not None:
@@ -109,7 +120,14 @@ class _Function:
             for piece, lanes in self._pieces(sweep):
                 body += self._sweep(piece, lanes, read)
         body += self.converted.after
-        return self.frame.function(self.grid.around(body, self.arrays))
+        lines = self.grid.around(body, self.arrays)
+        if number is not None:
+            value = loaded(number.dtype, element_of(self.params[number.buffer], str(number.index[0])))
+            lines = [
+                f"if ({widened(number.dtype, value)} == 1) return 0;  // times 1 everything stays as it is",
+                *lines,
+            ]
+        return self.frame.function(lines)
 
     def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
         """Return `sweep` or its pieces, each with the extent of its lanes (None: their whole axis)."""

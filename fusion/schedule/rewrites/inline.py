@@ -45,6 +45,9 @@ from fusion.lowering.program import (
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
 
+CACHED = 1 << 20
+"""Bytes of an operand that stays in a cache between two readers."""
+
 FEW = 64
 """A reader with this many times fewer points than a map computes the points it needs itself."""
 
@@ -228,9 +231,15 @@ def _is_cheap(node: Map) -> bool:
         return cost(node.expr, wide=WIDE) <= FREE_LOADLESS
     if work <= FREE_SINGLE and _is_spread(node, reading):
         return True
-    widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading)
+    widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading) and not _is_small(node, reading)
     casts_only = work == 0 and all(isinstance(part, (Load, Cast)) for part in parts)
     return len(reading) == 1 and (casts_only or (work <= FREE_SINGLE and not widened))
+
+
+def _is_small(node: Map, reading: Sequence[Load]) -> bool:
+    """Return whether the operands of `node` are read from a cache, so that it does not matter how wide they are."""
+    size = _points(node) * max(load.dtype.itemsize for load in reading)
+    return bool(size.is_Integer and size <= CACHED)
 
 
 def _is_spread(node: Map, reading: Sequence[Load]) -> bool:
