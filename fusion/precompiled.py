@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 import torch
 from torch import fx
@@ -104,7 +104,7 @@ class Precompiled(SerializableCallable):
         """Hold a compiled region; `saved` has its data, or the reason why it cannot be saved."""
         self._run, self.regions, self._saved = run, regions, saved
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the region."""
         return self._run(*args, **kwargs)
 

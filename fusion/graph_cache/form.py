@@ -59,7 +59,7 @@ _SYMPY: Mapping[tuple[str, str], type[sympy.Basic]] = {
 }
 """The expressions that may be serialised, by module and name; their arguments are expressions."""
 
-_TORCH: Mapping[str, Any] = {
+_TORCH: Mapping[str, object] = {
     str(each).removeprefix("torch."): each
     for each in vars(torch).values()
     if isinstance(each, (torch.dtype, torch.layout, torch.memory_format))
@@ -203,7 +203,7 @@ Fields: TypeAlias = Sequence[Any]
 """The fields of a row after its tag."""
 
 
-def _parts(rest: Fields, values: Sequence[object]) -> list[Any]:
+def _parts(rest: Fields, values: Sequence[object]) -> list[object]:
     return [values[place] for place in rest]
 
 
@@ -217,9 +217,9 @@ def _symbol(rest: Fields) -> sympy.Symbol:
     return sympy.Symbol(name, **{fact[1:]: fact[0] == "+" for fact in facts})
 
 
-def _expressions(positions: Sequence[Any], values: Sequence[object]) -> list[sympy.Basic]:
-    parts = _parts(positions, values)
-    if not all(isinstance(part, sympy.Basic) for part in parts):
+def _expressions(positions: Fields, values: Sequence[object]) -> list[sympy.Basic]:
+    parts = [part for part in _parts(positions, values) if isinstance(part, sympy.Basic)]
+    if len(parts) != len(positions):
         raise TypeError("an expression is made of expressions")
     return parts
 
@@ -257,9 +257,12 @@ def _function(rest: Fields) -> object:
 
 
 def _tensor(rest: Fields) -> torch.Tensor:
-    dtype, layout, data = rest
+    name, layout, data = rest
     shape, strides = json.loads(layout)
-    flat = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(_TORCH[dtype])
+    dtype = _TORCH[name]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"torch.{name} is no dtype")
+    flat = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(dtype)
     return torch.empty_strided(shape, strides, dtype=flat.dtype).copy_(flat.reshape(shape))
 
 

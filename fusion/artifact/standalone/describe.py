@@ -16,13 +16,13 @@ import torch
 
 from fusion.artifact.ahead import Compiled
 from fusion.artifact.capture import Captured
+from fusion.artifact.manifest import RegisterResult, SizeEntry, View
 from fusion.artifact.signature import Signature
 from fusion.artifact.standalone.memory import Alive, planned
 from fusion.artifact.standalone.products import Called, product_of
 from fusion.artifact.standalone.sizes import size_text
 from fusion.artifact.state import identity, refuse_shared_memory
 from fusion.artifact.trees import described, result_names
-from fusion.artifact.values import Json
 from fusion.artifact.weights import bytes_of
 from fusion.codegen.binary import Callee
 from fusion.codegen.standalone import (
@@ -59,6 +59,15 @@ class _Start:
 
     root: str
     offset: sympy.Expr = ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of an input: where the input lies, and the view's strides and offset as text."""
+
+    base: Place
+    strides: tuple[str, ...]
+    offset: str
 
 
 def standalone(
@@ -188,7 +197,7 @@ class _Describer:
                 yield Tensor(leaf.name, torch.int64, (), ())
             number += 1
 
-    def _sizes(self, sizes: Sequence[Json]) -> Iterator[Size]:
+    def _sizes(self, sizes: Sequence[SizeEntry]) -> Iterator[Size]:
         numbers = {leaf: k for k, leaf in enumerate(k for k, leaf in enumerate(self.program.leaves) if leaf.is_input)}
         for size in sizes:
             place = numbers[size["leaf"]], size["of"], size["dimension"] or 0
@@ -227,7 +236,7 @@ class _Describer:
                 hint="return a copy (clone) of the view",
             )
 
-    def _outputs(self) -> Iterator[tuple[Tensor, Buffer | Json]]:
+    def _outputs(self) -> Iterator[tuple[Tensor, Buffer | _View]]:
         """Yield each result, with its buffer, or the view of an input that it is."""
         spec = self.program.exported.call_spec.out_spec
         assert spec is not None
@@ -249,16 +258,16 @@ class _Describer:
                 self.places[start.root] = Place(Memory.OUTPUT, number)
             yield Tensor(name, buffer.dtype, shape, strides), buffer
 
-    def _aliased(self, name: str, alias: Json) -> tuple[Tensor, Json]:
+    def _aliased(self, name: str, alias: RegisterResult) -> tuple[Tensor, _View]:
         value = self.program.inputs[alias["register"]]
         assert isinstance(value, torch.Tensor)
-        view = alias.get("view") or {"shape": value.shape, "strides": value.stride(), "offset": 0}
-        shape, strides = (tuple(self._of_torch(size) for size in view[key]) for key in ("shape", "strides"))
-        packed = _packed(shape)
-        copied = {**alias, "strides": strides, "offset": self._of_torch(view["offset"])}
-        return Tensor(name, value.dtype, shape, packed), copied
+        whole: View = {"shape": value.shape, "strides": value.stride(), "offset": 0}
+        view = alias.get("view", whole)
+        shape, strides = (tuple(map(self._of_torch, each)) for each in (view["shape"], view["strides"]))
+        source = _View(self.inputs[alias["register"]], strides, self._of_torch(view["offset"]))
+        return Tensor(name, value.dtype, shape, _packed(shape)), source
 
-    def _copied(self, number: int, output: tuple[Tensor, Buffer | Json]) -> Iterator[Copy]:
+    def _copied(self, number: int, output: tuple[Tensor, Buffer | _View]) -> Iterator[Copy]:
         """Yield the copy of a result that lies in memory of its own nowhere."""
         tensor, source = output
         to, item = Place(Memory.OUTPUT, number), tensor.dtype.itemsize
@@ -268,8 +277,8 @@ class _Describer:
                 return
             place, strides = self._place(source.name), tensor.strides
         else:
-            base = self.inputs[source["register"]]
-            place, strides = Place(base.memory, base.number, source["offset"], item), source["strides"]
+            base, strides = source.base, source.strides
+            place = Place(base.memory, base.number, source.offset, item)
         yield Copy(place, strides, to, tensor.strides, tensor.shape, item)
 
     def _plan_workspace(self) -> tuple[tuple[str, ...], ...]:
