@@ -48,7 +48,7 @@ class Compiled:
         metadata: AOTAutograd's, about mutations and aliases.
         device: that it computes on.
         results: the traced values of its results.
-        schedule: what the module was made of.
+        schedule: that of the module.
         hints: size symbol → its traced value.
     """
 

@@ -122,11 +122,11 @@ def _target(options: Options, device: torch.device, architectures: list[str]) ->
 class _Saved:
     """The members of a file, and its manifest."""
 
-    def __init__(self, program: Captured, made: Compiled, target: Target, architectures: Sequence[str]) -> None:
-        self.program, self.made, self.target = program, made, target
-        self.numbers = {kernel: number for number, kernel in enumerate(made.sources)}
-        self.recording: Recording = recorded(made.module, self.numbers)
-        self.signature = Signature(program, made, self.recording.results)
+    def __init__(self, program: Captured, compilation: Compiled, target: Target, architectures: Sequence[str]) -> None:
+        self.program, self.compilation, self.target = program, compilation, target
+        self.numbers = {kernel: number for number, kernel in enumerate(compilation.sources)}
+        self.recording: Recording = recorded(compilation.module, self.numbers)
+        self.signature = Signature(program, compilation, self.recording.results)
         self.members: dict[str, Content] = {}
         self.members[STEPS] = [json.dumps(self.recording.steps, separators=(",", ":")).encode()]
         self.needs: dict[str, list[str]] = {}
@@ -134,7 +134,7 @@ class _Saved:
 
     def _kernels(self, architectures: Sequence[str]) -> list[KernelEntry]:
         """Compile the kernels, and return the entry of each."""
-        sources = self.made.sources.items()
+        sources = self.compilation.sources.items()
         texts = [checked_text(kernel) for kernel, _ in sources]
         with ThreadPoolExecutor(max(1, min(len(sources), os.cpu_count() or 1)), "fusion-save") as workers:
             begun = [
@@ -144,7 +144,7 @@ class _Saved:
             binaries = [[future.result() for future in futures] for futures in begun]
         return [
             self._kernel(kernel, text, dict(zip(architectures, compiled, strict=True)))
-            for kernel, text, compiled in zip(self.made.sources, texts, binaries, strict=True)
+            for kernel, text, compiled in zip(self.compilation.sources, texts, binaries, strict=True)
         ]
 
     def _kernel(self, kernel: Kernel, text: str, binaries: Mapping[str, Binary]) -> KernelEntry:
@@ -160,7 +160,7 @@ class _Saved:
             "tensors": last.callee.tensors,
             "sizes": last.callee.sizes,
         }
-        self.members[entry["source"]] = [self.made.sources[kernel].encode()]
+        self.members[entry["source"]] = [self.compilation.sources[kernel].encode()]
         if text := text or (text_of(kernel) if carried else ""):
             entry["kernel"] = f"kernels/{stem}.json"
             self.members[entry["kernel"]] = [text.encode()]
@@ -199,7 +199,7 @@ class _Saved:
             "torch": str(torch.__version__),
             "python": platform.python_version(),
             "target": self.target.name,
-            "device": self.made.device.type,
+            "device": self.compilation.device.type,
             "architectures": self.needs,
             "registers": self.recording.registers,
             "arguments": self.signature.arguments(),

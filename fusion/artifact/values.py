@@ -60,7 +60,7 @@ def written(value: object, register: Callable[[object], int | None]) -> Json:
 
 
 def _is_fx_list(value: object) -> bool:
-    """Return whether a value is a list that torch.fx has made immutable."""
+    """Return whether a value is an immutable list of torch.fx."""
     return isinstance(value, list) and type(value).__module__.startswith("torch.fx")
 
 
