@@ -149,7 +149,7 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
 
     trace: Callable[..., Callable[..., object]] = aot_module_simplified
     compiled = trace(graph, inputs, **{**settings, "bw_compiler": compile_backward})
-    # PyTorch's splitting of DDP models knows by these that AOTAutograd made a part, and will compile its backward.
+    # PyTorch's splitting of DDP models knows by these that AOTAutograd compiled a part, and will compile its backward.
     counters["aot_autograd"]["total"] += 1
     counters["aot_autograd"]["ok"] += 1
     forward: Callable[..., object] = disable(compiled, reason="it is compiled")

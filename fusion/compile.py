@@ -26,7 +26,7 @@ from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
 from fusion.dumped.override import Overridden, overridden
 from fusion.dumped.trace import Trace
-from fusion.graph_cache import FOUND, Finished, WarmStart
+from fusion.graph_cache import HIT, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
@@ -140,7 +140,7 @@ def load_finished(
     building = builder.begin(list(compilation.sources), compilation.sources)
     compiled = _spliced(compilation, building.wait(), Trace(None, label), refused)
     return compiled, replace(
-        compilation.report, notes=(*compilation.report.notes, *_notes(compilation, builder, FOUND, options))
+        compilation.report, notes=(*compilation.report.notes, *_notes(compilation, builder, HIT, options))
     )
 
 

@@ -5,7 +5,7 @@ compiler's dataclasses and enums; output: JSON.  Equal values give equal text, s
 Values of other types are refused.
 
 Reading is unlike unpickling: it makes values of listed types only, from parts of the types that they take.  In
-particular an expression is made from expressions, never from text, which sympy would evaluate.  Functions and
+particular an expression is built from expressions, never from text, which sympy would evaluate.  Functions and
 operations of PyTorch are looked up, not called; a graph that was read calls them when it runs.
 
 The text is one list of rows, each a tag with its fields; in rows of composite values a number is the position of an
@@ -220,7 +220,7 @@ def _symbol(rest: Fields) -> sympy.Symbol:
 def _expressions(positions: Fields, values: Sequence[object]) -> list[sympy.Basic]:
     parts = [part for part in _parts(positions, values) if isinstance(part, sympy.Basic)]
     if len(parts) != len(positions):
-        raise TypeError("an expression is made of expressions")
+        raise TypeError("an expression consists of expressions")
     return parts
 
 
@@ -267,26 +267,26 @@ def _tensor(rest: Fields) -> torch.Tensor:
 
 
 _READERS: Mapping[str, Callable[[Fields, Sequence[object], Kinds], object]] = {
-    "plain": lambda rest, made, kinds: rest[1],
-    "int": lambda rest, made, kinds: int(rest[0]),
-    "float": lambda rest, made, kinds: float.fromhex(rest[0]),
-    "complex": lambda rest, made, kinds: complex(*map(float.fromhex, rest)),
-    "torch": lambda rest, made, kinds: _TORCH[rest[0]],
-    "device": lambda rest, made, kinds: torch.device(rest[0]),
-    "operation": lambda rest, made, kinds: _operation(rest),
-    "function": lambda rest, made, kinds: _function(rest),
-    "tensor": lambda rest, made, kinds: _tensor(rest),
-    "computed": lambda rest, made, kinds: Computed(*_expressions(rest, made)),
-    "symbol": lambda rest, made, kinds: _symbol(rest),
-    "integer": lambda rest, made, kinds: sympy.Integer(int(rest[0])),
-    "rational": lambda rest, made, kinds: sympy.Rational(*map(int, rest)),
-    "sympy": lambda rest, made, kinds: _function_of_sizes(rest, made),
-    "list": lambda rest, made, kinds: _parts(rest, made),
-    "tuple": lambda rest, made, kinds: tuple(_parts(rest, made)),
-    "dict": lambda rest, made, kinds: _pairs(rest, made),
-    "set": lambda rest, made, kinds: frozenset(_parts(rest, made)),
-    "enum": lambda rest, made, kinds: kinds[rest[0]][rest[1]],  # type: ignore[index]  # an enum
-    "kind": lambda rest, made, kinds: kinds[rest[0]](*_parts(rest[1:], made)),
+    "plain": lambda rest, values, kinds: rest[1],
+    "int": lambda rest, values, kinds: int(rest[0]),
+    "float": lambda rest, values, kinds: float.fromhex(rest[0]),
+    "complex": lambda rest, values, kinds: complex(*map(float.fromhex, rest)),
+    "torch": lambda rest, values, kinds: _TORCH[rest[0]],
+    "device": lambda rest, values, kinds: torch.device(rest[0]),
+    "operation": lambda rest, values, kinds: _operation(rest),
+    "function": lambda rest, values, kinds: _function(rest),
+    "tensor": lambda rest, values, kinds: _tensor(rest),
+    "computed": lambda rest, values, kinds: Computed(*_expressions(rest, values)),
+    "symbol": lambda rest, values, kinds: _symbol(rest),
+    "integer": lambda rest, values, kinds: sympy.Integer(int(rest[0])),
+    "rational": lambda rest, values, kinds: sympy.Rational(*map(int, rest)),
+    "sympy": lambda rest, values, kinds: _function_of_sizes(rest, values),
+    "list": lambda rest, values, kinds: _parts(rest, values),
+    "tuple": lambda rest, values, kinds: tuple(_parts(rest, values)),
+    "dict": lambda rest, values, kinds: _pairs(rest, values),
+    "set": lambda rest, values, kinds: frozenset(_parts(rest, values)),
+    "enum": lambda rest, values, kinds: kinds[rest[0]][rest[1]],  # type: ignore[index]  # an enum
+    "kind": lambda rest, values, kinds: kinds[rest[0]](*_parts(rest[1:], values)),
 }
 
 __all__ = ["Kinds", "Unwritten", "read", "write"]

@@ -269,8 +269,8 @@ def _listen() -> None:
         if not isinstance(key, Key):
             return own_lookup(key, local, remote, inputs, *others, **named)
         sizes = AOTAutogradCache._filter_backed_symints(cast("list[torch.Tensor | int]", inputs))
-        found = key.region.find(key, sizes)
-        return None if found is None else (found, b"")
+        result = key.region.find(key, sizes)
+        return None if result is None else (result, b"")
 
     @wraps(own_save)
     def save(key: object, entry: AOTAutogradResult, *others: object, **named: object) -> object:

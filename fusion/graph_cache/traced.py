@@ -225,7 +225,7 @@ def result_of(traced: Traced, compiled: Compiled) -> AOTAutogradResult:
         **{part.name: None for part in fields(AOTAutogradResult)},
         "compiled_fw": compiled.forward,
         "compiled_bw": compiled.backward,
-        "runtime_metadata": _made(traced.metadata),
+        "runtime_metadata": _restored(traced.metadata),
         "dispatch_wrappers": [],
         "num_fw_outs_saved_for_bw": traced.saved,
         "indices_of_inps_to_detach": list(traced.detached),
@@ -237,15 +237,15 @@ def result_of(traced: Traced, compiled: Compiled) -> AOTAutogradResult:
     return result(**parts)
 
 
-def _made(value: object) -> object:
+def _restored(value: object) -> object:
     match value:
         case State(kind, attributes):
-            made: object = object.__new__(_STATES[kind])
-            vars(made).update({name: _made(each) for name, each in attributes.items()})
-            return made
+            state: object = object.__new__(_STATES[kind])
+            vars(state).update({name: _restored(each) for name, each in attributes.items()})
+            return state
         case Views(views):
             chain = object.__new__(ViewMetaSequence)
-            chain.sequence = [_VIEWS[kind](_made(arguments)) for kind, arguments in views]
+            chain.sequence = [_VIEWS[kind](_restored(arguments)) for kind, arguments in views]
             chain.metadata = None  # type: ignore[assignment]  # compared while tracing only
             return chain
         case Member("InverseReturnMode", name):
@@ -255,13 +255,13 @@ def _made(value: object) -> object:
         case Kind(name):
             return _TYPES[name]
         case tuple():
-            return tuple(map(_made, value))
+            return tuple(map(_restored, value))
         case list():
-            return list(map(_made, value))
+            return list(map(_restored, value))
         case frozenset():
-            return set(map(_made, value))
+            return set(map(_restored, value))
         case dict():
-            return {_made(key): _made(each) for key, each in value.items()}
+            return {_restored(key): _restored(each) for key, each in value.items()}
     return value
 
 
