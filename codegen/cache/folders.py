@@ -72,8 +72,8 @@ class Folder:
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the name and status of each regular file."""
-        with os.scandir(self.path if self.descriptor is None else self.descriptor) as found:
-            for each in found:
+        with os.scandir(self.path if self.descriptor is None else self.descriptor) as files:
+            for each in files:
                 with suppress(OSError):  # another process has removed it
                     status = each.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
