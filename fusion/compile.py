@@ -97,7 +97,7 @@ def compile_graph(
         doing(lambda: f"kernels of {label}: {begun}")
         building = begun.wait
     else:
-        compilation, building = _made(graph, options, interface, builder, trace, overrides)
+        compilation, building = _compiled_anew(graph, options, interface, builder, trace, overrides)
         with trace.log.timed("cache", "keep"):
             warm.keep(compilation)  # while its kernels are being built
     if warm.kept:
@@ -168,7 +168,7 @@ def _spliced(
     )
 
 
-def _made(
+def _compiled_anew(
     graph: fx.GraphModule,
     options: Options,
     interface: Interface,

@@ -98,7 +98,7 @@ class Rewrites(Watch):
             for step in subject.steps:
                 if isinstance(step, KernelCall) and step.kernel not in self._kernels:
                     self._kernels.add(step.kernel)
-                    self._made(f"{stage}/{name}", step, subject.program, sizes)
+                    self._add_kernel(f"{stage}/{name}", step, subject.program, sizes)
 
     def _derived(self, stage: str, name: str, graph: fx.GraphModule) -> None:
         """Cut out what a pass over an fx graph changed."""
@@ -123,7 +123,7 @@ class Rewrites(Watch):
             text = _canonical(part.before) + _canonical(part.after)
             self._add(name, text, partial(_of_part, name, origins, part, sizes))
 
-    def _made(self, name: str, call: KernelCall, program: Program, sizes: Mapping[sympy.Symbol, int]) -> None:
+    def _add_kernel(self, name: str, call: KernelCall, program: Program, sizes: Mapping[sympy.Symbol, int]) -> None:
         check = partial(_of_kernel, name, by_place(call.origins), call, program, sizes)
         self._add(name, str(len(self._kernels)), check)
 
