@@ -52,7 +52,7 @@ class ExportedKernel:
     """Holds one kernel with every artefact on the way from block program to binary.
 
     Attributes:
-        name: the name of the kernel, made of its operations.
+        name: the name of the kernel, composed of its operations.
         text: the block program, printed.
         source: the source in the language of the target.
         suffix: the suffix of a file with the source, such as "py".

@@ -125,7 +125,7 @@ def fuse(
     if isinstance(program, torch.export.ExportedProgram):
         program = program.module()
     if isinstance(program, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        raise TypeError("fuse takes no TorchScript, which is compiled already; fuse what it was made from")
+        raise TypeError("fuse takes no TorchScript, which is compiled already; fuse the Python code that it comes from")
     if isinstance(program, torch.nn.Module):
         return _fuse_module(program, read, dynamic, fullgraph)
     if not callable(program):
@@ -321,8 +321,8 @@ def explain(
         ValueError: unknown mode, option or value of an option.
 
     >>> import torch
-    >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
-    >>> len(found.kernels), found.traffic_after.read, found.traffic_after.written
+    >>> report = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
+    >>> len(report.kernels), report.traffic_after.read, report.traffic_after.written
     (1, 32, 32)
     """
     options = options_of("explain", program, settings)
@@ -369,19 +369,19 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
         ValueError: unknown mode, option or value of an option.
 
     >>> import torch
-    >>> found = accuracy(lambda x: torch.softmax(x, -1))(torch.randn(4, 100))
-    >>> [(launch.tensor, launch.error < 1e-6) for launch in found.launches]
+    >>> result = accuracy(lambda x: torch.softmax(x, -1))(torch.randn(4, 100))
+    >>> [(launch.tensor, launch.error < 1e-6) for launch in result.launches]
     [('out0', True)]
     """
     options = replace(options_of("accuracy", program, settings), graph_cache=False, cudagraphs=False)
-    found: list[LaunchError] = []
-    backend = Backend(options, watching(found.append))
+    errors: list[LaunchError] = []
+    backend = Backend(options, watching(errors.append))
 
     def run(*args: object, **kwargs: object) -> Accuracy:
-        found.clear()
+        errors.clear()
         result = compile_anew(program, backend, **torch_settings(settings))(*args, **kwargs)
         _backward(result, program, args, kwargs)
-        return Accuracy(tuple(found))
+        return Accuracy(tuple(errors))
 
     return run
 

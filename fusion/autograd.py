@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import fx
@@ -52,7 +52,7 @@ attribute `KEY`."""
 LogOf: TypeAlias = Callable[[str, fx.GraphModule], PassLog]
 """Returns the log of the passes over a graph with this label."""
 
-Settings: TypeAlias = Mapping[str, Any]
+Settings: TypeAlias = Mapping[str, object]
 """Keyword arguments of a function of PyTorch."""
 
 
@@ -147,8 +147,9 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
             setattr(disabled, KEY, getattr(compiled, KEY))
         return disabled
 
-    compiled = aot_module_simplified(graph, inputs, **{**settings, "bw_compiler": compile_backward})
-    # PyTorch's splitting of DDP models knows by these that AOTAutograd made a part, and will compile its backward.
+    trace: Callable[..., Callable[..., object]] = aot_module_simplified
+    compiled = trace(graph, inputs, **{**settings, "bw_compiler": compile_backward})
+    # PyTorch's splitting of DDP models knows by these that AOTAutograd compiled a part, and will compile its backward.
     counters["aot_autograd"]["total"] += 1
     counters["aot_autograd"]["ok"] += 1
     forward: Callable[..., object] = disable(compiled, reason="it is compiled")
@@ -168,11 +169,10 @@ def _keep_what_is_saved() -> None:
 
 def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Settings) -> Parted:
     """Partition a joint graph: its passes, PyTorch's min-cut with its `settings`, the passes over both halves."""
+    partition: Callable[..., Parted] = min_cut_rematerialization_partition
     joint = run_stage(JOINT, joint, at, log)
     with functorch_config.patch(cse=False), log.timed("joint", "partition"):
-        cut: Parted = min_cut_rematerialization_partition(
-            joint.graph, inputs, num_fwd_outputs=joint.returned, **settings
-        )
+        cut = partition(joint.graph, inputs, num_fwd_outputs=joint.returned, **settings)
     halves = run_stage(PARTED, Halves(*cut, joint.results, joint.returned), at, log)
     return halves.forward, halves.backward
 

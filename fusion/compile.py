@@ -26,7 +26,7 @@ from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
 from fusion.dumped.override import Overridden, overridden
 from fusion.dumped.trace import Trace
-from fusion.graph_cache import FOUND, Finished, WarmStart
+from fusion.graph_cache import HIT, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
@@ -97,7 +97,7 @@ def compile_graph(
         doing(lambda: f"kernels of {label}: {begun}")
         building = begun.wait
     else:
-        compilation, building = _made(graph, options, interface, builder, trace, overrides)
+        compilation, building = _compiled_anew(graph, options, interface, builder, trace, overrides)
         with trace.log.timed("cache", "keep"):
             warm.keep(compilation)  # while its kernels are being built
     if warm.kept:
@@ -140,7 +140,7 @@ def load_finished(
     building = builder.begin(list(compilation.sources), compilation.sources)
     compiled = _spliced(compilation, building.wait(), Trace(None, label), refused)
     return compiled, replace(
-        compilation.report, notes=(*compilation.report.notes, *_notes(compilation, builder, FOUND, options))
+        compilation.report, notes=(*compilation.report.notes, *_notes(compilation, builder, HIT, options))
     )
 
 
@@ -168,7 +168,7 @@ def _spliced(
     )
 
 
-def _made(
+def _compiled_anew(
     graph: fx.GraphModule,
     options: Options,
     interface: Interface,

@@ -7,7 +7,7 @@ environment:
     FUSION_OVERRIDE=dir    launch the edited kernels in `dir` instead of the generated ones
     FUSION_STRICT=1        raise where a region would otherwise fall back to eager
     FUSION_CACHE_DIR=dir   where built kernels are kept (default: `$XDG_CACHE_HOME/fusion` or `~/.cache/fusion`)
-    FUSION_GRAPH_CACHE=0   compile each graph anew, whatever an earlier process made of it
+    FUSION_GRAPH_CACHE=0   compile each graph anew, not from the entry of an earlier process
     FUSION_CLOSE_CALLS=0   decide by predictions alone, however close they are
     FUSION_PROGRESS=0      show no line on the terminal during a long compilation
 
@@ -37,7 +37,7 @@ SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false
 """How a variable of the environment says yes or no.  One that is empty says no."""
 
 WORKSPACE = 1 << 29
-"""Bytes: a larger product that nobody needs whole is made a few rows at a time."""
+"""Bytes: a larger product that nobody needs whole is computed a few rows at a time."""
 
 
 @dataclass(frozen=True, slots=True)

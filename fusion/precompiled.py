@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 import torch
 from torch import fx
@@ -104,7 +104,7 @@ class Precompiled(SerializableCallable):
         """Hold a compiled region; `saved` has its data, or the reason why it cannot be saved."""
         self._run, self.regions, self._saved = run, regions, saved
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Run the region."""
         return self._run(*args, **kwargs)
 
@@ -186,11 +186,11 @@ def _autocasts() -> tuple[tuple[str, torch.dtype], ...]:
 
 def _objects(saved: Saved) -> dict[str, str]:
     """Return the entries of the kernels of a region, which are in the cache, or built again."""
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
 
     def see(folder: str, name: str, content: bytes) -> None:
         if carried(folder, name):
-            found[f"{folder}/{name}"] = base64.b64encode(content).decode()
+            entries[f"{folder}/{name}"] = base64.b64encode(content).decode()
 
     options = _options(saved)
     with observed(see):
@@ -199,7 +199,7 @@ def _objects(saved: Saved) -> dict[str, str]:
             for kernel, source in compilation.sources.items():
                 if not is_idle(kernel):
                     target.build(kernel, source)
-    return found
+    return entries
 
 
 def _store(objects: Mapping[str, str]) -> None:

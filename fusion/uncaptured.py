@@ -90,7 +90,7 @@ def watched(
 
 
 def _turned_off() -> str:
-    """Return in which state of PyTorch a call is made in which Dynamo compiles nothing, with a hint; else nothing."""
+    """Return the state of PyTorch around a call in which Dynamo compiles nothing, with a hint; else nothing."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "within a transform of torch.func: fuse the function that transforms: fusion.fuse(torch.vmap(function))"
     if _is_in_dispatch_mode():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import overload
 
 
 def leaves(arg: object) -> Iterator[object]:
@@ -17,7 +17,13 @@ def leaves(arg: object) -> Iterator[object]:
         yield arg
 
 
-def map_leaves(arg: object, change: Callable[[object], object]) -> Any:
+@overload
+def map_leaves(arg: tuple[object, ...], change: Callable[[object], object]) -> tuple[object, ...]: ...
+@overload
+def map_leaves(arg: Mapping[str, object], change: Callable[[object], object]) -> dict[str, object]: ...
+@overload
+def map_leaves(arg: object, change: Callable[[object], object]) -> object: ...
+def map_leaves(arg: object, change: Callable[[object], object]) -> object:
     """Rebuild a nested argument with `change` applied to each leaf.
 
     >>> map_leaves([1, (2, {"three": 3})], lambda number: -number)

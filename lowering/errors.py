@@ -88,14 +88,14 @@ class VerifyError(FusionError):
 
 
 class ArtifactError(FusionError):
-    """A file with a compiled program is damaged, was made for another machine, or is called as it was not saved for."""
+    """A file with a compiled program is damaged, is for another machine, or is called as it was not saved for."""
 
 
 class FusionWarning(UserWarning):
     """Warns that a region of the program runs eagerly because it could not be compiled, that a dump cannot be written,
     that an edited kernel is not used, or that an artifact does not fit the machine.
 
-    There is one warning for each cause and process.  It points at the line of the program that made the call.
+    There is one warning for each cause and process.  It points at the line of the program with the call.
     """
 
 

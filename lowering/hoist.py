@@ -5,7 +5,7 @@
 Input: the operands of one contraction, or the argument of one sum, with everything fused into them visible; output:
 smaller operands and the factors and divisors for the sum.  A scale per channel is then applied once per result instead
 of once per element, and the tensor it scaled is multiplied in the type it is stored in.  For a contraction it is done
-where its kernel is made: a library that may be called instead keeps the operands as they were.
+in its kernel: a library that may be called instead keeps the operands as they were.
 
 Floating point rounds differently: the sum is exact in the accumulator's type, and scaled there.  A narrowing
 conversion stays on what is left of the operand; where that could leave the narrow type's range, nothing moves.  An

@@ -1,8 +1,8 @@
 """Sizes: dimensions, strides and size arguments as expressions over size symbols.
 
 Input: an int or a `SymInt` of PyTorch; output: a sympy expression of sums, products, powers, `//` and `%` of integers
-and symbols, the same for sizes that a guard holds equal.  Any other expression of sizes (a maximum, a rounded quotient)
-becomes a symbol of its own, `Computed`, with its meaning: the host evaluates it before a launch, and nothing else has
+and symbols, the same for sizes that a guard holds equal.  Other expressions of sizes (a maximum, a rounded quotient)
+become symbols of their own, `Computed`, with their meaning: the host evaluates it before a launch, and nothing else has
 to know how.
 """
 

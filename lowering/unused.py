@@ -36,7 +36,7 @@ def keep(value: Value) -> Extern:
 
 
 def without_needless_keeps(program: Program) -> Program:
-    """Remove the calls of `KEEP` whose tensors need no check that would not be made anyway."""
+    """Remove the calls of `KEEP` whose tensors need only checks that happen anyway."""
     calls = [node for node in program.nodes if _is_keep(node)]
     if not calls:
         return program

@@ -72,8 +72,8 @@ class Folder:
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the name and status of each regular file."""
-        with os.scandir(self.path if self.descriptor is None else self.descriptor) as found:
-            for each in found:
+        with os.scandir(self.path if self.descriptor is None else self.descriptor) as files:
+            for each in files:
                 with suppress(OSError):  # another process has removed it
                     status = each.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):
@@ -135,20 +135,20 @@ def others_write(status: os.stat_result) -> bool:
 def _open_root() -> Folder:
     chosen = os.environ.get("FUSION_CACHE_DIR")
     if chosen:
-        return _opened_or_made(Path(chosen).expanduser())
+        return _opened_or_created(Path(chosen).expanduser())
     try:
         base = os.environ.get("XDG_CACHE_HOME")
-        usual = _opened_or_made((Path(base) if base else Path.home() / ".cache") / "fusion")
+        usual = _opened_or_created((Path(base) if base else Path.home() / ".cache") / "fusion")
         if os.access(usual.path, os.W_OK):
             return usual
         _close(usual)
     except (BuildError, RuntimeError):  # the latter: there is no home
         pass
     user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
-    return _opened_or_made(Path(tempfile.gettempdir()) / f"fusion-{user}")
+    return _opened_or_created(Path(tempfile.gettempdir()) / f"fusion-{user}")
 
 
-def _opened_or_made(path: Path) -> Folder:
+def _opened_or_created(path: Path) -> Folder:
     folder = _open(path, None, create=True)
     assert folder is not None
     return folder

@@ -8,7 +8,6 @@ multiples of 16 are compiled from the source when they are first needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -50,8 +49,7 @@ class _Binaries:
         """
         kernel = stored.kernel()
         assert isinstance(kernel, Kernel)
-        target: Any = TritonTarget(None, current(strict=bool(stored.launch["strict"])))
-        return target.build(kernel, stored.source)  # type: ignore[no-any-return]  # a launcher
+        return TritonTarget(None, current(strict=bool(stored.launch["strict"]))).build(kernel, stored.source)
 
 
 LOADER: Loader = _Binaries()

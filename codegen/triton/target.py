@@ -194,7 +194,7 @@ class TritonTarget:
         return stages(kernel, source, device_of(arch) if arch else self.device)
 
 
-# Queries made while kernels are being chosen are cached: each layer of a model repeats them.
+# Queries of the scheduler are cached: each layer of a model repeats them.
 
 
 @lru_cache(maxsize=1 << 10)

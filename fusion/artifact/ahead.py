@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from sys import maxsize
-from typing import Any
 
 import sympy
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._guards import TracingContext, tracing
 
 from fusion.artifact.capture import Captured, sizes_from_one
@@ -48,13 +48,13 @@ class Compiled:
         metadata: AOTAutograd's, about mutations and aliases.
         device: that it computes on.
         results: the traced values of its results.
-        schedule: what the module was made of.
+        schedule: that of the module.
         hints: size symbol → its traced value.
     """
 
     module: fx.GraphModule
     sources: Mapping[Kernel, str]
-    metadata: Any
+    metadata: ViewAndMutationMeta
     device: torch.device
     results: tuple[object, ...]
     schedule: Schedule
@@ -82,6 +82,7 @@ def compiled(program: Captured, target: Target, options: Options, overrides: Ove
     if len(ahead.graphs) > 1:
         raise Unsupported("a program with several graphs, such as branches on data, is not saved")
     ((graph, module, sources, schedule),) = ahead.graphs
+    assert context.fw_metadata is not None
     values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in _results(graph))
     return Compiled(module, sources, context.fw_metadata, main_device(graph), values, schedule, size_hints(graph))
 

@@ -7,13 +7,13 @@ manifest.  A tensor with other strides is copied, unless the program changes it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from fusion.artifact.values import Json, read
+from fusion.artifact.manifest import ArgumentsEntry, LeafEntry, TensorArgument
+from fusion.artifact.values import read
 from fusion.lowering.errors import ArtifactError
 from fusion.runtime.disjoint import Disjoint
 from fusion.runtime.size_text import Evaluated, evaluated, named
@@ -48,9 +48,11 @@ class Tensor:
     kept: bool
 
     @classmethod
-    def of(cls, entry: Mapping[str, Json], names: Sequence[str]) -> Tensor:
+    def of(cls, entry: TensorArgument, names: Sequence[str]) -> Tensor:
         """Return what the manifest says."""
-        shape, strides = (tuple(size_function(size, names) for size in entry[key]) for key in ("shape", "strides"))
+        shape, strides = (
+            tuple(size_function(size, names) for size in sizes) for sizes in (entry["shape"], entry["strides"])
+        )
         dtype, device = read(entry["dtype"]), read(entry["device"])
         assert isinstance(dtype, torch.dtype) and isinstance(device, torch.device)
         return cls(entry["name"], dtype, device, tuple(entry["shape"]), (shape, strides), bool(entry["kept"]))
@@ -124,11 +126,12 @@ class Source:
     times: int
     plus: int
 
-    def read(self, value: Any) -> int:
+    def read(self, value: object) -> int:
         """Return the size."""
-        numbers = {"size": value.shape, "stride": value.stride()} if isinstance(value, torch.Tensor) else {}
-        number: int = value if self.dimension is None else numbers[self.of][self.dimension]
-        return (number - self.plus) // self.times
+        if isinstance(value, torch.Tensor) and self.dimension is not None:
+            value = (value.shape if self.of == "size" else value.stride())[self.dimension]
+        assert isinstance(value, int)
+        return (value - self.plus) // self.times
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,7 @@ class Arguments:
     changed: frozenset[int]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Json]) -> Arguments:
+    def of(cls, entry: ArgumentsEntry) -> Arguments:
         """Return what the manifest says."""
         sizes = entry["sizes"]
         names = tuple(size["name"] for size in sizes)
@@ -182,14 +185,14 @@ class Arguments:
                 raise ArtifactError(f"this was saved for sizes with {text}, and {known}", hint=self._read_from())
         inputs: list[object] = [size(sizes) for size in self.passed]
         inputs += [
-            leaf.laid_out(value, sizes) if isinstance(leaf, Tensor) else value
+            leaf.laid_out(value, sizes) if isinstance(leaf, Tensor) and isinstance(value, torch.Tensor) else value
             for leaf, value in zip(self.leaves, values, strict=True)
             if not isinstance(leaf, _Constant)
         ]
         self._refuse_overlaps(values, held)
         return inputs, sizes
 
-    def _examined(self, leaf: Tensor | _Constant | None, value: object) -> Any:
+    def _examined(self, leaf: Tensor | _Constant | None, value: object) -> object:
         if isinstance(leaf, Tensor):
             return leaf.examined(value)
         if isinstance(leaf, _Constant):
@@ -235,7 +238,7 @@ class _Constant:
         return value
 
 
-def _leaf(entry: Mapping[str, Json], names: Sequence[str]) -> Tensor | _Constant | None:
+def _leaf(entry: LeafEntry, names: Sequence[str]) -> Tensor | _Constant | None:
     if "tensor" in entry:
         return Tensor.of(entry["tensor"], names)
     return _Constant(entry["name"], read(entry["constant"])) if "constant" in entry else None

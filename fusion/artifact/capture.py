@@ -11,7 +11,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.fx.experimental._config
@@ -19,12 +18,13 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, rebind_unbacked
 
 from fusion.api import unfused
+from fusion.artifact.manifest import Json
 from fusion.artifact.trees import described, leaf_names
-from fusion.artifact.values import Json, written
+from fusion.artifact.values import written
 from fusion.lowering.builder import origin_of
 from fusion.lowering.errors import Unsupported, brief
 
@@ -215,16 +215,17 @@ def _add_inputs(graph: fx.Graph, position: int, sizes: Sequence[torch.SymInt]) -
 
 
 def _exported(
-    program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], dynamic_shapes: Any
+    program: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object], dynamic_shapes: object
 ) -> ExportedProgram:
     module = _module_of(unfused(program))
-    given: Mapping[str, Any] = {"dynamic_shapes": dynamic_shapes, "strict": False}
+    export: Callable[..., ExportedProgram] = torch.export.export
+    given = {"dynamic_shapes": dynamic_shapes, "strict": False}
     if dynamic_shapes is not None:
         with contextlib.suppress(Exception), torch.no_grad(), sizes_from_one():
-            return torch.export.export(module, tuple(args), dict(kwargs), **given)
+            return export(module, tuple(args), dict(kwargs), **given)
     try:  # sizes are at least 2 where a decision depends on whether one is 1
         with torch.no_grad():
-            return torch.export.export(module, tuple(args), dict(kwargs), **given)
+            return export(module, tuple(args), dict(kwargs), **given)
     except Exception as error:
         raise Unsupported(
             f"PyTorch does not export the program as one graph: {type(error).__name__}: {brief(error)}",
@@ -266,8 +267,8 @@ def _module_of(program: Callable[..., object]) -> torch.nn.Module:
     return module
 
 
-def _input_specs(exported: ExportedProgram) -> Sequence[Any]:
-    specs: Sequence[Any] = exported.graph_signature.input_specs
+def _input_specs(exported: ExportedProgram) -> Sequence[InputSpec]:
+    specs: Sequence[InputSpec] = exported.graph_signature.input_specs
     kinds = {spec.kind for spec in specs} - {*WEIGHTS, InputKind.USER_INPUT}
     if kinds:
         raise Unsupported(f"a program with inputs of the kind {min(kind.name for kind in kinds)} is not saved")
@@ -325,7 +326,7 @@ def _constant(result: object) -> Constant:
         raise Unsupported(f"a result that is {error} is not saved") from error
 
 
-def _placeholders(exported: ExportedProgram) -> list[tuple[Any, fx.Node]]:
+def _placeholders(exported: ExportedProgram) -> list[tuple[InputSpec, fx.Node]]:
     holders = exported.graph.find_nodes(op="placeholder")
     return list(zip(exported.graph_signature.input_specs, holders, strict=True))
 

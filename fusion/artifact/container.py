@@ -16,18 +16,16 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
+from fusion.artifact.manifest import Manifest
 from fusion.artifact.weights import buffer_of, bytes_of
 from fusion.lowering.errors import ArtifactError
 
 MANIFEST = "manifest.json"
 """The member that lists the others."""
-
-MEMBERS = "members"
-"""Its entry with the hash of each."""
 
 _SEAL = 64
 """Characters of a hash, at the end of the file."""
@@ -47,7 +45,7 @@ def pack(path: Path, manifest: Mapping[str, object], members: Mapping[str, Conte
     with _replacing(path) as file:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             hashes = {name: _add(archive, name, content) for name, content in members.items()}
-            text = json.dumps({**manifest, MEMBERS: hashes}, indent=1, ensure_ascii=True).encode()
+            text = json.dumps({**manifest, "members": hashes}, indent=1, ensure_ascii=True).encode()
             _add(archive, MANIFEST, [text])
             archive.comment = b"0" * _SEAL
         with zipfile.ZipFile(file) as archive:
@@ -82,7 +80,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def unpack(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def unpack(path: Path) -> tuple[Manifest, dict[str, torch.Tensor]]:
     """Read an archive, and check it.
 
     Returns:
@@ -98,8 +96,8 @@ def unpack(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
                 if archive.comment != _seal(file, archive):
                     raise ArtifactError(_damaged(path, "its tables, or its manifest"))
                 places = {info.filename: _place(file, info) for info in archive.infolist()}
-            manifest = json.loads(bytes(bytes_of(_read(file, places.pop(MANIFEST)))))
-            hashes: dict[str, str] = manifest[MEMBERS]
+            manifest: Manifest = json.loads(bytes(bytes_of(_read(file, places.pop(MANIFEST)))))
+            hashes = manifest["members"]
             if hashes.keys() != places.keys():
                 raise ArtifactError(_damaged(path, "its list of members"))
             return manifest, {name: _checked(path, file, name, places[name], hashes[name]) for name in hashes}

@@ -52,12 +52,12 @@ def operation(name: str) -> OpOverload:
         LookupError: this process has none.
     """
     try:
-        found: object = reduce(getattr, name.split("."), torch.ops) if _OPERATION.fullmatch(name) else None
+        target: object = reduce(getattr, name.split("."), torch.ops) if _OPERATION.fullmatch(name) else None
     except AttributeError as error:
         raise LookupError(f"there is no operation {name}") from error
-    if not isinstance(found, OpOverload):
+    if not isinstance(target, OpOverload):
         raise LookupError(f"there is no operation {name}")
-    return found
+    return target
 
 
 def schema_of(name: str) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ import fusion
 from fusion.artifact.container import content_of, unpack
 from fusion.artifact.functions import schema_of
 from fusion.artifact.loaded import Artifact, refuse_other
+from fusion.artifact.manifest import KernelEntry, Manifest, Step
 from fusion.artifact.steps import program_of
 from fusion.artifact.values import read
 from fusion.artifact.weights import bytes_of, tensors_in
@@ -77,7 +77,7 @@ def load(
         launchers = _Kernels(manifest, members, notes).launchers()
         held = _tensors(file, manifest, members, weights)
         registers = {entry["register"]: held[entry["tensor"]] for entry in manifest["weights"]}
-        steps = json.loads(_bytes(members[STEPS]))
+        steps: list[Step] = json.loads(_bytes(members[STEPS]))
         kept = [result["register"] for result in manifest["results"]["leaves"] if "register" in result]
         program = program_of(steps, manifest["registers"], launchers, kept)
         named = {name: held[tensor] for name, tensor in manifest["state"].items()}
@@ -89,7 +89,7 @@ def load(
     return artifact
 
 
-def _differences(manifest: Mapping[str, Any]) -> list[str]:
+def _differences(manifest: Manifest) -> list[str]:
     """Return how this process differs from the one that saved a program, where that does not matter.
 
     Raises:
@@ -120,9 +120,9 @@ def _schema_here(name: str) -> str | None:
 class _Kernels:
     """The kernels of a program: for each the object that suits this machine best, or its source."""
 
-    def __init__(self, manifest: Mapping[str, Any], members: Members, notes: list[str]) -> None:
+    def __init__(self, manifest: Manifest, members: Members, notes: list[str]) -> None:
         self._manifest, self._members, self._notes = manifest, members, notes
-        self._entries: Sequence[Mapping[str, Any]] = manifest["kernels"]
+        self._entries = manifest["kernels"]
 
     def launchers(self) -> list[Callable[..., None]]:
         """Return the launcher of each kernel, in order.
@@ -157,7 +157,7 @@ class _Kernels:
         self._notes.append(f"{reason}; compiled again from source")
         return launchers
 
-    def _stored(self, entry: Mapping[str, Any], arch: str = "") -> Stored:
+    def _stored(self, entry: KernelEntry, arch: str = "") -> Stored:
         """Return a kernel with its object for an architecture, or without one."""
         carried = entry.get("carried", {}).get(arch)
         return Stored(
@@ -173,7 +173,7 @@ class _Kernels:
     def _content(self, member: str) -> bytes:
         return _bytes(self._members[member])
 
-    def _failed(self, entry: Mapping[str, Any]) -> Callable[[Arguments], Exception]:
+    def _failed(self, entry: KernelEntry) -> Callable[[Arguments], Exception]:
         return partial(_failure, self._content(entry["kernel"]).decode() if "kernel" in entry else "")
 
 
@@ -195,7 +195,7 @@ def _bytes(content: torch.Tensor) -> bytes:
     return bytes(bytes_of(content))
 
 
-def _tensors(file: Path, manifest: Mapping[str, Any], members: Members, given: object) -> dict[str, torch.Tensor]:
+def _tensors(file: Path, manifest: Manifest, members: Members, given: object) -> dict[str, torch.Tensor]:
     """Return the tensors of a program, in their layouts, by their names in the files that hold them.
 
     Raises:
@@ -224,7 +224,7 @@ def _in_layout(value: torch.Tensor, strides: Sequence[int], device: torch.device
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=device).copy_(value)
 
 
-def _weights(file: Path, manifest: Mapping[str, Any], members: Members, given: object) -> Mapping[str, torch.Tensor]:
+def _weights(file: Path, manifest: Manifest, members: Members, given: object) -> Mapping[str, torch.Tensor]:
     if isinstance(given, Mapping):
         return _by_tensor(manifest, given)
     if given is not None:
@@ -242,7 +242,7 @@ def _weights(file: Path, manifest: Mapping[str, Any], members: Members, given: o
     return tensors_in(content)
 
 
-def _by_tensor(manifest: Mapping[str, Any], given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _by_tensor(manifest: Manifest, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return given weights under the name that each is stored under: the first, for tied ones."""
     return {tensor: given[name] for name, tensor in manifest["state"].items() if name in given}
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from fusion.artifact.arguments import Arguments, SizeOf, size_function
+from fusion.artifact.manifest import Manifest, ResultEntry
 from fusion.artifact.steps import Program
 from fusion.artifact.trees import assembled, leaves
-from fusion.artifact.values import Json, read
+from fusion.artifact.values import read
 from fusion.lowering.errors import ArtifactError, Unsupported
 from fusion.runtime.dispatch_guards import within
 
@@ -29,7 +30,7 @@ class Artifact:
 
     def __init__(
         self,
-        manifest: Mapping[str, Any],
+        manifest: Manifest,
         program: Program,
         weights: Mapping[str, torch.Tensor],
         registers: Mapping[int, torch.Tensor],
@@ -43,7 +44,7 @@ class Artifact:
         self._first = int(entry["first"])
         self._results = [_Result(result, self._arguments.names) for result in manifest["results"]["leaves"]]
         self._changed = [registers[number] for number in manifest["changed_weights"]]
-        self._registers: list[Any] = [None] * program.registers
+        self._registers: list[object] = [None] * program.registers
         for number, value in (*program.constants.items(), *registers.items()):
             self._registers[number] = value
 
@@ -133,22 +134,25 @@ def refuse_other(name: str, value: torch.Tensor, weight: torch.Tensor) -> None:
 class _Result:
     """A result: a register, a constant, a size, or a view of a register."""
 
-    def __init__(self, entry: Json, names: Sequence[str]) -> None:
-        self._register: int | None = entry.get("register")
-        self._constant = read(entry["constant"]) if "constant" in entry else None
+    def __init__(self, entry: ResultEntry, names: Sequence[str]) -> None:
+        self._register: int | None = None
+        self._constant: object = None
         self._view: tuple[tuple[SizeOf, ...], tuple[SizeOf, ...], SizeOf] | None = None
-        if "view" in entry:
-            shape, strides = (
-                tuple(size_function(s, names) for s in entry["view"][key]) for key in ("shape", "strides")
-            )
-            self._view = shape, strides, size_function(entry["view"]["offset"], names)
+        if "constant" in entry:
+            self._constant = read(entry["constant"])
+            return
+        self._register, view = entry["register"], entry.get("view")
+        if view is not None:
+            shape, strides = (tuple(size_function(s, names) for s in each) for each in (view["shape"], view["strides"]))
+            self._view = shape, strides, size_function(view["offset"], names)
 
-    def of(self, registers: Sequence[Any], sizes: Sequence[int]) -> object:
+    def of(self, registers: Sequence[object], sizes: Sequence[int]) -> object:
         if self._register is None:
             return self._constant
         value = registers[self._register]
         if self._view is None:
             return value
+        assert isinstance(value, torch.Tensor)
         shape, strides = ([size(sizes) for size in each] for each in self._view[:2])
         return torch.as_strided(value, shape, strides, value.storage_offset() + self._view[2](sizes))
 

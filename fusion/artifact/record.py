@@ -7,7 +7,7 @@ may not call are refused, with the operation's name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -17,7 +17,8 @@ from torch._ops import OpOverload
 from torch.utils._sympy.printers import PythonPrinter
 
 from fusion.artifact.functions import FUNCTIONS, NAMES
-from fusion.artifact.values import Json, written
+from fusion.artifact.manifest import Called, Json, Step
+from fusion.artifact.values import written
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.sizes import Computed
@@ -39,7 +40,7 @@ class Recording:
         operations: the names of the operations and functions that are called.
     """
 
-    steps: list[Json] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     registers: int = 0
     results: tuple[Json, ...] = ()
     literals: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -75,25 +76,25 @@ def recorded(module: fx.GraphModule, kernels: Mapping[Kernel, int]) -> Recording
                 )
             recording.literals[places[node]] = held
         elif node.op != "placeholder":
-            step = _step(node, kernels)
-            if step is not None:
-                args, kwargs = _arguments(node, register)
-                recording.operations.update(step[key] for key in ("operation", "function") if key in step)
-                recording.steps.append({**step, "args": args, **kwargs, "result": places[node]})
+            called = _called(node, kernels)
+            if called is not None:
+                args, named = (_written(node, each, register) for each in (node.args, node.kwargs.values()))
+                if named:
+                    called["kwargs"] = dict(zip(node.kwargs, named, strict=True))
+                recording.steps.append({**called, "args": args, "result": places[node]})
+                recording.operations |= {name for name in (called.get("operation"), called.get("function")) if name}
     recording.registers = len(places)
     return recording
 
 
-def _arguments(node: fx.Node, register: object) -> tuple[list[Json], dict[str, Json]]:
+def _written(node: fx.Node, arguments: Iterable[object], register: Callable[[object], int | None]) -> list[Json]:
     try:
-        args = [written(arg, register) for arg in node.args]  # type: ignore[arg-type]  # the caller's function
-        kwargs = {name: written(arg, register) for name, arg in node.kwargs.items()}  # type: ignore[arg-type]  # the same
+        return [written(argument, register) for argument in arguments]
     except ValueError as error:
         raise Unsupported(f"a call of {_name(node)} is not saved, with {error} as an argument") from error
-    return args, {"kwargs": kwargs} if kwargs else {}
 
 
-def _step(node: fx.Node, kernels: Mapping[Kernel, int]) -> dict[str, Json] | None:
+def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> Called | None:
     """Return what a node calls; None for a kernel that launches nothing."""
     if LAUNCH in node.meta:
         return _launch(node.meta[LAUNCH], kernels)
@@ -108,11 +109,11 @@ def _step(node: fx.Node, kernels: Mapping[Kernel, int]) -> dict[str, Json] | Non
     raise Unsupported(f"a call of {_name(node)} is not saved")
 
 
-def _launch(call: KernelCall, kernels: Mapping[Kernel, int]) -> dict[str, Json] | None:
+def _launch(call: KernelCall, kernels: Mapping[Kernel, int]) -> Called | None:
     if call.kernel not in kernels:
         return None
     lines = [*dict.fromkeys(origin.line for origin in call.origins if origin.line)]
-    return {"kernel": kernels[call.kernel], **({"lines": lines} if lines else {})}
+    return {"kernel": kernels[call.kernel], "lines": lines} if lines else {"kernel": kernels[call.kernel]}
 
 
 def _name(node: fx.Node) -> str:

@@ -12,7 +12,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +27,10 @@ from fusion.artifact.elsewhere import moved
 from fusion.artifact.functions import schema_of
 from fusion.artifact.kernels import checked_text, text_of
 from fusion.artifact.load import CONSTANTS, FORMAT, STEPS, WEIGHTS
+from fusion.artifact.manifest import KernelEntry, Manifest, TensorEntry, WeightEntry
 from fusion.artifact.record import Recording, recorded
 from fusion.artifact.signature import Signature
 from fusion.artifact.state import identity, refuse_shared_memory, written_beside
-from fusion.artifact.values import Json
 from fusion.artifact.weights import pieces
 from fusion.codegen.binary import Binary
 from fusion.codegen.target import Target
@@ -122,61 +122,57 @@ def _target(options: Options, device: torch.device, architectures: list[str]) ->
 class _Saved:
     """The members of a file, and its manifest."""
 
-    def __init__(self, program: Captured, made: Compiled, target: Target, architectures: Sequence[str]) -> None:
-        self.program, self.made, self.target = program, made, target
-        self.kernels = {kernel: number for number, kernel in enumerate(made.sources)}
-        self.recording: Recording = recorded(made.module, self.kernels)
-        self.signature = Signature(program, made, self.recording.results)
+    def __init__(self, program: Captured, compilation: Compiled, target: Target, architectures: Sequence[str]) -> None:
+        self.program, self.compilation, self.target = program, compilation, target
+        self.numbers = {kernel: number for number, kernel in enumerate(compilation.sources)}
+        self.recording: Recording = recorded(compilation.module, self.numbers)
+        self.signature = Signature(program, compilation, self.recording.results)
         self.members: dict[str, Content] = {}
-        self.manifest: dict[str, Json] = {
-            "format": FORMAT,
-            "name": program.name,
-            "fusion": fusion.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-            "target": target.name,
-            "device": made.device.type,
-            "architectures": {},
-            "registers": self.recording.registers,
-            "arguments": self.signature.arguments(),
-            "results": self.signature.results(),
-            "operations": {name: schema_of(name) for name in sorted(self.recording.operations)},
-        }
         self.members[STEPS] = [json.dumps(self.recording.steps, separators=(",", ":")).encode()]
-        self._add_kernels(architectures)
+        self.needs: dict[str, list[str]] = {}
+        self.kernels = self._kernels(architectures)
 
-    def _add_kernels(self, architectures: Sequence[str]) -> None:
-        sources = self.made.sources.items()
-        entries = [self._add_source(number, *each) for number, each in enumerate(sources)]
+    def _kernels(self, architectures: Sequence[str]) -> list[KernelEntry]:
+        """Compile the kernels, and return the entry of each."""
+        sources = self.compilation.sources.items()
+        texts = [checked_text(kernel) for kernel, _ in sources]
         with ThreadPoolExecutor(max(1, min(len(sources), os.cpu_count() or 1)), "fusion-save") as workers:
-            for arch in architectures:
-                begun = [workers.submit(self.target.binary, kernel, source, arch) for kernel, source in sources]
-                for kernel, entry, future in zip(self.made.sources, entries, begun, strict=True):
-                    self._add_object(kernel, entry, arch, future.result())
-        self.manifest["kernels"] = entries
+            begun = [
+                [workers.submit(self.target.binary, kernel, source, arch) for arch in architectures]
+                for kernel, source in sources
+            ]
+            binaries = [[future.result() for future in futures] for futures in begun]
+        return [
+            self._kernel(kernel, text, dict(zip(architectures, compiled, strict=True)))
+            for kernel, text, compiled in zip(self.compilation.sources, texts, binaries, strict=True)
+        ]
 
-    def _add_source(self, number: int, kernel: Kernel, source: str) -> dict[str, Json]:
-        entry: dict[str, Json] = {"source": f"sources/{number}_{kernel.name}.{self.target.suffix}", "objects": {}}
-        self.members[entry["source"]] = [source.encode()]
-        self._add_kernel(kernel, entry, checked_text(kernel))
-        return entry
-
-    def _add_kernel(self, kernel: Kernel, entry: dict[str, Json], text: str) -> None:
-        if text and "kernel" not in entry:
-            entry["kernel"] = f"kernels/{self.kernels[kernel]}_{kernel.name}.json"
+    def _kernel(self, kernel: Kernel, text: str, binaries: Mapping[str, Binary]) -> KernelEntry:
+        """Add the members of a kernel, and return its entry."""
+        stem, *_, last = f"{self.numbers[kernel]}_{kernel.name}", *binaries.values()
+        objects = {arch: f"objects/{arch}/{stem}.{binary.suffix}" for arch, binary in binaries.items()}
+        carried = {arch: f"carried/{arch}/{stem}.json" for arch, binary in binaries.items() if binary.carried}
+        entry: KernelEntry = {
+            "source": f"sources/{stem}.{self.target.suffix}",
+            "objects": objects,
+            "name": last.callee.name,
+            "function": last.callee.function,
+            "tensors": last.callee.tensors,
+            "sizes": last.callee.sizes,
+        }
+        self.members[entry["source"]] = [self.compilation.sources[kernel].encode()]
+        if text := text or (text_of(kernel) if carried else ""):
+            entry["kernel"] = f"kernels/{stem}.json"
             self.members[entry["kernel"]] = [text.encode()]
-
-    def _add_object(self, kernel: Kernel, entry: dict[str, Json], arch: str, binary: Binary) -> None:
-        member = f"objects/{arch}/{Path(entry['source']).stem}.{binary.suffix}"
-        entry.update(asdict(binary.callee), **({"launch": dict(binary.launch)} if binary.launch else {}))
-        entry["objects"][arch] = member
-        self.manifest["architectures"][arch] = [*binary.needs]
-        self.members[member] = [binary.content]
-        if binary.carried:
-            self._add_kernel(kernel, entry, text_of(kernel))
-            carried = f"carried/{arch}/{Path(entry['source']).stem}.json"
-            entry.setdefault("carried", {})[arch] = carried
-            self.members[carried] = [binary.carried]
+        if last.launch:
+            entry["launch"] = dict(last.launch)
+        if carried:
+            entry["carried"] = carried
+        for arch, binary in binaries.items():
+            self.needs[arch] = [*binary.needs]
+            self.members[objects[arch]] = [binary.content]
+        self.members.update((member, [binaries[arch].carried]) for arch, member in carried.items())
+        return entry
 
     def write(self, path: Path, beside: Path | None) -> None:
         """Write the file, and the weights beside it if they are not in it.
@@ -184,53 +180,81 @@ class _Saved:
         Raises:
             OSError: the file system refuses.
         """
-        state, others = self._tensors()
-        if others:
-            self.members[CONSTANTS] = pieces(others)
+        held = _Held.of(self.program, self.recording.literals)
+        refuse_shared_memory(held.registers, self.signature.changed_weights)
+        manifest = self._manifest(held)
+        if held.others:
+            self.members[CONSTANTS] = pieces(held.others)
         if beside is None:
-            self.members[WEIGHTS] = pieces(state)
+            self.members[WEIGHTS] = pieces(held.state)
         else:
-            self.manifest["weights_file"] = {"name": beside.name, "sha256": written_beside(path, beside, state)}
-        pack(path, self.manifest, self.members)
+            manifest["weights_file"] = {"name": beside.name, "sha256": written_beside(path, beside, held.state)}
+        pack(path, manifest, self.members)
 
-    def _tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Return the tensors of the state, and those that are part of the program; each is written once."""
+    def _manifest(self, held: _Held) -> Manifest:
+        return {
+            "format": FORMAT,
+            "name": self.program.name,
+            "fusion": fusion.__version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "target": self.target.name,
+            "device": self.compilation.device.type,
+            "architectures": self.needs,
+            "registers": self.recording.registers,
+            "arguments": self.signature.arguments(),
+            "results": self.signature.results(),
+            "operations": {name: schema_of(name) for name in sorted(self.recording.operations)},
+            "kernels": self.kernels,
+            "weights": held.entries,
+            "changed_weights": self.signature.changed_weights,
+            "state": held.names,
+            "tensors": {
+                **{name: _described(tensor, state=True) for name, tensor in held.state.items()},
+                **{name: _described(tensor, state=False) for name, tensor in held.others.items()},
+            },
+        }
+
+
+@dataclass(slots=True)
+class _Held:
+    """The tensors that a program holds, each stored once.
+
+    Attributes:
+        registers: the name, the register and the value of each that the program reads.
+        entries: the manifest's entries about these.
+        names: all names of the state, also of tensors that the graph does not read (tied ones, unused ones) → the name
+            under which the tensor is stored.
+        state, others: the stored tensors of the state, and those that are part of the program.
+    """
+
+    registers: list[tuple[str, int, torch.Tensor]] = field(default_factory=list)
+    entries: list[WeightEntry] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    others: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, program: Captured, literals: Mapping[int, torch.Tensor]) -> _Held:
+        """Return the tensors of a program; `literals` are those in its graph, by register."""
+        held = cls()
         first: dict[tuple[object, ...], str] = {}
-        state: dict[str, torch.Tensor] = {}
-        others: dict[str, torch.Tensor] = {}
-        entries: list[Json] = []
-        held = [(weight.name, weight.kind, k, weight.tensor) for k, weight in enumerate(self.program.weights)]
-        held += [(f"literal {k}", "constant", k, tensor) for k, tensor in self.recording.literals.items()]
-        for name, kind, register, tensor in held:
+        read = [(weight.name, weight.kind, k, weight.tensor) for k, weight in enumerate(program.weights)]
+        read += [(f"literal {k}", "constant", k, tensor) for k, tensor in literals.items()]
+        for name, kind, register, tensor in read:
             stored = first.setdefault(identity(tensor), name)
             if stored == name:
-                (others if kind == "constant" else state)[name] = tensor
-            entries.append({"register": register, "tensor": stored, "name": name, "kind": kind})
-        names = self._state_names(first)
-        for stored, tensor in names.values():
-            if stored not in others:
-                state.setdefault(stored, tensor)
-        self.manifest["weights"] = entries
-        self.manifest["changed_weights"] = self.signature.changed_weights
-        self.manifest["state"] = {name: stored for name, (stored, _) in names.items()}
-        self.manifest["tensors"] = {
-            **{name: _described(tensor, state=True) for name, tensor in state.items()},
-            **{name: _described(tensor, state=False) for name, tensor in others.items()},
-        }
-        refuse_shared_memory(
-            [(name, register, tensor) for name, _, register, tensor in held], self.signature.changed_weights
-        )
-        return state, others
-
-    def _state_names(self, first: dict[tuple[object, ...], str]) -> dict[str, tuple[str, torch.Tensor]]:
-        """Return all names of the state, also those that the graph does not read: tied ones, unused ones."""
-        names = {}
-        for name, tensor in self.program.exported.state_dict.items():
-            names[name] = first.setdefault(identity(tensor), name), tensor.detach()
-        return names
+                (held.others if kind == "constant" else held.state)[name] = tensor
+            held.registers.append((name, register, tensor))
+            held.entries.append({"register": register, "tensor": stored, "name": name, "kind": kind})
+        for name, tensor in program.exported.state_dict.items():
+            held.names[name] = stored = first.setdefault(identity(tensor), name)
+            if stored not in held.others:
+                held.state.setdefault(stored, tensor.detach())
+        return held
 
 
-def _described(tensor: torch.Tensor, *, state: bool) -> Json:
+def _described(tensor: torch.Tensor, *, state: bool) -> TensorEntry:
     strides = [*tensor.stride()]
     return {"state": state, "dtype": {"torch": str(tensor.dtype)}, "shape": [*tensor.shape], "strides": strides}
 

@@ -8,7 +8,6 @@ stride, that is the size itself, or a multiple of it plus a number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -16,9 +15,21 @@ from torch._functorch._aot_autograd.schemas import OutputType
 
 from fusion.artifact.ahead import Compiled
 from fusion.artifact.capture import Captured
+from fusion.artifact.manifest import (
+    ArgumentsEntry,
+    Extent,
+    Json,
+    Layout,
+    LeafEntry,
+    RegisterResult,
+    ResultEntry,
+    ResultsEntry,
+    SizeEntry,
+    SizePlace,
+)
 from fusion.artifact.record import expression_text
 from fusion.artifact.trees import described
-from fusion.artifact.values import Json, written
+from fusion.artifact.values import written
 from fusion.dynamo.writes import memory_of
 from fusion.lowering.errors import Unsupported
 
@@ -51,7 +62,7 @@ class Signature:
         if len(metadata.input_info) != len(self.program.inputs):
             raise Unsupported("a program whose inputs share memory, and are changed in place, is not saved")
 
-    def arguments(self) -> Json:
+    def arguments(self) -> ArgumentsEntry:
         """Return the manifest's entry about arguments."""
         spec = self.program.exported.call_spec.in_spec
         assert spec is not None
@@ -74,7 +85,7 @@ class Signature:
             yield number if leaf.is_input else None
             number += leaf.is_input
 
-    def _leaf(self, position: int) -> Json:
+    def _leaf(self, position: int) -> LeafEntry:
         leaf = self.program.leaves[position]
         if isinstance(leaf.value, torch.Tensor):
             number = [*self._inputs_of_leaves()][position]
@@ -88,7 +99,7 @@ class Signature:
         except ValueError as error:
             raise Unsupported(f"the argument {leaf.name} is not saved: it is {error}") from error
 
-    def _layout(self, tensor: torch.Tensor) -> dict[str, Json]:
+    def _layout(self, tensor: torch.Tensor) -> Layout:
         return {
             "dtype": {"torch": str(tensor.dtype)},
             "device": {"device": str(tensor.device)},
@@ -96,31 +107,33 @@ class Signature:
             "strides": [self._text(size) for size in tensor.stride()],
         }
 
-    def _text(self, size: int | torch.SymInt) -> int | str:
+    def _text(self, size: int | torch.SymInt) -> Extent:
         expression = _expression(size)
         return int(expression) if expression.is_Integer else expression_text(expression, self.names)
 
-    def _sizes(self) -> Iterator[Json]:
+    def _sizes(self) -> Iterator[SizeEntry]:
         """Yield where each size is read, from the simplest place; off a stride only what is no size."""
-        places: dict[str, dict[str, Any]] = {}
+        places: dict[str, SizeEntry] = {}
         for size, place in sorted(self._places(), key=lambda pair: pair[1]["of"] == "stride"):
             for name, times, plus in _solved(_expression(size)):
-                entry = {"name": name, **place, "times": times, "plus": plus}
+                entry: SizeEntry = {"name": name, **place, "times": times, "plus": plus}
                 known = places.setdefault(name, entry)
                 if abs(known["times"]) > abs(times):
                     places[name] = entry
         yield from places.values()
 
-    def _places(self) -> Iterator[tuple[torch.SymInt, dict[str, Any]]]:
+    def _places(self) -> Iterator[tuple[torch.SymInt, SizePlace]]:
         """Yield each number of an argument that varies, with where it is."""
         for position, leaf in enumerate(self.program.leaves):
             if isinstance(leaf.value, torch.SymInt):
                 yield leaf.value, {"leaf": position, "of": "value", "dimension": None}
             elif isinstance(leaf.value, torch.Tensor):
-                for name, numbers in (("size", leaf.value.shape), ("stride", leaf.value.stride())):
-                    for dimension, number in enumerate(numbers):
-                        if isinstance(number, torch.SymInt):
-                            yield number, {"leaf": position, "of": name, "dimension": dimension}
+                for dimension, number in enumerate(leaf.value.shape):
+                    if isinstance(number, torch.SymInt):
+                        yield number, {"leaf": position, "of": "size", "dimension": dimension}
+                for dimension, number in enumerate(leaf.value.stride()):
+                    if isinstance(number, torch.SymInt):
+                        yield number, {"leaf": position, "of": "stride", "dimension": dimension}
 
     def _inequalities(self) -> list[str]:
         """Return everything that was assumed about sizes, as text."""
@@ -141,34 +154,37 @@ class Signature:
                 texts.append(expression_text(expression, self.names))
         return list(dict.fromkeys(texts))
 
-    def results(self) -> Json:
+    def results(self) -> ResultsEntry:
         """Return the manifest's entry about results."""
         spec = self.program.exported.call_spec.out_spec
         assert spec is not None
         computed = iter(range(len(self.returned)))
-        leaves = [
+        leaves: list[ResultEntry] = [
             self._result(next(computed)) if constant is None else {"constant": constant.text}
             for constant in self.program.constants
         ]
         return {"structure": described(spec), "leaves": leaves}
 
-    def _result(self, number: int) -> Json:
+    def _result(self, number: int) -> ResultEntry:
         alias, returned = self.alias(number), self.returned[number]
         if alias is not None:
             return alias
-        return returned if isinstance(returned, dict) and "register" in returned else {"constant": returned}
+        if isinstance(returned, dict) and isinstance(register := returned.get("register"), int):
+            return {"register": register}
+        return {"constant": returned}
 
-    def alias(self, number: int) -> Json | None:
+    def alias(self, number: int) -> RegisterResult | None:
         """Return the input that a result is, or is a view of; None for one that has been computed.
 
         Raises:
             Unsupported: the view is not known.
         """
         info = self.info[number]
+        if info.output_type not in ALIASES:
+            return None
+        assert info.base_idx is not None
         if info.output_type is OutputType.is_input:
             return {"register": info.base_idx}
-        if info.output_type is not OutputType.alias_of_input:
-            return None
         base, view = self.program.inputs[info.base_idx], self._view(number, info.base_idx)
         assert isinstance(base, torch.Tensor)
         if base.dtype is not view.dtype or view.is_conj() or view.is_neg():

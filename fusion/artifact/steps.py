@@ -11,12 +11,13 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from fusion.artifact.functions import FUNCTIONS, operation
-from fusion.artifact.values import Json, Register, read
+from fusion.artifact.manifest import Step
+from fusion.artifact.values import Register, read
 from fusion.lowering.errors import CheckFailed
-from fusion.runtime.size_text import evaluated, named
+from fusion.runtime.size_text import Evaluated, evaluated, named
 
 Call: TypeAlias = Callable[..., object]
 Getter: TypeAlias = Callable[[Sequence[object]], "tuple[object, ...]"]
@@ -45,7 +46,7 @@ class Program:
                 registers[number] = None
 
 
-def program_of(steps: Sequence[Json], registers: int, launchers: Sequence[Call], kept: Sequence[int]) -> Program:
+def program_of(steps: Sequence[Step], registers: int, launchers: Sequence[Call], kept: Sequence[int]) -> Program:
     """Return the program of some steps.
 
     Args:
@@ -73,7 +74,7 @@ class _Assembler:
         self.given = registers
         self.calls: list[_Called] = []
 
-    def assemble(self, steps: Sequence[Json], kept: set[int]) -> Program:
+    def assemble(self, steps: Sequence[Step], kept: set[int]) -> Program:
         for step in steps:
             self._step(step)
         written = {call.result for call in self.calls}
@@ -86,14 +87,14 @@ class _Assembler:
         self.program.instructions = instructions[::-1]
         return self.program
 
-    def _step(self, step: Json) -> None:
+    def _step(self, step: Step) -> None:
         args = [self._place(read(value)) for value in step["args"]]
-        names = list(step.get("kwargs", {}))
-        args += [self._place(read(step["kwargs"][name])) for name in names]
+        kwargs = step.get("kwargs", {})
+        args += [self._place(read(value)) for value in kwargs.values()]
         function = self._function(step)
-        self.calls.append(_Called(_with_keywords(function, names), tuple(args), int(step["result"])))
+        self.calls.append(_Called(_with_keywords(function, [*kwargs]), tuple(args), int(step["result"])))
 
-    def _function(self, step: Json) -> Call:
+    def _function(self, step: Step) -> Call:
         if "kernel" in step:
             launch = self.launchers[step["kernel"]]
             return _located(launch, step["lines"]) if step.get("lines") else launch
@@ -136,7 +137,7 @@ def _tupled(*parts: object) -> tuple[object, ...]:
     return parts
 
 
-def _size(compute: Callable[[Sequence[int]], Any], *sizes: int) -> int:
+def _size(compute: Evaluated, *sizes: int) -> int:
     return int(compute(sizes))
 
 

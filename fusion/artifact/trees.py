@@ -7,20 +7,20 @@ output: their leaves in order, or the reverse.  Types are looked up among the re
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Final
 
 from torch.utils import _pytree as pytree
 
-from fusion.artifact.values import Json
+from fusion.artifact.manifest import Registered, Structure
 from fusion.lowering.errors import ArtifactError, Unsupported
 
-LEAF = "*"
+LEAF: Final = "*"
 
 _IMPORTING = ("collections.defaultdict", "collections.namedtuple")
 """Registered types whose descriptions name what PyTorch would import."""
 
 
-def described(spec: pytree.TreeSpec) -> Json:
+def described(spec: pytree.TreeSpec) -> Structure:
     """Return the structure of a value as JSON.
 
     Raises:
@@ -29,24 +29,26 @@ def described(spec: pytree.TreeSpec) -> Json:
     kind, children = spec.type, [described(child) for child in spec.children()]
     if spec.is_leaf():
         return LEAF
-    if kind in (tuple, list):
-        return {kind.__name__: children}
+    if kind is tuple:
+        return {"tuple": children}
+    if kind is list:
+        return {"list": children}
     if kind is dict:
         if not all(isinstance(key, (str, int)) for key in spec.context):
             raise Unsupported("dictionaries with keys other than text and integers are not saved")
-        return {"dict": [[key, child] for key, child in zip(spec.context, children, strict=True)]}
-    known: Any = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
-    name = getattr(known, "serialized_type_name", None)
-    if not isinstance(name, str) or name in _IMPORTING or name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
+        return {"dict": [*zip(spec.context, children, strict=True)]}
+    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
+    if known is None or known.serialized_type_name in (*_IMPORTING, pytree.NO_SERIALIZED_TYPE_NAME_FOUND):
         raise Unsupported(
             f"arguments and results of type {getattr(kind, '__name__', kind)} are not saved",
             hint="pass tuples, lists or dictionaries",
         )
     dump = known.to_dumpable_context
-    return {"type": name, "context": spec.context if dump is None else dump(spec.context), "parts": children}
+    context = spec.context if dump is None else dump(spec.context)
+    return {"type": known.serialized_type_name, "context": context, "parts": children}
 
 
-def leaf_names(structure: Json, positional: Sequence[str]) -> list[str]:
+def leaf_names(structure: Structure, positional: Sequence[str]) -> list[str]:
     """Return a name for each leaf of the arguments, as the caller would write it.
 
     Args:
@@ -56,13 +58,14 @@ def leaf_names(structure: Json, positional: Sequence[str]) -> list[str]:
     >>> leaf_names({"tuple": [{"tuple": ["*", {"list": ["*"]}]}, {"dict": [["z", "*"]]}]}, ["x"])
     ['x', 'argument 1[0]', 'z']
     """
-    args, kwargs = structure["tuple"]
-    names = [*positional, *(f"argument {k}" for k in range(len(positional), len(args["tuple"])))]
-    parts = [*zip(names, args["tuple"], strict=True), *kwargs["dict"]]
-    return [name for start, part in parts for name in _names(part, start)]
+    (_, args), (_, kwargs) = _parts(structure)
+    passed, named = [part for _, part in _parts(args)], [*_parts(kwargs)]
+    names = [*positional, *(f"argument {k}" for k in range(len(positional), len(passed)))]
+    parts = [*zip(names, passed, strict=True), *named]
+    return [name for start, part in parts for name in _names(part, str(start))]
 
 
-def result_names(structure: Json) -> list[str]:
+def result_names(structure: Structure) -> list[str]:
     """Return a name for each leaf of the results.
 
     >>> result_names("*"), result_names({"tuple": ["*", {"dict": [["z", "*"]]}]})
@@ -71,17 +74,27 @@ def result_names(structure: Json) -> list[str]:
     return [*_names(structure, "result")]
 
 
-def _names(structure: Json, start: str) -> Iterator[str]:
-    if structure == LEAF:
+def _names(structure: Structure, start: str) -> Iterator[str]:
+    if isinstance(structure, str):
         yield start
         return
-    (parts,) = (value for key, value in structure.items() if key not in ("type", "context"))
-    for number, part in enumerate(parts):
-        key, inner = part if "dict" in structure else (number, part)
-        yield from _names(inner, f"{start}[{key!r}]")
+    for key, part in _parts(structure):
+        yield from _names(part, f"{start}[{key!r}]")
 
 
-def leaves(structure: Json, value: object, place: str = "the arguments") -> Iterator[object]:
+def _parts(structure: Structure) -> Iterator[tuple[int | str, Structure]]:
+    """Yield the structures in a container, each with its number or its key."""
+    if isinstance(structure, str):
+        return
+    if "dict" in structure:
+        yield from structure["dict"]
+    elif "type" in structure:
+        yield from enumerate(structure["parts"])
+    else:
+        yield from enumerate(structure["tuple"] if "tuple" in structure else structure["list"])
+
+
+def leaves(structure: Structure, value: object, place: str = "the arguments") -> Iterator[object]:
     """Yield the leaves of a value.
 
     Raises:
@@ -90,25 +103,25 @@ def leaves(structure: Json, value: object, place: str = "the arguments") -> Iter
     >>> list(leaves({"tuple": ["*", {"dict": [["a", "*"], ["b", "*"]]}]}, (1, {"b": 3, "a": 2})))
     [1, 2, 3]
     """
-    if structure == LEAF:
+    if isinstance(structure, str):
         yield value
-        return
-    ((kind, parts),) = structure.items() if "type" not in structure else [("type", structure["parts"])]
-    if kind == "type":
+    elif "type" in structure:
         yield from _leaves_of_type(structure, value, place)
-    elif kind == "dict":
-        if type(value) is not dict or {*value} != {key for key, _ in parts}:
-            raise _differs(place, f"a dictionary with the keys {[key for key, _ in parts]}", value)
-        for key, part in parts:
+    elif "dict" in structure:
+        keys = [key for key, _ in structure["dict"]]
+        if type(value) is not dict or {*value} != {*keys}:
+            raise _differs(place, f"a dictionary with the keys {keys}", value)
+        for key, part in structure["dict"]:
             yield from leaves(part, value[key], f"{place}[{key!r}]")
     else:
-        if type(value).__name__ != kind or not isinstance(value, (list, tuple)) or len(value) != len(parts):
-            raise _differs(place, f"a {kind} of {len(parts)}", value)
+        kind, parts = (tuple, structure["tuple"]) if "tuple" in structure else (list, structure["list"])
+        if type(value) is not kind or not isinstance(value, (list, tuple)) or len(value) != len(parts):
+            raise _differs(place, f"a {kind.__name__} of {len(parts)}", value)
         for number, (part, inner) in enumerate(zip(parts, value, strict=True)):
             yield from leaves(part, inner, f"{place}[{number}]")
 
 
-def _leaves_of_type(structure: Json, value: object, place: str) -> Iterator[object]:
+def _leaves_of_type(structure: Registered, value: object, place: str) -> Iterator[object]:
     kind, known = _registered(structure["type"])
     if type(value) is not kind:
         raise _differs(place, f"a {structure['type']}", value)
@@ -125,7 +138,7 @@ def _differs(place: str, expected: str, value: object) -> ArtifactError:
     return ArtifactError(f"{place} is a {type(value).__name__}{held}, and this was saved for {expected}")
 
 
-def assembled(structure: Json, parts: Sequence[object]) -> object:
+def assembled(structure: Structure, parts: Sequence[object]) -> object:
     """Return the value of this structure with these leaves.
 
     Raises:
@@ -138,8 +151,8 @@ def assembled(structure: Json, parts: Sequence[object]) -> object:
     return _assembled(structure, remaining)
 
 
-def _assembled(structure: Json, remaining: Iterator[object]) -> object:
-    if structure == LEAF:
+def _assembled(structure: Structure, remaining: Iterator[object]) -> object:
+    if isinstance(structure, str):
         return next(remaining)
     if "type" in structure:
         inner = [_assembled(part, remaining) for part in structure["parts"]]
@@ -148,13 +161,18 @@ def _assembled(structure: Json, remaining: Iterator[object]) -> object:
         return pytree.SUPPORTED_NODES[kind].unflatten_fn(inner, context if load is None else load(context))
     if "dict" in structure:
         return {key: _assembled(part, remaining) for key, part in structure["dict"]}
-    ((kind_name, inner_parts),) = structure.items()
-    values = [_assembled(part, remaining) for part in inner_parts]
-    return values if kind_name == "list" else tuple(values)
+    if "list" in structure:
+        return [_assembled(part, remaining) for part in structure["list"]]
+    return tuple([_assembled(part, remaining) for part in structure["tuple"]])
 
 
-def _registered(name: str) -> tuple[Any, Any]:
-    kind: Any = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+def _registered(name: str) -> tuple[type, pytree._SerializeNodeDef]:
+    """Return the type with a name, and how its values are written.
+
+    Raises:
+        ArtifactError: this process has registered none.
+    """
+    kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
     if kind is None or name in _IMPORTING:
         raise ArtifactError(
             f"arguments or results are of type {name}, which this process does not know",

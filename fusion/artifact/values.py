@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import torch
 
-Json: TypeAlias = Any
-"""A value of JSON."""
+from fusion.artifact.manifest import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ def written(value: object, register: Callable[[object], int | None]) -> Json:
     number = register(value)
     if number is not None:
         return {"register": number}
-    if value is None or type(value) in (bool, int, str):
+    if value is None or (isinstance(value, (bool, int, str)) and type(value) in (bool, int, str)):
         return value
     if type(value) is float:
         return {"float": value.hex()}
@@ -62,7 +60,7 @@ def written(value: object, register: Callable[[object], int | None]) -> Json:
 
 
 def _is_fx_list(value: object) -> bool:
-    """Return whether a value is a list that torch.fx has made immutable."""
+    """Return whether a value is an immutable list of torch.fx."""
     return isinstance(value, list) and type(value).__module__.startswith("torch.fx")
 
 
@@ -70,7 +68,7 @@ def read(value: Json) -> object:
     """Return what `written` was given, with `Register` for registers.
 
     Raises:
-        ValueError: it is malformed; also KeyError, TypeError.
+        ValueError: it is malformed; also KeyError.
 
     >>> read({"tuple": [1, [{"float": "0x1.4p+1"}, {"register": 7}], {"torch": "torch.float16"}]})
     (1, [2.5, Register(number=7)], torch.float16)
@@ -80,17 +78,20 @@ def read(value: Json) -> object:
     if isinstance(value, list):
         return [read(part) for part in value]
     ((kind, held),) = value.items()
-    return _READERS[kind](held)
+    match kind, held:
+        case "register", int(number):
+            return Register(number)
+        case "float", str(number):
+            return float.fromhex(number)
+        case "complex", [str(real), str(imaginary)]:
+            return complex(float.fromhex(real), float.fromhex(imaginary))
+        case "torch", str(name):
+            return _CONSTANTS[name]
+        case "device", str(name):
+            return torch.device(name)
+        case "tuple", list(parts):
+            return tuple(read(part) for part in parts)
+    raise ValueError(f"no value is written as {{{kind!r}: {held!r}}}")
 
 
-_READERS: Mapping[str, Callable[[Any], object]] = {
-    "register": lambda held: Register(int(held)),
-    "float": float.fromhex,
-    "complex": lambda held: complex(*map(float.fromhex, held)),
-    "torch": lambda held: _CONSTANTS[held],
-    "device": lambda held: torch.device(held),
-    "tuple": lambda held: tuple(read(part) for part in held),
-}
-
-
-__all__ = ["Json", "Register", "read", "written"]
+__all__ = ["Register", "read", "written"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TypedDict
 
 import torch
 
@@ -41,6 +41,14 @@ _NAMES: Mapping[torch.dtype, str] = {
 _DTYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in _NAMES.items()}
 
 
+class _Entry(TypedDict):
+    """A tensor in the header of a file; its offsets, of the first byte and of the end, are those in the buffer."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
 def pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
     """Yield the parts of a file that holds `tensors`, in order.
 
@@ -48,7 +56,7 @@ def pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
         ArtifactError: a dtype has no form in the format.
     """
     ordered = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
-    header: dict[str, object] = {}
+    header: dict[str, _Entry] = {}
     end = 0
     for name, tensor in ordered:
         if tensor.dtype not in _NAMES:
@@ -98,26 +106,26 @@ def tensors_in(file: torch.Tensor) -> dict[str, torch.Tensor]:
         raise ArtifactError(f"the weights are not in the safetensors format: {error}") from error
 
 
-def _header(file: torch.Tensor) -> tuple[int, dict[str, Any]]:
+def _header(file: torch.Tensor) -> tuple[int, dict[str, _Entry]]:
     memory = bytes_of(file)
     length = int.from_bytes(memory[:8], "little")
     if len(memory) < 8 or length > len(memory) - 8:
         raise ValueError("it is too short")
-    header = json.loads(bytes(memory[8 : 8 + length]))
+    header: dict[str, _Entry] = json.loads(bytes(memory[8 : 8 + length]))
     header.pop("__metadata__", None)
     return 8 + length, header
 
 
-def _span(entry: Mapping[str, Any]) -> tuple[int, int]:
+def _span(entry: _Entry) -> tuple[int, int]:
     begin, end = entry["data_offsets"]
-    shape: Sequence[int] = entry["shape"]
+    shape = entry["shape"]
     whole = all(isinstance(number, int) and number >= 0 for number in (begin, end, *shape))
     if not whole or end - begin != math.prod(shape) * _DTYPES[entry["dtype"]].itemsize:
         raise ValueError("a tensor has other bytes than its shape says")
     return begin, end
 
 
-def _tensor(data: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
+def _tensor(data: torch.Tensor, entry: _Entry) -> torch.Tensor:
     dtype = _DTYPES[entry["dtype"]]
     if data.data_ptr() % ALIGNED:
         data = data.clone()

@@ -101,7 +101,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_page(parser: argparse.ArgumentParser) -> None:
     """Add the choices of JSON and of a page."""
     add_json(parser)
-    what = "also write the report, with what the command found, as a page for a browser"
+    what = "also write the report, with the outcome of the command, as a page for a browser"
     parser.add_argument("--html", type=Path, metavar="FILE", help=what)
 
 

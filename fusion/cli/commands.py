@@ -77,11 +77,11 @@ def accuracy(arguments: argparse.Namespace) -> int:
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("measuring errors"):
-            found = fusion.accuracy(case.program, **case.settings)(*case.inputs, **case.kwargs)
+            result = fusion.accuracy(case.program, **case.settings)(*case.inputs, **case.kwargs)
     if arguments.json:
-        print_json(found)
+        print_json(result)
     else:
-        print(found)
+        print(result)
     return 0
 
 
@@ -158,27 +158,27 @@ def calibrate(arguments: argparse.Namespace) -> int:
     """Measure the device and print its figures, which later compilations predict with."""
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with waiting("measuring"):
-        found = list(lines(*measured_speeds(device)))
+        figures = list(lines(*measured_speeds(device)))
     if arguments.json:
-        print_json({"device": device, "figures": found})
+        print_json({"device": device, "figures": figures})
     else:
-        print("\n".join(found))
+        print("\n".join(figures))
     return 0
 
 
 def cache(arguments: argparse.Namespace) -> int:
     """Print the contents of the cache directory, and clear it if asked."""
-    found: dict[str, dict[str, object]] = {}
+    folders: dict[str, dict[str, object]] = {}
     for folder, description in FOLDERS.items():
         sizes = [path.stat().st_size for path in kept(folder)]
-        found[folder] = {"kept": len(sizes), "bytes": sum(sizes), "description": description}
+        folders[folder] = {"kept": len(sizes), "bytes": sum(sizes), "description": description}
         if arguments.clear:
             clear(folder)
     if arguments.json:
-        print_json({"directory": str(cache_dir()), "folders": found, "cleared": arguments.clear})
+        print_json({"directory": str(cache_dir()), "folders": folders, "cleared": arguments.clear})
         return 0
     print(cache_dir())
-    for name, entry in found.items():
+    for name, entry in folders.items():
         size = format_bytes(int(str(entry["bytes"])))
         print(f"  {name}/  {entry['kept']} kept, {size}: {entry['description']}")
     if arguments.clear:

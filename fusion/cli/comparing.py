@@ -24,18 +24,18 @@ def verify(arguments: argparse.Namespace) -> int:
         case = prepared(arguments)
         with waiting("verifying"):
             compare = verified(case.program, **_tolerances(arguments), **case.settings)
-            found = compare(*case.inputs, **case.kwargs)
+            agreement = compare(*case.inputs, **case.kwargs)
     if arguments.json:
-        print_json({"agrees": found.agrees, "values": found.values, "note": found.note})
+        print_json({"agrees": agreement.agrees, "values": agreement.values, "note": agreement.note})
     else:
-        print(found)
-    _show_page(arguments, found, found)
-    return 0 if found.agrees else 1
+        print(agreement)
+    _show_page(arguments, agreement, agreement)
+    return 0 if agreement.agrees else 1
 
 
-def _show_page(arguments: argparse.Namespace, found: Agreement | Bisection, compared: Agreement) -> None:
+def _show_page(arguments: argparse.Namespace, outcome: Agreement | Bisection, compared: Agreement) -> None:
     """Write the page of the graphs that were compared, if asked, and say where it is."""
-    line = write_page(arguments, fusion.Explanation(compared.reports), good=found.agrees, text=str(found))
+    line = write_page(arguments, fusion.Explanation(compared.reports), good=outcome.agrees, text=str(outcome))
     if line and not arguments.json:
         print(f"\n{line}")
 
@@ -46,15 +46,15 @@ def bisect(arguments: argparse.Namespace) -> int:
         case = prepared(arguments)
         with waiting("bisecting"):
             search = bisected(case.program, **_tolerances(arguments), **case.settings)
-            found = search(*case.inputs, **case.kwargs)
+            bisection = search(*case.inputs, **case.kwargs)
     if arguments.json:
-        fields = plain(found)
+        fields = plain(bisection)
         assert isinstance(fields, dict)
-        print_json({"agrees": found.agrees, **fields})
+        print_json({"agrees": bisection.agrees, **fields})
     else:
-        print(found)
-    _show_page(arguments, found, found.agreement)
-    return 0 if found.agrees else 1
+        print(bisection)
+    _show_page(arguments, bisection, bisection.agreement)
+    return 0 if bisection.agrees else 1
 
 
 class _Tolerances(TypedDict):

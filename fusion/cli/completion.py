@@ -14,12 +14,12 @@ import fusion.cli
 
 _BASH_HEAD = """\
 _fusion() {
-    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" found="" files=""
+    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" choices="" files=""
     case "$COMP_CWORD ${COMP_WORDS[1]} $before" in
 """
 _BASH_TAIL = """\
     esac
-    COMPREPLY=($(compgen -W "$found" -- "$word"))
+    COMPREPLY=($(compgen -W "$choices" -- "$word"))
     case "$word" in -*) files="" ;; esac
     if [ -n "$files" ]; then COMPREPLY+=($(compgen -f -- "$word")); fi
 }
@@ -65,13 +65,13 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, Command]]:
 
 
 def _bash(commands: Mapping[str, Command]) -> str:
-    lines = [f'        1\\ *) found="{" ".join(commands)} --help --version" ;;']
+    lines = [f'        1\\ *) choices="{" ".join(commands)} --help --version" ;;']
     for name, command in commands.items():
         chosen = {option: choices for option, choices in command.options.items() if choices}
         lines += [
-            f'        *\\ {name}\\ {option}) found="{" ".join(choices)}" ;;' for option, choices in chosen.items()
+            f'        *\\ {name}\\ {option}) choices="{" ".join(choices)}" ;;' for option, choices in chosen.items()
         ]
-        lines.append(f'        *\\ {name}\\ *) found="{" ".join((*command.options, *command.words))}"; files=yes ;;')
+        lines.append(f'        *\\ {name}\\ *) choices="{" ".join((*command.options, *command.words))}"; files=yes ;;')
     return "".join([_BASH_HEAD, *(f"{line}\n" for line in lines), _BASH_TAIL])
 
 

@@ -105,10 +105,10 @@ def _checked(name: str, examine: Callable[[], str], remedy: str, *, decides: boo
 
 
 def _python() -> str:
-    found = f"{platform.python_version()} on {platform.platform()}"
+    versions = f"{platform.python_version()} on {platform.platform()}"
     if not is_dynamo_supported():
-        raise FusionError(f"{found}: this PyTorch cannot capture programs of this version")
-    return found
+        raise FusionError(f"{versions}: this PyTorch cannot capture programs of this version")
+    return versions
 
 
 def _torch() -> str:
@@ -118,30 +118,30 @@ def _torch() -> str:
     return f"{torch.__version__}, built for {' and '.join(devices) or 'CPUs alone'}, {torch.get_num_threads()} threads"
 
 
-def _refuse_older(name: str, found: str) -> None:
+def _refuse_older(name: str, installed: str) -> None:
     """Refuse a version below the least that is supported.
 
     Raises:
         FusionError: it is older.
     """
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
     if numbers < LEAST[name]:
         wanted = ".".join(map(str, LEAST[name]))
-        raise FusionError(f"{found}; {wanted} is needed", hint=f"pip install '{name}>={wanted}'")
+        raise FusionError(f"{installed}; {wanted} is needed", hint=f"pip install '{name}>={wanted}'")
 
 
 def _triton() -> Check:
     """Triton is needed where there is a GPU."""
     try:
-        found = version("triton")
+        installed = version("triton")
     except PackageNotFoundError:
         state = FAILS if torch.cuda.is_available() else ABSENT
         return Check("triton", state, "not installed; GPUs need it", "pip install triton")
 
     def examine() -> str:
-        _refuse_older("triton", found)
+        _refuse_older("triton", installed)
         TARGETS["triton"]()  # imports it
-        return found
+        return installed
 
     return _checked("triton", examine, "reinstall triton")
 

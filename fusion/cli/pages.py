@@ -18,7 +18,7 @@ def write_page(
     Args:
         explanation: the reports of the compiled program.
         good: whether the command exits with 0.
-        text: what the command found, if it finds more than the reports have.
+        text: the outcome of the command, if it says more than the reports.
 
     Raises:
         CommandError: the file cannot be written.

@@ -1,7 +1,7 @@
-"""Loads the program that a command names, makes its inputs, and reads its settings.
+"""Loads the program that a command names, draws its inputs, and reads its settings.
 
 Input: the parsed arguments; output: a callable, tensors, and the keyword arguments of `fusion.fuse`.  What cannot be
-loaded, made or read raises a `CommandError` before the command prints anything.
+loaded, drawn or read raises a `CommandError` before the command prints anything.
 """
 
 from __future__ import annotations

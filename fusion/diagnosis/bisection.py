@@ -2,12 +2,12 @@
 
 Input: a program and its inputs; output: a `Bisection`.  The search goes from what runs to what decided it:
 
-1. Run the program as it is compiled, and compare (`inspect/agreement.py`).  If all agrees, nothing is to be found.
+1. Run the program as it is compiled, and compare (`inspect/agreement.py`).  If all agrees, the search ends.
 2. Compile it anew, and compare each launch with float64 on its own operands (`inspect/accuracy.py`).  The first that is
    wrong was generated wrongly from a right block program.
 3. Run all kernels in the evaluator.  If the results agree then, the kernel whose error rounding explains the least is
    wrong.
-4. Else the block programs are wrong, and a pass made them so.  Leave out all optional passes (`stages.OPTIONAL`): if
+4. Else the block programs are wrong, and a pass is the cause.  Leave out all optional passes (`stages.OPTIONAL`): if
    the results agree, put them back in order, by halves, until they differ.  The pass that was put back last is the one.
    The kernel is the first whose results differ from the same results without that pass.
 5. Else, if the difference is neither rounding nor in PyTorch's trace, each operation's rule is compared with PyTorch's
@@ -75,7 +75,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Bisection:
-    """Holds what was found.
+    """Holds the result of a search.
 
     Attributes:
         agreement: the comparison of the program as it is compiled.
@@ -107,7 +107,7 @@ class Bisection:
         values = self.agreement.values if self.agrees else self.agreement.differing
         more = len(values) - _SHOWN
         lines = [*map(str, values[:_SHOWN]), *([f"… and {more} others"] if more > 0 else []), self.verdict]
-        lines += [str(found) for found in (self.kernel, self.changed, self.rule) if found is not None]
+        lines += [str(part) for part in (self.kernel, self.changed, self.rule) if part is not None]
         return "\n".join([*lines, *([f"note: {self.agreement.note}"] if self.agreement.note else [])])
 
 
@@ -139,14 +139,14 @@ def bisect(
         ValueError: unknown mode, option or value of an option; a tolerance that is negative.
 
     >>> import torch
-    >>> found = bisect(lambda x: torch.softmax(x, -1))(torch.randn(4, 100))
-    >>> found.agrees, found.kernel, found.culprit
+    >>> result = bisect(lambda x: torch.softmax(x, -1))(torch.randn(4, 100))
+    >>> result.agrees, result.kernel, result.culprit
     (True, None, '')
     """
     options, tolerance = options_of("bisect", program, settings), Tolerance(rtol, atol, against)
 
     def run(*args: object, **kwargs: object) -> Bisection:
-        return _Search(Runs(program, args, kwargs, tolerance), options, torch_settings(settings)).found()
+        return _Search(Runs(program, args, kwargs, tolerance), options, torch_settings(settings)).result()
 
     return run
 
@@ -173,7 +173,7 @@ class _Search:
     regions: Regions = field(init=False)
     known: set[str] = field(default_factory=set)  # why regions run eagerly, with all passes
 
-    def found(self) -> Bisection:
+    def result(self) -> Bisection:
         whole = self._run(self.options).told(self.reports)
         if whole.agrees:
             return Bisection(whole, "all results agree")
@@ -182,14 +182,14 @@ class _Search:
         anew = self._run(fresh, watch=watching(launches.append))
         wrong = next((launch for launch in launches if not launch.is_right), None)
         if wrong is not None:
-            found = Bisection(whole, "this kernel computes other numbers than its block program:", wrong)
+            bisection = Bisection(whole, "this kernel computes other numbers than its block program:", wrong)
         elif anew.agrees:
-            found = Bisection(whole, self._kept())
+            bisection = Bisection(whole, self._kept())
         elif self._run(fresh, EVALUATED).agrees:
-            found = _of_small_errors(whole, launches)
+            bisection = _of_small_errors(whole, launches)
         else:
-            found = self._of_passes(whole, fresh)
-        return replace(found, compared=len(launches), compilations=self.compilations)
+            bisection = self._of_passes(whole, fresh)
+        return replace(bisection, compared=len(launches), compilations=self.compilations)
 
     def _kept(self) -> str:
         way = "recorded as a CUDA graph" if self.options.cudagraphs else "taken from the cache (`fusion cache --clear`)"
@@ -226,7 +226,7 @@ class _Search:
         return Bisection(whole, verdict, culprit=culprit, changed=compared.first())
 
     def _without_passes(self, whole: Agreement, fresh: Options) -> Bisection:
-        """Search in what is left once no optional pass made the results differ."""
+        """Search in what is left if no optional pass makes the results differ."""
         head = "no kernel is wrong, and the results differ without any optional pass: "
         if self.runs.agreement(self.values, Tolerance()).agrees:
             return Bisection(whole, f"{head}it is rounding, as the error against float64 is at most twice eager's")
@@ -242,16 +242,16 @@ class _Search:
 
     def _wrong_rules(self, options: Options) -> list[WrongRule]:
         """Run the graphs with PyTorch's operations, and check the rule of each on the same operands."""
-        found: list[WrongRule] = []
+        wrong: list[WrongRule] = []
         backend = aot_backend(
-            lambda graph, label: checking(graph, found.append),
+            lambda graph, label: checking(graph, wrong.append),
             lambda device: builder_for(device.type, options.target, options.current_numerics).target.capabilities,
             options.workspace,
             exact=options.exact,
             overrides=Overrides(without=frozenset(OPTIONAL)),
         )
         self.runs.run(lambda program: compile_anew(program, backend, **self.settings))
-        return found
+        return wrong
 
     def _run(self, options: Options, overrides: Overrides = PRICED, watch: Watch | None = None) -> Agreement:
         """Compile the program anew, run it, and compare."""

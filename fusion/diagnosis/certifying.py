@@ -53,22 +53,22 @@ def certify(
     runs, watch = Runs(program, args, kwargs, random=True), _Certifying()
     backend = Backend(replace(options, graph_cache=False, cudagraphs=False), watch)
     again = runs.repeated(lambda copied: compile_anew(copied, backend, **settings))
-    found: list[tuple[int, LaunchError]] = []
-    watch.found = found
+    errors: list[tuple[int, LaunchError]] = []
+    watch.errors = errors
     values = again()
     agreement = runs.agreement(values).told(backend.reports)
-    watch.found = None
-    return Certificate(agreement, tuple(_certified(watch, again, found)), (*watch.built, *watch.checked()))
+    watch.errors = None
+    return Certificate(agreement, tuple(_certified(watch, again, errors)), (*watch.built, *watch.checked()))
 
 
 def _certified(
-    watch: _Certifying, again: Callable[[], Values], found: Sequence[tuple[int, LaunchError]]
+    watch: _Certifying, again: Callable[[], Values], errors: Sequence[tuple[int, LaunchError]]
 ) -> Iterator[Certified]:
     """Run the program once for each launch that is not exact, with the launch's exact results."""
     watch.restart()
     plain = again()
     known: dict[int, tuple[float, str]] = {}
-    for number, error in found:
+    for number, error in errors:
         if number not in known:
             watch.restart(number)
             known[number] = _change(plain, again()) if error.error else (0.0, "")
@@ -96,12 +96,12 @@ class _Certifying(Rewrites):
     """Observes the passes, and the launches of each run, which are numbered from 0.
 
     Attributes:
-        found: gets the error of each tensor with the number of its launch, while it is a list.
+        errors: gets the error of each tensor with the number of its launch, while it is a list.
         built: the kernels that were checked on hostile inputs.
         exact: the launch that is replaced by exact arithmetic.
     """
 
-    found: list[tuple[int, LaunchError]] | None = None
+    errors: list[tuple[int, LaunchError]] | None = None
     built: list[Checked] = field(default_factory=list)
     exact: int | None = None
     _number: int = -1
@@ -118,9 +118,9 @@ class _Certifying(Rewrites):
 
         def launched(*args: object) -> None:
             self._number += 1
-            if self.found is not None:
+            if self.errors is not None:
                 self._check_built(step, run, args)
-                self.found += [(self._number, error) for error in compared(step, run, args)]
+                self.errors += [(self._number, error) for error in compared(step, run, args)]
             elif self._number == self.exact:
                 _launch_exactly(step.kernel, args)
             else:

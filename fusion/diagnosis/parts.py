@@ -81,7 +81,9 @@ def changed_parts(before: Program, after: Program) -> Iterator[Part | Unsupporte
         wanted = [name for name in before.buffers if name in written[0] & written[1] & seen]
         if not wanted:
             continue  # nothing that others read: nodes were removed, or are computed for these alone
-        read = {name for nodes, made in zip(own, written, strict=True) for name in _read(nodes) if name not in made}
+        read = {
+            name for nodes, results in zip(own, written, strict=True) for name in _read(nodes) if name not in results
+        }
         try:
             yield _part(cut_before, cut_after, [name for name in read if name in before.buffers], wanted)
         except Unsupported as reason:
@@ -163,9 +165,9 @@ def _nodes_not_in(program: Program, other: Program) -> list[Node]:
 def _groups(nodes: Sequence[Node]) -> Iterator[set[str]]:
     """Yield the names that belong together: those that nodes write, joined where one of these nodes reads another."""
     graph: nx.Graph[str] = nx.Graph()
-    made = {name for node in nodes for name in writes(node)}
+    results = {name for node in nodes for name in writes(node)}
     for node in nodes:
-        first, *others = (*writes(node), *(name for name in reads(node) if name in made))
+        first, *others = (*writes(node), *(name for name in reads(node) if name in results))
         graph.add_node(first)
         graph.add_edges_from((first, name) for name in others)
     yield from nx.connected_components(graph)
@@ -182,8 +184,8 @@ def free_inputs(program: Program, names: Iterable[str]) -> frozenset[str]:
     above = _Above(maker)
     chosen = set(names)
     while True:
-        made = sorted((name for name in chosen if name in maker), key=place.__getitem__, reverse=True)
-        bound = next((name for name in made if _is_bound(program, name, chosen, above)), None)
+        computed = sorted((name for name in chosen if name in maker), key=place.__getitem__, reverse=True)
+        bound = next((name for name in computed if _is_bound(program, name, chosen, above)), None)
         if bound is None:
             return frozenset(chosen)
         chosen = (chosen - {*writes(maker[bound])}) | {*reads(maker[bound])}
@@ -207,8 +209,8 @@ def _is_limited(program: Program, name: str, maker: Mapping[str, Node]) -> bool:
         return True
     if not isinstance(node, (Map, Reduce)):
         return False
-    made = [maker.get(each) for each in reads(node)]
-    if any(isinstance(each, Reduce) and each.op in _EXTREMES for each in (node, *made)):
+    producers = [maker.get(each) for each in reads(node)]
+    if any(isinstance(each, Reduce) and each.op in _EXTREMES for each in (node, *producers)):
         return True
     value = node.exprs[0]
     while isinstance(value, Cast):
@@ -227,14 +229,14 @@ class _Above:
     maker: Mapping[str, Node]
 
     def of(self, name: str) -> set[str]:
-        found: set[str] = set()
+        origins: set[str] = set()
         waiting = [name]
         while waiting:
             node = self.maker.get(waiting.pop())
-            fresh = [each for each in (() if node is None else reads(node)) if each not in found]
-            found.update(fresh)
+            fresh = [each for each in (() if node is None else reads(node)) if each not in origins]
+            origins.update(fresh)
             waiting += fresh
-        return found
+        return origins
 
 
 def extracted(program: Program, inputs: frozenset[str], wanted: Sequence[str]) -> Program:
@@ -253,15 +255,15 @@ def extracted(program: Program, inputs: frozenset[str], wanted: Sequence[str]) -
         needed |= {name for name in reads(node) if name not in inputs}
     if len(nodes) > _MOST:
         raise Unsupported(f"it is a part of {len(nodes)} nodes")
-    made = {name for node in nodes for name in writes(node)}
+    results = {name for node in nodes for name in writes(node)}
     used = [*dict.fromkeys((*_read(reversed(nodes)), *wanted))]
     symbols = tuple(entry for entry in program.inputs if entry is not None and not isinstance(entry, str))
-    given = tuple(name for name in used if name not in made and name not in program.constants)
+    given = tuple(name for name in used if name not in results and name not in program.constants)
     _refuse_invented(program, given, reversed(nodes))
     constants = {name: program.constants[name] for name in used if name in program.constants}
-    origins = {name: program.origins[name] for name in made if name in program.origins}
+    origins = {name: program.origins[name] for name in results if name in program.origins}
     outputs = tuple(map(BufferRef, wanted))
-    buffers = {name: program.buffers[name] for name in (*given, *made, *constants)}
+    buffers = {name: program.buffers[name] for name in (*given, *results, *constants)}
     return Program((*symbols, *given), buffers, tuple(reversed(nodes)), outputs, origins, constants)
 
 
@@ -272,7 +274,7 @@ def _refuse_effects(call: Extern) -> None:
         Unsupported: it does.
     """
     if _draws(call):
-        raise Unsupported(f"{call.name} draws random numbers, and the pass made it another call")
+        raise Unsupported(f"{call.name} draws random numbers, and the pass replaced the call")
     if call.sizes or call.overwrites or (call.impure and not _repeats(call)):
         raise Unsupported(f"{call.name} changes its operands or determines sizes")
 

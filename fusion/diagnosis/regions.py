@@ -21,7 +21,7 @@ Run = Callable[..., object]
 
 @dataclass(slots=True)
 class _Region:
-    """A region as it was captured, and what the current backend made of it."""
+    """A region as it was captured, and as the current backend compiled it."""
 
     graph: fx.GraphModule
     inputs: Sequence[object]

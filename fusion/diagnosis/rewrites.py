@@ -1,7 +1,7 @@
 """Checks each rewrite of a program where it would break.
 
 Input: the passes of a compilation, as they run; output: a `Checked` for each part of a program that a pass changed, and
-for each kernel that was made of it.  Both forms of the part are evaluated on hostile inputs (`adversarial.py`): in
+for each kernel that computes it.  Both forms of the part are evaluated on hostile inputs (`adversarial.py`): in
 float64, where they must agree, and in their own dtypes, where the new form may not be much farther from float64 than
 the old one.  Nothing is generated or built.  Equal parts, as those of the layers of a model, are checked once.
 """
@@ -98,7 +98,7 @@ class Rewrites(Watch):
             for step in subject.steps:
                 if isinstance(step, KernelCall) and step.kernel not in self._kernels:
                     self._kernels.add(step.kernel)
-                    self._made(f"{stage}/{name}", step, subject.program, sizes)
+                    self._add_kernel(f"{stage}/{name}", step, subject.program, sizes)
 
     def _derived(self, stage: str, name: str, graph: fx.GraphModule) -> None:
         """Cut out what a pass over an fx graph changed."""
@@ -123,7 +123,7 @@ class Rewrites(Watch):
             text = _canonical(part.before) + _canonical(part.after)
             self._add(name, text, partial(_of_part, name, origins, part, sizes))
 
-    def _made(self, name: str, call: KernelCall, program: Program, sizes: Mapping[sympy.Symbol, int]) -> None:
+    def _add_kernel(self, name: str, call: KernelCall, program: Program, sizes: Mapping[sympy.Symbol, int]) -> None:
         check = partial(_of_kernel, name, by_place(call.origins), call, program, sizes)
         self._add(name, str(len(self._kernels)), check)
 
@@ -161,12 +161,12 @@ def _of_kernel(
 ) -> Checked:
     """Check that a kernel computes what its nodes do: its loops, running values and merges are derived."""
     last = {operand: result for result, operand in call.over.items()}  # what it overwrites is not there to be compared
-    made = [*(name for name in call.written if name not in last), *last.values()]
+    results = [*(name for name in call.written if name not in last), *last.values()]
     try:
-        if unknown := [buffer for buffer in (*call.buffers, *made) if buffer not in program.buffers]:
+        if unknown := [buffer for buffer in (*call.buffers, *results) if buffer not in program.buffers]:
             raise Unsupported(f"{unknown[0]} is no tensor of the program")
         read = [buffer for buffer in call.buffers if buffer not in call.written]
-        part, operands = parts_of(program, read, made, read)
+        part, operands = parts_of(program, read, results, read)
     except Unsupported as reason:
         return Checked(name, origins, reason=reason.message)
     nodes, operands_of = _form(part, sizes), _form(operands, sizes)
@@ -178,9 +178,9 @@ def _of_kernel(
         held |= {each: _empty(program.buffers[each], sizes, exact) for each in call.written}
         numbers = [size_value(size, sizes) for size in call.kernel.sizes]
         run_kernel(call.kernel, [held[each] for each in call.buffers], numbers, exact=exact)
-        return [held[call.over.get(each, each)] for each in made]
+        return [held[call.over.get(each, each)] for each in results]
 
-    return _checked(name, origins, part, sizes, nodes, launched, tuple(made))
+    return _checked(name, origins, part, sizes, nodes, launched, tuple(results))
 
 
 def _checked(
@@ -274,7 +274,7 @@ def _drawn(program: Program, sizes: Mapping[sympy.Symbol, int], form: Form) -> l
     """Draw inputs that a program accepts.
 
     Raises:
-        Unsupported: none were found, or it is too large.
+        Unsupported: it accepts none, or it is too large.
     """
     buffers = [program.buffers[entry] for entry in program.inputs if isinstance(entry, str)]
     shapes = {buffer.name: _layout(buffer, sizes)[0] for buffer in program.buffers.values()}
@@ -292,7 +292,7 @@ def _drawn(program: Program, sizes: Mapping[sympy.Symbol, int], form: Form) -> l
             return tensors
         if draw.is_last:
             break
-    raise Unsupported(f"no inputs were found that it accepts: {refusal}")
+    raise Unsupported(f"it accepts no inputs that were drawn: {refusal}")
 
 
 def _layout(buffer: Buffer, sizes: Mapping[sympy.Symbol, int]) -> tuple[list[int], list[int]]:

@@ -42,8 +42,8 @@ def verify(
         ValueError: unknown mode, option or value of an option; a tolerance that is negative.
 
     >>> import torch
-    >>> found = verify(lambda x: torch.softmax(x, -1))(torch.randn(4, 100, requires_grad=True))
-    >>> found.agrees, [value.name for value in found.values]
+    >>> result = verify(lambda x: torch.softmax(x, -1))(torch.randn(4, 100, requires_grad=True))
+    >>> result.agrees, [value.name for value in result.values]
     (True, ['result', 'gradient of input[0]'])
     """
     options, tolerance = options_of("verify", program, settings), Tolerance(rtol, atol, against)

@@ -69,7 +69,7 @@ def _definition(name: str, value: object) -> str:
 
 
 def launches_of(module: fx.GraphModule, kernels: Mapping[Kernel, str]) -> Callable[[str, object], str | None]:
-    """Return the function that writes how a compiled module's launchers and chunked calls are made.
+    """Return the function that writes how a compiled module gets its launchers and chunked calls.
 
     Args:
         kernels: the path of each kernel's file, from the folder of the module.

@@ -157,9 +157,9 @@ def _of_identifier(declared: re.Match[str]) -> str:
 
 def _class_of(code: str) -> str:
     """Return the name of the first class in a text."""
-    found = _CLASS.search(code)
-    assert found, "fx prints a class"
-    return found[1]
+    declaration = _CLASS.search(code)
+    assert declaration, "fx prints a class"
+    return declaration[1]
 
 
 def _flat(graph: fx.GraphModule) -> fx.GraphModule:

@@ -39,7 +39,7 @@ Values = list[object]
 Inputs = Callable[[Draw], Values]
 
 
-# What the files are made of -------------------------------------------------------------------------------------------
+# What the files contain -----------------------------------------------------------------------------------------------
 
 
 def module_of(kind: type[torch.nn.Module]) -> torch.nn.Module:
@@ -64,9 +64,9 @@ def constant(
 
 def allocator(device: str) -> Callable[..., torch.Tensor]:
     """Return the function that allocates the tensors of a compiled module."""
-    found = allocator_on(torch.device(device), torch.device(device))
-    assert found is not None, f"modules allocate on {device} by another function"
-    return found
+    allocate = allocator_on(torch.device(device), torch.device(device))
+    assert allocate is not None, f"modules allocate on {device} by another function"
+    return allocate
 
 
 def kernel(module: str, path: str) -> Launcher:
@@ -93,7 +93,7 @@ def run_graph(module: torch.nn.Module, inputs: Inputs) -> None:
     """Run a graph with PyTorch's operations; print its results, with their errors against float64, and its time.
 
     Raises:
-        Unsupported: no inputs were found that the graph accepts.
+        Unsupported: the graph accepts no inputs that were drawn.
     """
     given, results, _ = _drawn(module, inputs)
     again, exact = [*module(*_copies(given))], _exact(module, given)
@@ -111,7 +111,7 @@ def run_module(file: str, module: torch.nn.Module, graph: str) -> None:
     """Compare a compiled module with the graph in a file of its folder, on the inputs of that file; print both times.
 
     Raises:
-        Unsupported: no inputs were found that the graph accepts.
+        Unsupported: the graph accepts no inputs that were drawn.
         SystemExit: with code 1, if a result is wrong.
     """
     known = _loaded(Path(file).parent / graph)
@@ -174,7 +174,7 @@ def _drawn(module: torch.nn.Module, inputs: Inputs) -> tuple[Values, Values, Val
             refusal = error
         if draw.is_last:
             break
-    raise Unsupported(f"no inputs were found that the graph accepts: {refusal}")
+    raise Unsupported(f"the graph accepts no inputs that were drawn: {refusal}")
 
 
 def _is_same(left: object, right: object) -> bool:

@@ -2,7 +2,7 @@
 
 Input: the kernels of a graph with their generated sources, and a directory with files of kernels as dumps write them;
 output: launchers of the edited ones.  A file belongs to the kernel whose block program it holds, whatever its name.
-An edited kernel is built and run on made inputs first, and is refused if its numbers are wrong.  A file that was edited
+An edited kernel is first built and run on drawn inputs; it is refused if its numbers are wrong.  A file that was edited
 from another text than the one that is generated now is stale.  Whatever is not used is named in a warning, and the
 generated source runs; under `strict`, wrong numbers and failed builds raise.
 """
@@ -56,7 +56,7 @@ def overridden(
 
     Args:
         sources: the generated sources.
-        device: where made inputs are run.
+        device: where inputs are drawn.
         strict: raise where an edited kernel is refused.
 
     Raises:
@@ -86,7 +86,7 @@ def overridden(
 
 
 def _stale(file: KernelFile, generated: str, target: Target) -> str:
-    """Return why the edit was made of another text than the one that is generated now; empty if it was not."""
+    """Return why an edit does not belong to the text that is generated now; empty if it does."""
     if file.numerics != target.numerics:
         return f"it was generated for other numerics ({file.numerics})"
     if mark_of(file.kernel, generated) != file.original:
@@ -95,7 +95,7 @@ def _stale(file: KernelFile, generated: str, target: Target) -> str:
 
 
 def _checked(file: KernelFile, target: Target, device: torch.device) -> Built:
-    """Build the source in a file, and run it on made inputs.
+    """Build the source in a file, and run it on drawn inputs.
 
     Raises:
         WrongKernel: that fails, or its results are wrong.

@@ -59,7 +59,7 @@ def run_kernel(file: str, inputs: Inputs, sizes: Sequence[int], moved: int, oper
         operations: arithmetic of one launch, in additions.
 
     Raises:
-        FusionError: the source cannot be built, or no inputs can be made.
+        FusionError: the source cannot be built, or no inputs can be drawn.
         SystemExit: with code 1, if the numbers are wrong.
     """
     known = read_kernel_file(Path(file))

@@ -66,7 +66,7 @@ KINDS = {
 """The dataclasses that an entry consists of."""
 
 
-FOUND = "from the cache"
+HIT = "from the cache"
 """The report's note for a graph that comes from the cache."""
 
 DAMAGED = "its entry in the cache was damaged"
@@ -99,7 +99,7 @@ class WarmStart:
             self.note = DAMAGED
             return None
         if cached is not None:
-            self.note, self.kept = FOUND, self._key
+            self.note, self.kept = HIT, self._key
         return cached
 
     def keep(self, compilation: Finished) -> None:
@@ -163,7 +163,7 @@ def _of_steps(schedule: Schedule) -> Schedule:
 
 __all__ = [
     "DAMAGED",
-    "FOUND",
+    "HIT",
     "Finished",
     "WarmStart",
     "eager_graph",

@@ -2,10 +2,10 @@
 
 Each entry that a compilation stores or reads is recorded with PyTorch as an artifact of the type `fusion`: regions,
 graphs, objects, measurements, and Triton's binaries.  `load_cache_artifacts` stores them in this user's cache, sealed
-anew, and compilations find them there as if an earlier process had made them.  The key of an entry covers the machine,
-the tools and the versions, so that entries of another kind of machine are never found.
+anew, and compilations find them there as entries of an earlier process.  The key of an entry covers the machine,
+the tools and the versions, so that entries of another kind of machine are never read.
 
-Names are checked, contents are not: objects among them are machine code.  Whoever loads artifacts trusts who made them
+Names are checked, contents are not: objects among them are machine code.  Whoever loads artifacts trusts their author
 (SECURITY.md).
 """
 

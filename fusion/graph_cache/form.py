@@ -5,7 +5,7 @@ compiler's dataclasses and enums; output: JSON.  Equal values give equal text, s
 Values of other types are refused.
 
 Reading is unlike unpickling: it makes values of listed types only, from parts of the types that they take.  In
-particular an expression is made from expressions, never from text, which sympy would evaluate.  Functions and
+particular an expression is built from expressions, never from text, which sympy would evaluate.  Functions and
 operations of PyTorch are looked up, not called; a graph that was read calls them when it runs.
 
 The text is one list of rows, each a tag with its fields; in rows of composite values a number is the position of an
@@ -59,7 +59,7 @@ _SYMPY: Mapping[tuple[str, str], type[sympy.Basic]] = {
 }
 """The expressions that may be serialised, by module and name; their arguments are expressions."""
 
-_TORCH: Mapping[str, Any] = {
+_TORCH: Mapping[str, object] = {
     str(each).removeprefix("torch."): each
     for each in vars(torch).values()
     if isinstance(each, (torch.dtype, torch.layout, torch.memory_format))
@@ -203,7 +203,7 @@ Fields: TypeAlias = Sequence[Any]
 """The fields of a row after its tag."""
 
 
-def _parts(rest: Fields, values: Sequence[object]) -> list[Any]:
+def _parts(rest: Fields, values: Sequence[object]) -> list[object]:
     return [values[place] for place in rest]
 
 
@@ -217,10 +217,10 @@ def _symbol(rest: Fields) -> sympy.Symbol:
     return sympy.Symbol(name, **{fact[1:]: fact[0] == "+" for fact in facts})
 
 
-def _expressions(positions: Sequence[Any], values: Sequence[object]) -> list[sympy.Basic]:
-    parts = _parts(positions, values)
-    if not all(isinstance(part, sympy.Basic) for part in parts):
-        raise TypeError("an expression is made of expressions")
+def _expressions(positions: Fields, values: Sequence[object]) -> list[sympy.Basic]:
+    parts = [part for part in _parts(positions, values) if isinstance(part, sympy.Basic)]
+    if len(parts) != len(positions):
+        raise TypeError("an expression consists of expressions")
     return parts
 
 
@@ -257,33 +257,36 @@ def _function(rest: Fields) -> object:
 
 
 def _tensor(rest: Fields) -> torch.Tensor:
-    dtype, layout, data = rest
+    name, layout, data = rest
     shape, strides = json.loads(layout)
-    flat = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(_TORCH[dtype])
+    dtype = _TORCH[name]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"torch.{name} is no dtype")
+    flat = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(dtype)
     return torch.empty_strided(shape, strides, dtype=flat.dtype).copy_(flat.reshape(shape))
 
 
 _READERS: Mapping[str, Callable[[Fields, Sequence[object], Kinds], object]] = {
-    "plain": lambda rest, made, kinds: rest[1],
-    "int": lambda rest, made, kinds: int(rest[0]),
-    "float": lambda rest, made, kinds: float.fromhex(rest[0]),
-    "complex": lambda rest, made, kinds: complex(*map(float.fromhex, rest)),
-    "torch": lambda rest, made, kinds: _TORCH[rest[0]],
-    "device": lambda rest, made, kinds: torch.device(rest[0]),
-    "operation": lambda rest, made, kinds: _operation(rest),
-    "function": lambda rest, made, kinds: _function(rest),
-    "tensor": lambda rest, made, kinds: _tensor(rest),
-    "computed": lambda rest, made, kinds: Computed(*_expressions(rest, made)),
-    "symbol": lambda rest, made, kinds: _symbol(rest),
-    "integer": lambda rest, made, kinds: sympy.Integer(int(rest[0])),
-    "rational": lambda rest, made, kinds: sympy.Rational(*map(int, rest)),
-    "sympy": lambda rest, made, kinds: _function_of_sizes(rest, made),
-    "list": lambda rest, made, kinds: _parts(rest, made),
-    "tuple": lambda rest, made, kinds: tuple(_parts(rest, made)),
-    "dict": lambda rest, made, kinds: _pairs(rest, made),
-    "set": lambda rest, made, kinds: frozenset(_parts(rest, made)),
-    "enum": lambda rest, made, kinds: kinds[rest[0]][rest[1]],  # type: ignore[index]  # an enum
-    "kind": lambda rest, made, kinds: kinds[rest[0]](*_parts(rest[1:], made)),
+    "plain": lambda rest, values, kinds: rest[1],
+    "int": lambda rest, values, kinds: int(rest[0]),
+    "float": lambda rest, values, kinds: float.fromhex(rest[0]),
+    "complex": lambda rest, values, kinds: complex(*map(float.fromhex, rest)),
+    "torch": lambda rest, values, kinds: _TORCH[rest[0]],
+    "device": lambda rest, values, kinds: torch.device(rest[0]),
+    "operation": lambda rest, values, kinds: _operation(rest),
+    "function": lambda rest, values, kinds: _function(rest),
+    "tensor": lambda rest, values, kinds: _tensor(rest),
+    "computed": lambda rest, values, kinds: Computed(*_expressions(rest, values)),
+    "symbol": lambda rest, values, kinds: _symbol(rest),
+    "integer": lambda rest, values, kinds: sympy.Integer(int(rest[0])),
+    "rational": lambda rest, values, kinds: sympy.Rational(*map(int, rest)),
+    "sympy": lambda rest, values, kinds: _function_of_sizes(rest, values),
+    "list": lambda rest, values, kinds: _parts(rest, values),
+    "tuple": lambda rest, values, kinds: tuple(_parts(rest, values)),
+    "dict": lambda rest, values, kinds: _pairs(rest, values),
+    "set": lambda rest, values, kinds: frozenset(_parts(rest, values)),
+    "enum": lambda rest, values, kinds: kinds[rest[0]][rest[1]],  # type: ignore[index]  # an enum
+    "kind": lambda rest, values, kinds: kinds[rest[0]](*_parts(rest[1:], values)),
 }
 
 __all__ = ["Kinds", "Unwritten", "read", "write"]

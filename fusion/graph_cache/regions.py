@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache
-from torch._functorch._aot_autograd.aot_autograd_result import CompiledBackward, CompiledForward
+from torch._functorch._aot_autograd.aot_autograd_result import AOTAutogradResult, CompiledBackward, CompiledForward
 from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, BypassAOTAutogradCache
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
@@ -146,7 +146,7 @@ class Region:
         self._keep(key)
         return result
 
-    def keep(self, key: Key, result: object) -> None:
+    def keep(self, key: Key, result: AOTAutogradResult) -> None:
         """Store AOTAutograd's result."""
         try:
             if len(_guards()) > self._guards:
@@ -172,7 +172,7 @@ class Region:
 
 def joined(
     traced: Traced, compilations: Sequence[Finished], load: Callable[[Sequence[Finished]], Sequence[Boxed]]
-) -> Any:
+) -> AOTAutogradResult:
     """Return AOTAutograd's result for a region, with its compiled graphs, which `load` makes callable."""
     graphs = load(compilations)
     backward = None if traced.backward is None else _Backward(graphs[1], *traced.backward)
@@ -269,11 +269,11 @@ def _listen() -> None:
         if not isinstance(key, Key):
             return own_lookup(key, local, remote, inputs, *others, **named)
         sizes = AOTAutogradCache._filter_backed_symints(cast("list[torch.Tensor | int]", inputs))
-        found = key.region.find(key, sizes)
-        return None if found is None else (found, b"")
+        result = key.region.find(key, sizes)
+        return None if result is None else (result, b"")
 
     @wraps(own_save)
-    def save(key: object, entry: object, *others: object, **named: object) -> object:
+    def save(key: object, entry: AOTAutogradResult, *others: object, **named: object) -> object:
         if not isinstance(key, Key):
             return own_save(key, entry, *others, **named)
         key.region.keep(key, entry)

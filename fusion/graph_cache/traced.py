@@ -111,7 +111,7 @@ _STATES: Mapping[str, type] = {
         *(descriptors.InputMutationAOTOutput, descriptors.IntermediateBaseAOTOutput),
     )
 }
-_MEMBERS: Mapping[str, Any] = {kind.__name__: kind for kind in (OutputType, MutationType)}
+_MEMBERS: Mapping[str, type[Enum]] = {kind.__name__: kind for kind in (OutputType, MutationType)}
 _TYPES: Mapping[str, type] = {
     kind.__name__: kind
     for kind in (
@@ -122,7 +122,7 @@ _TYPES: Mapping[str, type] = {
 
 _views: Any = _functionalization  # its stub declares less than it has
 _UNREADABLE = (_views._unsafe_view_ViewMeta, _views.resize__ViewMeta)
-_VIEWS: Mapping[str, Any] = {
+_VIEWS: Mapping[str, Callable[..., _functionalization.ViewMeta]] = {
     name: kind for name, kind in vars(_views).items() if name.endswith("_ViewMeta") and kind not in _UNREADABLE
 }
 _INVERSE: Mapping[str, object] = _views.InverseReturnMode.__members__
@@ -139,7 +139,7 @@ _READ = (
 )
 
 
-def described(result: Any, told: Told = (None, None)) -> Traced:
+def described(result: AOTAutogradResult, told: Told = (None, None)) -> Traced:
     """Describe AOTAutograd's result.
 
     Raises:
@@ -151,6 +151,7 @@ def described(result: Any, told: Told = (None, None)) -> Traced:
     for wrapper in result.dispatch_wrappers:
         if type(wrapper) not in (AOTDedupeWrapper, AOTSyntheticBaseWrapper):
             raise Unwritten(f"a {type(wrapper).__name__}")
+        assert isinstance(wrapper, (AOTDedupeWrapper, AOTSyntheticBaseWrapper))
         if wrapper.needs_post_compile:  # it depends on how inputs overlap
             raise Unwritten("its inputs share memory")
     backward = result.compiled_bw
@@ -158,7 +159,9 @@ def described(result: Any, told: Told = (None, None)) -> Traced:
         metadata=cast("State", _described(result.runtime_metadata)),
         saved=result.num_fw_outs_saved_for_bw,
         detached=tuple(result.indices_of_inps_to_detach),
-        backward=backward and (tuple(backward.backward_state_indices), backward.num_symints_saved_for_bw_),
+        backward=None
+        if backward is None
+        else (tuple(backward.backward_state_indices), backward.num_symints_saved_for_bw_),
         guards=result.guards_expr or "",
         took_ns=(result.forward_time_taken_ns, result.backward_time_taken_ns),
         graphs=tuple(half.fx_graph_cache_info[0] for half in (result.compiled_fw, backward) if half is not None),
@@ -222,7 +225,7 @@ def result_of(traced: Traced, compiled: Compiled) -> AOTAutogradResult:
         **{part.name: None for part in fields(AOTAutogradResult)},
         "compiled_fw": compiled.forward,
         "compiled_bw": compiled.backward,
-        "runtime_metadata": _made(traced.metadata),
+        "runtime_metadata": _restored(traced.metadata),
         "dispatch_wrappers": [],
         "num_fw_outs_saved_for_bw": traced.saved,
         "indices_of_inps_to_detach": list(traced.detached),
@@ -230,18 +233,19 @@ def result_of(traced: Traced, compiled: Compiled) -> AOTAutogradResult:
         "backward_time_taken_ns": traced.took_ns[1],
         "serialized_bw_module": None if compiled.backward is None else compiled,
     }
-    return AOTAutogradResult(**cast("dict[str, Any]", parts))
+    result: Callable[..., AOTAutogradResult] = AOTAutogradResult
+    return result(**parts)
 
 
-def _made(value: object) -> Any:
+def _restored(value: object) -> object:
     match value:
         case State(kind, attributes):
-            made: object = object.__new__(_STATES[kind])
-            vars(made).update({name: _made(each) for name, each in attributes.items()})
-            return made
+            state: object = object.__new__(_STATES[kind])
+            vars(state).update({name: _restored(each) for name, each in attributes.items()})
+            return state
         case Views(views):
             chain = object.__new__(ViewMetaSequence)
-            chain.sequence = [_VIEWS[kind](_made(arguments)) for kind, arguments in views]
+            chain.sequence = [_VIEWS[kind](_restored(arguments)) for kind, arguments in views]
             chain.metadata = None  # type: ignore[assignment]  # compared while tracing only
             return chain
         case Member("InverseReturnMode", name):
@@ -251,13 +255,13 @@ def _made(value: object) -> Any:
         case Kind(name):
             return _TYPES[name]
         case tuple():
-            return tuple(map(_made, value))
+            return tuple(map(_restored, value))
         case list():
-            return list(map(_made, value))
+            return list(map(_restored, value))
         case frozenset():
-            return set(map(_made, value))
+            return set(map(_restored, value))
         case dict():
-            return {_made(key): _made(each) for key, each in value.items()}
+            return {_restored(key): _restored(each) for key, each in value.items()}
     return value
 
 

@@ -326,8 +326,8 @@ def _gradients_of(result: object, program: Program, given: Given) -> Iterator[tu
     named = {name: value for name, value in (*_inputs(given), *parameters) if isinstance(value, torch.Tensor)}
     wanted = {f"gradient of {name}": value for name, value in named.items() if value.requires_grad}
     if starts and wanted:
-        found = torch.autograd.grad(starts, [*wanted.values()], [*map(cotangent, starts)], allow_unused=True)
-        yield from zip(wanted, found, strict=True)
+        gradients = torch.autograd.grad(starts, [*wanted.values()], [*map(cotangent, starts)], allow_unused=True)
+        yield from zip(wanted, gradients, strict=True)
 
 
 def _state(program: Program, given: Given) -> Iterator[tuple[str, object]]:
@@ -350,7 +350,7 @@ def _named(name: str, tree: object) -> Iterator[tuple[str, object]]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that can be copied: without the operations that made it."""
+    """Return a tensor that can be copied: without the operations that compute it."""
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
 
 

@@ -58,7 +58,7 @@ def other_breaks(codes: Iterable[CodeType], since: float, known: Iterable[Break]
     limit. A break before the first tensor operation has no graph to end.
 
     Args:
-        since: breaks before this time do not count, except those that made a function eager.
+        since: breaks before this time do not count, except those after which a function is eager.
         known: the breaks that ended a graph.
     """
     reasons = {breaks.reason for breaks in known}

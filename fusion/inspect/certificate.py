@@ -54,7 +54,7 @@ class Checked:
 
     @property
     def holds(self) -> bool:
-        """Whether no fault was found."""
+        """Whether there is no fault."""
         return not self.faults
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class Certificate:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was found to be wrong."""
+        """Whether nothing is wrong."""
         return self.agreement.agrees and all(each.own.is_right for each in self.launches) and not self.broken
 
     @property

@@ -83,7 +83,7 @@ def show_graph(
     *inputs: torch.Tensor,
     layouts: bool = False,
 ) -> None:
-    """Print the changes of a pass, made in place, to a graph, or to that of a function of `inputs`.
+    """Print the changes of a pass, which works in place, to a graph, or to that of a function of `inputs`.
 
     Marks are printed behind a node: for the partition, and of inputs that may be overwritten.
 
@@ -107,7 +107,7 @@ def show_captured(
     *inputs: torch.Tensor,
     dynamic: bool | None = False,
 ) -> None:
-    """Print the changes of a pass, made in place, to Dynamo's graph of a function, or why it refuses the graph.
+    """Print the changes of a pass, which works in place, to Dynamo's graph of a function, or why it refuses the graph.
 
     >>> show_captured(lambda graph: None, lambda x: x.sin() * 2, torch.ones(3))
       sin = sin(l_x_)

@@ -24,7 +24,7 @@ class Explanation:
         other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
             break before the first operation; as far as Dynamo remembers.
         certificate: what was checked of the compiled program (`explain(..., verify=True)`), else None.
-        finding: what a command found of the program beyond these reports, else None.
+        finding: the outcome of a command beyond these reports, else None.
         target: makes the artefacts of kernels that were generated ahead of time; None: the target of this machine.
     """
 
@@ -80,8 +80,8 @@ class Explanation:
         Args:
             artefacts: also run the target's tools on each kernel, and include what they make of it.
         """
-        made = artefacts_of(self.kernels, self.target) if artefacts else {}
-        return document_of(self.graphs, self.other_breaks, made, self.certificate, self.finding)
+        texts = artefacts_of(self.kernels, self.target) if artefacts else {}
+        return document_of(self.graphs, self.other_breaks, texts, self.certificate, self.finding)
 
     def html(self, path: str | Path, *, artefacts: bool = True) -> Path:
         """Write the reports as one page for a browser, which loads nothing else, and return its path.

@@ -1,4 +1,4 @@
-"""What a command found about a program beyond the reports of its graphs: a comparison, a search, a measurement."""
+"""The outcome of a command beyond the reports of a program's graphs: a comparison, a search, a measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Holds what a command found.
+    """Holds the outcome of a command.
 
     Attributes:
         command: its name, such as "verify".

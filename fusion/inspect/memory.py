@@ -48,15 +48,15 @@ def _held(
 ) -> tuple[int, ...]:
     end = len(touched)
     given = {name for name in program.inputs if isinstance(name, str)} | program.constants.keys()
-    made: dict[str, int] = {}
+    births: dict[str, int] = {}
     last = {memory.get(name, name): end for name in program.output_names()}
     for number, (read, written) in enumerate(touched):
         for name in (*read, *written):
             base = memory.get(name, name)
-            made.setdefault(base, number)
+            births.setdefault(base, number)
             last[base] = max(last.get(base, 0), number)
     held = [0] * end
-    for name, first in made.items():
+    for name, first in births.items():
         if name in given or name not in program.buffers:
             continue
         size = bytes_of(program.buffers[name], hints)

@@ -55,7 +55,7 @@ class KernelReport:
     """Describes one launch of a generated kernel.
 
     Attributes:
-        name: the name of the kernel, made of its operations.
+        name: the name of the kernel, composed of its operations.
         source: its source in the language of the target.
         target: the name of the target: "c", "triton" or "reference".
         origins: the operations that it computes, with module and line of the program.

@@ -11,7 +11,7 @@ from fusion.schedule.kernels import KernelCall
 
 
 class Watch:
-    """Observes the steps of compiled graphs, and the passes that made them; their results do not depend on it."""
+    """Observes the steps of compiled graphs, and the passes over them; their results do not depend on it."""
 
     def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
         """Return a replacement for the function that runs a step: the launcher of a kernel, or the library's call."""

@@ -1,6 +1,6 @@
 """Removes copies with the layout of their source, and reads operands of tiles through copies.
 
-A partition would save a copy of a tensor in the same layout, made by a program or by the trace of an operation, beside
+A partition would save a copy of a tensor in the same layout, from a program or from the trace of an operation, beside
 its source, and forward would write both.
 
 Queries, keys and values are views of the result of a linear layer, with heads before positions; eager copies them for

@@ -1,6 +1,6 @@
 """Large products: products of a joint graph that kernels recompute, block by block, where they read them.
 
-The decision is made when forward and backward are scheduled (`schedule/chained/candidates.py`).  The passes over the
+The scheduler decides which, in forward and in backward (`schedule/chained/candidates.py`).  The passes over the
 joint graph predict it by the same criteria, with sizes as traced.
 """
 

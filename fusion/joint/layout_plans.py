@@ -118,13 +118,13 @@ class Plan:
         for node, value in self._values.items():
             node.meta["val"] = value
             node.meta.pop("tensor_meta", None)
-        made: dict[Copy, fx.Node] = {}
+        inserted: dict[Copy, fx.Node] = {}
         for reader, copies in self._read.items():
             for copy in copies:
-                if copy not in made:
+                if copy not in inserted:
                     with graph.graph.inserting_before(reader):
-                        made[copy] = with_strides(copy[0], copy[1])
-                reader.replace_input_with(copy[0], made[copy])
+                        inserted[copy] = with_strides(copy[0], copy[1])
+                reader.replace_input_with(copy[0], inserted[copy])
         graph.graph.lint()
         graph.recompile()
 

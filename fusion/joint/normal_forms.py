@@ -5,7 +5,7 @@ matrix products, have equal forms; a tensor that is 0 has no terms.  So
 
     Σ_j (g_j - Σ_k g_k·e_k / l)·e_j / l      with l = Σ_j e_j
 
-is Σ_j g_j·e_j / l - (Σ_k g_k·e_k)·l / l² and vanishes.  Any other tensor is an atom of this algebra.  A sum over a row
+is Σ_j g_j·e_j / l - (Σ_k g_k·e_k)·l / l² and vanishes.  Other tensors are atoms of this algebra.  A sum over a row
 is split by terms, and factors that do not vary along the row are moved out of it.
 
 Input: an fx node whose `val` has its shape.  Nothing is refused: a form that would be too long is one atom.

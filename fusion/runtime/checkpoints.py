@@ -1,6 +1,6 @@
 """Runs the checkpoints of a captured graph as eager does.
 
-Dynamo's call of a checkpoint is made to be traced: run directly, its recomputation in backward draws other random
+Dynamo's call of a checkpoint is for tracing alone: run directly, its recomputation in backward draws other random
 numbers than forward did, and gradients are wrong.  Input: a captured graph; output: one with the same operations whose
 checkpoints are eager's, which restore the generators.
 """

@@ -1,6 +1,6 @@
 """Guards of a compiled region at each call: what neither Dynamo nor AOTAutograd checks, or computes.
 
-Input: Dynamo's graph and what AOTAutograd made of it; output: facts, which can be serialised, and from these and the
+Input: Dynamo's graph and AOTAutograd's metadata of it; output: facts, which can be serialised, and from these and the
 compiled function a callable.  Where a call is not one that the region was compiled for, the captured graph runs.
 """
 

@@ -47,7 +47,7 @@ class Overlaps:
 
     @classmethod
     def of(cls, inputs: Sequence[object]) -> Overlaps:
-        """Return what a function assumes that AOTAutograd has made for `inputs` in the current tracing context."""
+        """Return the assumptions of AOTAutograd's function of `inputs` in the current tracing context."""
         tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
         changed = _changed(inputs) & set(tensors)
         layout: Layout | Disjoint | None = None
@@ -180,7 +180,7 @@ def _fills_its_memory(tensor: object) -> bool:
 
 
 def _merged(inputs: Sequence[object]) -> bool:
-    """Return whether AOTAutograd has made views of one base out of several inputs."""
+    """Return whether AOTAutograd treats several inputs as views of one base."""
     context = TracingContext.try_get()
     known = None if context is None else context.fw_metadata
     return known is not None and len(known.input_info) != len(inputs)

@@ -48,7 +48,7 @@ class Recorder:
     def record(self, compiled: Boxed, graph: fx.GraphModule, schedule: Schedule, label: str) -> tuple[Boxed, str]:
         """Return a replacement for `compiled`, and a note whether it is recorded.
 
-        Must be called in the tracing context of the region.  `compiled` was made of `graph`, and runs `schedule`.
+        Must be called in the tracing context of the region.  `compiled` computes `graph`, and runs `schedule`.
         """
         backward = label == "backward"
         reason = "its forward is not"
@@ -128,7 +128,7 @@ def _on_its_stream(recorded: Boxed, device: int) -> Boxed:
         from torch._inductor.cudagraph_trees import get_manager
 
         manager = get_manager(device)
-        assert manager is not None, "one is made where there is none"
+        assert manager is not None, "the first call creates one"
         current = torch.cuda.current_stream(device)
         manager.stream.wait_stream(current)
         with torch.cuda.stream(manager.stream):

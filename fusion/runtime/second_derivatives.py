@@ -56,7 +56,7 @@ class Derivatives:
 
     @classmethod
     def of(cls, inputs: Sequence[object], dependence: Dependence | None, draws: Draws | None) -> Derivatives | None:
-        """Return those of what AOTAutograd has made for `inputs` in the current tracing context; None if it has none.
+        """Return those of AOTAutograd's result for `inputs` in the current tracing context; None if it has none.
 
         Args:
             dependence: the dependence of its gradients, if it is known.
@@ -199,7 +199,7 @@ class _Hook:
         if any(arg is None and isinstance(held, ref) for arg, held in zip(args, self.held, strict=True)):
             raise Unsupported(
                 "gradients of gradients of a compiled region need its inputs, and one of them is gone",
-                hint="keep what the region is called with until its gradients are made",
+                hint="keep what the region is called with until its gradients are computed",
             )
         return args
 
@@ -222,7 +222,7 @@ class _Again:
         args: the arguments of the region's call.
         states: the generators' states at that call.
         given: the results that have a gradient.
-        made: the gradients that the region's backward computed, for each input that requires one.
+        grads: the gradients that the region's backward computed, for each input that requires one.
     """
 
     region: _Region
@@ -230,7 +230,7 @@ class _Again:
     args: list[object]
     states: Sequence[Tensor]
     given: list[int]
-    made: Grads
+    grads: Grads
 
     @property
     def drawing(self) -> AbstractContextManager[None]:
@@ -260,7 +260,7 @@ class _Joined(torch.autograd.Function):
     def forward(ctx: _Context, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.again = again
         ctx.save_for_backward(*tensors)
-        return tuple(grad.detach() for grad in again.made if grad is not None)
+        return tuple(grad.detach() for grad in again.grads if grad is not None)
 
     @staticmethod
     def backward(ctx: _Context, *grad_grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -287,24 +287,24 @@ def _twice(
         ends = [cast("Tensor", results[k - again.region.node.first]) for k in again.given]
         first = torch.autograd.grad(ends, views[:count], outer, create_graph=True, allow_unused=True)
         _check_alike(again, first)
-        made = [grad for grad, known in zip(first, again.made, strict=True) if known is not None]
-        given = [(g, w) for g, w in zip(made, wanted, strict=True) if g is not None and w is not None]
+        recomputed = [grad for grad, known in zip(first, again.grads, strict=True) if known is not None]
+        given = [(g, w) for g, w in zip(recomputed, wanted, strict=True) if g is not None and w is not None]
         pairs = [(grad, weight) for grad, weight in given if grad.requires_grad]
         positions = [k for k, view in enumerate(views) if view.requires_grad]
-        found: list[Tensor | None] = [None] * len(views)
+        derivatives: list[Tensor | None] = [None] * len(views)
         if pairs:
             grads, weights = zip(*pairs, strict=True)
             by = [views[k] for k in positions]
             second = torch.autograd.grad(grads, by, weights, create_graph=further, allow_unused=True)
             for k, grad in zip(positions, second, strict=True):
-                found[k] = grad
-    return found
+                derivatives[k] = grad
+    return derivatives
 
 
 def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
     """Refuse gradients recomputed from other values than the region's own gradients."""
     region = again.region
-    if (region.node.changed or region.draws is not None) and not _alike(tuple(first), again.made):
+    if (region.node.changed or region.draws is not None) and not _alike(tuple(first), again.grads):
         if region.draws is not None:
             raise Unsupported(
                 "gradients of gradients of a compiled region that draws random numbers, which could not be drawn again",

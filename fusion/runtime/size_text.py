@@ -10,19 +10,22 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
 Size: TypeAlias = "int | torch.SymInt"
 
-Evaluated: TypeAlias = Callable[[Sequence[Size]], Any]
-"""A function of sizes that returns a number, or whether a condition holds."""
+Number: TypeAlias = "int | float | torch.SymInt | torch.SymFloat"
+"""A number, or whether a condition holds, for which symbolic sizes are guarded."""
+
+Evaluated: TypeAlias = Callable[[Sequence[Size]], Number]
+"""A function of sizes."""
 
 Place: TypeAlias = Callable[[ast.expr], "int | None"]
 """Part of a text → the position of the size that it names; None if it names none."""
 
-_ARITHMETIC: Mapping[type, Callable[[object, object], object]] = {
+_ARITHMETIC: Mapping[type, Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -31,7 +34,7 @@ _ARITHMETIC: Mapping[type, Callable[[object, object], object]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
-_COMPARISONS: Mapping[type, Callable[[Any, Any], object]] = {
+_COMPARISONS: Mapping[type, Callable[[Number, Number], object]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -39,7 +42,8 @@ _COMPARISONS: Mapping[type, Callable[[Any, Any], object]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-_CALLS: Mapping[str, Callable[..., object]] = {
+_NEGATED: Callable[..., Number] = operator.neg
+_CALLS: Mapping[str, Callable[..., Number]] = {
     "max": max,
     "min": min,
     "math.floor": math.floor,
@@ -88,7 +92,7 @@ def _evaluated(node: ast.expr, place: Place) -> Evaluated:
             return lambda sizes: not inner(sizes)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             inner = _evaluated(operand, place)
-            return lambda sizes: -inner(sizes)
+            return lambda sizes: _NEGATED(inner(sizes))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
             return _computed(_ARITHMETIC[type(op)], _evaluated(left, place), _evaluated(right, place))
         case ast.Compare(left=left, ops=ops, comparators=others) if all(type(each) in _COMPARISONS for each in ops):
@@ -101,11 +105,11 @@ def _joined(op: ast.boolop, operands: Sequence[Evaluated]) -> Evaluated:
     return lambda sizes: join(each(sizes) for each in operands)
 
 
-def _computed(compute: Callable[[object, object], object], left: Evaluated, right: Evaluated) -> Evaluated:
+def _computed(compute: Callable[[Number, Number], Number], left: Evaluated, right: Evaluated) -> Evaluated:
     return lambda sizes: compute(left(sizes), right(sizes))
 
 
-def _compared(compares: Sequence[Callable[[object, object], object]], operands: Sequence[Evaluated]) -> Evaluated:
+def _compared(compares: Sequence[Callable[[Number, Number], object]], operands: Sequence[Evaluated]) -> Evaluated:
     def holds(sizes: Sequence[Size]) -> bool:
         values = [each(sizes) for each in operands]
         pairs = zip(compares, values[:-1], values[1:], strict=True)
@@ -114,4 +118,4 @@ def _compared(compares: Sequence[Callable[[object, object], object]], operands: 
     return holds
 
 
-__all__ = ["Evaluated", "Place", "evaluated", "named"]
+__all__ = ["Evaluated", "Number", "Place", "evaluated", "named"]

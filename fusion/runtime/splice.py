@@ -237,8 +237,9 @@ class _Splicer:
 
     def _call(self, call: Extern) -> None:
         held = self._read if only_reads(call) else self._tensor
-        args, kwargs = (map_leaves(value, partial(self._argument, held=held)) for value in (call.args, call.kwargs))
-        node = self.graph.call_function(self._library(call), args, kwargs)
+        argument = partial(self._argument, held=held)
+        call_function: Callable[..., fx.Node] = self.graph.call_function
+        node = call_function(self._library(call), map_leaves(call.args, argument), map_leaves(call.kwargs, argument))
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
             self.sizes.nodes[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))

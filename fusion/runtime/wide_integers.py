@@ -70,8 +70,8 @@ def _expression(node: fx.Node) -> sympy.Expr | None:
 
 def _computed(graph: fx.GraphModule, symbols: frozenset[sympy.Expr]) -> tuple[sympy.Expr, ...]:
     """Return the integers that the graph computes from those of the call alone, these among them."""
-    found = (_expression(node) for node in graph.graph.nodes)
-    return tuple(dict.fromkeys(expr for expr in found if expr is not None and expr.free_symbols <= symbols))
+    expressions = (_expression(node) for node in graph.graph.nodes)
+    return tuple(dict.fromkeys(expr for expr in expressions if expr is not None and expr.free_symbols <= symbols))
 
 
 def _fit(computed: Sequence[sympy.Expr], numbers: Mapping[sympy.Expr, int]) -> bool:

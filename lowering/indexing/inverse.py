@@ -42,8 +42,8 @@ def invert(
     >>> b, s, n = (axis_symbol(k) for k in range(3))
     >>> v, w = sympy.symbols("v w", integer=True, nonnegative=True)
     >>> sizes = {b: sympy.Integer(2), s: sympy.Integer(4), n: sympy.Integer(8)}
-    >>> found = invert([4 * b + s, n], [v, w], [sympy.Integer(8), sympy.Integer(8)], [b, s, n], sizes)
-    >>> found.axes[b], found.axes[s], found.axes[n], found.free
+    >>> inverse = invert([4 * b + s, n], [v, w], [sympy.Integer(8), sympy.Integer(8)], [b, s, n], sizes)
+    >>> inverse.axes[b], inverse.axes[s], inverse.axes[n], inverse.free
     (v//4, Mod(v, 4), w, ())
     """
     single: dict[sympy.Symbol, sympy.Expr] = {axis: ZERO for axis in axes if sizes[axis] == 1}

@@ -24,7 +24,7 @@ MOST_ROWS = 192
 """Most rows of a program: packing the other operand of a product costs little when so many rows share it."""
 
 FEWEST_ROWS = 24
-"""Blocks are not made smaller than this to give threads work."""
+"""Least rows of a block that is divided to give threads work."""
 
 COLUMNS = 192
 """Most points of a second blocked GRID axis, or of one block of a loop; with MOST_ROWS float32 rows, 1/7 of 1 MiB."""

@@ -166,12 +166,12 @@ class Scope:
         if axes and lanes:
             self._widen([*passing, *roots], axes[-1], levels, writer)
         texts = writer.write([*passing, *roots], named=named)
-        found = Nest(levels, texts[len(passing) :], writer)
+        nest = Nest(levels, texts[len(passing) :], writer)
         for node, text in zip(passing, texts, strict=False):
             tile = self._tile(node, axes)
-            found.write(f"{self.at(tile)} = {text};")
+            nest.write(f"{self.at(tile)} = {text};")
             self.known[node] = tile
-        return found
+        return nest
 
     def _widen(self, roots: Sequence[Expr], lane: sympy.Symbol, levels: Sequence[Level], writer: ValueWriter) -> None:
         """Read numbers of fewer than 4 bytes along the lanes into an array before the loop.

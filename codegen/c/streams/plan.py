@@ -114,12 +114,12 @@ def plan_of(kernel: Kernel) -> Plan | None:
         return None
     rows = tuple(axis for axis in kernel.with_role(Role.GRID) if axis not in columns)
     products = [_product(kernel, fold, rows, across, where) for fold in folds if fold not in before]
-    found = tuple(product for product in products if product is not None)
-    depths = {_count(product.order) for product in found}
-    if len(found) < len(products) or len(depths) != 1 or _count(rows) > MOST_ROWS or _count(columns) < FEWEST:
+    streamed = tuple(product for product in products if product is not None)
+    depths = {_count(product.order) for product in streamed}
+    if len(streamed) < len(products) or len(depths) != 1 or _count(rows) > MOST_ROWS or _count(columns) < FEWEST:
         return None
     (depth,) = depths
-    return Plan(kernel, rows, columns, depth, before, found, stores) if SHORTEST <= depth <= LONGEST else None
+    return Plan(kernel, rows, columns, depth, before, streamed, stores) if SHORTEST <= depth <= LONGEST else None
 
 
 def _count(axes: Sequence[KernelAxis]) -> int:

@@ -63,8 +63,8 @@ def weights_of(value: Expr, halves: Sequence[sympy.Symbol]) -> Weights | None:
     if table is None or len(own) > 1 or (not own and any(load.mask is not None for load in read)):
         return None
     if not own:
-        found = _integers(table.flatten(), torch.arange(256), 8) if table.numel() == 256 else None
-        return None if found is None else Weights(buffer, offset, 8, found[0], offset_by=found[1])
+        integers = _integers(table.flatten(), torch.arange(256), 8) if table.numel() == 256 else None
+        return None if integers is None else Weights(buffer, offset, 8, integers[0], offset_by=integers[1])
     return _halved(table.view(256, -1), Weights(buffer, offset, 4, half=own[0]))
 
 
@@ -75,9 +75,9 @@ def _halved(table: Tensor, weights: Weights) -> Weights | None:
     each = torch.arange(256)
     for high in (False, True):
         first, second = (each >> 4, each & 15) if high else (each & 15, each >> 4)
-        found = [_integers(table[:, column], bits, 4) for column, bits in ((0, first), (1, second))]
-        if found[0] is not None and found[0] == found[1]:
-            signed, offset_by = found[0]
+        columns = [_integers(table[:, column], bits, 4) for column, bits in ((0, first), (1, second))]
+        if columns[0] is not None and columns[0] == columns[1]:
+            signed, offset_by = columns[0]
             return Weights(weights.buffer, weights.offset, 4, signed, high, offset_by, weights.half)
     return None
 

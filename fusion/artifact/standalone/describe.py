@@ -16,13 +16,13 @@ import torch
 
 from fusion.artifact.ahead import Compiled
 from fusion.artifact.capture import Captured
+from fusion.artifact.manifest import RegisterResult, SizeEntry, View
 from fusion.artifact.signature import Signature
 from fusion.artifact.standalone.memory import Alive, planned
 from fusion.artifact.standalone.products import Called, product_of
 from fusion.artifact.standalone.sizes import size_text
 from fusion.artifact.state import identity, refuse_shared_memory
 from fusion.artifact.trees import described, result_names
-from fusion.artifact.values import Json
 from fusion.artifact.weights import bytes_of
 from fusion.codegen.binary import Callee
 from fusion.codegen.standalone import (
@@ -61,9 +61,18 @@ class _Start:
     offset: sympy.Expr = ZERO
 
 
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of an input: where the input lies, and the view's strides and offset as text."""
+
+    base: Place
+    strides: tuple[str, ...]
+    offset: str
+
+
 def standalone(
     program: Captured,
-    made: Compiled,
+    compilation: Compiled,
     callees: Mapping[Kernel, Callee],
     weights_file: str,
     *,
@@ -79,28 +88,30 @@ def standalone(
     Raises:
         Unsupported: it has a step, a result or a size that a library cannot do; the message lists them.
     """
-    return _Describer(program, made, callees, has_blas=has_blas).described(weights_file)
+    return _Describer(program, compilation, callees, has_blas=has_blas).described(weights_file)
 
 
 class _Describer:
     """The description under construction: `starts` has the root of each buffer, `places` where roots lie."""
 
-    def __init__(self, program: Captured, made: Compiled, callees: Mapping[Kernel, Callee], *, has_blas: bool) -> None:
-        self.program, self.made, self.lowered = program, made, made.schedule.program
-        self.signature = Signature(program, made, ())
+    def __init__(
+        self, program: Captured, compilation: Compiled, callees: Mapping[Kernel, Callee], *, has_blas: bool
+    ) -> None:
+        self.program, self.compilation, self.lowered = program, compilation, compilation.schedule.program
+        self.signature = Signature(program, compilation, ())
         self.names = self.signature.names
         self.kernels = {kernel: number for number, kernel in enumerate(callees)}
-        self.sources = tuple(Source(callee, made.sources[kernel]) for kernel, callee in callees.items())
+        self.sources = tuple(Source(callee, compilation.sources[kernel]) for kernel, callee in callees.items())
         self.constants: list[bytes] = []
         self.state: dict[str, torch.Tensor] = {}
         self.weights: list[Weight] = []
         self.starts: dict[str, _Start] = {}
         self.places: dict[str, Place] = {}
         self.inputs: dict[int, Place] = {}
-        calls = [step for step in made.schedule.steps if has_blas and isinstance(step, Extern)]
-        found = ((call, product_of(call, self.lowered.buffers)) for call in calls)
-        self.products = {id(call): product for call, product in found if product is not None}
-        self.seeds = {id(step): step.outs[0] for step in made.schedule.steps if _is_seed(step)}
+        calls = [step for step in compilation.schedule.steps if has_blas and isinstance(step, Extern)]
+        products = ((call, product_of(call, self.lowered.buffers)) for call in calls)
+        self.products = {id(call): product for call, product in products if product is not None}
+        self.seeds = {id(step): step.outs[0] for step in compilation.schedule.steps if _is_seed(step)}
 
     def described(self, weights_file: str) -> tuple[Standalone, dict[str, torch.Tensor]]:
         self._refuse_calls()
@@ -108,7 +119,7 @@ class _Describer:
         self._follow_views()
         outputs = [*self._outputs()]
         slots = self._plan_workspace()
-        steps = [done for step in self.made.schedule.steps for done in self._step(step)]
+        steps = [done for step in self.compilation.schedule.steps for done in self._step(step)]
         results = [copy for number, output in enumerate(outputs) for copy in self._copied(number, output)]
         arguments = self.signature.arguments()
         return Standalone(
@@ -126,11 +137,11 @@ class _Describer:
 
     def _refuse_calls(self) -> None:
         """Refuse library calls."""
-        calls = [step for step in self.made.schedule.steps if isinstance(step, (Extern, Chunked))]
+        calls = [step for step in self.compilation.schedule.steps if isinstance(step, (Extern, Chunked))]
         refused = {
             f"{call.name} ({call.reason})" if isinstance(call, Extern) and call.reason else call.name: None
             for call in calls
-            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES or self._made_by(call))
+            if isinstance(call, Chunked) or not (call.is_view or call.target in COPIES or self._written_by(call))
         }
         if refused:
             raise Unsupported(
@@ -188,7 +199,7 @@ class _Describer:
                 yield Tensor(leaf.name, torch.int64, (), ())
             number += 1
 
-    def _sizes(self, sizes: Sequence[Json]) -> Iterator[Size]:
+    def _sizes(self, sizes: Sequence[SizeEntry]) -> Iterator[Size]:
         numbers = {leaf: k for k, leaf in enumerate(k for k, leaf in enumerate(self.program.leaves) if leaf.is_input)}
         for size in sizes:
             place = numbers[size["leaf"]], size["of"], size["dimension"] or 0
@@ -199,7 +210,7 @@ class _Describer:
     def _follow_views(self) -> None:
         """Find the root of each buffer."""
         refused: dict[str, None] = {}
-        for step in self.made.schedule.steps:
+        for step in self.compilation.schedule.steps:
             if isinstance(step, KernelCall):
                 self.starts.update((name, _Start(name)) for name in step.written)
                 self.starts.update((name, self.starts[operand]) for name, operand in step.over.items())
@@ -214,8 +225,8 @@ class _Describer:
                     for out, begin in zip(step.outs, begins, strict=True)
                     if out is not None
                 )
-            elif (made := self._made_by(step)) is not None:
-                self.starts[made] = _Start(made)
+            elif (out := self._written_by(step)) is not None:
+                self.starts[out] = _Start(out)
             elif isinstance(step, Extern):
                 targets = step.overwrites
                 self.starts.update(
@@ -227,7 +238,7 @@ class _Describer:
                 hint="return a copy (clone) of the view",
             )
 
-    def _outputs(self) -> Iterator[tuple[Tensor, Buffer | Json]]:
+    def _outputs(self) -> Iterator[tuple[Tensor, Buffer | _View]]:
         """Yield each result, with its buffer, or the view of an input that it is."""
         spec = self.program.exported.call_spec.out_spec
         assert spec is not None
@@ -249,16 +260,16 @@ class _Describer:
                 self.places[start.root] = Place(Memory.OUTPUT, number)
             yield Tensor(name, buffer.dtype, shape, strides), buffer
 
-    def _aliased(self, name: str, alias: Json) -> tuple[Tensor, Json]:
+    def _aliased(self, name: str, alias: RegisterResult) -> tuple[Tensor, _View]:
         value = self.program.inputs[alias["register"]]
         assert isinstance(value, torch.Tensor)
-        view = alias.get("view") or {"shape": value.shape, "strides": value.stride(), "offset": 0}
-        shape, strides = (tuple(self._of_torch(size) for size in view[key]) for key in ("shape", "strides"))
-        packed = _packed(shape)
-        copied = {**alias, "strides": strides, "offset": self._of_torch(view["offset"])}
-        return Tensor(name, value.dtype, shape, packed), copied
+        whole: View = {"shape": value.shape, "strides": value.stride(), "offset": 0}
+        view = alias.get("view", whole)
+        shape, strides = (tuple(map(self._of_torch, each)) for each in (view["shape"], view["strides"]))
+        source = _View(self.inputs[alias["register"]], strides, self._of_torch(view["offset"]))
+        return Tensor(name, value.dtype, shape, _packed(shape)), source
 
-    def _copied(self, number: int, output: tuple[Tensor, Buffer | Json]) -> Iterator[Copy]:
+    def _copied(self, number: int, output: tuple[Tensor, Buffer | _View]) -> Iterator[Copy]:
         """Yield the copy of a result that lies in memory of its own nowhere."""
         tensor, source = output
         to, item = Place(Memory.OUTPUT, number), tensor.dtype.itemsize
@@ -268,34 +279,34 @@ class _Describer:
                 return
             place, strides = self._place(source.name), tensor.strides
         else:
-            base = self.inputs[source["register"]]
-            place, strides = Place(base.memory, base.number, source["offset"], item), source["strides"]
+            base, strides = source.base, source.strides
+            place = Place(base.memory, base.number, source.offset, item)
         yield Copy(place, strides, to, tensor.strides, tensor.shape, item)
 
     def _plan_workspace(self) -> tuple[tuple[str, ...], ...]:
         first: dict[str, int] = {}
         last: dict[str, int] = {}
-        for number, step in enumerate(self.made.schedule.steps):
+        for number, step in enumerate(self.compilation.schedule.steps):
             if isinstance(step, KernelCall):
                 first.update((name, number) for name in step.written)
-            elif (made := self._made_by(step)) is not None:
-                first[made] = number
+            elif (out := self._written_by(step)) is not None:
+                first[out] = number
             names = step.buffers if isinstance(step, KernelCall) else step.reads
             last.update((self.starts[name].root, number) for name in names)
         returned = (self.starts[out.name].root for out in self.lowered.outputs if isinstance(out, BufferRef))
-        last.update(dict.fromkeys(returned, len(self.made.schedule.steps)))
+        last.update(dict.fromkeys(returned, len(self.compilation.schedule.steps)))
         alive = []
         for name, begin in first.items():
             if name not in self.places:
                 buffer = self.lowered.buffers[name]
                 alive.append(Alive(name, buffer.extent * buffer.dtype.itemsize, begin, last.get(name, begin)))
-        plan = planned(alive, self.made.hints)
+        plan = planned(alive, self.compilation.hints)
         self.places.update((name, Place(Memory.SLOT, slot)) for name, slot in plan.slots.items())
         return tuple(tuple(map(self._text, sizes)) for sizes in plan.sizes)
 
     # Steps -----------------------------------------------------------------------------------------------------------
 
-    def _made_by(self, step: object) -> str | None:
+    def _written_by(self, step: object) -> str | None:
         """Return the tensor that a product or a seed writes."""
         return self.products[id(step)].out if id(step) in self.products else self.seeds.get(id(step))
 

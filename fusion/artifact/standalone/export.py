@@ -70,17 +70,17 @@ def export_library(
     """
     chosen = options_for(program, options)
     if chosen.target not in (None, "c"):
-        raise Unsupported(f"a library is made by the target c, not by {chosen.target}")
+        raise Unsupported(f"the target c generates libraries, not {chosen.target}")
     target = TARGETS["c"](None, chosen.current_numerics)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
     linked = None if blas is None else blas_of(blas)
-    made = compiled(whole, target, chosen, ALONE if linked is None else replace(ALONE, products=""))
-    if made.device.type != "cpu":
-        raise Unsupported(f"a library runs on CPUs, and the program is on {made.device.type}")
+    compilation = compiled(whole, target, chosen, ALONE if linked is None else replace(ALONE, products=""))
+    if compilation.device.type != "cpu":
+        raise Unsupported(f"a library runs on CPUs, and the program is on {compilation.device.type}")
     place = Path(path)
     beside = Path(f"{place.stem.removeprefix('lib')}.safetensors" if weights is None else os.fspath(weights))
-    callees = {kernel: callee_of(kernel) for kernel in made.sources}
-    described, state = standalone(whole, made, callees, beside.name, has_blas=linked is not None)
+    callees = {kernel: callee_of(kernel) for kernel in compilation.sources}
+    described, state = standalone(whole, compilation, callees, beside.name, has_blas=linked is not None)
     binary = library(described, arch, linked)
     if weights is not None:
         written_beside(place, beside, state)

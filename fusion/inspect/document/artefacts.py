@@ -18,7 +18,7 @@ from fusion.inspect.report import KernelReport
 from fusion.lowering.errors import FusionError
 
 WORKERS = 4
-"""Kernels whose artefacts are made at once."""
+"""Kernels that the target's tools compile at once."""
 
 
 def artefacts_of(
@@ -27,27 +27,27 @@ def artefacts_of(
     """Return, for the target's name and the source of each kernel, its artefacts and why others are missing.
 
     Args:
-        target: makes them; without it, the target of this name on this machine.
+        target: compiles them; without it, the target of this name on this machine.
     """
     distinct = {(kernel.target, kernel.source): kernel for kernel in kernels}
     with ThreadPoolExecutor(WORKERS, "fusion-artefacts") as workers:
-        made = workers.map(partial(_artefacts, target), distinct.values())
-        return dict(zip(distinct, made, strict=True))
+        results = workers.map(partial(_artefacts, target), distinct.values())
+        return dict(zip(distinct, results, strict=True))
 
 
 def _artefacts(target: Target | None, kernel: KernelReport) -> tuple[list[Artefact], str]:
-    made: list[Artefact] = []
+    artefacts: list[Artefact] = []
     if kernel.kernel is None or is_idle(kernel.kernel):
-        return made, ""
+        return artefacts, ""
     try:
         maker = TARGETS[kernel.target]() if target is None else target
         for stage, content in maker.stages(kernel.kernel, kernel.source):
             if isinstance(content, str):
-                found = located(stage, content)
-                made.append(Artefact(stage=stage, text=found.text, lines=list(found.lines)))
+                place = located(stage, content)
+                artefacts.append(Artefact(stage=stage, text=place.text, lines=list(place.lines)))
     except FusionError as error:
-        return made, str(error)
-    return made, ""
+        return artefacts, str(error)
+    return artefacts, ""
 
 
 __all__ = ["artefacts_of"]

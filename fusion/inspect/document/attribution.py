@@ -84,17 +84,17 @@ def _flow(
 
 def _reached(starts: Iterable[str], step: Callable[[str], Iterable[str]], ends: Collection[str]) -> frozenset[str]:
     """Return the ends that are reached from `starts`; nothing is followed beyond an end."""
-    found, seen, todo = set[str](), set[str](), [*starts]
+    reached, seen, todo = set[str](), set[str](), [*starts]
     while todo:
         name = todo.pop()
         if name in seen:
             continue
         seen.add(name)
         if name in ends:
-            found.add(name)
+            reached.add(name)
         else:
             todo.extend(step(name))
-    return frozenset(found)
+    return frozenset(reached)
 
 
 def _end(name: str, ends: Collection[str]) -> str:
@@ -135,8 +135,8 @@ class _Between:
 
     def _after(self, name: str) -> set[int]:
         """Return the operations that read a reduction, or a tensor that the kernel has written."""
-        made = self.folds.get(name) or self.outputs.get(name, set())
-        return {reader for k in made for reader in self.graph.successors(k)}
+        writers = self.folds.get(name) or self.outputs.get(name, set())
+        return {reader for k in writers for reader in self.graph.successors(k)}
 
     def _spread(self, starts: set[int], step: Callable[[int], Iterable[int]], beyond: set[int]) -> set[int]:
         """Return all operations from `starts` on, up to reductions; those in `beyond` are no end."""

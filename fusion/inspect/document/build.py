@@ -65,7 +65,7 @@ def document_of(
         other_breaks: where the program leaves its graphs without ending one.
         artefacts: the artefacts of kernels; none are fine.
         certificate: what was checked of the compiled program, if anything was.
-        finding: what a command found, if one did.
+        finding: the outcome of a command, if there is one.
     """
     building = _Building(artefacts)
     entries = [building.graph(number, report) for number, report in enumerate(graphs)]
@@ -157,14 +157,14 @@ class _Building:
         """Return the position of a kernel's entry, and add a launch to it."""
         key = kernel.target, kernel.source
         if key not in self.kernels:
-            made, failed = self.artefacts.get(key, ([], ""))
+            stages, failed = self.artefacts.get(key, ([], ""))
             self.kernels[key] = KernelEntry(
                 name=kernel.name,
                 target=kernel.target,
                 source=kernel.source,
                 program="" if kernel.kernel is None else format_kernel(kernel.kernel),
                 launches=[],
-                artefacts=made,
+                artefacts=stages,
                 failed=failed,
             )
         self.kernels[key]["launches"].append([*launch])

@@ -104,8 +104,8 @@ def _file_of(scope: str, table: Mapping[str, str]) -> str:
     """Return the file of a scope, or of the scope around it, as metadata."""
     for _ in range(MOST_INLINED):
         value = table.get(scope, "")
-        if found := _field("file", value, table):
-            return found
+        if file := _field("file", value, table):
+            return file
         scope = _field("scope", value)
     return ""
 

@@ -1,4 +1,4 @@
-"""The structure of a report as JSON: what `Explanation.json()` returns, and the page of a report is made from.
+"""The structure of a report as JSON: what `Explanation.json()` returns, and the page of a report shows.
 
 `VERSION` changes if a field is renamed or removed or gets another meaning, not if one is added.  Bytes, microseconds
 and additions are of one call of the program.  A number that names an entry of a list is its position there; `None`
@@ -39,7 +39,7 @@ class SourceFile(TypedDict):
 
 
 class Artefact(TypedDict):
-    """What the target's tools made of a kernel's source; `lines` has the line of the source for each line of `text`.
+    """An intermediate form of a kernel, from the target's tools; `lines` has the source line of each line of `text`.
 
     A line is 0 where none is known.
     """
@@ -273,7 +273,7 @@ class CertificateEntry(TypedDict):
 
 
 class FindingEntry(TypedDict):
-    """What a command found beyond the reports: its name, whether all is well, and the text that it prints."""
+    """The outcome of a command beyond the reports: its name, whether all is well, and the text that it prints."""
 
     command: str
     good: bool

@@ -125,8 +125,8 @@ class Panes {
     const shown = text
       .split("\n")
       .map((line, k) => ({ number: k + 1, text: line, classes: lines[k] ? "known" : null }));
-    const made = pane(head, shown, (k) => this.showSource(lines[k] ?? 0, "artefact"));
-    Object.assign(this, { artefact: made.code, lines });
-    refill(this.holder, this.own.node, this.written.node, made.node);
+    const column = pane(head, shown, (k) => this.showSource(lines[k] ?? 0, "artefact"));
+    Object.assign(this, { artefact: column.code, lines });
+    refill(this.holder, this.own.node, this.written.node, column.node);
   }
 }

@@ -1,7 +1,7 @@
 "use strict";
-// What a command found: the text that it printed.
+// The outcome of a command: the text that it printed.
 
-/** Returns the tab of what a command found, if one wrote the page. */
+/** Returns the tab of the outcome of a command, if one wrote the page. */
 function findingTabs() {
   const { finding } = report;
   if (finding === null) return [];
@@ -9,7 +9,7 @@ function findingTabs() {
   return [["finding", title, showFinding]];
 }
 
-/** Shows what a command found. */
+/** Shows the outcome of a command. */
 function showFinding() {
   const { command, good, text } = report.finding;
   return element(

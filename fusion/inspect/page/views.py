@@ -139,11 +139,11 @@ def _with_modules(items: Sequence[Item], edges: Sequence[tuple[int, int, str]]) 
 
 def _edges(items: Sequence[Item]) -> list[tuple[int, int, str]]:
     """Return (producer, reader, tensor): of a tensor that is written several times the last value before the reader."""
-    made: dict[str, int] = {}
+    writers: dict[str, int] = {}
     edges: list[tuple[int, int, str]] = []
     for number, item in enumerate(items):
-        edges += [(made[name], number, name) for name in dict.fromkeys(item.reads) if name in made]
-        made.update(dict.fromkeys(item.writes, number))
+        edges += [(writers[name], number, name) for name in dict.fromkeys(item.reads) if name in writers]
+        writers.update(dict.fromkeys(item.writes, number))
     return edges
 
 

@@ -77,15 +77,15 @@ class _Finder:
         """Return the chains; a product in one that is not of matrices is stored, and no longer a tile of any."""
         stored = frozenset[int]()
         while True:
-            chains_found = self._candidates()
-            refused = stored.union(*(products_of_vectors(self.dependences, chain) for chain in chains_found))
+            candidates = self._candidates()
+            refused = stored.union(*(products_of_vectors(self.dependences, chain) for chain in candidates))
             if refused == stored:
-                return chains_found
+                return candidates
             stored, self.tiles = refused, tiles_of(self.dependences, refused)
 
     def _candidates(self) -> list[Chain]:
         """Return candidate chains; sinks late in the program come first: they have most producers."""
-        chains_found: list[Chain] = []
+        candidates: list[Chain] = []
         pulled: set[int] = set()
         sinks = [p for p in reversed(range(len(self.program.nodes))) if self._is_sink(p)]
         for sink in sorted(sinks, key=lambda p: isinstance(self.program.nodes[p], Reduce)):
@@ -93,11 +93,11 @@ class _Finder:
                 continue
             chain = self._chain_of(sink)
             if chain is not None:
-                chains_found = self._merged(chains_found, chain)
+                candidates = self._merged(candidates, chain)
                 pulled |= {p for p in chain.places if not isinstance(self.program.nodes[p], (Map, Contract))}
                 pulled.add(sink)
-        chains_found = [with_shared_columns(self.dependences, chain) for chain in chains_found]
-        return [chain for part in self._connected(chains_found) if self._is_worthwhile(part) for chain in part]
+        candidates = [with_shared_columns(self.dependences, chain) for chain in candidates]
+        return [chain for part in self._connected(candidates) if self._is_worthwhile(part) for chain in part]
 
     def _is_sink(self, position: int) -> bool:
         node = self.program.nodes[position]
@@ -122,13 +122,13 @@ class _Finder:
                 return None
             in_memory.add(refused)
 
-    def _merged(self, chains_found: Sequence[Chain], chain: Chain) -> list[Chain]:
-        """Return `chains_found` and one more chain, merged with one that computes the same tiles over the same axes."""
-        for number, other in enumerate(chains_found):
+    def _merged(self, candidates: Sequence[Chain], chain: Chain) -> list[Chain]:
+        """Return `candidates` and one more chain, merged with one that computes the same tiles over the same axes."""
+        for number, other in enumerate(candidates):
             both = merged(self.dependences, other, chain)
             if both is not None and self._refused(both) is None:
-                return [*chains_found[:number], both, *chains_found[number + 1 :]]
-        return [*chains_found, chain]
+                return [*candidates[:number], both, *candidates[number + 1 :]]
+        return [*candidates, chain]
 
     def _refused(self, chain: Chain) -> int | None:
         """Return the first fold that cannot share the loop; None if all can."""
@@ -143,10 +143,10 @@ class _Finder:
 
     # Profit -----------------------------------------------------------------------------------------------------------
 
-    def _connected(self, chains_found: Sequence[Chain]) -> Iterator[list[Chain]]:
+    def _connected(self, candidates: Sequence[Chain]) -> Iterator[list[Chain]]:
         """Yield groups of chains that share tiles and include all their readers: each is chained as a whole or not."""
         groups: list[tuple[set[int], list[Chain]]] = []
-        for chain in chains_found:
+        for chain in candidates:
             tiles, chains = {p for p in chain.places if p in self.tiles}, [chain]
             for group in [group for group in groups if group[0] & tiles]:
                 groups.remove(group)
@@ -158,20 +158,18 @@ class _Finder:
             if readers <= members:
                 yield chains
 
-    def _is_worthwhile(self, chains_found: Sequence[Chain]) -> bool:
+    def _is_worthwhile(self, candidates: Sequence[Chain]) -> bool:
         """Return whether these chains together are predicted to be faster than tiles in memory."""
-        tiles = {p for chain in chains_found for p in chain.places if p in self.tiles}
+        tiles = {p for chain in candidates for p in chain.places if p in self.tiles}
         capabilities, dependences = self.capabilities, self.dependences
         trips = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles)
         scalars = sum(scalar_time(dependences, p, capabilities) for p in tiles)
         unfused = capabilities.rates.price(trips, scalars=scalars, launches=len(tiles)).total
         unfused += sum(time_alone(dependences, p, capabilities) for p in tiles)
-        unfused += sum(time_alone(dependences, sink, capabilities) for chain in chains_found for sink in chain.sinks)
-        counts = [
-            best_cut(dependences, Cluster.of(chain.space, chain.places), capabilities)[0] for chain in chains_found
-        ]
+        unfused += sum(time_alone(dependences, sink, capabilities) for chain in candidates for sink in chain.sinks)
+        counts = [best_cut(dependences, Cluster.of(chain.space, chain.places), capabilities)[0] for chain in candidates]
         times = (
             time_in_parts(dependences, *cluster_and_cut, capabilities)
-            for cluster_and_cut in zip(chains_found, counts, strict=True)
+            for cluster_and_cut in zip(candidates, counts, strict=True)
         )
         return sum(times) < unfused

@@ -1,6 +1,6 @@
 """Prices the loop of a chain: the number of its programs, its time, and the best number of parts.
 
-Input: a chain, as found or as a cluster; output: estimates, symbolic sizes at their hints.  With fewer programs than
+Input: a chain, a candidate or a cluster; output: estimates, symbolic sizes at their hints.  With fewer programs than
 keep the device busy, a loop takes proportionally longer.  Split into parts that run side by side it does not, for
 another launch, which merges them (see `split_loops.py`).
 """

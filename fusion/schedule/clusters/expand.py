@@ -119,8 +119,8 @@ def values_of(dependences: Dependences, cluster: Cluster) -> tuple[tuple[Fold, .
 
 def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.Symbol, ...]:
     """Return the axes of the space that `axes` of a node depend on, in order."""
-    found = (symbol for axis in axes for symbol in sorted(placement[axis].free_symbols, key=str))
-    return tuple(dict.fromkeys(found))
+    symbols = (symbol for axis in axes for symbol in sorted(placement[axis].free_symbols, key=str))
+    return tuple(dict.fromkeys(symbols))
 
 
 class _Expansion:
@@ -239,9 +239,9 @@ class _Expansion:
             return Hoisted(
                 operands
             )  # computed where it is read, in every block: a factor is applied to an operand once
-        found = hoist(operands, own)
-        followed = any(isinstance(node, TileRef) for _, factor in found.scales for node in postorder(factor))
-        return Hoisted(operands) if followed else found
+        hoisted = hoist(operands, own)
+        followed = any(isinstance(node, TileRef) for _, factor in hoisted.scales for node in postorder(factor))
+        return Hoisted(operands) if followed else hoisted
 
     def _spanned(self, *exprs: Expr) -> frozenset[sympy.Symbol]:
         """Return the axes that the values of `exprs` vary over."""

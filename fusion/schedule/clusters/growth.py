@@ -127,7 +127,7 @@ class _Growth:
         self.ranked: list[int | None] = []  # position → cluster
         self.reasons: dict[tuple[int, int], str] = {}
         self.refused: dict[int, list[Link]] = {}  # cluster → links that were refused with its present axes
-        self.made: dict[int, dict[str, int]] = {}  # cluster → the results of its members, with the member
+        self.results: dict[int, dict[str, int]] = {}  # cluster → the results of its members, with the member
         self.read: dict[int, frozenset[str]] = {}  # cluster → the buffers that its members load
         self.heap: list[tuple[int, int, int, int, Link]] = []  # bytes saved, most first; positions; when it was pushed
         self.pushed = 0
@@ -138,7 +138,7 @@ class _Growth:
         for position in range(len(program.nodes)):
             self.clusters[position] = single(self.dependences, self.capabilities, position)
             self.owner[position] = position
-            self.made[position] = {self.dependences.outs[position]: position}
+            self.results[position] = {self.dependences.outs[position]: position}
             self.read[position] = self.dependences.read[position]
         self.graph = self.dependences.graph.copy()
         self.ranked = list(self.clusters)
@@ -173,7 +173,7 @@ class _Growth:
             return own
         writer, readers = self.dependences.writer, self.dependences.readers
         freed = [name for name in self.read[cluster] if name in writer and name not in self.dependences.outputs]
-        if sum(map(self.dependences.bytes, freed)) < sum(map(self.dependences.bytes, self.made[cluster])):
+        if sum(map(self.dependences.bytes, freed)) < sum(map(self.dependences.bytes, self.results[cluster])):
             return own
         others = [reader for name in freed for reader in readers[name] if not self._is_result(self.owner[reader])]
         before = [self.clusters[c].members[-1] for c in self.graph.predecessors(cluster)]
@@ -225,7 +225,7 @@ class _Growth:
 
     def _shared(self, first: int, second: int) -> int:
         """Return the bytes that joining saves: common reads once, and stores that no other cluster needs."""
-        results, operands = self.made[first], self.read[second]
+        results, operands = self.results[first], self.read[second]
         passed = results.keys() & operands
         total = sum(self.dependences.bytes(name) for name in (operands & self.read[first]) | passed)
         together = {*self.clusters[first].members, *self.clusters[second].members} if passed else ()
@@ -261,7 +261,7 @@ class _Growth:
             return
         dependences = self.dependences
         for a in [c for c, cluster in self.clusters.items() if sums_columns(dependences, cluster)]:
-            near = {other for name in (*self.read[a], *self.made[a]) for other in self._touching(name)} - {a}
+            near = {other for name in (*self.read[a], *self.results[a]) for other in self._touching(name)} - {a}
             for b in sorted(near, key=lambda c: self.clusters[c].members[0]):
                 columns, rows = self.clusters[a], self.clusters[b]
                 if not folds_rows(dependences, rows) or self._path(a, b) or self._path(b, a):
@@ -279,9 +279,9 @@ class _Growth:
     def _keep_apart(self, a: int, b: int, reason: str) -> None:
         """Record the reason why two clusters do not become one."""
         for first, second in ((a, b), (b, a)):
-            for name in self.made[first].keys() & self.read[second]:
+            for name in self.results[first].keys() & self.read[second]:
                 readers = [reader for reader in self.dependences.readers[name] if self.owner[reader] == second]
-                self.reasons.update({(self.made[first][name], reader): reason for reader in readers})
+                self.reasons.update({(self.results[first][name], reader): reason for reader in readers})
 
     def _touching(self, name: str) -> set[int]:
         """Return the clusters that read or compute a tensor."""
@@ -302,7 +302,7 @@ class _Growth:
             cluster = self.clusters[b]
             if cluster.extern or cluster.space.reduced or self.prices.time(cluster) > small:
                 continue
-            if sum(map(self.dependences.bytes, self.made[b])) > EARLY:  # held until the last of them is needed
+            if sum(map(self.dependences.bytes, self.results[b])) > EARLY:  # held until the last of them is needed
                 continue
             shape = tuple(axis.size for axis in cluster.space.parallel)
             a = alike.get(shape)
@@ -322,11 +322,11 @@ class _Growth:
         for old in parts:
             self.graph.add_edges_from((p, new) for p in self.graph.predecessors(old) if p not in parts and p != new)
             self.graph.add_edges_from((new, s) for s in self.graph.successors(old) if s not in parts and s != new)
-        self.made[new] = {name: member for old in parts for name, member in self.made[old].items()}
+        self.results[new] = {name: member for old in parts for name, member in self.results[old].items()}
         self.read[new] = frozenset[str]().union(*(self.read[old] for old in parts))
         for old in parts:
             self.graph.remove_node(old)
-            del self.clusters[old], self.made[old], self.read[old]
+            del self.clusters[old], self.results[old], self.read[old]
         self.owner.update(dict.fromkeys(joined.members, new))
         self._rank(new, parts)
         return new

@@ -88,13 +88,13 @@ class Dependences:
 
     def rounded(self, members: Collection[int]) -> frozenset[int]:
         """The members of which others read the rounded results: in their own buffer, or copied into another's."""
-        found = set[int]()
+        positions = set[int]()
         for position in sorted(members, reverse=True):
-            if position in found or self.stored(position, members):
-                found.add(position)
+            if position in positions or self.stored(position, members):
+                positions.add(position)
                 copied = copies(self.program.nodes[position])
-                found.update(self.writer[name] for name in copied if self.writer.get(name) in members)
-        return frozenset(found)
+                positions.update(self.writer[name] for name in copied if self.writer.get(name) in members)
+        return frozenset(positions)
 
     @cached_property
     def rounded_anyway(self) -> frozenset[int]:

@@ -4,7 +4,7 @@
 to these directly (`launches/updates.py`) if it computes the source for this copy alone, with the same dtype and
 strides. This pass establishes that: it changes the source's strides if only kernels see them, else it adds a node.  The
 latter also for a product that a library call may compute, which chooses its own layout, and for an operand of one,
-since the call was made for its layout. Refused: copies between dtypes or devices that are not generated, and into
+since the call was traced with its layout. Refused: copies between dtypes or devices that are not generated, and into
 tensors that overlap themselves.
 """
 

@@ -63,7 +63,7 @@ class _Sums:
 
     def __init__(self, program: Program) -> None:
         self.program, self.readers = program, _readers(program)
-        self.made: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self.order: dict[str, int] = {}
         self.copies_of_sums: dict[str, Map] = {}
 
@@ -94,20 +94,20 @@ class _Sums:
         return BufferRef(source) if self.readers[source] == 1 and _alike(buffers[source], buffers[copy.out]) else out
 
     def _is_own(self, term: Load, axes: tuple[object, ...]) -> bool:
-        producer = self.made.get(term.buffer)
+        producer = self.nodes.get(term.buffer)
         sums = isinstance(producer, Scatter) and producer.op == "sum"
         return sums and self.readers[term.buffer] == 1 and term.mask is None and term.index == axes
 
     def _start_at(self, name: str, start: str) -> bool:
         """Let the scatter that computes `name` start from `start`, if it starts from zeros."""
-        node = self.made[name]
+        node = self.nodes[name]
         assert isinstance(node, Scatter)
-        zeros = self.made.get(node.start)
+        zeros = self.nodes.get(node.start)
         none = isinstance(zeros, Map) and isinstance(zeros.expr, Const) and zeros.expr.value == 0
         if not none or not _alike(self.program.buffers[start], self.program.buffers[node.start]):
             return False
-        del self.made[node.start]
-        self.made[name] = replace(node, start=start)
+        del self.nodes[node.start]
+        self.nodes[name] = replace(node, start=start)
         return True
 
 
@@ -127,10 +127,10 @@ def _merge_sums(program: Program) -> Program:
             node = joined
         for name in writes(node):
             sums.order[name] = position
-        sums.made[next(iter(writes(node)), f"call {position}")] = node
+        sums.nodes[next(iter(writes(node)), f"call {position}")] = node
     if not changed:
         return program
-    return without_dead_nodes(program.edited(sums.made.values(), outputs=map(sums.result, program.outputs)))
+    return without_dead_nodes(program.edited(sums.nodes.values(), outputs=map(sums.result, program.outputs)))
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------

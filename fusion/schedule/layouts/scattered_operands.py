@@ -57,17 +57,17 @@ def copy_scattered_operands(
     if not capabilities.sector:
         return program, tuple(chains)
     chained = {member for cluster in chains for member in cluster.members}
-    made: dict[str, tuple[Buffer, str]] = {}
+    copies: dict[str, tuple[Buffer, str]] = {}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
         if isinstance(node, Contract) and position not in chained:
-            lhs, rhs = (_copied(program, node, operand, hints or {}, nodes, made) for operand in (node.lhs, node.rhs))
+            lhs, rhs = (_copied(program, node, operand, hints or {}, nodes, copies) for operand in (node.lhs, node.rhs))
             node = replace(node, lhs=lhs, rhs=rhs)
         nodes.append(node)
-    if not made:
+    if not copies:
         return program, tuple(chains)
-    origins = {name: out for name, (_, out) in made.items()}
-    copied = program.edited(nodes, buffers=[buffer for buffer, _ in made.values()], origins=origins)
+    origins = {name: out for name, (_, out) in copies.items()}
+    copied = program.edited(nodes, buffers=[buffer for buffer, _ in copies.values()], origins=origins)
     return copied, positions_in(copied, program, chains)
 
 
@@ -77,7 +77,7 @@ def _copied(
     operand: Expr,
     hints: Mapping[sympy.Symbol, int],
     nodes: list[Node],
-    made: dict[str, tuple[Buffer, str]],
+    copies: dict[str, tuple[Buffer, str]],
 ) -> Expr:
     """Return an operand, or the load of its copy, whose node is appended to `nodes`."""
     sizes, buffers = axis_sizes(product), program.buffers
@@ -90,8 +90,8 @@ def _copied(
     own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(axes))
     names = {old.symbol: new.symbol for old, new in zip(axes, own, strict=True)}
     shape = tuple(axis.size for axis in own)
-    name = unused(f"{product.out}_operand", {*program.buffers, *made})
+    name = unused(f"{product.out}_operand", {*program.buffers, *copies})
     device = program.buffers[product.out].device
-    made[name] = Buffer(name, operand.dtype, shape, contiguous_strides(shape), device), product.out
+    copies[name] = Buffer(name, operand.dtype, shape, contiguous_strides(shape), device), product.out
     nodes.append(Map(name, own, substitute(operand, names, {axis.symbol: axis.size for axis in own})))
     return Load(name, tuple(axis.symbol for axis in axes), operand.dtype)

@@ -69,7 +69,7 @@ def _operation(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
     if not node.dtype.is_floating_point:
         raise Inseparable(f"no factor: {node.name} compares a running value with a varying one")
     if node.name in ("add", "sub"):
-        left, right = (summands(dependences, arg, found) for arg, found in zip(node.args, args, strict=True))
+        left, right = (summands(dependences, arg, terms) for arg, terms in zip(node.args, args, strict=True))
         return added(left, negated(right) if node.name == "sub" else right, node.dtype)
     if node.name == "neg":
         return negated(args[0])

@@ -234,7 +234,7 @@ class _Cutting:
         inside = _below(long[0].symbol, self.axis_cut.size)
         size = self.length * self.part.size
         axes = tuple(Axis(axis.symbol, size) if axis is long[0] else axis for axis in node.axes)
-        exprs = [_guarded(e, inside, self._made()) if long[0].symbol in free_axes(e) else e for e in node.exprs]
+        exprs = [_guarded(e, inside, self._results()) if long[0].symbol in free_axes(e) else e for e in node.exprs]
         self._put(member, replace(with_exprs(node, exprs), axes=axes))
         old, shape = self.dependences.program.buffers[node.out], tuple(axis.size for axis in axes)
         self.buffers.append((replace(old, shape=shape, strides=contiguous_strides(shape)), node.out))
@@ -286,7 +286,7 @@ class _Cutting:
         args = substitute_all(rewrite(fold.args, rule), {**names, self.axis_cut.symbol: at}, sizes)
         if self.ragged:
             inside = _below(at, self.axis_cut.size)
-            own_results = self._made() | {load.buffer for load in self.parts.values()}
+            own_results = self._results() | {load.buffer for load in self.parts.values()}
             neutral = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
             args = [_inside(_guarded(arg, inside, own_results), inside, const(neutral, arg.dtype)) for arg in args]
         out = self.parts[fold.name].buffer
@@ -305,7 +305,7 @@ class _Cutting:
         (arg,) = substitute_all([contribution(fold, self.parts, self.wholes)], names, sizes)
         return Reduce(self.wholes[fold.name].buffer, own, (over,), merged_op(fold), (arg,), fold.dtype)
 
-    def _made(self) -> set[str]:
+    def _results(self) -> set[str]:
         return {self.dependences.compute(member).out for member in self.cluster.members}
 
     # What follows -----------------------------------------------------------------------------------------------------

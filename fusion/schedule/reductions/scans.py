@@ -97,13 +97,13 @@ class _Split:
     """One scan in `count` parts."""
 
     def __init__(self, additions: _Additions, node: Scan, count: int) -> None:
-        self.made, self.node = additions, node
+        self.additions, self.node = additions, node
         self.length = node.scanned.size / count
         others = [axis for axis in node.axes if axis.symbol != node.along]
         self.others = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(others))
         self.part = Axis(axis_symbol(len(others)), sympy.Integer(count))
         self.old = [axis.symbol for axis in others]
-        self.made_nodes: list[Node] = []
+        self.added: list[Node] = []
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes that replace the scan; the last one has its result."""
@@ -112,7 +112,7 @@ class _Split:
         totals = self._totals()
         pairs = [(self._before(op, totals), self._block(op)) for op in ops]
         expr = self._joined(*(side for pair in pairs for side in pair))
-        return (*self.made_nodes, Map(node.out, node.axes, expr))
+        return (*self.added, Map(node.out, node.axes, expr))
 
     # Totals of parts --------------------------------------------------------------------------------------------------
 
@@ -203,17 +203,17 @@ class _Split:
     def _load(self, node: Reduce | Scan, axes: Sequence[Axis], ending: str) -> Load:
         """Return the value of a node over its own axes, computed once for all scans that need it."""
         key = (type(node), node.op, node.args, tuple(axes))
-        if key not in self.made.known:
-            name = self.made.name(f"{self.node.out}_{ending}")
-            device = self.made.program.buffers[self.node.out].device
+        if key not in self.additions.known:
+            name = self.additions.name(f"{self.node.out}_{ending}")
+            device = self.additions.program.buffers[self.node.out].device
             shape = tuple(axis.size for axis in axes)
             strides = contiguous_strides(shape)
             if len(axes) == len(self.others) + 1:  # the part is outermost, so neighbours within it stay neighbours
                 strides = (*contiguous_strides(shape[:-1]), sympy.Mul(*shape[:-1]))
-            self.made.buffers.append((Buffer(name, node.dtype, shape, strides, device), self.node.out))
-            self.made_nodes.append(replace(node, out=name))
-            self.made.known[key] = Load(name, tuple(axis.symbol for axis in axes), node.dtype)
-        return self.made.known[key]
+            self.additions.buffers.append((Buffer(name, node.dtype, shape, strides, device), self.node.out))
+            self.added.append(replace(node, out=name))
+            self.additions.known[key] = Load(name, tuple(axis.symbol for axis in axes), node.dtype)
+        return self.additions.known[key]
 
 
 __all__ = ["split_scans"]

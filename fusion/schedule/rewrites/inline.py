@@ -3,7 +3,7 @@
 `Program → Program`.  A map that loads nothing (a mask from indices, a constant), only converts, moves or lightly
 changes one other tensor, or broadcasts vectors to a larger tensor (a mask of equal documents) is substituted into every
 generated reader, except one after a call that needs the result in memory: an operand that only this reader needed would
-be stored beside it.  Any map is substituted into a reader that reads few of its points (the loss of a class, among the
+be stored beside it.  A map is substituted into a reader that reads few of its points (the loss of a class, among the
 probabilities of all), unless it is stored anyway, by the kernel of a product, or before a node that the reader waits
 for: reading its operands instead would extend their live ranges, back to the first layer of a model whose last one
 reads one position.  It stays a node only where an extern or the caller needs the tensor, or where a library may be

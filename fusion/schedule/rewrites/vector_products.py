@@ -40,15 +40,15 @@ def sum_vectors(
     """
     chained = {member for cluster in chains for member in cluster.members}
     few = of_few_rows(program, most)
-    made: dict[str, Buffer] = {}
+    sums: dict[str, Buffer] = {}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
         if isinstance(node, Contract) and node.out in few and position not in chained:
-            nodes += _sum(program, node, made)
+            nodes += _sum(program, node, sums)
         else:
             nodes.append(node)
-    origins = {buffer.name: out for out, buffer in made.items()}
-    summed = program.edited(nodes, buffers=made.values(), origins=origins)
+    origins = {buffer.name: out for out, buffer in sums.items()}
+    summed = program.edited(nodes, buffers=sums.values(), origins=origins)
     return summed, tuple(chains) if summed is program else positions_in(summed, program, chains)
 
 
@@ -90,15 +90,15 @@ def _is_read_along_rows(program: Program, product: Contract, matrix: Expr, acros
     return isinstance(last, sympy.Expr) and bool(last.free_symbols & over) and strides[-1] == 1
 
 
-def _sum(program: Program, product: Contract, made: dict[str, Buffer]) -> Iterator[Node]:
-    """Yield the sum of products and, if `product` has another dtype, its conversion; `made`: product → its sum."""
+def _sum(program: Program, product: Contract, sums: dict[str, Buffer]) -> Iterator[Node]:
+    """Yield the sum of products and, if `product` has another dtype, its conversion; `sums`: product → its sum."""
     out, dtype = program.buffers[product.out], product.accumulate
     terms = Op("mul", (make_cast(product.lhs, dtype), make_cast(product.rhs, dtype)), dtype)
     if out.dtype is dtype:
         yield Reduce(out.name, product.axes, product.over, "sum", (terms,), dtype)
         return
-    name = unused(f"{out.name}_sum", {*program.buffers, *(buffer.name for buffer in made.values())})
-    made[out.name] = replace(out, name=name, dtype=dtype)
+    name = unused(f"{out.name}_sum", {*program.buffers, *(buffer.name for buffer in sums.values())})
+    sums[out.name] = replace(out, name=name, dtype=dtype)
     yield Reduce(name, product.axes, product.over, "sum", (terms,), dtype)
     whole = Load(name, tuple(axis.symbol for axis in product.axes), dtype)
     yield Map(out.name, product.axes, make_cast(whole, out.dtype))

@@ -29,7 +29,7 @@ def test_only_the_inner_graphs_of_a_graph_are_kept_and_it_reports_this(cache):
         _, report = started(branch, torch.ones(3))
         *bodies, graph = report.graphs
         assert any(note.startswith("not kept in the cache: ") for note in graph.notes)
-        assert [warm.FOUND in body.notes for body in bodies] == [not first] * 2
+        assert [warm.HIT in body.notes for body in bodies] == [not first] * 2
 
 
 def test_a_graph_whose_sizes_are_guarded_while_compiling_is_not_kept(cache, monkeypatch):

@@ -180,7 +180,7 @@ def _rows_stay_whole(
         node, placement = dependences.compute(member), joined.places.get(member)
         if placement is None:
             if dependences.stored(member, together):
-                return "a tensor is needed elsewhere too, and is read here at other points than it is made"
+                return "a tensor is needed elsewhere too, and is read here at other points than it is computed"
             continue
         at = {axis: simplify(index.xreplace(change), space.sizes) for axis, index in placement.items()}
         reason = _row_of(node, at, space, stored=dependences.stored(member, together))

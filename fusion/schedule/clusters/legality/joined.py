@@ -184,7 +184,7 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
         if not dependences.stored(member, together) and not isinstance(dependences.node(member), Scatter):
             continue
         if member not in joined.places:
-            return "the tensor is needed elsewhere too, and is read here at other points than it is made"
+            return "the tensor is needed elsewhere too, and is read here at other points than it is computed"
         missing = unspanned(dependences.compute(member), joined.places[member], joined.space)
         if missing is None:
             return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"

@@ -1,0 +1,301 @@
+"""Defines the form of an artifact's JSON: its manifest, its steps, and the structure of arguments and results.
+
+`save.py` and what it calls write these entries, `load.py` and what it calls read them.  A pair is an array in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, TypedDict, final
+
+from typing_extensions import NotRequired
+
+Json: TypeAlias = "bool | int | str | list[Json] | dict[str, Json] | None"
+"""A value as `values.py` writes it."""
+
+Extent: TypeAlias = "int | str"
+"""A size, a stride or an offset: a number, or text over the program's sizes."""
+
+# The structure of nested values -------------------------------------------------------------------------------------
+
+Structure: TypeAlias = "Literal['*'] | TupleOf | ListOf | DictOf | Registered"
+"""A leaf, or a container with the structures of its parts."""
+
+
+@final
+class TupleOf(TypedDict):
+    """A tuple."""
+
+    tuple: Sequence[Structure]
+
+
+@final
+class ListOf(TypedDict):
+    """A list."""
+
+    list: Sequence[Structure]
+
+
+@final
+class DictOf(TypedDict):
+    """A dictionary, as pairs of a key and a structure."""
+
+    dict: Sequence[tuple[str | int, Structure]]
+
+
+@final
+class Registered(TypedDict):
+    """A type that is registered with PyTorch's pytree under a name, with what that type's functions write."""
+
+    type: str
+    context: object
+    parts: Sequence[Structure]
+
+
+# Arguments ----------------------------------------------------------------------------------------------------------
+
+
+class Layout(TypedDict):
+    """The dtype, device, shape and strides of a tensor."""
+
+    dtype: Json
+    device: Json
+    shape: Sequence[Extent]
+    strides: Sequence[Extent]
+
+
+class TensorArgument(Layout):
+    """A tensor among the arguments; one that is `kept` is changed by the program, or seen through a result."""
+
+    name: str
+    kept: bool
+
+
+@final
+class TensorLeaf(TypedDict):
+    """A leaf of the arguments that is a tensor."""
+
+    tensor: TensorArgument
+
+
+@final
+class SizeLeaf(TypedDict):
+    """A leaf of the arguments that is a size, with its name."""
+
+    size: str
+
+
+@final
+class ConstantLeaf(TypedDict):
+    """A leaf of the arguments that is a part of the program."""
+
+    name: str
+    constant: Json
+
+
+LeafEntry: TypeAlias = "TensorLeaf | SizeLeaf | ConstantLeaf"
+
+
+class SizePlace(TypedDict):
+    """The number of an argument that a size is read off: a dimension's size or stride, or the value of a leaf."""
+
+    leaf: int
+    of: Literal["size", "stride", "value"]
+    dimension: int | None
+
+
+class SizeEntry(SizePlace):
+    """A size by its name: the number at the place is `times` the size, plus `plus`."""
+
+    name: str
+    times: int
+    plus: int
+
+
+class ArgumentsEntry(TypedDict):
+    """The arguments of a program.
+
+    Attributes:
+        structure: of a tuple with the positional arguments and a dictionary of the others.
+        positional: the names of parameters that take positional arguments.
+        first: the register of the first input that is no weight.
+        passed: sizes that the program takes before its other inputs.
+        inequalities: conditions on the sizes.
+        changed: the positions of the leaves that are changed in place.
+    """
+
+    structure: Structure
+    positional: Sequence[str]
+    first: int
+    leaves: Sequence[LeafEntry]
+    sizes: Sequence[SizeEntry]
+    passed: Sequence[Extent]
+    inequalities: Sequence[str]
+    changed: Sequence[int]
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+class View(TypedDict):
+    """The layout of a view; its offset is counted from the first element of the viewed tensor."""
+
+    shape: Sequence[Extent]
+    strides: Sequence[Extent]
+    offset: Extent
+
+
+@final
+class RegisterResult(TypedDict):
+    """A result that is the value of a register, or a view of it."""
+
+    register: int
+    view: NotRequired[View]
+
+
+@final
+class ConstantResult(TypedDict):
+    """A result that is a part of the program."""
+
+    constant: Json
+
+
+ResultEntry: TypeAlias = "RegisterResult | ConstantResult"
+
+
+class ResultsEntry(TypedDict):
+    """The results of a program: their structure, and its leaves."""
+
+    structure: Structure
+    leaves: Sequence[ResultEntry]
+
+
+# Kernels, weights, steps --------------------------------------------------------------------------------------------
+
+
+class KernelEntry(TypedDict):
+    """A kernel.
+
+    Attributes:
+        source, kernel: the members with its source, and with itself as text.
+        objects, carried: architecture → the member with its object, and with what the target's tools compiled.
+        name, function, tensors, sizes: of its `Callee`.
+        launch: of its `Binary`.
+    """
+
+    source: str
+    objects: dict[str, str]
+    kernel: NotRequired[str]
+    name: str
+    function: str
+    tensors: int
+    sizes: int
+    launch: NotRequired[dict[str, int]]
+    carried: NotRequired[dict[str, str]]
+
+
+class WeightEntry(TypedDict):
+    """A weight: its register, the name under which its tensor is stored, its own name, and its kind."""
+
+    register: int
+    tensor: str
+    name: str
+    kind: str
+
+
+class TensorEntry(TypedDict):
+    """A stored tensor; `state` says whether it is a parameter or buffer."""
+
+    state: bool
+    dtype: Json
+    shape: Sequence[int]
+    strides: Sequence[int]
+
+
+class FileReference(TypedDict):
+    """A file beside the artifact, with its hash."""
+
+    name: str
+    sha256: str
+
+
+class Manifest(TypedDict):
+    """The manifest.
+
+    Attributes:
+        format, name, fusion, torch, python: versions, and the name of the program.
+        target, device: that the kernels are for.
+        architectures: architecture → what its objects need of a machine.
+        registers: their number.
+        operations: the operations and functions that steps call → their schemas.
+        weights: those that the program reads.
+        changed_weights: the registers of those that it changes.
+        state: the name of a parameter or buffer → the name under which its tensor is stored.
+        tensors: the stored tensors by name.
+        weights_file: the file that holds the state, if that is not in the artifact.
+        members: member → its hash.
+    """
+
+    format: int
+    name: str
+    fusion: str
+    torch: str
+    python: str
+    target: str
+    device: str
+    architectures: dict[str, list[str]]
+    registers: int
+    arguments: ArgumentsEntry
+    results: ResultsEntry
+    operations: dict[str, str]
+    kernels: Sequence[KernelEntry]
+    weights: Sequence[WeightEntry]
+    changed_weights: Sequence[int]
+    state: dict[str, str]
+    tensors: dict[str, TensorEntry]
+    weights_file: NotRequired[FileReference]
+    members: NotRequired[dict[str, str]]
+
+
+class Called(TypedDict, total=False):
+    """The function that a step calls, with its arguments by name: a kernel with the program's lines, or another one."""
+
+    kernel: int
+    lines: list[str]
+    operation: str
+    function: str
+    size: str
+    kwargs: dict[str, Json]
+
+
+class Step(Called):
+    """A call: its arguments, and the register of its result."""
+
+    args: list[Json]
+    result: int
+
+
+__all__ = [
+    "ArgumentsEntry",
+    "Called",
+    "ConstantResult",
+    "Extent",
+    "Json",
+    "KernelEntry",
+    "Layout",
+    "LeafEntry",
+    "Manifest",
+    "RegisterResult",
+    "Registered",
+    "ResultEntry",
+    "ResultsEntry",
+    "SizeEntry",
+    "SizePlace",
+    "Step",
+    "Structure",
+    "TensorArgument",
+    "TensorEntry",
+    "TupleOf",
+    "View",
+    "WeightEntry",
+]
