@@ -218,7 +218,7 @@ def _carries(blocked: Blocked) -> bool:
     """Does a loop over long rows fold each of them, and their columns as well?"""
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     folded = {frozenset(stmt.over) for loop in loops for stmt in loop.body if isinstance(stmt, Fold)}
-    held = [extent(dim.size) for dim in blocked.dims if dim.role is Role.WHOLE]
+    held = [power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE]
     return len(loops) == 1 and len(folded) == 2 and frozenset(loops[0].axes) in folded and min(held) >= _HELD_LENGTH
 
 

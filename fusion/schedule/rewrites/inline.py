@@ -35,6 +35,7 @@ from fusion.lowering.program import (
     Map,
     Node,
     Program,
+    Reduce,
     axis_sizes,
     copies,
     reads,
@@ -46,7 +47,7 @@ FREE_LOADLESS, FREE_SINGLE = 40, 4
 """Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
 
 CACHED = 1 << 20
-"""Bytes of an operand that stays in a cache between two readers."""
+"""Bytes of operands that stay in a cache between two readers."""
 
 FEW = 64
 """A reader with this many times fewer points than a map computes the points it needs itself."""
@@ -176,7 +177,24 @@ def _inlined_into(node: Compute, cheap: Mapping[str, Map], maps: Mapping[str, Ma
     """Return the maps that are substituted into a node."""
     read = {name: cheap[name] for name in reads(node) if name in cheap}
     known = {name: producer for name, producer in read.items() if not stored.is_cheaper(node.out, producer)}
-    return known | _read_at_few_points(node, maps, stored)
+    return known | _read_at_few_points(node, maps, stored) | _of_few_bytes(node, maps)
+
+
+def _of_few_bytes(node: Compute, maps: Mapping[str, Map]) -> dict[str, Map]:
+    """Return the maps that a reduction to one number computes itself, from operands in a cache.
+
+    Then no kernel that computes them for others stands before it: the number of targets of a loss is known before its
+    rows are read, which may use it.
+    """
+    if not isinstance(node, Reduce) or node.axes:
+        return {}
+    read = {name: maps[name] for name in reads(node) if name in maps}
+    return {name: producer for name, producer in read.items() if _is_small(producer)}
+
+
+def _is_small(node: Map) -> bool:
+    size = _points(node) * sum(load.dtype.itemsize for load in loads(node.expr))
+    return bool(size.is_Integer and size <= CACHED) and cost(node.expr) <= FREE_SINGLE
 
 
 def _read_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:
@@ -231,15 +249,9 @@ def _is_cheap(node: Map) -> bool:
         return cost(node.expr, wide=WIDE) <= FREE_LOADLESS
     if work <= FREE_SINGLE and _is_spread(node, reading):
         return True
-    widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading) and not _is_small(node, reading)
+    widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading)
     casts_only = work == 0 and all(isinstance(part, (Load, Cast)) for part in parts)
     return len(reading) == 1 and (casts_only or (work <= FREE_SINGLE and not widened))
-
-
-def _is_small(node: Map, reading: Sequence[Load]) -> bool:
-    """Return whether the operands of `node` are read from a cache, so that it does not matter how wide they are."""
-    size = _points(node) * max(load.dtype.itemsize for load in reading)
-    return bool(size.is_Integer and size <= CACHED)
 
 
 def _is_spread(node: Map, reading: Sequence[Load]) -> bool:
