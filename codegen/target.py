@@ -135,6 +135,8 @@ class Capabilities:
             differently (online rule).
         crowding: the share of its time that a kernel may lose to others in its launch, whose resources it has to share.
         max_params: the most tensors of one kernel.
+        most_followed: the most programs of a launch that another kernel follows, as each has to be counted; 0: any
+            number.
         scatters: operations of `program.SCATTER_OPS` that colliding writes may use.
         ordered: whether colliding writes happen in loop order, so that the result is deterministic; else each is
             atomic.
@@ -166,6 +168,7 @@ class Capabilities:
     follows: bool = True
     crowding: float = 0.0
     max_params: int = 64
+    most_followed: int = 0
     scatters: frozenset[str] = frozenset()
     ordered: bool = True
     odd_rows: OddRows = ALIGNED

@@ -410,7 +410,11 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
             _on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
-        Pass("chained", _on_steps(lambda planned, at: chain_last_steps(planned.steps)), when=_chains_launches),
+        Pass(
+            "chained",
+            _on_steps(lambda planned, at: chain_last_steps(planned.steps, at.capabilities.most_followed)),
+            when=_chains_launches,
+        ),
         Pass(
             "packed",
             _on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),

@@ -13,6 +13,7 @@ from triton import knobs
 from fusion.codegen.binary import Binary
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.scaled import factor_in_place
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
@@ -148,7 +149,11 @@ class TritonTarget:
         return fastest(chain_speeds(self.device, self.numerics), names, chain)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
-        """May two kernels share a launch?  They need similar registers and warps, and contractions of the same form."""
+        """May two kernels share a launch?  They need similar registers and warps, and contractions of the same form;
+        one that may return at once stays alone.
+        """
+        if any(factor_in_place(kernel, kernel.body) is not None for kernel in (first, second)):
+            return False
         return not self.numerics.invariant and _alike(first, second, self.device, self.numerics)
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:

@@ -18,11 +18,13 @@ from fusion.codegen.triton.forms.matrix_vector import MatrixVector
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct
 from fusion.codegen.triton.forms.pointer_product import PointerProduct
 from fusion.codegen.triton.forms.rows import Rows
+from fusion.codegen.triton.forms.scaled import Scaled
 from fusion.codegen.triton.forms.scans import Scans
 from fusion.codegen.triton.forms.skinny import Skinny
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
 
 ALONE: tuple[type[Form], ...] = (
+    Scaled,
     Maps,
     Scans,
     MatrixVector,

@@ -9,18 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from fusion.lowering.kernel import Kernel, Role
 from fusion.lowering.program import Call
+from fusion.lowering.sizes import estimate
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
+
+_BLOCK = 1024
+"""Elements of a row above which a program computes one row."""
 
 MOST_POINTS = 1 << 14
 """Points above which a single program would take longer than a launch."""
 
 
-def chain_last_steps(steps: Sequence[KernelCall | Call]) -> list[KernelCall | Call]:
+def chain_last_steps(steps: Sequence[KernelCall | Call], most_programs: int = 0) -> list[KernelCall | Call]:
     """Move single-program kernels into the launch of the kernel that they follow.
+
+    Args:
+        most_programs: of the launch that another kernel follows; 0: any number (`Capabilities.most_followed`).
 
     >>> from fusion.inspect.examples import show_launches
     >>> from torch import empty
@@ -31,11 +39,11 @@ def chain_last_steps(steps: Sequence[KernelCall | Call]) -> list[KernelCall | Ca
     + launch exp_sum_sin_sum(x, sin, sum_2)
     - launch sum(sin, sum_2)
     """
-    return join_earlier(steps, _chained)
+    return join_earlier(steps, partial(_chained, most_programs=most_programs))
 
 
 def _chained(
-    steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall
+    steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall, *, most_programs: int
 ) -> tuple[int, KernelCall] | None:
     """Return the latest step that `last` depends on, with `last` appended; None if it may not run there."""
     position = _host(steps, maker, last)
@@ -43,9 +51,18 @@ def _chained(
         return None
     host = steps[position]
     assert isinstance(host, KernelCall)
+    if 0 < most_programs < _programs(host.kernel):
+        return None
     call, tail = share(host, last)
     name = f"{host.kernel.name}_{last.kernel.name}"
     return position, replace(call, kernel=replace(call.kernel, name=name, then=_append(host.kernel.then, tail)))
+
+
+def _programs(kernel: Kernel) -> int:
+    """Return about how many programs compute a kernel: each a row, or a block of `_BLOCK` elements."""
+    sizes = {role: math.prod(estimate(axis.size, {}) for axis in kernel.with_role(role)) for role in Role}
+    rows, length = sizes[Role.GRID], sizes[Role.WHOLE] * sizes[Role.LOOP]
+    return -(-rows * min(length, _BLOCK) // _BLOCK)
 
 
 def _host(steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall) -> int | None:

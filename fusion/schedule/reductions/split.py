@@ -28,6 +28,7 @@ from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.reductions.beside_rows import beside_rows
+from fusion.schedule.reductions.by_rows import by_rows
 from fusion.schedule.reductions.flat import flattened
 from fusion.schedule.reductions.partial import Cut, cut, with_cuts
 
@@ -61,7 +62,7 @@ def split_reductions(
     """
     chained, known = {member for cluster in streams for member in cluster.members}, hints or {}
     nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()
-    across = beside_rows(program, capabilities, known)
+    across = {**beside_rows(program, capabilities, known), **by_rows(program, capabilities, known)}
     for position, node in enumerate(program.nodes):
         if isinstance(node, Reduce) and position not in chained:
             nodes[position], axis, count = across.get(position) or _chunks(program, node, capabilities, known)

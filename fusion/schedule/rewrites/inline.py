@@ -16,7 +16,7 @@ tensor that is compared with a result derived from it stays a node if a recomput
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
 import sympy
@@ -137,6 +137,7 @@ class _Stored:
 
     def __init__(self, program: Program, stays: Collection[str]) -> None:
         self._wanted, self._finishing, self._age = set(stays), set[str](), dict[str, int]()
+        self.inputs = {*program.inputs, *program.constants}
         self._stays, self._buffers, self._operands = set(stays), program.buffers, set(stays)
         points, products = dict[str, sympy.Expr](), set[str]()
         for node in program.nodes:
@@ -177,24 +178,25 @@ def _inlined_into(node: Compute, cheap: Mapping[str, Map], maps: Mapping[str, Ma
     """Return the maps that are substituted into a node."""
     read = {name: cheap[name] for name in reads(node) if name in cheap}
     known = {name: producer for name, producer in read.items() if not stored.is_cheaper(node.out, producer)}
-    return known | _read_at_few_points(node, maps, stored) | _of_few_bytes(node, maps)
+    return known | _read_at_few_points(node, maps, stored) | _of_few_bytes(node, maps, stored.inputs)
 
 
-def _of_few_bytes(node: Compute, maps: Mapping[str, Map]) -> dict[str, Map]:
-    """Return the maps that a reduction to one number computes itself, from operands in a cache.
+def _of_few_bytes(node: Compute, maps: Mapping[str, Map], inputs: Set[str]) -> dict[str, Map]:
+    """Return the maps of inputs that a reduction to one number computes itself, from operands in a cache.
 
     Then no kernel that computes them for others stands before it: the number of targets of a loss is known before its
     rows are read, which may use it.
     """
     if not isinstance(node, Reduce) or node.axes:
         return {}
-    read = {name: maps[name] for name in reads(node) if name in maps}
+    read = {name: maps[name] for name in reads(node) if name in maps and inputs.issuperset(reads(maps[name]))}
     return {name: producer for name, producer in read.items() if _is_small(producer)}
 
 
 def _is_small(node: Map) -> bool:
+    direct = not any(isinstance(index, Expr) for load in loads(node.expr) for index in load.index)
     size = _points(node) * sum(load.dtype.itemsize for load in loads(node.expr))
-    return bool(size.is_Integer and size <= CACHED) and cost(node.expr) <= FREE_SINGLE
+    return direct and bool(size.is_Integer and size <= CACHED) and cost(node.expr) <= FREE_SINGLE
 
 
 def _read_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:

@@ -1,0 +1,71 @@
+"""Totals that are added row by row, as they need other folds of the same rows.
+
+The sum of a divergence over all rows and classes needs, at each point, the maximum and the sum of its row.  In parts of
+any other length it is a kernel of its own, which reads everything again; row by row it is one more fold of the kernel
+that folds the rows (`split.py` makes the parts).
+
+Input: a program; output: for such a sum the axis of the rows, and their number as that of its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import sympy
+
+from fusion.codegen.target import Capabilities
+from fusion.lowering.program import Axis, Map, Program, Reduce, reads
+from fusion.lowering.sizes import estimate
+from fusion.schedule.iteration.contiguity import contiguous_axes
+
+_LEAST_ROW = 256
+"""Elements of a row below which its sum is not worth a number in memory."""
+
+
+def by_rows(
+    program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
+) -> Mapping[int, tuple[Reduce, Axis, int]]:
+    """Return the sums over rows and columns that read folds of the rows, each with the axis to split, and its parts.
+
+    Args:
+        hints: the values of symbolic sizes when the graph was traced.
+    """
+    if not capabilities.held_row:
+        return {}
+    folds = _folds_read(program)
+    splits: dict[int, tuple[Reduce, Axis, int]] = {}
+    for position, node in enumerate(program.nodes):
+        if not isinstance(node, Reduce) or node.op != "sum" or node.axes or len(node.over) != 2:
+            continue
+        along = contiguous_axes(program, node, node.over)
+        rows = [axis for axis in node.over if axis not in along]
+        if len(rows) != 1 or not rows[0].size.is_Integer:
+            continue
+        (row,), (column,) = rows, [axis for axis in node.over if axis is not rows[0]]
+        count = estimate(row.size, hints)
+        if count < capabilities.parallelism or estimate(column.size, hints) < _LEAST_ROW:
+            continue
+        if any(_folds(other, row, column) for other in folds[position]):
+            splits[position] = (node, row, count)
+    return splits
+
+
+def _folds(node: Reduce, row: Axis, column: Axis) -> bool:
+    """Return whether a reduction folds each row."""
+    rows, columns = (math.prod(axis.size for axis in axes) for axes in (node.axes, node.over))
+    return bool(rows == row.size and columns == column.size)
+
+
+def _folds_read(program: Program) -> list[list[Reduce]]:
+    """Return for each node the reductions whose results it reads, itself or through maps."""
+    through: dict[str, list[Reduce]] = {}
+    folds: list[list[Reduce]] = []
+    for node in program.nodes:
+        known = list(dict.fromkeys(fold for name in reads(node) for fold in through.get(name, ())))
+        folds.append(known)
+        if isinstance(node, Map):
+            through[node.out] = known
+        elif isinstance(node, Reduce):
+            through[node.out] = [node]
+    return folds
