@@ -19,9 +19,10 @@ import sympy
 
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.folds import REPEATING, Place, Runs, runs_of, write_fold
-from fusion.codegen.c.loops.grid import Array, Grid
+from fusion.codegen.c.loops.grid import Array, Grid, Tabled
 from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
+from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.plan.cuts import cut
 from fusion.codegen.c.plan.groups import with_groups
@@ -30,6 +31,7 @@ from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
 from fusion.codegen.c.text.code import Code, element_of
@@ -37,7 +39,7 @@ from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
 from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.values import ValueWriter
-from fusion.lowering.expr import Expr, make_cast
+from fusion.lowering.expr import Expr, make_cast, postorder
 from fusion.lowering.kernel import Kernel, KernelAxis, Store, spans
 
 
@@ -83,15 +85,21 @@ class _Function:
         shared = may_share(kernel, sweeps)
         lanes = choose_lanes(kernel, sweeps, self.where, shared=shared)
         self.halves = find_halves(kernel, sweeps, lanes)
+        self.tables = find_tables(kernel, sweeps, lanes, self.where)
+        lanes = lanes_that_gather(kernel, lanes, self.tables, shared=shared)
         self.lanes = lanes_for(kernel, lanes, self.halves, shared=shared)
-        self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh)
+        tabled = frozenset((*self.tables.values, *(gather.load for gather in self.tables.gathers)))
+        self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh, tabled)
         self.grid = Grid(kernel, self.lanes, self.space, self.names, team(kernel, sweeps, self.names) if shared else "")
         written = frozenset(param.name for param in kernel.params if param.written)
         self.writer = ValueWriter(self.where, self.space, self.names, self.params, written)
+        lane = self.lanes.axis if self.tables.values or self.tables.gathers else None
+        self.table_writer = None if lane is None else TableWriter(lane, self.space, self.names, self.params)
         self.arrays: list[Array] = []
         self.converted = Converted()
 
     def text(self) -> str:
+        tabled = Tabled() if self.table_writer is None else self.table_writer.fill(self.tables, self.writer)
         roots = [root for sweep in self.sweeps for root in sweep.roots]
         body, staged = stage_tiles(roots, self.lanes, self.grid.extents, self.names, self.params, self.space)
         if self.lanes.axis is not None:
@@ -109,7 +117,18 @@ class _Function:
             for piece, lanes in self._pieces(sweep):
                 body += self._sweep(piece, lanes, read)
         body += self.converted.after
-        return self.frame.function(self.grid.around(body, self.arrays))
+        arrays = [*self.arrays, *(self.table_writer.arrays if self.table_writer is not None else ())]
+        return self.frame.function(self.grid.around(body, arrays, tabled))
+
+    def _gather(self, sweep: Sweep, nest: _Nest) -> None:
+        """Gather what the lanes of a sweep read by a table, outside of their loop."""
+        lane = nest.lane
+        if self.table_writer is None or lane is None or lane is not self.lanes.axis or sweep.scans:
+            return
+        if nest.depth[lane.symbol] == len(nest.levels) - 1:
+            read = set(postorder(*sweep.roots))
+            gathers = [gather for gather in self.tables.gathers if gather.load in read]
+            self.table_writer.gather(gathers, self.grid.extents[lane.symbol], nest.levels[-2], self.writer)
 
     def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
         """Return `sweep` or its pieces, each with the extent of its lanes (None: their whole axis)."""
@@ -136,6 +155,8 @@ class _Function:
         self.writer.open(nest.levels, nest.depth)
         for value, text in staged.items():
             self.writer.learn_here(value, text)
+        if lanes is None:
+            self._gather(sweep, nest)
         place = self._place(nest)
         for scan in sweep.scans:
             scanned = self.writer.write(scan.args, named=frozenset(scan.args))

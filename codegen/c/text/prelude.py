@@ -14,6 +14,7 @@ from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
 from fusion.codegen.c.text.streams import LANE_SUM
+from fusion.codegen.c.text.windows import definitions as windows
 
 INLINE = "static inline __attribute__((always_inline))"
 
@@ -351,7 +352,7 @@ def _definitions() -> dict[str, str]:
     functions["random_uniform"] = _RANDOM_UNIFORM
     functions["random_normal"] = _RANDOM_NORMAL
     functions |= {f"transpose_{T}": _TRANSPOSE.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
-    return functions | definitions() | {"lane_sum": LANE_SUM}
+    return functions | windows() | definitions() | {"lane_sum": LANE_SUM}
 
 
 INLINES: dict[str, str] = _definitions()

@@ -26,6 +26,7 @@ from tests.codegen.kernels.pointwise import (
     normalised,
     padded,
     permuted,
+    sampled,
     subsampled,
     transposed_add,
 )
@@ -63,6 +64,7 @@ SMALL: dict[str, Kernel] = {
     "subsampled": subsampled(40, 6),
     "padded": padded(20, 3, 6),
     "gather": gather(9, 12),
+    "sampled": sampled(9, 40, 75, 3),
     "flipped": flipped(21),
     "causal": causal(13),
     "uniform": drawn(300, "uniform"),
