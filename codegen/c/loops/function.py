@@ -24,6 +24,7 @@ from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
+from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
 from fusion.codegen.c.plan.cuts import cut
 from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.plan.idle import busy, within
@@ -64,6 +65,7 @@ class _Nest:
         lane: the axis of the lanes, if there are any.
         runs: how the folds accumulate.
         kept: axes of scalar loops that no fold reduces.
+        tiles: those of stores that are turned.
     """
 
     levels: list[Level]
@@ -74,6 +76,7 @@ class _Nest:
     lane: KernelAxis | None
     runs: Runs
     kept: tuple[KernelAxis, ...]
+    tiles: Tiles | None = None
 
 
 class _Function:
@@ -174,7 +177,7 @@ class _Function:
             arguments = [next(texts) for _ in fold.args]
             learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
             self._spread(fold.ref, nest)
-        inner += self._stores(sweep, texts)
+        inner += self._stores(sweep, texts, nest.tiles)
         for value, element in learned:
             self.writer.learn(value, element)
         return render(nest.levels)
@@ -189,17 +192,29 @@ class _Function:
         conditions = [store.where for store in sweep.stores if store.where is not None]
         return [*kept, *folded, *values, *offsets, *conditions]
 
-    def _stores(self, sweep: Sweep, texts: Iterator[Code]) -> list[str]:
+    def _stores(self, sweep: Sweep, texts: Iterator[Code], tiles: Tiles | None) -> list[str]:
         """Return the stores of a sweep; `texts` yields the remaining texts in `_computed`'s order."""
         written = [next(texts) for _ in sweep.stores]
-        offsets = [store.offset for store in sweep.stores]
-        positions = [next(texts) if isinstance(at, Expr) else self.writer.position(at) for at in offsets]
+        computed = {store: next(texts) for store in sweep.stores if isinstance(store.offset, Expr)}
         lines = []
-        for store, text, position in zip(sweep.stores, written, positions, strict=True):
+        for store, text in zip(sweep.stores, written, strict=True):
+            element = self.converted.stores.get(store.param)
+            if tiles is not None and store in tiles.turned.stores:
+                element = self._tile(store, tiles)
+            elif element is None:
+                offset = store.offset
+                position = computed[store] if isinstance(offset, Expr) else self.writer.position(offset)
+                element = element_of(self.params[store.param], position)
             mask = None if store.where is None else next(texts)
-            element = self.converted.stores.get(store.param) or element_of(self.params[store.param], position)
             lines.append(store_statement(store, self.kernel.param(store.param).dtype, element, text, mask))
         return lines
+
+    def _tile(self, store: Store, tiles: Tiles) -> Code:
+        """Add a tile for a store that is turned; return the element of the current point."""
+        name = self.space.fresh(f"{self.params[store.param]}_tile")
+        self.arrays.append(tiles.array(name, store, self.kernel))
+        tiles.finish(store, self.kernel, name, self.params[store.param], self.names)
+        return tiles.element(name)
 
     def _stored(self, store: Store) -> Expr:
         """Return the stored value: a float if it is converted with the others of its block."""
@@ -228,7 +243,8 @@ class _Function:
         scalar = (*around, *inside)
         runs = runs_of(sweep, [axis for axis in scalar if axis.symbol in sweep.over], lane)
         levels, depth = [Level()], {}
-        outer = part = None
+        outer = part = tiles = None
+        turned = None if lane is None or lanes is not None or inside else self._turned(sweep, scalar, lane)
         for axis in (*around, *((lane,) if lane is not None else ()), *inside):
             if outer is None and axis.symbol in sweep.over:
                 outer = levels[-1]
@@ -241,13 +257,22 @@ class _Function:
                 part = levels[-1]
                 if runs.shares is not None:
                     turns = turns_of(extent, axis.size, runs.shares, self.space.fresh(f"{extent.name}_"), part)
+            if turned is not None and axis is turned.axis and lane is not None:
+                chunks, extent = chunks_of(extent, axis.size, turned.length)
+                levels.append(Level(chunks))
+                tiles = Tiles(turned, extent, self.grid.extents[lane.symbol], lane.symbol, levels[-1])
             levels += turns or [Level(extent.header)]
             depth[axis.symbol] = len(levels) - 1
         if lane is not None and not _in_order(sweep, lane):
             levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()
         kept = tuple(axis for axis in scalar if axis.symbol not in sweep.over)
         chunked = runs.length is not None or (part is not outer and not runs.alone)
-        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept)
+        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept, tiles)
+
+    def _turned(self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis) -> Turned | None:
+        """Return the stores of a sweep to turn: those of lanes whose number is bounded."""
+        bounded = lane is self.lanes.axis and self.grid.extents[lane.symbol].number is not None
+        return find_turned(sweep, order, lane, self.kernel) if bounded and self.lanes.tile is None else None
 
     def _inside_lanes(
         self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis | None

@@ -154,8 +154,8 @@ INLINE float random_normal(int64_t seed, int64_t offset) {  // Box-Muller
 }"""
 
 # A 16 × 16 block goes through registers: four rounds of interleaving rows i and i + 8 transpose it.
-_TRANSPOSE = """\
-INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} to[16][16]) {{
+_TURN = """\
+INLINE void turn_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} *to, int64_t step) {{
 #if defined(__AVX512BW__) && !defined(__clang__)
     typedef {T} row __attribute__((vector_size(16 * sizeof({T})), aligned(sizeof({T}))));
     typedef {I} order __attribute__((vector_size(16 * sizeof({T}))));
@@ -173,12 +173,22 @@ INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t
             }}
         }}
         #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) *(row *)to[i] = r[4][i];
+        for (int i = 0; i < 16; i++) *(row *)(to + i * step) = r[4][i];
         return;
     }}
 #endif
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++) to[j][i] = from[i * stride + j];
+        for (int64_t j = 0; j < columns; j++) to[j * step + i] = from[i * stride + j];
+}}"""
+_TRANSPOSE = """\
+INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} to[16][16]) {{
+    turn_{T}(from, stride, rows, columns, to[0], 16);
+}}"""
+_TURN_ALL = """\
+static void turn_all_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} *to, int64_t step) {{
+    for (int64_t j = 0; j < columns; j += 16)
+        for (int64_t i = 0; i < rows; i += 16)
+            turn_{T}(from + i * stride + j, stride, imin(16, rows - i), imin(16, columns - j), to + j * step + i, step);
 }}"""
 
 # x86 has an instruction for the choice, which gives b where one is NaN.  For `(a > b) | (a != a)` GCC has branches
@@ -371,7 +381,8 @@ def _definitions() -> dict[str, str]:
     functions["philox"] = functions["unit_interval"] = _PHILOX
     functions["random_uniform"] = _RANDOM_UNIFORM
     functions["random_normal"] = _RANDOM_NORMAL
-    functions |= {f"transpose_{T}": _TRANSPOSE.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
+    for name, text in (("turn", _TURN), ("transpose", _TRANSPOSE), ("turn_all", _TURN_ALL)):
+        functions |= {f"{name}_{T}": text.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
     return functions | windows() | definitions() | {"lane_sum": LANE_SUM}
 
 
