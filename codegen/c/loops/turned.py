@@ -89,7 +89,9 @@ class Tiles:
         corner = {self.turned.axis.symbol: self.chunk.first, self.lane: self.lanes.first}
         begun = {start: start.name for start in corner.values() if isinstance(start, sympy.Symbol)}
         start = index_code(sympy.expand_mul(store.offset.xreplace(corner)), {**names, **begun}).at(SUM)
-        step = index_text(coefficient(store.offset, self.lane), names)
+        stride = coefficient(store.offset, self.lane)
+        assert stride is not None
+        step = index_text(stride, names)
         held = memory_type(kernel.param(store.param).dtype)
         rows, columns = (_points(extent) for extent in (self.chunk, self.lanes))
         self.after.after.append(

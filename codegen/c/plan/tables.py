@@ -23,8 +23,8 @@ from fusion.lowering.expr import Expr, IndexValue, Load, Op, TileRef, postorder
 from fusion.lowering.indexing import coefficient, symbols_of
 from fusion.lowering.kernel import Kernel, Role
 
-LEAST = 8
-"""The fewest times that a table is read: to compute one takes longer than to compute its values in lanes."""
+LEAST = 32
+"""The fewest rows that read a table: one thread computes it, while all others wait."""
 
 LONGEST = 1 << 12
 """The longest axis of a table: some of them stay in the L1 cache beside what is computed with them."""

@@ -65,7 +65,7 @@ SMALL: dict[str, Kernel] = {
     "subsampled": subsampled(40, 6),
     "padded": padded(20, 3, 6),
     "gather": gather(9, 12),
-    "sampled": sampled(9, 40, 75, 3),
+    "sampled": sampled(33, 40, 75, 3),
     "flipped": flipped(21),
     "causal": causal(13),
     "uniform": drawn(300, "uniform"),
