@@ -23,7 +23,7 @@ import torch
 from fusion.codegen.c.plan.lanes import FEW, FEWER
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.code import Code, element_of
-from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, compared_as, sign, started, take, takes
+from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, compared_as, sign, started, take
 from fusion.codegen.c.text.nest import Extent, Level, Namespace
 from fusion.codegen.c.text.storage import HELD
 from fusion.lowering.errors import BuildError
@@ -304,11 +304,7 @@ def _arg(fold: Fold, args: Sequence[Code], place: Place, space: Namespace) -> Co
     else:
         shares_name = space.exactly(f"{fold.name}_shares")
         at = _start("int64_t", shares_name, NEVER, place, place.outer)
-        place.outer.after += [
-            f"int64_t {name} = {shares_name}[0];",
-            f"for (int l = 1; l < {place.shares}; l++)",
-            f"    if ({takes(fold)}({best_name}[l], {shares_name}[l], {best_name}[0], {name}))",
-            f"        {best_name}[0] = {best_name}[l], {name} = {shares_name}[l];",
-        ]
+        joined = f"{fold.op}_of_{compared_as(dtype)}({best_name}, {shares_name}, {place.shares})"
+        place.outer.after.append(f"const int64_t {name} = {joined};")
     place.inner.before += take(fold, space.fresh("take"), value, index, best, at)
     return at if place.lanes is not None else _finish("int64_t", name, name, place)

@@ -19,10 +19,12 @@ import sympy
 
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.folds import REPEATING, Place, Runs, runs_of, write_fold
-from fusion.codegen.c.loops.grid import Array, Grid
+from fusion.codegen.c.loops.grid import Array, Grid, Tabled
 from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
+from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
+from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
 from fusion.codegen.c.plan.cuts import cut
 from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.plan.idle import busy, within
@@ -30,6 +32,7 @@ from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
 from fusion.codegen.c.text.code import Code, element_of
@@ -38,7 +41,7 @@ from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, t
 from fusion.codegen.c.text.storage import HELD, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.scaled import factor_in_place, unconverted
-from fusion.lowering.expr import Expr, Load, make_cast
+from fusion.lowering.expr import Expr, Load, make_cast, postorder
 from fusion.lowering.kernel import Kernel, KernelAxis, Store, spans
 
 
@@ -72,6 +75,7 @@ class _Nest:
         lane: the axis of the lanes, if there are any.
         runs: how the folds accumulate.
         kept: axes of scalar loops that no fold reduces.
+        tiles: those of stores that are turned.
     """
 
     levels: list[Level]
@@ -82,6 +86,7 @@ class _Nest:
     lane: KernelAxis | None
     runs: Runs
     kept: tuple[KernelAxis, ...]
+    tiles: Tiles | None = None
 
 
 class _Function:
@@ -93,16 +98,22 @@ class _Function:
         shared = may_share(kernel, sweeps)
         lanes = choose_lanes(kernel, sweeps, self.where, shared=shared)
         self.halves = find_halves(kernel, sweeps, lanes)
+        self.tables = find_tables(kernel, sweeps, lanes, self.where)
+        lanes = lanes_that_gather(kernel, lanes, self.tables, shared=shared)
         self.lanes = lanes_for(kernel, lanes, self.halves, shared=shared)
-        self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh)
+        tabled = frozenset((*self.tables.values, *(gather.load for gather in self.tables.gathers)))
+        self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh, tabled)
         self.grid = Grid(kernel, self.lanes, self.space, self.names, team(kernel, sweeps, self.names) if shared else "")
         written = frozenset(param.name for param in kernel.params if param.written)
         self.writer = ValueWriter(self.where, self.space, self.names, self.params, written)
+        lane = self.lanes.axis if self.tables.values or self.tables.gathers else None
+        self.table_writer = None if lane is None else TableWriter(lane, self.space, self.names, self.params)
         self.arrays: list[Array] = []
         self.converted = Converted()
 
     def text(self, number: Load | None) -> str:
         """Return the text; with `number`, the function does nothing where that is 1."""
+        tabled = Tabled() if self.table_writer is None else self.table_writer.fill(self.tables, self.writer)
         roots = [root for sweep in self.sweeps for root in sweep.roots]
         body, staged = stage_tiles(roots, self.lanes, self.grid.extents, self.names, self.params, self.space)
         if self.lanes.axis is not None:
@@ -120,14 +131,23 @@ class _Function:
             for piece, lanes in self._pieces(sweep):
                 body += self._sweep(piece, lanes, read)
         body += self.converted.after
-        lines = self.grid.around(body, self.arrays)
+        arrays = [*self.arrays, *(self.table_writer.arrays if self.table_writer is not None else ())]
+        lines = self.grid.around(body, arrays, tabled)
         if number is not None:
             value = loaded(number.dtype, element_of(self.params[number.buffer], str(number.index[0])))
-            lines = [
-                f"if ({widened(number.dtype, value)} == 1) return 0;  // times 1 everything stays as it is",
-                *lines,
-            ]
+            one = f"if ({widened(number.dtype, value)} == 1) return 0;"
+            lines = [f"{one}  // times 1 everything stays as it is", *lines]
         return self.frame.function(lines)
+
+    def _gather(self, sweep: Sweep, nest: _Nest) -> None:
+        """Gather what the lanes of a sweep read by a table, outside of their loop."""
+        lane = nest.lane
+        if self.table_writer is None or lane is None or lane is not self.lanes.axis or sweep.scans:
+            return
+        if nest.depth[lane.symbol] == len(nest.levels) - 1:
+            read = set(postorder(*sweep.roots))
+            gathers = [gather for gather in self.tables.gathers if gather.load in read]
+            self.table_writer.gather(gathers, self.grid.extents[lane.symbol], nest.levels[-2], self.writer)
 
     def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
         """Return `sweep` or its pieces, each with the extent of its lanes (None: their whole axis)."""
@@ -154,6 +174,8 @@ class _Function:
         self.writer.open(nest.levels, nest.depth)
         for value, text in staged.items():
             self.writer.learn_here(value, text)
+        if lanes is None:
+            self._gather(sweep, nest)
         place = self._place(nest)
         for scan in sweep.scans:
             scanned = self.writer.write(scan.args, named=frozenset(scan.args))
@@ -171,7 +193,7 @@ class _Function:
             arguments = [next(texts) for _ in fold.args]
             learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
             self._spread(fold.ref, nest)
-        inner += self._stores(sweep, texts)
+        inner += self._stores(sweep, texts, nest.tiles)
         for value, element in learned:
             self.writer.learn(value, element)
         return render(nest.levels)
@@ -186,17 +208,29 @@ class _Function:
         conditions = [store.where for store in sweep.stores if store.where is not None]
         return [*kept, *folded, *values, *offsets, *conditions]
 
-    def _stores(self, sweep: Sweep, texts: Iterator[Code]) -> list[str]:
+    def _stores(self, sweep: Sweep, texts: Iterator[Code], tiles: Tiles | None) -> list[str]:
         """Return the stores of a sweep; `texts` yields the remaining texts in `_computed`'s order."""
         written = [next(texts) for _ in sweep.stores]
-        offsets = [store.offset for store in sweep.stores]
-        positions = [next(texts) if isinstance(at, Expr) else self.writer.position(at) for at in offsets]
+        computed = {store: next(texts) for store in sweep.stores if isinstance(store.offset, Expr)}
         lines = []
-        for store, text, position in zip(sweep.stores, written, positions, strict=True):
+        for store, text in zip(sweep.stores, written, strict=True):
+            element = self.converted.stores.get(store.param)
+            if tiles is not None and store in tiles.turned.stores:
+                element = self._tile(store, tiles)
+            elif element is None:
+                offset = store.offset
+                position = computed[store] if isinstance(offset, Expr) else self.writer.position(offset)
+                element = element_of(self.params[store.param], position)
             mask = None if store.where is None else next(texts)
-            element = self.converted.stores.get(store.param) or element_of(self.params[store.param], position)
             lines.append(store_statement(store, self.kernel.param(store.param).dtype, element, text, mask))
         return lines
+
+    def _tile(self, store: Store, tiles: Tiles) -> Code:
+        """Add a tile for a store that is turned; return the element of the current point."""
+        name = self.space.fresh(f"{self.params[store.param]}_tile")
+        self.arrays.append(tiles.array(name, store, self.kernel))
+        tiles.finish(store, self.kernel, name, self.params[store.param], self.names)
+        return tiles.element(name)
 
     def _stored(self, store: Store) -> Expr:
         """Return the stored value: a float if it is converted with the others of its block."""
@@ -225,7 +259,8 @@ class _Function:
         scalar = (*around, *inside)
         runs = runs_of(sweep, [axis for axis in scalar if axis.symbol in sweep.over], lane)
         levels, depth = [Level()], {}
-        outer = part = None
+        outer = part = tiles = None
+        turned = None if lane is None or lanes is not None or inside else self._turned(sweep, scalar, lane)
         for axis in (*around, *((lane,) if lane is not None else ()), *inside):
             if outer is None and axis.symbol in sweep.over:
                 outer = levels[-1]
@@ -238,13 +273,22 @@ class _Function:
                 part = levels[-1]
                 if runs.shares is not None:
                     turns = turns_of(extent, axis.size, runs.shares, self.space.fresh(f"{extent.name}_"), part)
+            if turned is not None and axis is turned.axis and lane is not None:
+                chunks, extent = chunks_of(extent, axis.size, turned.length)
+                levels.append(Level(chunks))
+                tiles = Tiles(turned, extent, self.grid.extents[lane.symbol], lane.symbol, levels[-1])
             levels += turns or [Level(extent.header)]
             depth[axis.symbol] = len(levels) - 1
         if lane is not None and not _in_order(sweep, lane):
             levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()
         kept = tuple(axis for axis in scalar if axis.symbol not in sweep.over)
         chunked = runs.length is not None or (part is not outer and not runs.alone)
-        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept)
+        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept, tiles)
+
+    def _turned(self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis) -> Turned | None:
+        """Return the stores of a sweep to turn: those of lanes whose number is bounded."""
+        bounded = lane is self.lanes.axis and self.grid.extents[lane.symbol].number is not None
+        return find_turned(sweep, order, lane, self.kernel) if bounded and self.lanes.tile is None else None
 
     def _inside_lanes(
         self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis | None

@@ -27,9 +27,28 @@ class Array:
     number: int | None
 
     @property
+    def declaration(self) -> str:
+        """Its declaration on the stack."""
+        return f"_Alignas(64) {self.held} {self.name}[{self.count}];"
+
+    @property
     def bytes(self) -> int | None:
         """Its size, if known."""
         return None if self.number is None else self.number * (8 if self.held in ("double", "int64_t") else 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Tabled:
+    """Arrays that all threads read, and the lines that fill them."""
+
+    arrays: Sequence[Array] = ()
+    lines: Sequence[str] = ()
+
+
+def _fits(arrays: Sequence[Array]) -> bool:
+    """Return whether arrays are small enough for a stack."""
+    sizes = [array.bytes for array in arrays]
+    return all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= STACK
 
 
 class Grid:
@@ -51,27 +70,32 @@ class Grid:
             return f"#pragma omp parallel for simd {self._team}"
         return "#pragma omp simd"
 
-    def around(self, body: Sequence[str], arrays: Sequence[Array]) -> list[str]:
-        """Return `body`, which uses `arrays`, in loops over every point of the grid."""
-        sizes = [array.bytes for array in arrays]
-        on_stack = all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= STACK
+    def around(self, body: Sequence[str], arrays: Sequence[Array], tables: Tabled) -> list[str]:
+        """Return `body`, which uses `arrays` of its thread and `tables`, in loops over every point of the grid."""
         loops, inside, before = self._loops()
         nest = [*inside, *body]
-        if on_stack:
-            nest = [*(f"_Alignas(64) {array.held} {array.name}[{array.count}];" for array in arrays), *nest]
-        scratch = [] if on_stack else [Scratch(array.name, array.held, f"({array.count})") for array in arrays]
+        scratch: list[Scratch] = []
+        if _fits(tables.arrays):
+            before += [array.declaration for array in tables.arrays]
+        else:
+            scratch += [Scratch(array.name, array.held, f"({array.count})", common=True) for array in tables.arrays]
         alone = self._lanes.streams or not (self._team and loops)
+        if _fits(arrays):
+            nest = [*(array.declaration for array in arrays), *nest]
+        else:
+            scratch += [Scratch(array.name, array.held, f"({array.count})") for array in arrays]
         heap = on_heap(scratch, self._space, shared=not alone)
+        before = [*before, *heap.before, *tables.lines]
         for header in reversed(loops):
             nest = [f"{header} {{", *indented(nest), "}"]
         if alone:
-            return [*before, *heap.before, *nest, *heap.after]
+            return [*before, *nest, *heap.after]
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-        if not scratch:
-            return [*before, f"#pragma omp parallel for {self._team}{collapse}", *nest]
+        if not heap.inside:
+            return [*before, f"#pragma omp parallel for {self._team}{collapse}", *nest, *heap.after]
         region = [f"#pragma omp parallel {self._team}", "{"]
         region += [*indented([*heap.inside, f"#pragma omp for{collapse}", *nest]), "}"]
-        return [*before, *heap.before, *region, *heap.after]
+        return [*before, *region, *heap.after]
 
     def _block_of(self, axis: KernelAxis) -> int | None:
         if axis is self._lanes.tile:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
+import torch
 
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
@@ -70,11 +71,15 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store, by its offset."""
+    """One load or store, by its offset.
+
+    `apart`: axes that only terms of the offset depend on which depend on no other.
+    """
 
     offset: Index
     axes: frozenset[sympy.Symbol]
     weight: int
+    apart: frozenset[sympy.Symbol] = frozenset()
 
     def stride(self, axis: KernelAxis) -> sympy.Expr | None:
         """Return the stride along `axis` in elements; None if it varies."""
@@ -104,7 +109,7 @@ def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[Access]:
             if isinstance(node, Load):
                 offset = node.index[0]
                 span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
-                result.append(Access(offset, span, 1))
+                result.append(Access(offset, span, 1, _apart(node, where) if node.mask is None else frozenset()))
         for store in sweep.stores:
             offset = store.offset
             span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
@@ -112,9 +117,34 @@ def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[Access]:
     return result
 
 
+def terms_of(position: Index) -> list[Expr]:
+    """Return the terms of a sum of positions."""
+    if isinstance(position, sympy.Expr):
+        return [IndexValue(term) for term in sympy.Add.make_args(sympy.expand_mul(position))]
+    if isinstance(position, IndexValue) and position.dtype is torch.int64:
+        return terms_of(position.index)
+    if isinstance(position, Op) and position.name == "add" and position.dtype is torch.int64:
+        return [term for part in position.args for term in terms_of(part)]
+    return [position]
+
+
+def _apart(load: Load, where: Spans) -> frozenset[sympy.Symbol]:
+    """Return the axes that no term of a position has together with another one."""
+    spans = [
+        frozenset(term.index.free_symbols) if isinstance(term, IndexValue) else where[term]
+        for term in terms_of(load.index[0])
+    ]
+    return frozenset().union(*spans).difference(*(span for span in spans if len(span) > 1))
+
+
 def _score(axis: KernelAxis, used: Sequence[Access]) -> int:
-    strides = ((access.stride(axis), access.weight) for access in used)
-    return sum(0 if stride == 0 else weight if stride == 1 else -weight for stride, weight in strides)
+    """Return the weight of accesses that are contiguous along an axis, less that of others, except for gathers."""
+    total = 0
+    for access in used:
+        stride = access.stride(axis)
+        gathered = stride is None and axis.symbol in access.apart
+        total += 0 if stride == 0 or gathered else access.weight if stride == 1 else -access.weight
+    return total
 
 
 def best_axis(axes: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis:

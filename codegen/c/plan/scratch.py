@@ -31,15 +31,19 @@ LIMIT = 1 << 22
 """The most bytes of one scratch array; beyond, a value is recomputed."""
 
 
-def plan_scratch(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
-    """Return `sweeps` with keeps added, and sweeps added that only keep."""
-    return _hoist(_carry(sweeps, lanes, where, fresh), lanes, where, fresh)
+def plan_scratch(
+    sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str], tabled: Set[Expr] = frozenset()
+) -> tuple[Sweep, ...]:
+    """Return `sweeps` with keeps added, and sweeps added that only keep; `tabled`: values that are kept already."""
+    return _hoist(_carry(sweeps, lanes, where, fresh, tabled), lanes, where, fresh, tabled)
 
 
-def _carry(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
+def _carry(
+    sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str], tabled: Set[Expr]
+) -> tuple[Sweep, ...]:
     result = list(sweeps)
     computed: dict[Expr, int] = {}  # expression: the first resident sweep that evaluates it
-    kept: set[Expr] = set()
+    kept = set(tabled)
     for k, sweep in enumerate(result):
         if not (sweep.resident and sweep.axes):
             continue
@@ -49,7 +53,7 @@ def _carry(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
         before = frozenset(_invariants(sweep.roots, axes, kept, where))
 
         def again(node: Expr, symbols: set[sympy.Symbol] = symbols, before: frozenset[Expr] = before) -> bool:
-            return node in computed and _costs(node, WORTH_KEEPING, symbols, where, before)
+            return node in computed and costs(node, WORTH_KEEPING, symbols, where, before)
 
         for node in outermost(sweep.roots, kept, again):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
@@ -64,9 +68,11 @@ def _carry(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
     return tuple(result)
 
 
-def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
+def _hoist(
+    sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str], tabled: Set[Expr]
+) -> tuple[Sweep, ...]:
     result: list[Sweep] = []
-    kept = {keep.value for sweep in sweeps for keep in sweep.keeps}
+    kept = {*tabled, *(keep.value for sweep in sweeps for keep in sweep.keeps)}
     for sweep in sweeps:
         order, lane = loop_order(sweep, lanes, where)
         axes = (*order, *((lane,) if lane else ()))
@@ -89,7 +95,7 @@ def _invariants(roots: Sequence[Expr], axes: Sequence[KernelAxis], kept: Set[Exp
         depends = [axis.symbol in where[node] for axis in axes]
         if not any(depends) or depends == sorted(depends, reverse=True):
             return False
-        return _costs(node, WORTH_HOISTING, {axis.symbol for axis in axes}, where)
+        return costs(node, WORTH_HOISTING, {axis.symbol for axis in axes}, where)
 
     return outermost(roots, kept, invariant)
 
@@ -111,7 +117,7 @@ def outermost(roots: Sequence[Expr], kept: Set[Expr], wanted: Callable[[Expr], b
     return list(result)
 
 
-def _costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, before: Set[Expr] = frozenset()) -> bool:
+def costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, before: Set[Expr] = frozenset()) -> bool:
     """Return whether one evaluation costs `least` inside the loops over `symbols`.  Loads are free: they are repeated.
 
     So is what has been computed `before` the loops.

@@ -14,6 +14,7 @@ from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
 from fusion.codegen.c.text.streams import LANE_SUM
+from fusion.codegen.c.text.windows import definitions as windows
 
 INLINE = "static inline __attribute__((always_inline))"
 
@@ -153,8 +154,8 @@ INLINE float random_normal(int64_t seed, int64_t offset) {  // Box-Muller
 }"""
 
 # A 16 × 16 block goes through registers: four rounds of interleaving rows i and i + 8 transpose it.
-_TRANSPOSE = """\
-INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} to[16][16]) {{
+_TURN = """\
+INLINE void turn_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} *to, int64_t step) {{
 #if defined(__AVX512BW__) && !defined(__clang__)
     typedef {T} row __attribute__((vector_size(16 * sizeof({T})), aligned(sizeof({T}))));
     typedef {I} order __attribute__((vector_size(16 * sizeof({T}))));
@@ -172,13 +173,29 @@ INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t
             }}
         }}
         #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) *(row *)to[i] = r[4][i];
+        for (int i = 0; i < 16; i++) *(row *)(to + i * step) = r[4][i];
         return;
     }}
 #endif
     for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++) to[j][i] = from[i * stride + j];
+        for (int64_t j = 0; j < columns; j++) to[j * step + i] = from[i * stride + j];
 }}"""
+_TRANSPOSE = """\
+INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} to[16][16]) {{
+    turn_{T}(from, stride, rows, columns, to[0], 16);
+}}"""
+_TURN_ALL = """\
+static void turn_all_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} *to, int64_t step) {{
+    for (int64_t j = 0; j < columns; j += 16)
+        for (int64_t i = 0; i < rows; i += 16)
+            turn_{T}(from + i * stride + j, stride, imin(16, rows - i), imin(16, columns - j), to + j * step + i, step);
+}}"""
+
+# x86 has an instruction for the choice, which gives b where one is NaN.  For `(a > b) | (a != a)` GCC has branches
+# outside of lanes, and in lanes two comparisons that wait for the result before (a pool of 3 × 3: 2.3 times as slow).
+_EXTREME_OF_FLOATS = """\
+    const {T} extreme = a {better} b ? a : b;
+    return a != a ? a : extreme;"""
 
 _TAKES = """\
 INLINE _Bool {op}_takes_{T}({T} a, int64_t i, {T} best, int64_t at) {{  // NaN before any number, then the lowest index
@@ -187,6 +204,19 @@ INLINE _Bool {op}_takes_{T}({T} a, int64_t i, {T} best, int64_t at) {{  // NaN b
 _TAKES_INTEGER = """\
 INLINE _Bool {op}_takes_{T}({T} a, int64_t i, {T} best, int64_t at) {{
     return (a {better} best) | ((a == best) & (i < at));
+}}"""
+
+# Of candidates with their positions, whose halves are compared until one is left; `count` is a power of two.
+_TAKEN = """\
+INLINE int64_t {op}_of_{T}({T} *best, int64_t *at, int count) {{
+    #pragma GCC unroll 7
+    for (int half = count / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) {{
+            const _Bool takes = {op}_takes_{T}(best[l + half], at[l + half], best[l], at[l]);
+            best[l] = takes ? best[l + half] : best[l];
+            at[l] = takes ? at[l + half] : at[l];
+        }}
+    return at[0];
 }}"""
 
 _SIGNED = {"int8_t": "uint8_t", "int16_t": "uint16_t", "int32_t": "uint32_t", "int64_t": "uint64_t"}
@@ -305,9 +335,10 @@ def _of_order(T: str) -> dict[str, str]:
     takes = _TAKES_INTEGER if T in _INTEGERS else _TAKES
     functions = {"sign": _function("sign", T, "return ({T})((a > 0) - (a < 0));", "{T} a")}
     for end, better in (("max", ">"), ("min", "<")):
-        first = f"a {better} b" if T in _INTEGERS else f"(a {better} b) | (a != a)"
-        functions[f"{end}imum"] = _function(f"{end}imum", T, f"return {first} ? a : b;")
+        extreme = f"return a {better} b ? a : b;" if T in _INTEGERS else _EXTREME_OF_FLOATS
+        functions[f"{end}imum"] = _function(f"{end}imum", T, extreme, better=better)
         functions[f"arg{end}_takes"] = takes.format(op=f"arg{end}", T=T, better=better)
+        functions[f"arg{end}_of"] = _TAKEN.format(op=f"arg{end}", T=T)
     return {f"{name}_{T}": text for name, text in functions.items()}
 
 
@@ -350,8 +381,9 @@ def _definitions() -> dict[str, str]:
     functions["philox"] = functions["unit_interval"] = _PHILOX
     functions["random_uniform"] = _RANDOM_UNIFORM
     functions["random_normal"] = _RANDOM_NORMAL
-    functions |= {f"transpose_{T}": _TRANSPOSE.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
-    return functions | definitions() | {"lane_sum": LANE_SUM}
+    for name, text in (("turn", _TURN), ("transpose", _TRANSPOSE), ("turn_all", _TURN_ALL)):
+        functions |= {f"{name}_{T}": text.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
+    return functions | windows() | definitions() | {"lane_sum": LANE_SUM}
 
 
 INLINES: dict[str, str] = _definitions()

@@ -1,7 +1,7 @@
 """Allocates scratch arrays on the heap, before a parallel region and for all of its threads.
 
-Each array has a part for each thread.  A function that gets no memory for one of them returns `NO_MEMORY`, before
-anything was stored; in a parallel region it could not return.
+Each array has a part for each thread, or is common to all of them.  A function that gets no memory for one of them
+returns `NO_MEMORY`, before anything was stored; in a parallel region it could not return.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ from fusion.codegen.c.text.nest import Namespace
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """An array of one thread: `count` (C text) elements of C type `held`."""
+    """An array of one thread: `count` (C text) elements of C type `held`.
+
+    `common`: it is filled before a parallel region, and all threads read the same elements.
+    """
 
     name: str
     held: str
     count: str
+    common: bool = False
 
     @property
     def size(self) -> str:
@@ -40,18 +44,18 @@ def on_heap(arrays: Sequence[Scratch], space: Namespace, *, shared: bool) -> Lin
     """Return the lines that allocate and free `arrays`; `shared`: in a parallel region each thread has its own."""
     if not arrays:
         return Lines([], [], [])
-    if not shared:
-        names = [array.name for array in arrays]
-        before = [f"{each.held} *restrict {each.name} = aligned_alloc(64, {each.size});" for each in arrays]
-        inside: list[str] = []
-    else:
-        names = [space.exactly(f"{array.name}_all") for array in arrays]
-        pairs = list(zip(arrays, names, strict=True))
-        before = [f"{each.held} *{name} = aligned_alloc(64, threads*({each.size}));" for each, name in pairs]
-        inside = [
-            f"{each.held} *restrict {each.name} = {name} + omp_get_thread_num()*({each.size}/sizeof({each.held}));"
-            for each, name in pairs
-        ]
+    before: list[str] = []
+    inside: list[str] = []
+    names: list[str] = []
+    for each in arrays:
+        apart = shared and not each.common
+        names.append(space.exactly(f"{each.name}_all") if apart else each.name)
+        if apart:
+            before.append(f"{each.held} *{names[-1]} = aligned_alloc(64, threads*({each.size}));")
+            part = f"omp_get_thread_num()*({each.size}/sizeof({each.held}))"
+            inside.append(f"{each.held} *restrict {each.name} = {names[-1]} + {part};")
+        else:
+            before.append(f"{each.held} *restrict {each.name} = aligned_alloc(64, {each.size});")
     free = [f"__builtin_free({name});" for name in names]
     before += [f"if (!({' && '.join(names)})) {{", *(f"    {line}" for line in free), f"    return {NO_MEMORY};", "}"]
     return Lines(before, inside, free)

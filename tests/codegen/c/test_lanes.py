@@ -80,6 +80,24 @@ def test_a_window_has_lanes_along_the_rows_it_slides_over():
     assert loops_in_lanes(source) >= 3
 
 
+@pytest.mark.skipif(find_compiler().machine != "x86_64", reason="its instructions are counted")
+def test_a_maximum_that_keeps_nan_waits_for_one_instruction():
+    """With two comparisons and a branch for the remainder of a row, a pool took 2.3 times as long."""
+    (source,) = kernels_of(lambda x: F.max_pool2d(x, 3, 2, 1), torch.randn(2, 8, 56, 56))
+    compiler = find_compiler()
+    command = [*compiler.command, *compiler.flags("x86-64-v3"), "-S", "-o", "-", "-x", "c", "-"]
+    assembly = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+    assert "vmaxps" in assembly and "vmaxss" in assembly
+    assert "comiss" not in assembly.replace("vucomiss", "")  # those left test for NaN
+
+
+def test_candidates_of_a_row_are_compared_in_lanes():
+    """One after the other they took longer than a row of 128 numbers."""
+    (source,) = kernels_of(lambda x: x.argmax(-1), torch.randn(40, 128))
+    assert "argmax_of_float(argmax0_best, argmax0_shares, 64)" in source
+    assert loops_in_lanes(source) >= 4
+
+
 MOVES = {
     "rolled": (lambda x: x.roll(3, 1), 2),
     "reflected": (lambda x: F.pad(x, (2, 3), mode="reflect"), 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import sympy
@@ -25,7 +26,8 @@ from tests.codegen.c.kernels import (
     r0,
     run,
 )
-from tests.codegen.kernels.making import load
+from tests.codegen.kernels.making import BF16, F64, I8, I64, assert_same, expected, load, packed, tensors
+from tests.codegen.kernels.rows import column_shift
 
 
 def softmax_body(role: Role, index: sympy.Expr) -> tuple[Stmt, ...]:
@@ -52,6 +54,34 @@ def test_softmax_of_columns(role, columns):
     out = torch.empty_like(x)
     run({"x": x}, {"out": out}, [axis(i0, columns), axis(r0, 50, role)], *softmax_body(role, columns * r0 + i0))
     assert_close_to_exact(out, x.softmax(0), x.double().softmax(0))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, BF16, I8, I64], ids=str)
+def test_columns_are_transposed_in_tiles(dtype):
+    """Lanes along the columns would store each element by itself; a tensor that keeps its order has no tile."""
+    shifted = packed("packed", *(column_shift(*shape, dtype) for shape in ((16, 16), (17, 300), (70, 33), (64, 512))))
+    source = TARGET.emit(shifted)
+    assert len(re.findall(r" turn_all_\w+\(out_\d_tile0", source)) == 4
+    assert not re.search(r"same_\d_tile", source)
+    given = tensors(shifted)
+    want = expected(shifted, given)
+    TARGET.build(shifted, source)(*given)
+    assert_same(shifted, given, want)
+
+
+def test_columns_that_change_in_place_have_no_tile():
+    """What another column reads may not wait for the end of a chunk."""
+    source = TARGET.emit(column_shift(40, 50))
+    assert "turn_all_float(" in source
+    same = column_shift(40, 50)
+    body = tuple(replace(stmt, param="x") if isinstance(stmt, Store) else stmt for stmt in same.body)
+    params = tuple(replace(param, written=param.name == "x") for param in same.params)
+    assert "turn_all_float(" not in TARGET.emit(replace(same, params=params, body=body[:-1]))
+
+
+def test_few_columns_or_rows_fill_no_tile():
+    for shape in ((15, 300), (300, 15)):
+        assert "turn_all_float(" not in TARGET.emit(column_shift(*shape))
 
 
 @pytest.mark.parametrize("columns", [70, 300])

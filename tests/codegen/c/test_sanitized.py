@@ -29,9 +29,17 @@ COMPILER = (
 ASAN = "detect_leaks=0:max_malloc_fill_size=100000000:malloc_fill_byte=255"
 
 KINDS = (
-    *("padded", "gather", "bias_gelu bf16", "transposed_add", "softmax f16", "softmax of odd rows"),
-    *("layernorm bf16", "column softmax, tall", "scan, normalised, looped over", "scan of columns, looped over"),
-    *("total", "matmul ragged", "matmul float16 10", "gated turned", "online attention window"),
+    *("padded", "gather", "sampled", "bias_gelu bf16", "transposed_add", "softmax f16", "softmax of odd rows"),
+    *("layernorm bf16", "column softmax, tall", "column shift"),
+    *(
+        "scan, normalised, looped over",
+        "scan of columns, looped over",
+        "total",
+        "matmul ragged",
+        "matmul float16 10",
+        "gated turned",
+        "online attention window",
+    ),
     *("attention_dkv causal", "linear_logsumexp, parts", "partial_sums", "norm_backward"),
 )
 

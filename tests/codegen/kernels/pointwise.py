@@ -9,6 +9,7 @@ import torch
 
 from fusion.lowering.expr import Cast, IndexValue, Random, const
 from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import FloorDiv, Mod
 from fusion.lowering.kernel import Kernel, Store
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.making import BF16, BOOL, F32, F64, GRID, I64, b, i, j, kernel, load, param
@@ -118,6 +119,17 @@ def gather(rows: int, width: int) -> Kernel:
     params = (param("ids", I64, rows), param("table", F32, 4, width), param("out", F32, rows, width, written=True))
     axes = {i: (rows, GRID), j: (width, GRID)}
     return kernel("gather", params, axes, Store("out", width * i + j, value))
+
+
+def sampled(rows: int, n: int, columns: int, step: int, dtype: torch.dtype = F32) -> Kernel:
+    """out[i, j] = x[i, ((j + 3) * step / 4) mod n]: positions that vary along the columns alone"""
+    place = Mod(FloorDiv((j + 3) * step, 4), n)
+    return kernel(
+        "sampled",
+        (param("x", dtype, rows, n), param("out", dtype, rows, columns, written=True)),
+        {i: (rows, GRID), j: (columns, GRID)},
+        Store("out", columns * i + j, load("x", n * i + place, dtype)),
+    )
 
 
 def flipped(n: int) -> Kernel:

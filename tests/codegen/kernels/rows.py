@@ -81,6 +81,17 @@ def column_softmax(rows: int, columns: int) -> Kernel:
     return kernel("column_softmax", params, {i: (columns, GRID), r: (rows, WHOLE)}, top, total, *stores)
 
 
+def column_shift(rows: int, columns: int, dtype: torch.dtype = F32) -> Kernel:
+    """Columns of [rows, columns] less their maximum, transposed; and as they are"""
+    x = load("x", columns * r + i, dtype)
+    top = Fold("top", "max", (x,), (r,), dtype)
+    value = op("sub", x, top.ref)
+    params = (param("x", dtype, rows, columns), param("out", dtype, columns, rows, written=True))
+    params = (*params, param("same", dtype, rows, columns, written=True))
+    stores = (Store("out", rows * i + r, value), Store("same", columns * r + i, value))
+    return kernel("column_shift", params, {i: (columns, GRID), r: (rows, WHOLE)}, top, *stores)
+
+
 def layernorm(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
     """Two dependent folds over a whole row, then scale and shift"""
     offset = columns * i + r

@@ -26,11 +26,13 @@ from tests.codegen.kernels.pointwise import (
     normalised,
     padded,
     permuted,
+    sampled,
     subsampled,
     transposed_add,
 )
 from tests.codegen.kernels.products import gated, gathered_rows, linear, matmul, matmul_softmax, rms_linear
 from tests.codegen.kernels.rows import (
+    column_shift,
     column_softmax,
     column_totals,
     count,
@@ -63,6 +65,7 @@ SMALL: dict[str, Kernel] = {
     "subsampled": subsampled(40, 6),
     "padded": padded(20, 3, 6),
     "gather": gather(9, 12),
+    "sampled": sampled(33, 40, 75, 3),
     "flipped": flipped(21),
     "causal": causal(13),
     "uniform": drawn(300, "uniform"),
@@ -80,6 +83,7 @@ SMALL: dict[str, Kernel] = {
     "column max": fold("max", 10, 40, WHOLE, along=0),
     "column softmax": column_softmax(12, 20),
     "column softmax, tall": column_softmax(1030, 3),
+    "column shift": column_shift(40, 50),
     "count": count(5, 12),
     "scan of columns": scan("sum", 37, 12, WHOLE, along=0),
     "scan of columns, tall": scan("max", 1030, 2, WHOLE, along=0),

@@ -1,0 +1,118 @@
+"""Decides which values are computed once for a launch: those that vary along the lanes alone.
+
+The position and the weight at which an image is sampled depend on the column; its lanes are columns, and each row would
+compute them again.  They become tables over the lanes.  A load whose position is a sum of such a value and of what all
+lanes share (the row) is *gathered*: a table holds the position, so that neighbours, in whatever order, are taken from
+whole vectors.  Input: the sweeps of a kernel and the axis of its lanes; output: the values and loads.  Left alone:
+loads that are contiguous or have a stride, loads under masks, tensors that the kernel writes, and loops that are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from fusion.codegen.c.plan.cuts import cut
+from fusion.codegen.c.plan.lanes import Lanes, terms_of
+from fusion.codegen.c.plan.scratch import WORTH_HOISTING, costs, outermost
+from fusion.codegen.c.plan.sweeps import Sweep, Symbols, extend_spans
+from fusion.lowering.expr import Expr, IndexValue, Load, Op, TileRef, postorder
+from fusion.lowering.indexing import coefficient, symbols_of
+from fusion.lowering.kernel import Kernel, Role
+
+LEAST = 32
+"""The fewest rows that read a table: one thread computes it, while all others wait."""
+
+LONGEST = 1 << 12
+"""The longest axis of a table: some of them stay in the L1 cache beside what is computed with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """A load at the position `base + place`, of which `place` varies along the lanes alone and `base` does not."""
+
+    load: Load
+    place: Expr
+    base: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The values of a table each, and the loads whose places are one."""
+
+    values: tuple[Expr, ...] = ()
+    gathers: tuple[Gather, ...] = ()
+
+
+def find_tables(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes, where: dict[Expr, Symbols]) -> Tables:
+    """Return the tables over the lanes of a kernel; `where` is extended by the parts of positions."""
+    if lanes.axis is None or lanes.tile is not None or lanes.inner is not None:
+        return Tables()
+    if lanes.axis.size.is_Integer and lanes.axis.size > LONGEST:
+        return Tables()
+    others = [axis.size for axis in kernel.with_role(Role.GRID) if axis is not lanes.axis]
+    rows = sympy.Mul(*others)
+    if not others or (rows.is_Integer and rows < LEAST):
+        return Tables()
+    tables = _of(sweeps, kernel, lanes.axis.symbol, where)
+    if lanes.block is None and (tables.values or tables.gathers):
+        uncut = [sweep for sweep in sweeps if not cut(sweep, lanes.axis, kernel.axis_sizes())]
+        return tables if len(uncut) == len(sweeps) else _of(uncut, kernel, lanes.axis.symbol, where)
+    return tables
+
+
+def _of(sweeps: Sequence[Sweep], kernel: Kernel, lane: sympy.Symbol, where: dict[Expr, Symbols]) -> Tables:
+    written = {param.name for param in kernel.params if param.written}
+    roots = [root for sweep in sweeps for root in sweep.roots]
+
+    def is_known(node: Expr) -> bool:
+        """Return whether a value can be computed before all loops."""
+        parts = postorder(node) if where[node] <= {lane} else ()
+        return bool(parts) and not any(
+            isinstance(part, TileRef) or (isinstance(part, Load) and part.buffer in written) for part in parts
+        )
+
+    gathers = []
+    for node in postorder(*roots):
+        if isinstance(node, Load) and node.mask is None and node.buffer not in written:
+            gather = _gather(node, lane, where)
+            if gather is not None and is_known(gather.place):
+                gathers.append(gather)
+    values = outermost(
+        roots,
+        {gather.load for gather in gathers},
+        lambda node: lane in where[node] and is_known(node) and costs(node, WORTH_HOISTING, {lane}, where),
+    )
+    return Tables(tuple(values), tuple(gathers))
+
+
+def _gather(load: Load, lane: sympy.Symbol, where: dict[Expr, Symbols]) -> Gather | None:
+    """Return a load as one at two parts of its position; None if that has no such parts, or is affine in the lane."""
+    terms = terms_of(load.index[0])
+    extend_spans(where, terms)
+    own = [term for term in terms if lane in where[term]]
+    if any(where[term] != {lane} for term in own) or all(_is_affine(term, lane) for term in own):
+        return None
+    place, base = _sum(own), _sum([term for term in terms if lane not in where[term]])
+    extend_spans(where, [place, base])
+    return Gather(load, place, base)
+
+
+def _is_affine(term: Expr, lane: sympy.Symbol) -> bool:
+    return isinstance(term, IndexValue) and lane in symbols_of(term.index) and coefficient(term.index, lane) is not None
+
+
+def _sum(terms: Sequence[Expr]) -> Expr:
+    """Return the sum of positions; indices among them are one."""
+    total: Expr | None = None
+    index = sympy.Add(*(term.index for term in terms if isinstance(term, IndexValue)))
+    for term in (*(each for each in terms if not isinstance(each, IndexValue)), IndexValue(index)):
+        if total is None:
+            total = term
+        elif term != IndexValue(sympy.Integer(0)):
+            total = Op("add", (total, term), torch.int64)
+    assert total is not None
+    return total

@@ -1,0 +1,86 @@
+"""Defines how lanes gather elements that are near to each other: as a permutation of two whole vectors.
+
+A gather instruction reads its elements one by one.  The positions of a block of lanes are known before the loops, as a
+table; where they lie within two vectors, these are loaded and permuted instead, which takes a third of the time (Zen 4,
+256 images that are enlarged to 56 × 56: 0.54 and 1.54 ms).
+"""
+
+from __future__ import annotations
+
+LANES = 16
+"""Positions of one window; of elements of eight bytes half as many fill a vector."""
+
+FIND = """\
+// For each block of `lanes` positions: where two vectors begin that hold them, or INT64_MIN if none do, and which of
+// their elements are at them.  Between the first and the last position of all is memory that may be read.
+static void find_windows(const int64_t *place, int64_t count, int64_t lanes, int64_t *begin, int32_t *order) {
+    int64_t least = place[0], most = place[0];
+    for (int64_t i = 1; i < count; i++) least = imin(least, place[i]), most = imax(most, place[i]);
+    const int64_t second = imin(lanes, most - least + 1 - lanes);  // where the second vector begins in a window
+    begin[0] = second;
+    for (int64_t block = 0; block * lanes < count; block++) {
+        const int64_t first = block * lanes, end = imin(first + lanes, count);
+        int64_t low = place[first], high = place[first];
+        for (int64_t i = first; i < end; i++) low = imin(low, place[i]), high = imax(high, place[i]);
+        low = imin(low, most + 1 - lanes - second);
+        const _Bool near = second >= 0 && high - low < lanes + second;
+        begin[1 + block] = near ? low : INT64_MIN;
+        for (int64_t i = first; i < first + lanes; i++) {
+            const int64_t at = near && i < end ? place[i] - low : 0;
+            order[i] = (int32_t)(at < lanes ? at : at + lanes - second);
+        }
+    }
+}"""
+
+_GATHER = """\
+// Writes whole vectors, past `end` too.
+static void gather_{T}(
+    const {T} *from, const int64_t *place, const int64_t *begin, const int32_t *order,
+    int64_t start, int64_t end, {T} *to
+) {{
+#if {vectors} && !defined(__clang__)
+    typedef {T} vector __attribute__((vector_size({lanes} * sizeof({T})), aligned(sizeof({T}))));
+    typedef {I} choice __attribute__((vector_size({lanes} * sizeof({T}))));
+    typedef int32_t words __attribute__((vector_size({lanes} * 4), aligned(4)));
+    for (int64_t i = start; i < end; i += {lanes}) {{
+        const int64_t first = begin[1 + i / {lanes}];
+        if (first != INT64_MIN) {{
+            const vector left = *(const vector *)(from + first), right = *(const vector *)(from + first + begin[0]);
+            const choice chosen = __builtin_convertvector(*(const words *)(order + i), choice);
+            *(vector *)(to + i - start) = __builtin_shuffle(left, right, chosen);
+        }} else {{
+            for (int64_t k = i; k < imin(i + {lanes}, end); k++) to[k - start] = from[place[k]];
+        }}
+    }}
+#else
+    for (int64_t i = start; i < end; i++) to[i - start] = from[place[i]];
+#endif
+}}"""
+
+_VECTORS = {
+    1: "defined(__AVX512VBMI__) && defined(__AVX512VL__)",
+    2: "defined(__AVX512BW__) && defined(__AVX512VL__)",
+    4: "defined(__AVX512F__)",
+    8: "defined(__AVX512F__)",
+}
+"""Bytes of an element → the condition that one instruction permutes two vectors of them."""
+
+_TYPES = {
+    **dict(zip(("uint8_t", "uint16_t", "float", "double"), (1, 2, 4, 8), strict=True)),
+    **{f"int{8 * size}_t": size for size in (1, 2, 4, 8)},
+}
+"""Type in memory → its bytes."""
+
+
+def lanes_of(held: str) -> int:
+    """Return the number of elements of a C type that are gathered at once."""
+    return LANES // 2 if _TYPES[held] == 8 else LANES
+
+
+def definitions() -> dict[str, str]:
+    """Return function → its definition."""
+    gathers = {
+        f"gather_{T}": _GATHER.format(T=T, I=f"int{8 * size}_t", lanes=lanes_of(T), vectors=_VECTORS[size])
+        for T, size in _TYPES.items()
+    }
+    return {"find_windows": FIND, **gathers}
