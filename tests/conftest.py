@@ -123,9 +123,12 @@ def seed() -> None:
 def _same_start_for_every_test() -> Iterator[None]:
     """Seed torch and reset its warnings before the test; reset Dynamo after it.
 
-    Dynamo times the guards of every compilation, with empty caches, only for its log: that takes 20 ms each time.
+    Dynamo times the guards of every compilation, with empty caches, only for its log: that takes 20 ms each time.  The
+    garbage of a compilation waits for Python's collector here; processes that tests start keep Dynamo's default.
     """
     seed()
+    if "torch._dynamo.config" in sys.modules:
+        sys.modules["torch._dynamo.config"].run_gc_after_compile = False
     if "torch._dynamo.guards" in sys.modules:
         sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *_: 0.0
     if "fusion.fallback" in sys.modules:

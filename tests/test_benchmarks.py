@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -300,6 +301,7 @@ def test_a_model_beyond_its_budget_of_compile_time_fails(capsys, monkeypatch):
     pixels = lambda device: {"pixels": torch.randn(2, 3, 64, 64, device=device)}  # noqa: E731
     tiny = scheduling.Model("tiny", lambda: CheckedNetwork(4), pixels, training=True)
     monkeypatch.setattr(scheduling, "models", lambda: (tiny,))
+    monkeypatch.setattr(scheduling, "compiled", cache(scheduling.compiled))  # once for both budgets
     monkeypatch.setattr(scheduling, "_synthetic", lambda only, quick: 1e6)
     assert scheduling.run(only="", quick=True) == 0
     graphs, operations, *_ = capsys.readouterr().out.splitlines()[1].split()[1:]

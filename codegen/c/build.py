@@ -106,7 +106,7 @@ def assembly(source: str) -> str:
     with _temporary_folder() as folder:
         compiler, lines = find_compiler(), ("-g1", f"-fdebug-prefix-map={os.getcwd()}=.")
         flags = *compiler.flags(threads=spreads_loops(compiler)), *lines
-        text = _run(compiler, source, folder, "-S", "kernel.s", flags).read_text(encoding="utf-8")
+        text = _run(compiler, source, folder, (*flags, "-S"), "kernel.s").read_text(encoding="utf-8")
     return _without_debug_sections(text).replace(str(folder) + os.sep, "").replace(str(folder), ".")
 
 
@@ -207,13 +207,11 @@ def link_library(
 
 
 def _compile(compiler: Compiler, source: str, flags: Sequence[str]) -> bytes:
+    # The compiler proper alone reads -fopenmp: with it, the linker would choose an OpenMP library.
+    known = [word for flag in flags for word in (("-Xpreprocessor", flag) if flag == "-fopenmp" else (flag,))]
+    libraries = _SYSTEMS.get(compiler.system, ("-lm", "-lc"))
     with _temporary_folder() as folder:
-        compiled = _run(compiler, source, folder, "-c", "kernel.o", flags)
-        linked = folder / "kernel.so"
-        # Linked separately: with -fopenmp the linker would choose an OpenMP library.
-        libraries = _SYSTEMS.get(compiler.system, ("-lm", "-lc"))
-        compiler.call(*LINK_FLAGS, str(compiled), "-o", str(linked), *libraries)
-        return linked.read_bytes()
+        return _run(compiler, source, folder, (*known, *LINK_FLAGS), "kernel.so", libraries).read_bytes()
 
 
 @contextmanager
@@ -226,7 +224,9 @@ def _temporary_folder() -> Iterator[Path]:
         raise BuildError(f"nothing can be compiled: {error}", hint=hint) from error
 
 
-def _run(compiler: Compiler, source: str, folder: Path, action: str, result: str, flags: Sequence[str]) -> Path:
+def _run(
+    compiler: Compiler, source: str, folder: Path, flags: Sequence[str], result: str, libraries: Sequence[str] = ()
+) -> Path:
     (folder / "kernel.c").write_text(source, encoding="utf-8")
-    compiler.call(*flags, action, str(folder / "kernel.c"), "-o", str(folder / result))
+    compiler.call(*flags, str(folder / "kernel.c"), "-o", str(folder / result), *libraries)
     return folder / result

@@ -78,21 +78,16 @@ def test_a_folder_that_was_removed_is_claimed_anew(tmp_path: Path) -> None:
 
 
 def test_two_processes_dump_into_one_folder(tmp_path: Path) -> None:
+    """The other process runs a program in a file whose name has two lines."""
     torch._dynamo.reset()
     fusion.fuse(lambda x: x.sigmoid(), options={"strict": True, "dump": tmp_path})(torch.ones(3))
     ours = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    program = tmp_path.parent / "program.py"
+    program = tmp_path.parent / "caf\xe9 \n#error.py"
     program.write_text(PROGRAM)
-    ran(os.fsencode(program), FUSION_DUMP=str(tmp_path))
+    assert r"caf\xe9 \\n#error.py:4" in ran(os.fsencode(program), FUSION_DUMP=str(tmp_path))
     assert all(path.read_bytes() == content for path, content in ours.items())
     (theirs,) = tmp_path.glob("process_*")
     assert [path.name for path in sorted(theirs.iterdir())] == ["000_captured", "001_inference"]
-
-
-def test_a_program_in_a_file_whose_name_has_lines(tmp_path: Path) -> None:
-    program = tmp_path / "caf\xe9 \n#error.py"
-    program.write_text(PROGRAM)
-    assert r"caf\xe9 \\n#error.py:4" in ran(os.fsencode(program))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems want text")

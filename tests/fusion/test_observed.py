@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from torch._logging import _internal as torch_logging
 
 import fusion
 
@@ -94,25 +94,34 @@ def test_compilations_are_logged(messages: Messages) -> None:
     assert any("kernel mul_amax" in line for line in messages.lines[1:])
 
 
-def test_nothing_is_logged_by_default(messages: Messages) -> None:
+def test_nothing_is_logged_by_default(messages: Messages, monkeypatch: pytest.MonkeyPatch) -> None:
+    artifacts: list[str] = []
+    monkeypatch.setattr(torch_logging, "trace_structured_artifact", lambda name, *_: artifacts.append(name))
     fusion.fuse(scaled)(torch.randn(4, 8))
     assert not messages.lines
+    assert artifacts == ["fusion_inference"]  # whether PyTorch writes a trace is its own decision
 
 
-def test_pytorchs_variable_switches_logs_on() -> None:
-    environment = {"TORCH_LOGS": "fusion", "FUSION_CLOSE_CALLS": "0"}
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Return the log and the trace of one process in which PyTorch's variables ask for both."""
+    folder = tmp_path_factory.mktemp("trace")
+    environment = {"TORCH_LOGS": "fusion", "TORCH_TRACE": str(folder), "FUSION_CLOSE_CALLS": "0"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env={**os.environ, **environment}
     )
-    assert "] inference: " in done.stderr and "kernel amax_sub_exp" in done.stderr
+    (file,) = folder.iterdir()
+    return done.stderr, file.read_text()
 
 
-def test_a_trace_of_pytorch_has_an_artifact_for_each_graph(tmp_path: Path) -> None:
+def test_pytorchs_variable_switches_logs_on(observed: tuple[str, str]) -> None:
+    log, _ = observed
+    assert "] inference: " in log and "kernel amax_sub_exp" in log
+
+
+def test_a_trace_of_pytorch_has_an_artifact_for_each_graph(observed: tuple[str, str]) -> None:
     """In the form that tlparse lists: a line of metadata, then the indented payload."""
-    environment = {"TORCH_TRACE": str(tmp_path), "FUSION_CLOSE_CALLS": "0"}
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, env={**os.environ, **environment})
-    (file,) = tmp_path.iterdir()
-    lines = file.read_text().splitlines()
+    lines = observed[1].splitlines()
     (start,) = [k for k, line in enumerate(lines) if '"name": "fusion_inference"' in line]
     assert '"encoding": "string"' in lines[start] and '"frame_id": 0' in lines[start]
     assert lines[start + 1].startswith("\tinference: ") and "kernel amax_sub_exp" in lines[start + 2]

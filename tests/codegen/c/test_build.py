@@ -238,6 +238,20 @@ def test_another_command_of_the_same_compiler_builds_anew(tmp_path, monkeypatch)
     assert len(list((tmp_path / "cache" / "c").iterdir())) == 2
 
 
+def test_one_call_of_the_compiler_makes_an_object_that_needs_no_openmp_library(objects, monkeypatch):
+    monkeypatch.setenv("CC", "gcc -DCALLED")
+    run, calls = compiler._done, []
+    monkeypatch.setattr(compiler, "_done", lambda command: calls.append(command) or run(command))
+    x, out = torch.rand(1 << 20), torch.empty(1 << 20)
+    given = kernel({"x": x}, {"out": x}, [axis(i0, 1 << 20)], Store("out", i0, op("neg", load("x", i0))))
+    TARGET.build(given, TARGET.emit(given))(x, out)
+    assert torch.equal(out, -x)
+    assert len([call for call in calls if "-DCALLED" in call and "-o" in call]) == 1
+    (path,) = objects.iterdir()
+    content = get("c", path.name)
+    assert b"GOMP_parallel" in content and b"libgomp" not in content
+
+
 def test_an_edited_kernel_runs_as_edited():
     result, source, x = simple()
     out = torch.empty_like(x)
