@@ -66,5 +66,5 @@ def test_a_new_process_on_empty_caches_compiles_nothing(what: str, tmp_path: Pat
         print(done.stderr.splitlines()[-1])
         printed.append(done.stdout.split())
     (calls, compiled, *results), (_, compiled_again, *results_again) = printed
-    assert int(compiled) == int(calls) > 0 and int(compiled_again) == 0
+    assert 0 < int(compiled) <= int(calls) and int(compiled_again) == 0
     assert results_again == results
