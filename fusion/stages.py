@@ -292,6 +292,10 @@ def _chains_launches(at: Scheduling) -> bool:
     return at.overrides.fused and not at.invariant  # the last program of a launch folds in steps of its own
 
 
+def _most_followed(at: Scheduling) -> int:
+    return 0 if at.target is None else at.capabilities.most_followed
+
+
 def _leaves_lone_products(at: Scheduling) -> bool:
     return at.overrides.leaves_products and not at.capabilities.lone_products
 
@@ -412,7 +416,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
         ),
         Pass(
             "chained",
-            _on_steps(lambda planned, at: chain_last_steps(planned.steps, at.capabilities.most_followed)),
+            _on_steps(lambda planned, at: chain_last_steps(planned.steps, _most_followed(at))),
             when=_chains_launches,
         ),
         Pass(

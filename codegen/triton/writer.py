@@ -27,15 +27,33 @@ from fusion.codegen.triton.file import descriptor_comments, function_of, signatu
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
+from fusion.lowering.expr import Expr, Load, TileRef, index_of, postorder
+from fusion.lowering.kernel import Role, statements, values_of
 
 Open: TypeAlias = Callable[[Body], None]
 """Adds the lines of a program: the start of its block, and its statements."""
 
 
 def one_block(body: Body) -> None:
-    """Add the lines of a program that computes one block."""
+    """Add the lines of a program that computes one block; the numbers of a row arrive while it is folded."""
     body.assign_block()
+    for load in _of_the_row(body.values):
+        body.values.value(load)
     body.statements()
+
+
+def _of_the_row(values: Values) -> list[Load]:
+    """Return the loads at one place for each program, in order, that need no fold and nothing that is stored."""
+    blocked, tiled, early = values.layout.blocked, values.layout.tiled, dict[Expr, bool]()
+    if blocked.contraction or all(dim.role is Role.GRID for dim in blocked.dims):
+        return []
+    roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
+    of_tiles = {dim.symbol for dim in blocked.dims if dim in tiled or dim.role is not Role.GRID}
+    for node in postorder(*roots):
+        indices = {symbol for index in index_of(node) for symbol in index.free_symbols}
+        own = not isinstance(node, TileRef) and of_tiles.isdisjoint(indices)
+        early[node] = own and not values.is_overwritten([node]) and all(early[child] for child in node.children())
+    return [node for node in early if isinstance(node, Load) and early[node]]
 
 
 @dataclass(frozen=True, slots=True)

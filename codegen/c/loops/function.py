@@ -61,8 +61,9 @@ def scaled_by(kernel: Kernel) -> Load | None:
     """Return the number by which a kernel, alone in its launch, multiplies all that it writes in place."""
     number = None if kernel.beside or kernel.then else factor_in_place(kernel, kernel.body)
     number = None if number is None else unconverted(number)
-    plain = isinstance(number, Load) and number.mask is None and not isinstance(number.index[0], Expr)
-    return number if plain else None
+    if not isinstance(number, Load) or number.mask is not None or isinstance(number.index[0], Expr):
+        return None
+    return number
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,11 @@ from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_
 from fusion.codegen.triton.blocks.contiguous import direct_loads
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.blocks.rows import starts_at_words
-from fusion.codegen.triton.body import Body
-from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.fixed_order import MOST_HELD, STEP
 from fusion.codegen.triton.forms import limits
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import SECTOR, narrowest, neighbours, streams, warps_for, widest
-from fusion.lowering.expr import Expr, Load, TileRef, index_of, postorder
-from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Store, statements, values_of
+from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Store, statements
 from fusion.lowering.scalar_ops import HALVES
 
 _LEAST_SPLIT = 4
@@ -98,24 +95,6 @@ class Rows(Form):
     def configs(self) -> tuple[Config, ...]:
         """Return the default, chosen from sizes alone, and its neighbours."""
         return neighbours(self.blocked, self.default())
-
-    def open(self, body: Body) -> None:
-        """Add the lines of a program, which first loads the numbers of its row: they arrive while it folds the row."""
-        body.assign_block()
-        for load in self._of_the_row(body.values):
-            body.values.value(load)
-        body.statements()
-
-    def _of_the_row(self, values: Values) -> list[Load]:
-        """Return the loads at one place for each program, in order, that need no fold and nothing that is stored."""
-        tiled, early = values.layout.tiled, dict[Expr, bool]()
-        roots = [value for stmt in statements(self.blocked.body) for value in values_of(stmt)]
-        of_tiles = {dim.symbol for dim in self.blocked.dims if dim in tiled or dim.role is not Role.GRID}
-        for node in postorder(*roots):
-            indices = {symbol for index in index_of(node) for symbol in index.free_symbols}
-            own = not isinstance(node, TileRef) and of_tiles.isdisjoint(indices)
-            early[node] = own and not values.is_overwritten([node]) and all(early[child] for child in node.children())
-        return [node for node in early if isinstance(node, Load) and early[node]]
 
     def default(self) -> Config:
         """Return the default configuration."""

@@ -30,7 +30,7 @@ class Scans(Rows):
         """Return False: the last block takes part in the scan like others."""
         return False
 
-    def steps(self, length: int, rows: int) -> tuple[int, int]:
+    def steps(self, r: Dim, length: int, rows: int) -> tuple[int, int]:
         """Return the elements and warps of each step along a row."""
         warps = step_warps(length)
         return warps * 1024, warps

@@ -62,6 +62,8 @@ EDGES: tuple[tuple[str, str], ...] = (
         "A tensor that only this kernel reads: not among the results of the region, nor saved for backward.",
     ),
     ("the rows of one are not the rows", "A sum over the rows of the same matrix whose columns are folded."),
+    ("conditions of their own", "Sums that read all rows of the matrix, and no others."),
+    ("that a program holds", "Shorter rows: a program holds a whole row beside the sums of its columns."),
     ("rows are longer than", "Shorter rows: a program holds a whole row beside the sums of its columns."),
     ("part of the rows is shorter", "A number of rows that divides into equal parts, about one to a multiprocessor."),
     ("read along the row", OWN_POINTS),

@@ -166,7 +166,8 @@ class _Expansion:
                 index = tuple(placement[axis.symbol] for axis in node.axes)
                 offset = flatten(index, self.dependences.program.buffers[node.out].strides, self.sizes)
                 where = self.cluster.space.where
-                if where is not None and offset.free_symbols & {axis.symbol for axis in self.cluster.space.reduced}:
+                looped = {axis.symbol for axis in self.cluster.space.reduced}
+                if where is not None and not isinstance(offset, Expr) and offset.free_symbols & looped:
                     self.writes.append(Write(node.out, offset, value, points=index, where=where))
                 else:
                     self.writes.append(Write(node.out, offset, value))

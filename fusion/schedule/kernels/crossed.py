@@ -44,7 +44,10 @@ def crossed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis
     over = tuple(axis.symbol for axis in looped)
     stores = [store_of(write, (*grid, *inner)) for write in expanded.writes]
     within = [store for store in stores if not offset_symbols(store.offset).isdisjoint(over)]
-    body = (Loop(over, (*expanded.folds, *within)), *(store for store in stores if store not in within))
+    body: tuple[Stmt, ...] = (
+        Loop(over, (*expanded.folds, *within)),
+        *(store for store in stores if store not in within),
+    )
     return axes, body
 
 

@@ -137,7 +137,7 @@ class _Stored:
 
     def __init__(self, program: Program, stays: Collection[str]) -> None:
         self._wanted, self._finishing, self._age = set(stays), set[str](), dict[str, int]()
-        self.inputs = {*program.inputs, *program.constants}
+        self.inputs = {name for name in (*program.inputs, *program.constants) if isinstance(name, str)}
         self._stays, self._buffers, self._operands = set(stays), program.buffers, set(stays)
         points, products = dict[str, sympy.Expr](), set[str]()
         for node in program.nodes:
@@ -189,7 +189,7 @@ def _of_few_bytes(node: Compute, maps: Mapping[str, Map], inputs: Set[str]) -> d
     """
     if not isinstance(node, Reduce) or node.axes:
         return {}
-    read = {name: maps[name] for name in reads(node) if name in maps and inputs.issuperset(reads(maps[name]))}
+    read = {name: maps[name] for name in reads(node) if name in maps and inputs >= {*reads(maps[name])}}
     return {name: producer for name, producer in read.items() if _is_small(producer)}
 
 
