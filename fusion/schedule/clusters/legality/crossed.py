@@ -197,7 +197,7 @@ def _row_of(node: Compute, at: Placement, space: Space, *, stored: bool) -> str 
     if isinstance(node, Reduce):
         if any(at[axis.symbol].free_symbols & space.held for axis in node.axes):
             return "a fold of a row is read along the row"
-        lengths: dict[sympy.Expr, sympy.Expr] = {**sizes}
+        lengths = dict[sympy.Expr, sympy.Expr](sizes.items())
         if any(axis.size not in (1, lengths.get(at[axis.symbol])) for axis in node.over):
             return "a row is a part of what the program holds"
     if isinstance(node, Reduce) or stored:
