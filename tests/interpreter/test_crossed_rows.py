@@ -140,6 +140,36 @@ def test_columns_that_are_summed_beside_their_rows_in_forward() -> None:
     assert len(crossed(function)) == 1
 
 
+@pytest.mark.parametrize("rows", [ROWS, 37])
+def test_sums_along_either_axis(rows: int) -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.sum(0), x.sum(1), x.mT.sum(0)
+
+    function = fusion.fuse(program, options={"target": "triton"})
+    x = drawn(rows, 50, dtype=F32)[0]
+    for mine, wanted in zip(function(x), program(x.double()), strict=True):
+        torch.testing.assert_close(mine.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert fusion.report(function).kernels
+
+
+def test_columns_of_which_a_part_is_summed() -> None:
+    """The sum has a condition of its own, which says nothing about the rows that are folded."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        part = torch.where(torch.arange(ROWS)[:, None] < 20, x, 0.0)
+        return x.softmax(-1), part.sum(0)
+
+    def padded(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.softmax(-1), F.pad(x[:20], (0, 0, 0, ROWS - 20)).sum(0)
+
+    x = drawn(ROWS, 50, dtype=F32)[0]
+    for each in (program, padded):
+        function = fusion.fuse(each, options={"target": "triton"})
+        for mine, wanted in zip(function(x), each(x.double()), strict=True):
+            torch.testing.assert_close(mine.double(), wanted, rtol=1e-5, atol=1e-5)
+        assert fusion.report(function).kernels
+
+
 def test_sums_that_rows_need_stay_apart() -> None:
     def program(x: Tensor) -> Tensor:
         return (x - x.sum(0)).softmax(-1)

@@ -51,7 +51,8 @@ class Scaled(Maps):
         size = values.index_tile(dim.size).code
         blocks = values.name("blocks", Tile(compose("tl.cdiv({}, {})", size, dim.constant))).code
         first, number = values.program, values.open("block")
-        start_block(values, dim, number)
+        wide = dim in values.layout.wide
+        start_block(values, dim, compose("tl.cast({}, tl.int64)", number) if wide else number)
         body.statements()
         values.close("for {} in range({}, {}, tl.num_programs(0)):", number, first, blocks)
 

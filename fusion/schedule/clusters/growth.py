@@ -261,6 +261,8 @@ class _Growth:
             return
         dependences = self.dependences
         for a in [c for c, cluster in self.clusters.items() if sums_columns(dependences, cluster)]:
+            if a not in self.clusters:  # joined by then, as rows
+                continue
             near = {other for name in (*self.read[a], *self.results[a]) for other in self._touching(name)} - {a}
             for b in sorted(near, key=lambda c: self.clusters[c].members[0]):
                 columns, rows = self.clusters[a], self.clusters[b]

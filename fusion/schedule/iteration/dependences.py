@@ -186,3 +186,15 @@ def _sizes(program: Program, node: Node) -> set[sympy.Symbol]:
         sizes += [*axis_sizes(node).values()]
         sizes += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
     return set().union(*(given_by(size) for size in sizes))
+
+
+def read_through_maps(program: Program) -> list[frozenset[str]]:
+    """Return for each node the tensors that it reads, itself or through maps."""
+    through: dict[str, frozenset[str]] = {}
+    tensors: list[frozenset[str]] = []
+    for node in program.nodes:
+        names = frozenset(reads(node)).union(*(through.get(name, ()) for name in reads(node)))
+        tensors.append(names)
+        if isinstance(node, Map):
+            through[node.out] = names
+    return tensors

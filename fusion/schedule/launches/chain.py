@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.kernel import Fold, Kernel, Role, statements
 from fusion.lowering.program import Call
 from fusion.lowering.sizes import estimate
+from fusion.schedule.clusters.profit import CONTRACTION_TILE
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 
@@ -59,9 +60,11 @@ def _chained(
 
 
 def _programs(kernel: Kernel) -> int:
-    """Return about how many programs compute a kernel: each a row, or a block of `_BLOCK` elements."""
+    """Return about how many programs compute a kernel: each a tile of a product, a row, or `_BLOCK` elements."""
     sizes = {role: math.prod(estimate(axis.size, {}) for axis in kernel.with_role(role)) for role in Role}
     rows, length = sizes[Role.GRID], sizes[Role.WHOLE] * sizes[Role.LOOP]
+    if any(fold.op == "dot" for fold in statements(kernel.body, Fold)):
+        return -(-rows // CONTRACTION_TILE**2)
     return -(-rows * min(length, _BLOCK) // _BLOCK)
 
 

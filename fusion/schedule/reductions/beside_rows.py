@@ -13,9 +13,10 @@ from collections.abc import Mapping
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Axis, Map, Program, Reduce, reads
+from fusion.lowering.program import Axis, Program, Reduce
 from fusion.lowering.sizes import estimate
 from fusion.schedule.iteration.contiguity import reads_contiguously
+from fusion.schedule.iteration.dependences import read_through_maps
 from fusion.schedule.reductions.flat import flattened
 
 _LEAST_ROWS = 16
@@ -39,7 +40,7 @@ def beside_rows(
     multiprocessors = capabilities.parallelism // 2
     if not capabilities.held_row:
         return {}
-    matrices = _matrices(program)
+    matrices = read_through_maps(program)
     folds = [(node, matrices[p]) for p, node in enumerate(program.nodes) if isinstance(node, Reduce)]
     splits: dict[int, tuple[Reduce, Axis, int]] = {}
     for position, node in enumerate(program.nodes):
@@ -54,18 +55,6 @@ def beside_rows(
             even = even_parts(int(axis.size), multiprocessors) if axis.size.is_Integer else None
             splits[position] = (flat, axis, even or multiprocessors)
     return splits
-
-
-def _matrices(program: Program) -> list[frozenset[str]]:
-    """Return for each node the tensors that it reads, itself or through maps."""
-    through: dict[str, frozenset[str]] = {}
-    matrices: list[frozenset[str]] = []
-    for node in program.nodes:
-        names = frozenset(reads(node)).union(*(through.get(name, ()) for name in reads(node)))
-        matrices.append(names)
-        if isinstance(node, Map):
-            through[node.out] = names
-    return matrices
 
 
 def _folds_rows_of(other: Reduce, node: Reduce) -> bool:

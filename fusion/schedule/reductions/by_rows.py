@@ -15,9 +15,10 @@ from collections.abc import Mapping
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Axis, Map, Program, Reduce, reads
+from fusion.lowering.program import Axis, Program, Reduce
 from fusion.lowering.sizes import estimate
 from fusion.schedule.iteration.contiguity import contiguous_axes
+from fusion.schedule.iteration.dependences import read_through_maps
 
 _LEAST_ROW = 256
 """Elements of a row below which its sum is not worth a number in memory."""
@@ -33,7 +34,8 @@ def by_rows(
     """
     if not capabilities.held_row:
         return {}
-    folds = _folds_read(program)
+    folds = [node for node in program.nodes if isinstance(node, Reduce)]
+    tensors = read_through_maps(program)
     splits: dict[int, tuple[Reduce, Axis, int]] = {}
     for position, node in enumerate(program.nodes):
         if not isinstance(node, Reduce) or node.op != "sum" or node.axes or len(node.over) != 2:
@@ -46,7 +48,7 @@ def by_rows(
         count = estimate(row.size, hints)
         if count < capabilities.parallelism or estimate(column.size, hints) < _LEAST_ROW:
             continue
-        if any(_folds(other, row, column) for other in folds[position]):
+        if any(other.out in tensors[position] and _folds(other, row, column) for other in folds):
             splits[position] = (node, row, count)
     return splits
 
@@ -55,17 +57,3 @@ def _folds(node: Reduce, row: Axis, column: Axis) -> bool:
     """Return whether a reduction folds each row."""
     rows, columns = (math.prod(axis.size for axis in axes) for axes in (node.axes, node.over))
     return bool(rows == row.size and columns == column.size)
-
-
-def _folds_read(program: Program) -> list[list[Reduce]]:
-    """Return for each node the reductions whose results it reads, itself or through maps."""
-    through: dict[str, list[Reduce]] = {}
-    folds: list[list[Reduce]] = []
-    for node in program.nodes:
-        known = list(dict.fromkeys(fold for name in reads(node) for fold in through.get(name, ())))
-        folds.append(known)
-        if isinstance(node, Map):
-            through[node.out] = known
-        elif isinstance(node, Reduce):
-            through[node.out] = [node]
-    return folds

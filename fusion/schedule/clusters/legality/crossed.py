@@ -22,11 +22,12 @@ import sympy
 from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Expr, IndexValue, Load, Op, loads
 from fusion.lowering.indexing import coefficient, replace_axes, simplify, substitute_all, within
-from fusion.lowering.program import Axis, Compute, Map, Reduce
+from fusion.lowering.program import Axis, Compute, Map, Node, Program, Reduce
 from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster
 from fusion.schedule.clusters.legality.joined import unspanned
 from fusion.schedule.clusters.legality.pairs import Pair, not_empty, same_device, small_enough
 from fusion.schedule.clusters.legality.placing import placed_in
+from fusion.schedule.iteration.contiguity import reads_contiguously
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space, fresh
 
@@ -34,16 +35,21 @@ _OTHER_ROWS = "the rows of one are not the rows that the other adds"
 
 
 def sums_columns(dependences: Dependences, cluster: Cluster) -> bool:
-    """Return whether a cluster adds rows, or maps of them, and nothing in it needs a sum."""
+    """Return whether a cluster adds rows, or maps of them, across memory, and nothing in it needs a sum."""
+    program = dependences.program
     nodes = {member: dependences.node(member) for member in cluster.members}
     sums = {dependences.outs[member] for member, node in nodes.items() if isinstance(node, Reduce)}
     space = cluster.space
     return (
         bool(space.reduced and space.parallel)
         and not (space.rigid or space.held)
-        and all(isinstance(node, Map) or (isinstance(node, Reduce) and node.op == "sum") for node in nodes.values())
+        and all(isinstance(node, Map) or _sums_across(program, node) for node in nodes.values())
         and not any(dependences.read[member] & sums for member in cluster.members)
     )
+
+
+def _sums_across(program: Program, node: Node) -> bool:
+    return isinstance(node, Reduce) and node.op == "sum" and not reads_contiguously(program, node, node.over)
 
 
 def folds_rows(dependences: Dependences, cluster: Cluster) -> bool:
@@ -202,7 +208,9 @@ def _row_of(node: Compute, at: Placement, space: Space, *, stored: bool) -> str 
             return "a row is a part of what the program holds"
     if isinstance(node, Reduce) or stored:
         missing = unspanned(node, at, space)
-        if missing is None or not missing <= space.held:
+        spanned = {symbol for axis in node.axes for symbol in at[axis.symbol].free_symbols}
+        points = sympy.Mul(*(size for axis, size in sizes.items() if axis in spanned))
+        if missing is None or not missing <= space.held or points != sympy.Mul(*(axis.size for axis in node.axes)):
             return "a result of a row would be stored by several programs"
     return None
 
@@ -257,6 +265,6 @@ def _spans(node: Compute, placement: Placement, space: Space) -> bool:
     """Return whether a map has a value for each point, or a sum one for each column and part, of all its rows."""
     looped = {axis.symbol: axis.size for axis in space.reduced if axis.size != 1}
     if not isinstance(node, Reduce):
-        return not unspanned(node, placement, space)
+        return unspanned(node, placement, space) == set()
     over = {placement[axis.symbol]: axis.size for axis in node.over if axis.size != 1}
     return unspanned(node, placement, space) == set(looped) and over == looped
