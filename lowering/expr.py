@@ -395,6 +395,11 @@ def index_of(node: Expr) -> tuple[sympy.Expr, ...]:
             assert_never(unknown)
 
 
+def symbols_of(node: Expr) -> set[sympy.Symbol]:
+    """Return the symbols of the indices that this node itself (not its children) holds."""
+    return {symbol for index in index_of(node) for symbol in index.free_symbols}
+
+
 def free_axes(*roots: Expr) -> frozenset[sympy.Symbol]:
     """Return the axis symbols that `roots` depend on (folds count as none: see `kernel.spans`)."""
     symbols: set[sympy.Symbol] = set()

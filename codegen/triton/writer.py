@@ -27,7 +27,7 @@ from fusion.codegen.triton.file import descriptor_comments, function_of, signatu
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
-from fusion.lowering.expr import Expr, Load, TileRef, index_of, postorder
+from fusion.lowering.expr import Expr, Load, TileRef, loads, postorder, symbols_of
 from fusion.lowering.kernel import Role, statements, values_of
 
 Open: TypeAlias = Callable[[Body], None]
@@ -35,14 +35,19 @@ Open: TypeAlias = Callable[[Body], None]
 
 
 def one_block(body: Body) -> None:
-    """Add the lines of a program that computes one block; the numbers of a row arrive while it is folded."""
+    """Add the lines of a program that computes one block; the numbers of a row arrive while it is folded.
+
+    Positions among them are not loaded first: the row would be loaded only after they have arrived and been checked.
+    (H100, bfloat16, loss and gradient of 8192 rows of 50257: 780 µs with the element of the target loaded first, 702.)
+    """
     body.assign_block()
-    for load in _of_the_row(body.values):
-        body.values.value(load)
+    for load in loads_of_the_row(body.values):
+        if not list(loads(*load.children())):
+            body.values.load_now(load)
     body.statements()
 
 
-def _of_the_row(values: Values) -> list[Load]:
+def loads_of_the_row(values: Values) -> list[Load]:
     """Return the loads at one place for each program, in order, that need no fold and nothing that is stored."""
     blocked, tiled, early = values.layout.blocked, values.layout.tiled, dict[Expr, bool]()
     if blocked.contraction or all(dim.role is Role.GRID for dim in blocked.dims):
@@ -50,8 +55,7 @@ def _of_the_row(values: Values) -> list[Load]:
     roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
     of_tiles = {dim.symbol for dim in blocked.dims if dim in tiled or dim.role is not Role.GRID}
     for node in postorder(*roots):
-        indices = {symbol for index in index_of(node) for symbol in index.free_symbols}
-        own = not isinstance(node, TileRef) and of_tiles.isdisjoint(indices)
+        own = not isinstance(node, TileRef) and of_tiles.isdisjoint(symbols_of(node))
         early[node] = own and not values.is_overwritten([node]) and all(early[child] for child in node.children())
     return [node for node in early if isinstance(node, Load) and early[node]]
 
@@ -131,7 +135,7 @@ class Writer:
         if not self.numerics.strict:
             quick = rounded_parts(layout.blocked.kernel, body)
             body = softmax_in_powers_of_two(body, lambda node: fast or node in quick)
-            layout = replace(layout, blocked=replace(layout.blocked, body=body))
+        layout = replace(layout, blocked=replace(layout.blocked, body=body))
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
         values.quick = frozenset() if self.numerics.strict else rounded_parts(layout.blocked.kernel, body)
         return values

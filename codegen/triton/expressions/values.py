@@ -175,6 +175,10 @@ class Values(Points):
         self.starts[dim] = kept
         return tile
 
+    def load_now(self, node: Load) -> None:
+        """Add the line that loads `node`, with the cast that it is written with."""
+        self.value(self._user[node] if self._is_cast_at_once(node) else node)
+
     def _fetched(self, transfer: Transfer) -> Tile:
         """Return a block that is loaded through a descriptor."""
         dims, corner, turned = self.block_corner(transfer)
@@ -281,7 +285,8 @@ class Values(Points):
         condition = [self.value(node.args[0])] if node.name == "where" else []
         values = [self.value(arg) for arg in node.args[len(condition) :]]
         dtype, narrow = node.args[-1].dtype, node in self._ranges
-        if dtype is torch.int64:
+        is_long = node.name == CHECKED and not values[0].narrow  # a loaded position, checked before it is an int32
+        if dtype is torch.int64 and not is_long:
             if narrow or (SCALAR_OPS[node.name].result == "bool" and all(tile.narrow for tile in values)):
                 dtype = torch.int32
             elif all(tile.narrow or tile.code.literal for tile in values):
@@ -300,6 +305,8 @@ class Values(Points):
             text = compose("{}({}, {})", "libdevice.fast_dividef", *codes)
         else:
             text = scalar_code(node.name, codes, dtype, self.fast or node in self.quick)
+        if is_long and narrow:
+            text = cast(text, torch.int64, torch.int32)
         return Tile(text, wants, max(tile.depth for tile in values), narrow)
 
     def select(self, condition: Tile, a: Tile, b: Tile) -> Tile:

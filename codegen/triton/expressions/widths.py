@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 
 from fusion.codegen.triton.expressions.indices import LIMIT, Layout
+from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
 from fusion.lowering.indexing import bounds
 
@@ -44,7 +45,7 @@ def _range(node: Expr, known: dict[Expr, Range], layout: Layout) -> Range | None
         info = torch.iinfo(node.arg.dtype)
         return info.min, info.max
     if isinstance(node, Op) and node.name in _RULES:
-        operands = node.args[1:] if node.name == "where" else node.args
+        operands = {"where": node.args[1:], CHECKED: node.args[2:3]}.get(node.name, node.args)
         if all(arg in known for arg in operands):
             return _RULES[node.name](*(known[arg] for arg in operands))
     return None
@@ -77,5 +78,5 @@ _RULES: dict[str, Callable[..., Range | None]] = {
     "floordiv": _divided,
     "remainder": _rest,
     "where": lambda a, b: (min(a[0], b[0]), max(a[1], b[1])),
-    "checked": lambda index, wrap, last, dim: (0, last[1]),
+    CHECKED: lambda last: (0, last[1]),
 }

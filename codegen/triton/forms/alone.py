@@ -16,6 +16,7 @@ from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.maps import Maps
 from fusion.codegen.triton.forms.matrix_vector import MatrixVector
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct
+from fusion.codegen.triton.forms.persistent_rows import PersistentRows
 from fusion.codegen.triton.forms.pointer_product import PointerProduct
 from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.forms.scaled import Scaled
@@ -28,6 +29,7 @@ ALONE: tuple[type[Form], ...] = (
     Maps,
     Scans,
     MatrixVector,
+    PersistentRows,
     Rows,
     WarpSpecialised,
     Chained,
