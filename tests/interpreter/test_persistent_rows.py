@@ -27,7 +27,9 @@ def loss_and_gradient(x: Tensor, chosen: Tensor, scale: Tensor) -> tuple[Tensor,
     """Return a row's negative log-likelihood, and its gradient by `x` times the row's scale."""
     logs = F.log_softmax(x, -1)
     hot = torch.arange(x.shape[-1]) == chosen[:, None]
-    return -logs.gather(1, chosen[:, None])[:, 0], ((logs.exp() - torch.where(hot, 1.0, 0.0)) * scale[:, None]).to(x.dtype)
+    return -logs.gather(1, chosen[:, None])[:, 0], ((logs.exp() - torch.where(hot, 1.0, 0.0)) * scale[:, None]).to(
+        x.dtype
+    )
 
 
 def normalised(x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:

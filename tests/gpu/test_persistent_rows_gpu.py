@@ -1,0 +1,74 @@
+"""Long rows that persistent programs hold one after another, on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusion
+
+pytestmark = pytest.mark.gpu
+
+
+def cross_entropy(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss, and its gradient, which is computed with it."""
+    x = x.detach().requires_grad_()
+    loss = F.cross_entropy(x, chosen)
+    return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+def is_persistent(function: Callable[..., object]) -> bool:
+    return any("tl.num_programs(0), num_stages=3):" in kernel.source for kernel in fusion.report(function).kernels)
+
+
+def drawn(rows: int, length: int, dtype: torch.dtype) -> Tensor:
+    x = torch.randn(rows, length, device="cuda") * 3
+    x[1], x[2, 7] = -1e4, 300.0
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("length", [32768, 32000, 30008])
+@pytest.mark.parametrize("rows", [2048, 1001])
+def test_cross_entropy(rows: int, length: int) -> None:
+    x = drawn(rows, length, torch.bfloat16)
+    chosen = torch.randint(0, length, (rows,), device="cuda")
+    chosen[5] = -100
+    function = fusion.fuse(F.cross_entropy)
+    leaf = x.clone().requires_grad_()
+    loss = function(leaf, chosen)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    wanted, exact = cross_entropy(x.double(), chosen)
+    usual, eager = cross_entropy(x, chosen)
+    assert (gradient.double() - exact).norm() <= 2 * (eager.double() - exact).norm()
+    assert abs(float(loss) - float(wanted)) <= 2 * abs(float(usual) - float(wanted)) + 1e-2 * abs(float(wanted))
+    assert is_persistent(function)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_group_norm_with_its_activation(dtype: torch.dtype) -> None:
+    x = drawn(1024, 32768, dtype).view(32, 256, 64, 64)
+    weight, bias = (torch.randn(256, device="cuda", dtype=dtype) for _ in range(2))
+
+    def program(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.silu(F.group_norm(x, 32, weight, bias))
+
+    function = fusion.fuse(program)
+    exact = program(x.double(), weight.double(), bias.double())
+    error, usual = ((each.double() - exact).norm() for each in (function(x, weight, bias), program(x, weight, bias)))
+    assert error <= 2 * usual
+    assert is_persistent(function)
+
+
+def test_targets_out_of_range_are_refused_in_every_row() -> None:
+    """The check of a position stands in the loop over rows, and still names the row's own target."""
+    x, chosen = drawn(1001, 32000, torch.bfloat16), torch.zeros(1001, dtype=torch.int64, device="cuda")
+    function = fusion.fuse(F.cross_entropy)
+    leaf = x.requires_grad_()
+    torch.testing.assert_close(function(leaf, chosen), F.cross_entropy(x, chosen), rtol=1e-2, atol=1e-2)
+    (source,) = (kernel.source for kernel in fusion.report(function).kernels if "num_stages=3):" in kernel.source)
+    loop = source[source.index("in tl.range(") :]
+    assert "_inside(" in loop and '"debug": True' in source
