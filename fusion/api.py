@@ -23,9 +23,8 @@ from fusion.inspect.agreement import cotangent
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.measurement import Measurement
-from fusion.options import Options
+from fusion.options import Options, options_of, torch_settings
 from fusion.region import compile_anew
-from fusion.settings import options_of, torch_settings
 from fusion.uncaptured import unwatched, watch_forward, watch_steps, watched
 
 Params = ParamSpec("Params")

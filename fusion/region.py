@@ -27,7 +27,7 @@ from fusion.codegen.targets import DEFAULTS
 from fusion.dumped.trace import Trace
 from fusion.dynamo.parts import can_split, compile_in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
-from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some
+from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some, with_checkpoints
 from fusion.graph_cache import keeps_graphs
 from fusion.graph_cache.regions import Asked, Region, Told
 from fusion.graph_compiler import GraphCompiler
@@ -37,7 +37,6 @@ from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
-from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder
 from fusion.stages import CAPTURED, PREPARED

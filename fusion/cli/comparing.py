@@ -8,8 +8,7 @@ from typing import TypedDict
 import torch
 
 import fusion
-from fusion.cli.pages import write_page
-from fusion.cli.printed import plain, print_json
+from fusion.cli.output import plain, print_json, write_page
 from fusion.cli.programs import prepared
 from fusion.diagnosis.bisection import Bisection
 from fusion.diagnosis.bisection import bisect as bisected

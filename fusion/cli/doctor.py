@@ -24,7 +24,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fusion
 from fusion.backend import Backend
-from fusion.cli.printed import print_json
+from fusion.cli.output import print_json
 from fusion.codegen.c.build import bind_openmp
 from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.cache import cache_dir, put

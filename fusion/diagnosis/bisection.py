@@ -35,12 +35,11 @@ from fusion.inspect.rules import WrongRule, checking
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import FusionError, by_place
 from fusion.lowering.program import Extern
-from fusion.options import Options
+from fusion.options import Options, options_of, torch_settings
 from fusion.region import compile_anew
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.overrides import PRICED, Overrides
-from fusion.settings import options_of, torch_settings
 from fusion.stages import OPTIONAL
 
 _CHANGED = 0.01

@@ -8,8 +8,7 @@ from pathlib import Path
 from fusion.codegen.target import Target
 from fusion.inspect.breaks import Break
 from fusion.inspect.certificate import Certificate
-from fusion.inspect.document import Document, artefacts_of, document_of
-from fusion.inspect.finding import Finding
+from fusion.inspect.document import Document, Finding, artefacts_of, document_of
 from fusion.inspect.page import frame_of, page_of
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic, farthest_first
 from fusion.schedule import Refusal

@@ -29,10 +29,10 @@ from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions import bit_fields
 from fusion.codegen.triton.expressions.code import ATOM, PRODUCT, SUM, Code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand, start_symbol
-from fusion.codegen.triton.expressions.pairs import in_pairs
 from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.fixed_order import in_pairs
 from fusion.codegen.triton.rewrites.totals import Total, total_of
 from fusion.codegen.triton.rewrites.vectors import NARROW
 from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite

@@ -9,7 +9,7 @@ remedies.py   what it would take to fuse
 """
 
 from fusion.inspect.document.artefacts import artefacts_of
-from fusion.inspect.document.build import document_of
+from fusion.inspect.document.build import Finding, document_of
 from fusion.inspect.document.structure import VERSION, Document
 
-__all__ = ["VERSION", "Document", "artefacts_of", "document_of"]
+__all__ = ["VERSION", "Document", "Finding", "artefacts_of", "document_of"]

@@ -38,7 +38,6 @@ from fusion.inspect.document.structure import (
     TrialEntry,
     TuningEntry,
 )
-from fusion.inspect.finding import Finding
 from fusion.inspect.graphs import DeviceReport, OperationReport
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
 from fusion.lowering.errors import Origin
@@ -50,6 +49,21 @@ MOST_NAMES = 40
 
 Artefacts = Mapping[tuple[str, str], tuple[list[Artefact], str]]
 """The target's name and the source of a kernel → its artefacts, and why others are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Holds the outcome of a command beyond the reports of graphs: of a comparison, a search, a measurement.
+
+    Attributes:
+        command: its name, such as "verify".
+        good: whether it exits with 0.
+        text: what it prints, lines of equal width for each letter.
+    """
+
+    command: str
+    good: bool
+    text: str
 
 
 def document_of(
