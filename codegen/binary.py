@@ -26,7 +26,7 @@ Failed: TypeAlias = Callable[[Arguments], Exception]
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """What is launched: `name` of the kernel, `function` in its binary, and how many tensors and sizes it takes."""
+    """Describes the callable of a kernel: its name, the `function` in its binary, and its numbers of tensors and sizes."""
 
     name: str
     function: str

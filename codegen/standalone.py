@@ -18,7 +18,7 @@ Text = str
 
 
 class Memory(Enum):
-    """Where a tensor lies: in what the caller gives or takes, in the workspace of a run, or in the library itself."""
+    """Locates a tensor: in memory that the caller passes, in the workspace of a run, or in the library itself."""
 
     WEIGHT = "weight"
     INPUT = "input"
@@ -69,7 +69,9 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Where a size is read: off a "size" or "stride" of an input, or its "value": it is (that - `plus`) / `times`."""
+    """Locates a size in the arguments: as a "size" or "stride" of an input, or as its "value"; it is (that - `plus`) /
+    `times`.
+    """
 
     name: str
     input: int

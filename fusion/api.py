@@ -160,7 +160,7 @@ class _Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """How a fused module is pickled: as the module, which is fused in the same way where it is loaded."""
+    """Pickles a fused module as its module and settings; it is fused in the same way where it is loaded."""
 
     module: torch.nn.Module
     options: Options

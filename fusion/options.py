@@ -80,12 +80,12 @@ class Options:
 
     @property
     def exact(self) -> bool:
-        """Is every value to be rounded as eager rounds it?"""
+        """Whether every value is rounded as eager rounds it."""
         return self.numerics != "default"
 
     @property
     def invariant(self) -> bool:
-        """Is each row to be computed in the same way whatever else is in the batch?"""
+        """Whether the computation of a row is independent of the other rows of the batch."""
         return self.numerics == "batch_invariant"
 
     @property
@@ -142,7 +142,7 @@ def shows_progress() -> bool:
 
 
 def _switch(variable: str, *, default: bool) -> bool:
-    """What a variable of the environment says; `default` where there is none.
+    """Return the value of a switch in the environment; `default` if it is not set.
 
     Raises:
         ValueError: it says neither yes nor no.

@@ -48,7 +48,7 @@ Run: TypeAlias = Callable[..., object]
 
 @dataclass(slots=True)
 class Noted:
-    """What it takes to save a region that was compiled.
+    """Collects the data with which a compiled region is saved.
 
     Attributes:
         key: of its entry in the cache; empty if it has none.

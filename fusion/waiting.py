@@ -30,7 +30,7 @@ Activity: TypeAlias = "str | Callable[[], str]"
 
 @dataclass(slots=True)
 class _Wait:
-    """What a thread waits for."""
+    """Describes the wait of a thread."""
 
     what: str
     activity: Activity = ""

@@ -45,7 +45,7 @@ GENERATED_DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which operations are generated, and how results are rounded.
+    """Selects the operations that are generated, and the rounding of results.
 
     Attributes:
         contractions: names of the fx nodes whose matrix products become Contract nodes, others stay library calls;

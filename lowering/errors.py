@@ -17,7 +17,7 @@ WIDEST = 100
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: the fx node, the module it ran in and the line the user wrote, in the file at `path`.
+    """Names the origin of a node: the fx node, the module it ran in and the line the user wrote, in the file at `path`.
 
     >>> str(Origin("relu_1", "encoder.layers.0.mlp", "model.py:42"))
     'relu_1 (encoder.layers.0.mlp, model.py:42)'

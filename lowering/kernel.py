@@ -53,7 +53,7 @@ from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
 
 class Role(Enum):
-    """How a kernel iterates over an axis."""
+    """Says how a kernel iterates over an axis."""
 
     GRID = "grid"
     LOOP = "loop"

@@ -44,7 +44,9 @@ class _LoopState:
         self.lanes: Lanes | None = None
 
     def accumulates_blocks(self, fold: Fold) -> bool:
-        """Is every block reduced at once, because the loop names its folds?  (False for a pair of values.)"""
+        """Return whether every block is reduced at once, because the loop names its folds.  (False for a pair of
+        values.)
+        """
         return self.follows and self.axes == set(fold.over) and (fold.op == "dot" or len(fold.args) == 1)
 
 
@@ -247,13 +249,15 @@ class Body:
         values.stored(stmt.param)
 
     def _passes_cache(self, name: str) -> bool:
-        """Is a result larger than the cache, so that storing it there would only evict data that is read again?"""
+        """Return whether a result is larger than the cache, so that storing it there would only evict data that is read
+        again.
+        """
         param = self.layout.blocked.kernel.param(name)
         return extent(param.extent) * param.dtype.itemsize > self.values.device.cache
 
 
 def _is_plain(stmt: Stmt) -> bool:
-    """Does it store each point of a block once?"""
+    """Return whether a statement stores each point of a block once."""
     return isinstance(stmt, Store) and stmt.axes is None
 
 

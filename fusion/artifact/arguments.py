@@ -118,7 +118,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a size is read: off a "size" or "stride" of an argument, or its "value": `times` the size, plus `plus`."""
+    """Locates a size in the arguments: as a "size" or "stride" of an argument, or as its "value": `times` the size,
+    plus `plus`.
+    """
 
     leaf: int
     of: str
@@ -136,7 +138,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a program takes.
+    """Describes the arguments of a program.
 
     Attributes:
         leaves: a tensor, a constant, or None for a size, in order.

@@ -50,7 +50,7 @@ class Artifact:
 
     @property
     def inequalities(self) -> tuple[str, ...]:
-        """What sizes have to satisfy, as text over the sizes that `manifest["arguments"]["sizes"]` lists."""
+        """The conditions on sizes, as text over the sizes that `manifest["arguments"]["sizes"]` lists."""
         return tuple(self.manifest["arguments"]["inequalities"])
 
     def __call__(self, *args: object, **kwargs: object) -> Any:

@@ -30,7 +30,7 @@ _ZSH_HEAD = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit &&
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What may follow a command.
+    """Holds the words that may follow a command.
 
     Attributes:
         options: all options, with the choices of each; none for one that takes a file, a number or nothing.

@@ -64,7 +64,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class KernelFile:
-    """What a file holds.
+    """Holds the content of a kernel's file.
 
     Attributes:
         path: the file.

@@ -51,7 +51,7 @@ KEY = "_fx_graph_cache_key"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What Dynamo asks the backend to compile."""
+    """Holds the request of Dynamo to compile a region."""
 
     graph: fx.GraphModule
     inputs: Sequence[object]

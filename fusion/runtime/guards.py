@@ -46,7 +46,7 @@ class Captured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """What the compiled form of a region assumes about its calls, and what is known of its derivatives."""
+    """Holds the assumptions of a region's compiled form about its calls, and the known facts about its derivatives."""
 
     derivatives: Derivatives | None
     overlaps: Overlaps

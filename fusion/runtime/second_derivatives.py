@@ -39,7 +39,7 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 @dataclass(frozen=True, slots=True)
 class Derivatives:
-    """What is known of the derivatives of a compiled region.
+    """Holds the known facts about the derivatives of a compiled region.
 
     Attributes:
         autocasts: device type and dtype of the autocasts under which it was captured.

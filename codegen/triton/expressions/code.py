@@ -35,12 +35,12 @@ class Code:
 
     @property
     def literal(self) -> bool:
-        """Is it a bare literal, which has no type in Triton?"""
+        """Whether the code is a bare literal, which has no type in Triton."""
         return self.number is not None
 
     @property
     def is_name(self) -> bool:
-        """Is it a name, which may be repeated at no cost?"""
+        """Whether the code is a name, which may be repeated at no cost."""
         return self.text.isidentifier()
 
     def at(self, level: int) -> Code:

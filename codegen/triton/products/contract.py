@@ -175,7 +175,7 @@ def _prefetch_scales(values: Values, scales: Sequence[Scale], over: Dim) -> None
 
 
 def _scaled_alike(values: Values, total: Total) -> bool:
-    """Are all products scaled by the same factors?"""
+    """Return whether the same factors scale all products."""
     return len({_hoisted(values, fold).scales for fold in total.folds}) == 1
 
 
@@ -249,7 +249,7 @@ def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: 
 
 
 def _zero_past_the_end(expr: Expr) -> bool:
-    """Is this a load, whose masked lanes are 0, perhaps converted?"""
+    """Return whether a value is a load, perhaps converted, whose masked lanes are 0."""
     while isinstance(expr, Cast):
         expr = expr.arg
     return isinstance(expr, Load)

@@ -55,7 +55,7 @@ COPIES = (aten.copy_.default, aten._foreach_copy_.default)
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Where a buffer begins: in the memory of a root, by an offset in elements."""
+    """Locates the start of a buffer: an offset in elements, in the memory of a root."""
 
     root: str
     offset: sympy.Expr = ZERO

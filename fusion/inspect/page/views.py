@@ -69,7 +69,7 @@ class GraphViews(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What is drawn: an operation or a step, with the tensors that it takes and makes."""
+    """Holds a drawn item: an operation or a step, with its operands and results."""
 
     label: str
     module: tuple[str, ...]

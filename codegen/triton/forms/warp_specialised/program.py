@@ -328,7 +328,7 @@ class Program:
 
     @property
     def _same_layout(self) -> bool:
-        """Do scores and sums have the same layout?"""
+        """Whether scores and sums have the same layout."""
         return self.layout.config.block(self.plan.e.name) == self.layout.config.block(self.plan.n.name)
 
     def _factor(self, tile: Tile) -> Code:
