@@ -118,7 +118,7 @@ class Product:
     Attributes:
         sizes: the number of products, rows, columns, and the terms of each sum.
         strides: of the product, the row and the column: of the left matrix, of the right one, and of the result.
-        adds: whether it is added to what is there.
+        adds: whether the result is added to the present content.
     """
 
     left: Place
@@ -145,7 +145,7 @@ class Standalone:
         weights_file: the name of the file with weights, beside the library.
         slots: the bytes of each part of the workspace: the largest of some sizes.
         constants: the bytes of tensors that are part of the program.
-        conditions: what has to hold of sizes.
+        conditions: conditions on sizes.
     """
 
     weights_file: str

@@ -181,7 +181,7 @@ def _plain(module: Module) -> Module:
 
 
 def unfused(program: Callable[..., object]) -> Callable[..., object]:
-    """Return the program that `fuse` was given, for what it returned; anything else as it is.
+    """Return the program that `fuse` was called with, for its result; anything else as it is.
 
     A module shares its parameters, buffers and submodules with `program`.
     """
@@ -231,7 +231,7 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
     """A call of `module` for Dynamo to begin at.
 
     It does not look into frames of PyTorch's own modules, and the code of a `forward` that is decorated is that of the
-    decorator, as of all else that is decorated with it.  What Dynamo compiles belongs to the code, and for one code
+    decorator, as of all else that is decorated with it.  Dynamo keeps compilations by code object, and for one code
     that is not many programs: modules of one `kind` share it; without a kind it is new each time.
     """
 

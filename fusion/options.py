@@ -133,7 +133,7 @@ class Options:
 
 
 def shows_progress() -> bool:
-    """Return whether a terminal shows what is done during a long compilation.
+    """Return whether a terminal shows the progress of a long compilation.
 
     Raises:
         ValueError: the environment says neither yes nor no.

@@ -96,7 +96,7 @@ class RegionCompiler:
         Args:
             part_backend: the backend for the parts of a region that cannot be traced as a whole.
             alone: whether it is no part of a region that Dynamo captured before.
-            noted: receives what it takes to save the region.
+            noted: receives the data with which the region is saved.
 
         Raises:
             FusionError: the options promise numerics that there are not on the devices of the inputs.
@@ -238,7 +238,7 @@ class RegionCompiler:
 
 
 def _is_called_with_fakes() -> bool:
-    """Return whether PyTorch calls what is compiled once with fake tensors.
+    """Return whether PyTorch calls the compiled function once with fake tensors.
 
     It splits DDP models by their buckets, and compiles each part for the results of the one before.
     """
@@ -261,7 +261,7 @@ class _Captured:
 
     def __init__(self, compiler: RegionCompiler, graph: fx.GraphModule) -> None:
         self._options, self._graph = compiler.options, with_checkpoints(graph)
-        # What the caller does with a result is legal, also under strict.
+        # The caller may do anything with a result, also under strict.
         self.say: Callable[[Unsupported], None] = partial(compiler.graphs.gave_up, graph, "called")
         self._line = first_line(graph)
 

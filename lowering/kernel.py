@@ -186,7 +186,7 @@ class Kernel:
         beside: run in the same launch, independent of this kernel and of each other; then nothing follows.
         then: runs in the same launch after the whole grid, or after its part of it at each point of its GRID axes.
         traced: the values of size symbols when the graph was traced; only performance may depend on them.
-        origins: for comments: what this kernel computes and where the program says so (`errors.by_place`).
+        origins: for comments: the operations of this kernel, with their lines in the program (`errors.by_place`).
     """
 
     name: str

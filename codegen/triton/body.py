@@ -151,7 +151,7 @@ class Body:
         plain, written = all(isinstance(stmt, Fold) or _is_plain(stmt) for stmt in loop.body), set(values.written)
         later: list[Callable[[], None]] = []
         for part in reversed(parts) if back else parts:
-            if plain:  # no part of the loop, like no step, reads what others have stored
+            if plain:  # no part or step of the loop reads data that another one has stored
                 values.written = set(written)
             later = self._part(part, dim, backwards=back and part.start == Code("0"))
         values.full = frozenset()

@@ -3,7 +3,7 @@
 The order in which `tl.sum` adds depends on the layout of its tile, which Triton chooses from everything else in the
 kernel, and so on fusion, on the number of rows and on the number of warps.  Under these numerics a sum is written as
 additions of two numbers each (`_sum_in_pairs` in `expressions/prelude.py`): no layout changes their order, and a sum of
-two numbers does not depend on theirs.  What is added to what follows from the length of a row:
+two numbers does not depend on theirs.  The length of a row determines which elements are added:
 
     up to HELD elements      the row is held whole, padded to a power of two
     longer, or not known     a loop in steps of STEP elements, one accumulator for each, which are summed after it
@@ -48,7 +48,7 @@ def shapes(known: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple
 
 
 def refused(blocked: Blocked) -> str:
-    """Return why the order in a kernel would depend on what it computes besides; empty if it does not."""
+    """Return why the order of additions would depend on the other results of a kernel; empty if it does not."""
     every = list(statements(blocked.body))
     folds = [stmt for stmt in every if isinstance(stmt, Fold)]
     if blocked.contraction and len(folds) > 1:

@@ -96,7 +96,7 @@ class TritonTarget:
 
     def refuses(self, kernel: Kernel) -> str:
         """Return why a kernel cannot be generated: its products are not all of matrices, or the order of a sum would
-        depend on what else it computes; empty if it can.
+        depend on its other results; empty if it can.
         """
         try:
             if self.numerics.invariant:

@@ -144,7 +144,7 @@ class Arguments:
         leaves: a tensor, a constant, or None for a size, in order.
         sources: of each size, in order.
         passed: sizes that the program takes before its other inputs.
-        inequalities: text, and what it says.
+        inequalities: each as text, and as a function of the sizes.
         changed: the positions of tensors that are changed in place.
     """
 

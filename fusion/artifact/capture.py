@@ -148,7 +148,7 @@ def sizes_from_one() -> contextlib.AbstractContextManager[None]:
 
     An operation that does know records it as a guard, which becomes an inequality of the file.
     """
-    # There is no annotation of what PyTorch makes of its settings.
+    # PyTorch does not annotate the type of its settings.
     return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined, no-any-return]
 
 
@@ -193,7 +193,7 @@ class _Described(fx.Interpreter):
 def _varying(leaves: Sequence[Leaf], mode: FakeTensorMode) -> Iterator[torch.SymInt]:
     """Yield each size that varies in the arguments, as Dynamo passes it to a graph.
 
-    What reads a size off a tensor finds only sizes that are a dimension themselves, and no multiple of one.
+    Code that reads a size off a tensor finds only sizes that are a dimension themselves, and no multiple of one.
     """
     tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
     numbers = (number for tensor in tensors for number in (*tensor.shape, *tensor.stride()))
@@ -295,7 +295,7 @@ def _value_of(node: fx.Node, argument: object) -> object:
 
 
 def _copied(exported: ExportedProgram) -> tuple[fx.Graph, tuple[Constant | None, ...]]:
-    """Return a copy of the graph in which mutations are operations, and results are what the caller gets.
+    """Return a copy of the graph in which mutations are operations, and results are those of the caller.
 
     Results that are constants are not in the graph, but returned beside it.
     """

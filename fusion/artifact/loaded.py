@@ -1,6 +1,6 @@
 """A program that was loaded from an artifact: a callable with weights.
 
-It computes what the program computed that was saved, in the mode (train or eval) in which it was.  It holds its weights
+It computes the same as the saved program, in the mode (train or eval) in which it was saved.  It holds its weights
 as plain tensors; buffers that the program changes, such as caches, are changed in them.
 """
 
@@ -24,8 +24,8 @@ class Artifact:
     """Runs a program that `fusion.save` has written; `fusion.load` returns it.
 
     Attributes:
-        manifest: what the file says about itself: versions, architectures, arguments, inequalities, hashes.
-        notes: how this machine differs from what kernels were compiled for, and what was done about it.
+        manifest: the description in the file: versions, architectures, arguments, inequalities, hashes.
+        notes: differences between this machine and that of the kernels, and the measures taken.
     """
 
     def __init__(

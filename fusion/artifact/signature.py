@@ -1,4 +1,4 @@
-"""Describes what a program takes and returns, as JSON.
+"""Describes the arguments and results of a program, as JSON.
 
 Input: the captured program, and what AOTAutograd says about its results; output: the entries of the manifest about
 arguments, sizes, inequalities and results.  Sizes are named as PyTorch names them; each is read off a dimension, or a
@@ -40,7 +40,7 @@ class Signature:
     """The arguments and results of a program.
 
     Args:
-        results: what the recorded steps return, as JSON.
+        results: the results of the recorded steps, as JSON.
     """
 
     def __init__(self, program: Captured, compiled: Compiled, results: Sequence[Json]) -> None:

@@ -40,7 +40,7 @@ def _show_page(arguments: argparse.Namespace, outcome: Agreement | Bisection, co
 
 
 def bisect(arguments: argparse.Namespace) -> int:
-    """Print what makes the results of a program differ from eager; exit with 1 if they do."""
+    """Print the pass or kernel that makes results differ from eager; exit with 1 if they differ."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("bisecting"):

@@ -1,7 +1,7 @@
 """Prints a script that completes commands and options in a shell (`fusion completion bash`).
 
 Input: the parser of all commands; output: a script that holds their names, options and choices, so that a key press
-starts no Python.  What is neither option nor choice is a file.
+starts no Python.  Other words are names of files.
 """
 
 from __future__ import annotations

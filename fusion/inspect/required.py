@@ -109,7 +109,7 @@ def _counted(number: int, nouns: str) -> str:
 
 
 def _listed(report: Report, *, with_kernels: bool) -> Iterator[str]:
-    """Yield what a graph has, and why."""
+    """Yield a line for each kernel, extern, tuning, note and refusal of a graph."""
     for kernel in report.kernels if with_kernels else ():
         yield f"kernel {kernel.name}: {'; '.join(by_place(kernel.origins))}"
     for extern in report.externs:

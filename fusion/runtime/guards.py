@@ -1,4 +1,4 @@
-"""Guards of a compiled region at each call: what neither Dynamo nor AOTAutograd checks, or computes.
+"""Guards of a compiled region at each call: conditions that neither Dynamo nor AOTAutograd checks.
 
 Input: Dynamo's graph and AOTAutograd's metadata of it; output: facts, which can be serialised, and from these and the
 compiled function a callable.  Where a call is not one that the region was compiled for, the captured graph runs.

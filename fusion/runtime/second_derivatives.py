@@ -103,7 +103,7 @@ class _Region:
 
     Attributes:
         captured: its graph, run operation by operation.
-        known: what is known of its derivatives.
+        known: the known facts about its derivatives.
     """
 
     captured: Call

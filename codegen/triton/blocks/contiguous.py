@@ -42,7 +42,7 @@ def store_offsets(kernel: Kernel) -> list[sympy.Expr]:
 def contiguous_along(kernel: Kernel, dim: Dim) -> int:
     """Return the bytes of the largest loads that are contiguous along the last axis of `dim`.
 
-    A gathered row counts as what it reads, which may be more than its indices: a sum of rows of 512 numbers is
+    A gathered row counts by the elements read, which may be more than its indices: a sum of rows of 512 numbers is
     contiguous along their columns, whichever way the indices of the rows are read.
     """
     sizes, last = {axis.symbol: axis.size for axis in kernel.axes}, dim.axes[-1].symbol

@@ -121,7 +121,7 @@ def row_values(kernel: Kernel, grid: Sequence[KernelAxis]) -> list[sympy.Expr]:
 
 
 def starts_at_words(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sympy.Symbol]) -> bool:
-    """Return whether every row of a tensor, one for each point of `outer`, is known to start at a multiple of 16 bytes."""
+    """Return whether every row of a tensor, one for each point of `outer`, is known to start at a whole word."""
     size = kernel.param(name).dtype.itemsize
     strides = (coefficient(offset, symbol) for symbol in outer)
     return all(stride is not None and (stride * size / WORD).is_integer is not False for stride in strides)

@@ -101,7 +101,7 @@ def _message(error: BaseException) -> str:
 
 
 def binary_of(kernel: Kernel, source: str, device: Device, *, strict: bool = False) -> Binary:
-    """Return the binary of a kernel for a device, with what a launch has to know; `strict`: its numerics are.
+    """Return the binary of a kernel for a device, with the settings of its launch; `strict`: under strict numerics.
 
     Raises:
         BuildError: Triton cannot compile it.

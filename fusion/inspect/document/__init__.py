@@ -3,9 +3,9 @@
 build.py      reports → the document
 edges.py      operations ↔ steps, refusals → steps
 files.py      the lines of the program
-artefacts.py  what the target's tools make of each kernel
+artefacts.py  the output of the target's tools for each kernel
 lines.py      the line of the source of each line of an artefact
-remedies.py   what it would take to fuse
+remedies.py   changes that would allow a refused fusion
 """
 
 from fusion.inspect.document.artefacts import artefacts_of
