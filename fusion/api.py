@@ -191,7 +191,7 @@ def unfused(program: Callable[..., object]) -> Callable[..., object]:
 
 
 def options_for(program: object, options: Mapping[str, object] | None) -> Options:
-    """Return `options`, as for `fuse`, or without any those that a program was compiled with."""
+    """Return `options`, as for `fuse`; by default the options that a program was compiled with."""
     backend = backend_of(program) if options is None else None
     return Options.read(None, options) if backend is None else backend.options
 

@@ -95,7 +95,7 @@ def evaluated(graph: fx.GraphModule) -> Boxed:
 
 
 def for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """Add a line to failures of this compiler, and to those that Dynamo would take for a graph break; not to others."""
+    """Add a line to failures of this compiler, and to failures that would be graph breaks for Dynamo; not to others."""
     if isinstance(failure, (FusionError, TorchDynamoException, *exceptions_allowed_to_be_fallback)):
         return located(failure, graph)
     return failure

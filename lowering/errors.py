@@ -64,8 +64,8 @@ class FusionError(Exception):
     """Base of all errors of the compiler.
 
     Args:
-        message: what is wrong, in one sentence.
-        hint: what the user can do about it.
+        message: the problem, in one sentence.
+        hint: the remedy for the user.
         origin: the place in the user's program, if known.
     """
 

@@ -228,7 +228,7 @@ class Kernel:
 
     @property
     def launched(self) -> tuple[Kernel, ...]:
-        """All kernels of the launch: its parts, then those that follow."""
+        """All kernels of the launch: its parts, then the kernels that follow."""
         return (*self.parts, *(() if self.then is None else self.then.launched))
 
 
@@ -370,7 +370,7 @@ def running(loop: Loop) -> frozenset[str]:
 
 
 def loop_folds(loop: Loop) -> tuple[Fold, ...]:
-    """Return the folds that a loop completes: those over its axes, not those that are complete within each block."""
+    """Return the folds that a loop completes: over its axes, and not complete within each block."""
     return tuple(stmt for stmt in loop.body if isinstance(stmt, Fold) and set(stmt.over) & set(loop.axes))
 
 

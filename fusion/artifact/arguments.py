@@ -58,7 +58,7 @@ class Tensor:
         return cls(entry["name"], dtype, device, tuple(entry["shape"]), (shape, strides), bool(entry["kept"]))
 
     def examined(self, value: object) -> torch.Tensor:
-        """Return a value whose type, dtype, device and rank are those that the program was saved for.
+        """Return a value, if it has the type, dtype, device and rank of the saved program's argument.
 
         Raises:
             ArtifactError: they are not.

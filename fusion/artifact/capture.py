@@ -68,12 +68,12 @@ class Captured:
         name: of the module or function.
         graph: its placeholders are the weights, then the sizes that vary, then the arguments that are no constants.
         inputs: the fake tensors and sizes of the placeholders.
-        sizes: those that vary.
+        sizes: the sizes that vary.
         mode: of the fake tensors.
         weights: in the order of the placeholders.
         leaves: of the arguments, in the order of `exported`'s structure.
         positional: the names of the parameters that take positional arguments.
-        constants: for each result, the constant that it is; None for those that the graph returns.
+        constants: the constant of each result; None for results that the graph returns.
         results: the values of the latter, with the memory that they share with inputs.
         exported: the program as PyTorch exports it.
     """

@@ -81,7 +81,7 @@ class Artifact:
             self._program.run(registers)
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, dict[str, object]]:
-        """Return positional arguments, with those that were passed by name, and the others by name."""
+        """Return positional arguments, also for the ones passed by name, and the remaining arguments by name."""
         remaining, positional = dict(kwargs), [*args]
         for name in self._positional[len(args) :]:
             if name not in remaining:

@@ -228,7 +228,7 @@ class Manifest(TypedDict):
         architectures: architecture → the features that its objects need of a machine.
         registers: their number.
         operations: the operations and functions that steps call → their schemas.
-        weights: those that the program reads.
+        weights: the tensors that the program reads.
         changed_weights: the registers of those that it changes.
         state: the name of a parameter or buffer → the name under which its tensor is stored.
         tensors: the stored tensors by name.

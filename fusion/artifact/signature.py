@@ -112,7 +112,7 @@ class Signature:
         return int(expression) if expression.is_Integer else expression_text(expression, self.names)
 
     def _sizes(self) -> Iterator[SizeEntry]:
-        """Yield where each size is read, from the simplest place; off a stride only what is no size."""
+        """Yield the simplest place at which each size is read; a stride only if there is no other place."""
         places: dict[str, SizeEntry] = {}
         for size, place in sorted(self._places(), key=lambda pair: pair[1]["of"] == "stride"):
             for name, times, plus in _solved(_expression(size)):

@@ -28,7 +28,7 @@ def refuse_shared_memory(held: Sequence[tuple[str, int, torch.Tensor]], changed:
 
     Args:
         held: the name, the number and the value of each.
-        changed: the numbers of those that are changed in place.
+        changed: the numbers of the tensors that are changed in place.
 
     Raises:
         Unsupported: there is one.

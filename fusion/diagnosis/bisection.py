@@ -225,7 +225,7 @@ class _Search:
         return Bisection(whole, verdict, culprit=culprit, changed=compared.first())
 
     def _without_passes(self, whole: Agreement, fresh: Options) -> Bisection:
-        """Search in what is left if no optional pass makes the results differ."""
+        """Search the needed passes and the kernels, if no optional pass makes the results differ."""
         head = "no kernel is wrong, and the results differ without any optional pass: "
         if self.runs.agreement(self.values, Tolerance()).agrees:
             return Bisection(whole, f"{head}it is rounding, as the error against float64 is at most twice eager's")

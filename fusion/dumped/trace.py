@@ -142,7 +142,7 @@ class Trace:
             self._write(f"{stem}.failed.txt", str(error))
 
     def module(self, module: fx.GraphModule, schedule: Schedule) -> None:
-        """Write the spliced module of a schedule, and those of its chunks; the graph again, with what is known now."""
+        """Write the spliced modules of a schedule and its chunks, and the graph again, with the facts known by now."""
         if self.folder is None:
             return
         with self._writing():

@@ -52,7 +52,7 @@ class Tolerance:
     against: str = "eager"
 
     def __post_init__(self) -> None:
-        """Refuse what is no tolerance.
+        """Refuse invalid tolerances.
 
         Raises:
             ValueError: a negative number, NaN, or another reference.

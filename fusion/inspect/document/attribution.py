@@ -25,7 +25,7 @@ _SET = re.compile(r"\s*(?:\w+\s+){0,3}([A-Za-z_]\w*)(?:\[.*?\])?\s*(?:[-+*/|&^]|
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The tensors and reductions that a line reads, and those that it leads to; `loads`: it only loads a tensor."""
+    """The tensors and reductions that a line reads, and the ones that depend on it; `loads`: it only loads a tensor."""
 
     reads: frozenset[str] = frozenset()
     leads: frozenset[str] = frozenset()
@@ -150,7 +150,7 @@ class _Between:
 
 
 def _through(names: Iterable[str], views: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Return tensors with those that they are views of."""
+    """Return tensors with the bases of their views."""
     seen, todo = set[str](), [*names]
     while todo:
         name = todo.pop()

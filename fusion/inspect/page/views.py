@@ -41,7 +41,7 @@ class Box(TypedDict):
 
 
 class Line(TypedDict):
-    """An edge between two boxes, as points; `tensors` are the first of those that pass."""
+    """An edge between two boxes, as points; `tensors` are the first tensors that pass."""
 
     start: int
     end: int
