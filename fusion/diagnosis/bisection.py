@@ -1,4 +1,4 @@
-"""Finds what makes the results of a program differ from eager's: a kernel, or a pass.
+"""Finds the kernel, or the pass, that makes the results of a program differ from eager's.
 
 Input: a program and its inputs; output: a `Bisection`.  The search goes from what runs to what decided it:
 
@@ -119,7 +119,7 @@ def bisect(
     against: str = "eager",
     **settings: object,
 ) -> Callable[..., Bisection]:
-    """Find what makes the results of a program differ from eager's: `bisect(model)(*args, **kwargs)`.
+    """Find the kernel or pass that makes results differ from eager's: `bisect(model)(*args, **kwargs)`.
 
     The program is compiled a dozen times at most, and run on copies; gradients are compared if results require them.
 

@@ -64,7 +64,7 @@ class Region:
     Args:
         asked: released once the key is computed, so that inputs are freed as early as in eager.
         target: returns the target of a device.
-        told: receives what was derived from the joint graph, at tracing or from the cache.
+        told: receives the facts derived from the joint graph, at tracing or from the cache.
         load: makes cached compilations callable.
         note: is called with the outcome of the cache, for the report.
         kept: is called with the key of the entry, once there is one.

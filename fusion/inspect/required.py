@@ -154,8 +154,8 @@ def check(report: Report, required: Requirements | None) -> None:
 def require(*, kernels: int | None = None, externs: int | None = None) -> Iterator[None]:
     """Refuse, within a block, graphs with more kernels or library calls than allowed.
 
-    What is called within is compiled anew: Dynamo forgets, at the beginning, all that it has compiled in this process.
-    The block is for tests; it covers all threads.
+    Functions called within are compiled anew: Dynamo forgets, at the beginning, all compilations of this process.  The
+    block is for tests; it covers all threads.
 
     Args:
         kernels: the most launches of generated kernels in each graph; forward and backward are graphs of their own.

@@ -122,7 +122,7 @@ class _Between:
         self._folding = set[int]().union(*self.folds.values())
 
     def operations_of(self, flow: Flow) -> list[int]:
-        """Return the operations between what a line reads and what it leads to; none if an end is not known."""
+        """Return the operations between the operands and the results of a line; none if an end is not known."""
         if flow.loads:
             return sorted(self.inputs[flow.loads])
         starts = [self.inputs.get(name) or self._after(name) for name in flow.reads]

@@ -58,7 +58,7 @@ class Finding:
     Attributes:
         command: its name, such as "verify".
         good: whether it exits with 0.
-        text: what it prints, lines of equal width for each letter.
+        text: its output, laid out for letters of equal width.
     """
 
     command: str
@@ -78,7 +78,7 @@ def document_of(
     Args:
         other_breaks: where the program leaves its graphs without ending one.
         artefacts: the artefacts of kernels; none are fine.
-        certificate: what was checked of the compiled program, if anything was.
+        certificate: the checks of the compiled program, if there were any.
         finding: the outcome of a command, if there is one.
     """
     building = _Building(artefacts)
