@@ -11,7 +11,7 @@ environment:
     FUSION_CLOSE_CALLS=0   decide by predictions alone, however close they are
     FUSION_PROGRESS=0      show no line on the terminal during a long compilation
 
-All but those that name a directory are switches: 1, true, yes, on; 0, false, no, off, or nothing.
+Variables that name no directory are switches: 1, true, yes, on; 0, false, no, off, or nothing.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _nodes_not_in(program: Program, other: Program) -> list[Node]:
 
 
 def _groups(nodes: Sequence[Node]) -> Iterator[set[str]]:
-    """Yield the names that belong together: those that nodes write, joined where one of these nodes reads another."""
+    """Yield groups of names that nodes write, joined where one of these nodes reads another."""
     graph: nx.Graph[str] = nx.Graph()
     results = {name for node in nodes for name in writes(node)}
     for node in nodes:

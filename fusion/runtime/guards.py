@@ -56,7 +56,7 @@ class Guards:
     def of(
         cls, graph: fx.GraphModule, inputs: Sequence[object], told: tuple[Dependence | None, Draws | None]
     ) -> Guards:
-        """Return those of `graph`, compiled for `inputs` in the current tracing context.
+        """Return the guards of `graph`, compiled for `inputs` in the current tracing context.
 
         Args:
             told: the dependence of gradients on inputs, and the random draws, where these are known.

@@ -56,7 +56,7 @@ class Derivatives:
 
     @classmethod
     def of(cls, inputs: Sequence[object], dependence: Dependence | None, draws: Draws | None) -> Derivatives | None:
-        """Return those of AOTAutograd's result for `inputs` in the current tracing context; None if it has none.
+        """Return the derivatives of AOTAutograd's result for `inputs` in the current tracing context, if it has any.
 
         Args:
             dependence: the dependence of its gradients, if it is known.

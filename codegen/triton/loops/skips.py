@@ -192,7 +192,7 @@ def _by_lookup(
 
 
 def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple[Code, Code]:
-    """Return the bounds of the full blocks in which all of the condition holds: those of a lookup, within `every`."""
+    """Return the bounds of the blocks in which the condition holds everywhere: a lookup's bounds, within `every`."""
     block, first, after = dim.constant, bounds.first, bounds.after
     assert first is not None and after is not None, "called for a lookup of both"
     if every.start is not None:

@@ -81,7 +81,7 @@ class Program:
 
     @property
     def rings(self) -> list[str]:
-        """Return the names of the loaded operands: those of the first product, then the second operand of the second
+        """Return the names of the loaded operands: both of the first product, then the second operand of the second
         one.
         """
         return ["left", "right", "other"]
