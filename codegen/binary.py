@@ -26,7 +26,7 @@ Failed: TypeAlias = Callable[[Arguments], Exception]
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """What is launched: `name` of the kernel, `function` in its binary, and how many tensors and sizes it takes."""
+    """Names a kernel and the `function` in its binary, with the numbers of tensors and sizes that it takes."""
 
     name: str
     function: str
@@ -42,9 +42,9 @@ class Binary:
         callee: how it is launched.
         suffix: of a file with the content, such as "so" or "cubin".
         content: the object.
-        needs: what a machine needs to run it, such as "x86_64" and "avx2".
-        launch: what a launch has to know besides, such as the number of warps.
-        carried: what the target's tools have to find so as to compile nothing where it runs; empty if that is nothing.
+        needs: features that a machine must have to run it, such as "x86_64" and "avx2".
+        launch: further settings of a launch, such as the number of warps.
+        carried: files with which the target's tools need not compile where it runs; empty if they need none.
     """
 
     callee: Callee
@@ -77,7 +77,7 @@ class Stored:
 
 
 class Loader(Protocol):
-    """Loads what a target has compiled."""
+    """Loads the binaries of a target."""
 
     def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
         """Return which of `needs` this machine does not have."""
@@ -90,7 +90,7 @@ class Loader(Protocol):
         """
 
     def rebuild(self, stored: Stored) -> Callable[..., None]:
-        """Compile the source for this machine, or take what was compiled before, and return its launcher.
+        """Compile the source for this machine, or take the cached binary, and return its launcher.
 
         Raises:
             BuildError: no compiler, or its message.

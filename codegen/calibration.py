@@ -1,7 +1,8 @@
 """Keeps the measured speeds of devices in the cache directory.
 
-Input: a device's identity and what `fusion calibrate` measured on it; output: the same figures in later processes.  An
-entry that is damaged, or that another version wrote, counts as absent: the device then has its assumed speeds.
+Input: a device's identity and the figures that `fusion calibrate` measured; output: the same figures in later
+processes.  An entry that is damaged, or that another version wrote, counts as absent: the device then has its assumed
+speeds.
 """
 
 from __future__ import annotations

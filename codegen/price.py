@@ -97,7 +97,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does in a microsecond.
+    """Gives the speed of a device, per microsecond.
 
     Attributes:
         launch_us: microseconds of one launch.

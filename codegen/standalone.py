@@ -18,7 +18,7 @@ Text = str
 
 
 class Memory(Enum):
-    """Where a tensor lies: in what the caller gives or takes, in the workspace of a run, or in the library itself."""
+    """Locates a tensor: in memory that the caller passes, in the workspace of a run, or in the library itself."""
 
     WEIGHT = "weight"
     INPUT = "input"
@@ -69,7 +69,9 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Where a size is read: off a "size" or "stride" of an input, or its "value": it is (that - `plus`) / `times`."""
+    """Locates a size in the arguments: as a "size" or "stride" of an input, or as its "value"; it is (that - `plus`) /
+    `times`.
+    """
 
     name: str
     input: int
@@ -116,7 +118,7 @@ class Product:
     Attributes:
         sizes: the number of products, rows, columns, and the terms of each sum.
         strides: of the product, the row and the column: of the left matrix, of the right one, and of the result.
-        adds: whether it is added to what is there.
+        adds: whether the result is added to the present content.
     """
 
     left: Place
@@ -143,7 +145,7 @@ class Standalone:
         weights_file: the name of the file with weights, beside the library.
         slots: the bytes of each part of the workspace: the largest of some sizes.
         constants: the bytes of tensors that are part of the program.
-        conditions: what has to hold of sizes.
+        conditions: conditions on sizes.
     """
 
     weights_file: str

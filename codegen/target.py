@@ -122,7 +122,7 @@ class Capabilities:
         window_limit: the most points of an overlapping window that a map computes; a larger one is folded.  With 1,
             only windows without a fold are maps.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
-        rates: what the device does in a microsecond.
+        rates: the speed of the device, per microsecond.
         streamed: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.

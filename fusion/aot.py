@@ -57,7 +57,7 @@ class ExportedKernel:
         source: the source in the language of the target.
         suffix: the suffix of a file with the source, such as "py".
         artefacts: file suffix ("ttir", "ttgir", "llir", "ptx", "cubin", "sass") → content, in the order of the path
-            from source to binary; what the target's tools can make here.
+            from source to binary, as far as the target's tools are installed.
         origins: the operations that it computes, a line each, with module and line of the program.
     """
 

@@ -23,9 +23,8 @@ from fusion.inspect.agreement import cotangent
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.measurement import Measurement
-from fusion.options import Options
+from fusion.options import Options, options_of, torch_settings
 from fusion.region import compile_anew
-from fusion.settings import options_of, torch_settings
 from fusion.uncaptured import unwatched, watch_forward, watch_steps, watched
 
 Params = ParamSpec("Params")
@@ -161,7 +160,7 @@ class _Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """How a fused module is pickled: as the module, which is fused in the same way where it is loaded."""
+    """Pickles a fused module as its module and settings; it is fused in the same way where it is loaded."""
 
     module: torch.nn.Module
     options: Options
@@ -182,7 +181,7 @@ def _plain(module: Module) -> Module:
 
 
 def unfused(program: Callable[..., object]) -> Callable[..., object]:
-    """Return the program that `fuse` was given, for what it returned; anything else as it is.
+    """Return the program that `fuse` was called with, for its result; anything else as it is.
 
     A module shares its parameters, buffers and submodules with `program`.
     """
@@ -192,7 +191,7 @@ def unfused(program: Callable[..., object]) -> Callable[..., object]:
 
 
 def options_for(program: object, options: Mapping[str, object] | None) -> Options:
-    """Return `options`, as for `fuse`, or without any those that a program was compiled with."""
+    """Return `options`, as for `fuse`; by default the options that a program was compiled with."""
     backend = backend_of(program) if options is None else None
     return Options.read(None, options) if backend is None else backend.options
 
@@ -232,7 +231,7 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
     """A call of `module` for Dynamo to begin at.
 
     It does not look into frames of PyTorch's own modules, and the code of a `forward` that is decorated is that of the
-    decorator, as of all else that is decorated with it.  What Dynamo compiles belongs to the code, and for one code
+    decorator, as of all else that is decorated with it.  Dynamo keeps compilations by code object, and for one code
     that is not many programs: modules of one `kind` share it; without a kind it is new each time.
     """
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -27,7 +28,7 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.codegen.target import Capabilities
-from fusion.dynamo.tangent_strides import tangents_laid_out
+from fusion.dynamo.shared_writes import Place
 from fusion.graph_cache.regions import KEY, Region, Told, kept_as
 from fusion.graphs import main_device
 from fusion.joint.dependence import dependence_of
@@ -231,3 +232,21 @@ def _passing(compiled: Boxed, passed: Mapping[int, Passed]) -> Boxed:
         return tuple(objects.get(k, result) for k, result in enumerate(results))
 
     return run
+
+
+@contextmanager
+def tangents_laid_out(graph: fx.GraphModule) -> Iterator[None]:
+    """Let AOTAutograd trace `graph` with gradients whose memory holds all their elements.
+
+    AOTAutograd of PyTorch 2.13 assumes that the gradient of a result has the strides of the result, and copies others
+    into memory with those strides (2.11 assumes contiguous gradients).  If elements of the result share memory
+    (overlapping windows of `unfold`), that memory holds fewer elements than the gradient, and most are lost.  The
+    gradients of such graphs are contiguous.
+    """
+    values = (node.meta.get("example_value") for node in graph.graph.output_node().all_input_nodes)
+    places = [Place.of(value) for value in values if isinstance(value, torch.Tensor)]
+    if any(place is not None and place.overlaps_itself for place in places):
+        with functorch_config.patch(guess_tangent_strides_as_outputs=False):
+            yield
+    else:
+        yield

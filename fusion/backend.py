@@ -181,7 +181,7 @@ _BY_CODE: WeakValueDictionary[tuple[CodeType | None, Options], Backend] = WeakVa
 
 
 KEPT = "_fusion_backend"
-"""The attribute of what `fuse` returns, and of PyTorch's wrapper of a backend, that holds the backend."""
+"""The attribute that holds the backend, on results of `fuse` and on PyTorch's wrapper of a backend."""
 
 
 __all__ = ["KEPT", "Backend", "FusionWarning", "backend_of", "fusion_backend"]

@@ -41,7 +41,7 @@ def compile_bodies(graph: fx.GraphModule, compile_one: Callable[[fx.GraphModule]
 
 
 def _taken(body: fx.GraphModule) -> list[Laid | None] | None:
-    """Return the layouts of a body's inputs (None for those that are no tensors); None if the body must run eagerly."""
+    """Return the layouts of a body's inputs (None for a number); None if the body must run eagerly."""
     calls = [node for node in body.graph.nodes if node.op == "call_function"]
     if not calls or any("val" not in node.meta or _writes_or_draws(node.target) for node in calls):
         return None

@@ -7,6 +7,7 @@ the program that was called, or under strict the error to raise, with a line of 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import sys
 import warnings
@@ -16,6 +17,8 @@ from functools import lru_cache
 import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.utils.checkpoint import checkpoint
 
 from fusion.inspect.report import ExternReport
 from fusion.lowering.builder import origin_of
@@ -23,7 +26,6 @@ from fusion.lowering.errors import FusionError, FusionWarning, Origin
 from fusion.lowering.interpret import run_program
 from fusion.lowering.lower import lower
 from fusion.runtime import Boxed
-from fusion.runtime.checkpoints import with_checkpoints
 
 
 @lru_cache(maxsize=256)
@@ -93,7 +95,7 @@ def evaluated(graph: fx.GraphModule) -> Boxed:
 
 
 def for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """Add a line to failures of this compiler, and to those that Dynamo would take for a graph break; not to others."""
+    """Add a line to failures of this compiler, and to failures that would be graph breaks for Dynamo; not to others."""
     if isinstance(failure, (FusionError, TorchDynamoException, *exceptions_allowed_to_be_fallback)):
         return located(failure, graph)
     return failure
@@ -113,3 +115,31 @@ def first_line(graph: fx.GraphModule) -> Origin | None:
     """Return the line of the first operation of a graph whose line is known."""
     lines = (origin_of(node) for node in graph.graph.nodes if node.op.startswith("call_"))
     return next((line for line in lines if line.line), None)
+
+
+def with_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return `graph` with eager's checkpoints, which restore the generators; the same object if it has none.
+
+    Dynamo's call of a checkpoint is for tracing alone: run directly, its recomputation in backward draws other random
+    numbers than forward did, and gradients are wrong.
+    """
+    parts = (part for part in graph.modules() if isinstance(part, fx.GraphModule))
+    if not any(part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint) for part in parts):
+        return graph
+    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    copied.meta = dict(graph.meta)
+    for node in copied.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
+        node.target = _checkpointed
+    copied.recompile()
+    for name, part in list(copied.named_children()):
+        if isinstance(part, fx.GraphModule):
+            setattr(copied, name, with_checkpoints(part))
+    return copied
+
+
+def _checkpointed(part: fx.GraphModule, *args: object, **kwargs: object) -> object:
+    """Make eager's call of a checkpointed part, with the user's options, which Dynamo has kept."""
+    options, arguments = tag_activation_checkpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
+    if "_checkpoint_context_fn" in part.meta:
+        options["context_fn"] = part.meta["_checkpoint_context_fn"]
+    return checkpoint(part, *args, **{**options, "use_reentrant": False, "preserve_rng_state": True}, **arguments)

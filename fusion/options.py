@@ -11,7 +11,7 @@ environment:
     FUSION_CLOSE_CALLS=0   decide by predictions alone, however close they are
     FUSION_PROGRESS=0      show no line on the terminal during a long compilation
 
-All but those that name a directory are switches: 1, true, yes, on; 0, false, no, off, or nothing.
+Variables that name no directory are switches: 1, true, yes, on; 0, false, no, off, or nothing.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Options:
 
     @property
     def exact(self) -> bool:
-        """Is every value to be rounded as eager rounds it?"""
+        """Whether every value is rounded as eager rounds it."""
         return self.numerics != "default"
 
     @property
     def invariant(self) -> bool:
-        """Is each row to be computed in the same way whatever else is in the batch?"""
+        """Whether the computation of a row is independent of the other rows of the batch."""
         return self.numerics == "batch_invariant"
 
     @property
@@ -133,7 +133,7 @@ class Options:
 
 
 def shows_progress() -> bool:
-    """Return whether a terminal shows what is done during a long compilation.
+    """Return whether a terminal shows the progress of a long compilation.
 
     Raises:
         ValueError: the environment says neither yes nor no.
@@ -142,7 +142,7 @@ def shows_progress() -> bool:
 
 
 def _switch(variable: str, *, default: bool) -> bool:
-    """What a variable of the environment says; `default` where there is none.
+    """Return the value of a switch in the environment; `default` if it is not set.
 
     Raises:
         ValueError: it says neither yes nor no.
@@ -218,3 +218,30 @@ def _folder(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise ValueError(f"dump must be a directory, and {path} is a file")
     return path
+
+
+def options_of(caller: str, program: object, settings: Mapping[str, object]) -> Options:
+    """Return the options of a call of `caller` with `program`.
+
+    Args:
+        settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
+
+    Raises:
+        TypeError: `program` cannot be called, or a setting is unknown or has the wrong type.
+        ValueError: unknown mode, option or value of an option.
+    """
+    unknown = set(settings) - {"mode", "dynamic", "fullgraph", "options"}
+    if unknown:
+        raise TypeError(f"{caller} takes mode, dynamic, fullgraph and options, got {sorted(unknown)}")
+    if not callable(program) or isinstance(program, type):
+        raise TypeError(f"{caller} takes an nn.Module or a function, got {program!r}")
+    return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # read checks
+
+
+def torch_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Pick the settings that `torch.compile` takes.
+
+    >>> torch_settings({"mode": "default", "dynamic": True})
+    {'dynamic': True}
+    """
+    return {name: settings[name] for name in ("dynamic", "fullgraph") if name in settings}

@@ -4,7 +4,7 @@ The devices of a graph are known once it is traced; that this process uses an ac
 of an accelerator's target that are needed once per process are prepared when Dynamo begins.  Shapes that PyTorch traces
 wrongly (`fusion.lowering.mistraced`) are corrected from the start, causal hints of masks are trusted
 (`fusion.dynamo.causal_hint`), and elements that nothing reads are kept where their indices may be refused
-(`fusion.dynamo.unused_results`).  A terminal shows what is done in a compilation that takes long.
+(`fusion.dynamo.unused_results`).  A terminal shows the progress of a long compilation.
 
 Dynamo traces before it calls a backend, and its global state is the process's: there is no hook for one backend alone.
 So importing this module wraps Dynamo's function that compiles a frame.  The wrapper enters and leaves the corrections

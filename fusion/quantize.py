@@ -23,7 +23,7 @@ class QuantizedLinear(nn.Module):
 
     Attributes:
         weight: int8 [out, in], or uint8 [out, in / 2] with two weights to a byte, the first in the low 4 bits, plus 8.
-        scale: [out, in / group], what an integer of a group is multiplied by.
+        scale: [out, in / group], the factor of the integers of a group.
         bias: [out], or None.
     """
 

@@ -27,7 +27,7 @@ from fusion.codegen.targets import DEFAULTS
 from fusion.dumped.trace import Trace
 from fusion.dynamo.parts import can_split, compile_in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
-from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some
+from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some, with_checkpoints
 from fusion.graph_cache import keeps_graphs
 from fusion.graph_cache.regions import Asked, Region, Told
 from fusion.graph_compiler import GraphCompiler
@@ -37,7 +37,6 @@ from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
-from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder
 from fusion.stages import CAPTURED, PREPARED
@@ -49,7 +48,7 @@ Run: TypeAlias = Callable[..., object]
 
 @dataclass(slots=True)
 class Noted:
-    """What it takes to save a region that was compiled.
+    """Collects the data with which a compiled region is saved.
 
     Attributes:
         key: of its entry in the cache; empty if it has none.
@@ -97,7 +96,7 @@ class RegionCompiler:
         Args:
             part_backend: the backend for the parts of a region that cannot be traced as a whole.
             alone: whether it is no part of a region that Dynamo captured before.
-            noted: receives what it takes to save the region.
+            noted: receives the data with which the region is saved.
 
         Raises:
             FusionError: the options promise numerics that there are not on the devices of the inputs.
@@ -239,7 +238,7 @@ class RegionCompiler:
 
 
 def _is_called_with_fakes() -> bool:
-    """Return whether PyTorch calls what is compiled once with fake tensors.
+    """Return whether PyTorch calls the compiled function once with fake tensors.
 
     It splits DDP models by their buckets, and compiles each part for the results of the one before.
     """
@@ -262,7 +261,7 @@ class _Captured:
 
     def __init__(self, compiler: RegionCompiler, graph: fx.GraphModule) -> None:
         self._options, self._graph = compiler.options, with_checkpoints(graph)
-        # What the caller does with a result is legal, also under strict.
+        # The caller may do anything with a result, also under strict.
         self.say: Callable[[Unsupported], None] = partial(compiler.graphs.gave_up, graph, "called")
         self._line = first_line(graph)
 

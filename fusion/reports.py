@@ -60,7 +60,7 @@ class Reports:
             self._compiling.region = outer
 
     def add(self, report: Report) -> Report:
-        """Add the report of a graph; return it with what is known of its region."""
+        """Add the report of a graph; return it with the facts of its region."""
         region = self._region()
         with self._lock:
             if region is not None and region.first is None:

@@ -123,7 +123,7 @@ class Scheduling:
         workspace: bytes above which a product is computed in chunks.
         spare: inputs that may be overwritten once they are taken over.
         overrides: decisions that are imposed instead of priced.
-        verified, kernels: what is verified already.
+        verified, kernels: the nodes and kernels that are verified already.
     """
 
     target: Target | None

@@ -38,7 +38,7 @@ _OWN = "_torchdynamo_wrapper_id"
 
 
 class _Calls:
-    """The number of calls of fused programs so far, of all threads, and of those that this thread is in."""
+    """The number of calls of fused programs so far, of all threads, and the number that this thread is in."""
 
     count = 0
     inside = threading.local()

@@ -1,4 +1,4 @@
-"""Shows, on a terminal, what is waited for: compilations take seconds, some of them minutes.
+"""Shows the current wait on a terminal: compilations take seconds, some of them minutes.
 
 The line is on standard error: `compiling Net, 12 s; kernels of forward: 7 of 31`.  It appears once something has taken
 longer than `PATIENCE`, and is gone when that ends.  Nothing is shown where standard error is no terminal, in notebooks,
@@ -25,12 +25,12 @@ PATIENCE, PERIOD = 1.5, 0.25
 _WIDTH = 100
 
 Activity: TypeAlias = "str | Callable[[], str]"
-"""What is being done, or a function that says it whenever it is shown."""
+"""The current activity, or a function that returns it whenever it is shown."""
 
 
 @dataclass(slots=True)
 class _Wait:
-    """What a thread waits for."""
+    """Describes the wait of a thread."""
 
     what: str
     activity: Activity = ""
@@ -103,7 +103,7 @@ def waiting(what: str, activity: Activity = "") -> Iterator[None]:
 
 
 def doing(activity: Activity) -> None:
-    """State what this thread does now, for the line that shows what is waited for."""
+    """Set the current activity of this thread, for the line that shows its wait."""
     wait = _WAITS.get(threading.get_ident())
     if wait is not None and activity:
         wait.activity = activity

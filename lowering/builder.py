@@ -45,14 +45,14 @@ GENERATED_DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which operations are generated, and how results are rounded.
+    """Selects the operations that are generated, and the rounding of results.
 
     Attributes:
         contractions: names of the fx nodes whose matrix products become Contract nodes, others stay library calls;
             None selects all.
         scatters: operations (of `SCATTER_OPS`) that are generated although indices may collide; None selects all.
         rounded: round every result as eager does, also where it is not stored.
-        invariant: what is not part of a row may not change the order in which its floats are combined.
+        invariant: data outside a row may not change the order in which its floats are combined.
         scans: scans of floats are generated.
         small: matrix products of at most this many multiplications that are not contractions become sums of products.
     """
@@ -287,7 +287,7 @@ def origin_of(node: fx.Node) -> Origin:
 
 
 def _printable(name: str) -> str:
-    """Return the name of a file with escapes for what no comment of a source may hold: line ends, bytes of no text.
+    """Return the name of a file with escapes for line ends and undecodable bytes, which a comment cannot hold.
 
     >>> _printable("a\\nb.py")
     'a\\\\nb.py'

@@ -17,7 +17,7 @@ WIDEST = 100
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: the fx node, the module it ran in and the line the user wrote, in the file at `path`.
+    """Names the origin of a node: the fx node, the module it ran in and the line the user wrote, in the file at `path`.
 
     >>> str(Origin("relu_1", "encoder.layers.0.mlp", "model.py:42"))
     'relu_1 (encoder.layers.0.mlp, model.py:42)'
@@ -64,8 +64,8 @@ class FusionError(Exception):
     """Base of all errors of the compiler.
 
     Args:
-        message: what is wrong, in one sentence.
-        hint: what the user can do about it.
+        message: the problem, in one sentence.
+        hint: the remedy for the user.
         origin: the place in the user's program, if known.
     """
 

@@ -53,7 +53,7 @@ from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
 
 class Role(Enum):
-    """How a kernel iterates over an axis."""
+    """Says how a kernel iterates over an axis."""
 
     GRID = "grid"
     LOOP = "loop"
@@ -186,7 +186,7 @@ class Kernel:
         beside: run in the same launch, independent of this kernel and of each other; then nothing follows.
         then: runs in the same launch after the whole grid, or after its part of it at each point of its GRID axes.
         traced: the values of size symbols when the graph was traced; only performance may depend on them.
-        origins: for comments: what this kernel computes and where the program says so (`errors.by_place`).
+        origins: for comments: the operations of this kernel, with their lines in the program (`errors.by_place`).
     """
 
     name: str
@@ -228,7 +228,7 @@ class Kernel:
 
     @property
     def launched(self) -> tuple[Kernel, ...]:
-        """All kernels of the launch: its parts, then those that follow."""
+        """All kernels of the launch: its parts, then the kernels that follow."""
         return (*self.parts, *(() if self.then is None else self.then.launched))
 
 
@@ -370,7 +370,7 @@ def running(loop: Loop) -> frozenset[str]:
 
 
 def loop_folds(loop: Loop) -> tuple[Fold, ...]:
-    """Return the folds that a loop completes: those over its axes, not those that are complete within each block."""
+    """Return the folds that a loop completes: over its axes, and not complete within each block."""
     return tuple(stmt for stmt in loop.body if isinstance(stmt, Fold) and set(stmt.over) & set(loop.axes))
 
 

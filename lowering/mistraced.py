@@ -38,7 +38,7 @@ Entry: TypeAlias = tuple[dict[Any, Any], object, object]
 
 
 class _Within(threading.local):
-    """How deeply this thread is nested in `traced_as_eager`."""
+    """Counts the nested uses of `traced_as_eager` in this thread."""
 
     depth = 0
 

@@ -34,7 +34,7 @@ def open_bounds(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, 
 
 
 def _first_and_end(condition: Expr, first: int, end: int) -> Iterator[tuple[str, int]]:
-    """Yield what `first <= point < end` reads, with these numbers."""
+    """Yield the buffers that `first <= point < end` reads, with these numbers."""
     for node in postorder(condition):
         if isinstance(node, Op) and node.name in ("ge", "lt") and isinstance(bound := node.args[1], Load):
             yield bound.buffer, first if node.name == "ge" else end

@@ -121,6 +121,6 @@ WITHOUT_LIBRARY: dict[OpOverload, Callable[..., object]] = {
     aten.convolution.default: convolution,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention_for_cpu,
 }
-"""Operations → what they are decomposed into."""
+"""Operations → their decompositions."""
 
 __all__ = ["WITHOUT_LIBRARY"]

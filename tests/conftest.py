@@ -139,6 +139,13 @@ def _same_start_for_every_test() -> Iterator[None]:
 
 
 @pytest.fixture
+def without_disassembly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that compile for a GPU and read no SASS: to disassemble a binary takes as long as to compile it."""
+    if find_spec("triton"):
+        monkeypatch.setattr("fusion.codegen.triton.launch.aot.disassembly", lambda binary: "")
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """For small tensors and many operations, where a second thread would only be waited for."""
     threads = torch.get_num_threads()

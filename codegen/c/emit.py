@@ -1,7 +1,7 @@
 """Turns a Kernel into the text of one C function.
 
-What enters is a kernel; what leaves is a function of the same name that takes the data pointers of its params, its
-sizes as int64_t and the number of threads, with the few definitions it needs before it.  Its form (`forms`) writes it.
+Input: a kernel; output: a function of the same name that takes the data pointers of its params, its sizes as int64_t
+and the number of threads, with the few definitions it needs before it.  Its form (`forms`) writes it.
 
 Refused (BuildError): dtypes and operations without a C form.
 """
@@ -26,7 +26,7 @@ def emit_kernel(kernel: Kernel) -> str:
 
 
 def _functions(kernel: Kernel) -> list[str]:
-    """The C functions of a launch, each above those that call it."""
+    """Return the C functions of a launch, each above its callers."""
     functions: list[str] = []
     for part in called_by(kernel):
         *inner, last = _functions(part)

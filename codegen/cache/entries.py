@@ -46,7 +46,7 @@ _OWN_NAME = re.compile(r"\.?(fusion_triton_)?[0-9a-f]{32,64}(\..*)?")
 
 
 class Damaged(Exception):
-    """What has the name of an entry is not that entry."""
+    """The content of an entry does not match its name."""
 
 
 def digest(*parts: str | bytes) -> str:

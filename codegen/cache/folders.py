@@ -192,7 +192,7 @@ def _descriptor(name: str, at: int | None) -> int | None:
 
 
 def _make(path: Path, name: str, at: int | None) -> None:
-    """Create a folder, and where it has no open parent those that it lacks, each for the user alone."""
+    """Create a folder with its missing parents, each for the user alone."""
     if at is None:
         for each in reversed(path.parents):
             if not each.exists():

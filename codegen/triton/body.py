@@ -44,7 +44,9 @@ class _LoopState:
         self.lanes: Lanes | None = None
 
     def accumulates_blocks(self, fold: Fold) -> bool:
-        """Is every block reduced at once, because the loop names its folds?  (False for a pair of values.)"""
+        """Return whether every block is reduced at once, because the loop names its folds.  (False for a pair of
+        values.)
+        """
         return self.follows and self.axes == set(fold.over) and (fold.op == "dot" or len(fold.args) == 1)
 
 
@@ -149,7 +151,7 @@ class Body:
         plain, written = all(isinstance(stmt, Fold) or _is_plain(stmt) for stmt in loop.body), set(values.written)
         later: list[Callable[[], None]] = []
         for part in reversed(parts) if back else parts:
-            if plain:  # no part of the loop, like no step, reads what others have stored
+            if plain:  # no part or step of the loop reads data that another one has stored
                 values.written = set(written)
             later = self._part(part, dim, backwards=back and part.start == Code("0"))
         values.full = frozenset()
@@ -247,13 +249,15 @@ class Body:
         values.stored(stmt.param)
 
     def _passes_cache(self, name: str) -> bool:
-        """Is a result larger than the cache, so that storing it there would only evict data that is read again?"""
+        """Return whether a result is larger than the cache, so that storing it there would only evict data that is read
+        again.
+        """
         param = self.layout.blocked.kernel.param(name)
         return extent(param.extent) * param.dtype.itemsize > self.values.device.cache
 
 
 def _is_plain(stmt: Stmt) -> bool:
-    """Does it store each point of a block once?"""
+    """Return whether a statement stores each point of a block once."""
     return isinstance(stmt, Store) and stmt.axes is None
 
 

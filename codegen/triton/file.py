@@ -149,7 +149,9 @@ def _settings(launch: Launch, *, strict: bool) -> str:
 
 
 def _compares_rounded(kernel: Kernel) -> bool:
-    """Does a loop compare the result of an earlier fold with a value that the compiler may round differently there?"""
+    """Return whether a loop compares the result of an earlier fold with a value that the compiler may round differently
+    there.
+    """
     if not kernel.with_role(Role.LOOP):
         return False
     values = [value for stmt in statements(kernel.body) for value in values_of(stmt)]

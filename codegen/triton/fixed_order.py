@@ -3,7 +3,7 @@
 The order in which `tl.sum` adds depends on the layout of its tile, which Triton chooses from everything else in the
 kernel, and so on fusion, on the number of rows and on the number of warps.  Under these numerics a sum is written as
 additions of two numbers each (`_sum_in_pairs` in `expressions/prelude.py`): no layout changes their order, and a sum of
-two numbers does not depend on theirs.  What is added to what follows from the length of a row:
+two numbers does not depend on theirs.  The length of a row determines which elements are added:
 
     up to HELD elements      the row is held whole, padded to a power of two
     longer, or not known     a loop in steps of STEP elements, one accumulator for each, which are summed after it
@@ -17,9 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.blocks.config import extent
 from fusion.codegen.triton.blocks.dims import Blocked
 from fusion.codegen.triton.devices import Feature
+from fusion.codegen.triton.expressions.code import PRODUCT, Code, as_code, compose, listed
+from fusion.codegen.triton.expressions.indices import Layout
 from fusion.lowering.kernel import Fold, Prefix, statements
 
 HELD, STEP = 1 << 12, 1 << 10
@@ -31,7 +34,7 @@ MOST_HELD = 1 << 15
 
 
 def depends_on_order(fold: Fold) -> bool:
-    """Does the result of a fold without a product depend on the order in which its elements are combined?"""
+    """Return whether the result of a fold without a product depends on the order in which its elements are combined."""
     return fold.op in ("sum", "prod") and fold.dtype.is_floating_point
 
 
@@ -45,7 +48,7 @@ def shapes(known: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple
 
 
 def refused(blocked: Blocked) -> str:
-    """Return why the order in a kernel would depend on what it computes besides; empty if it does not."""
+    """Return why the order of additions would depend on the other results of a kernel; empty if it does not."""
     every = list(statements(blocked.body))
     folds = [stmt for stmt in every if isinstance(stmt, Fold)]
     if blocked.contraction and len(folds) > 1:
@@ -53,3 +56,15 @@ def refused(blocked: Blocked) -> str:
     if any(isinstance(stmt, Prefix) for stmt in every) and any(map(depends_on_order, folds)):
         return "under batch-invariant numerics a sum is computed in steps of its own, without a scan"
     return ""
+
+
+def in_pairs(layout: Layout, code: Code, dims: Sequence[Dim], over: Dim, *, product: bool = False) -> Code:
+    """Return a tile over `dims` summed (or multiplied) over one of them, two elements at a time."""
+    position = list(dims).index(over)
+    before, after = dims[:position], dims[position + 1 :]
+    sizes = [listed([layout.width(dim) for dim in part] or [as_code(1)], " * ", PRODUCT) for part in (before, after)]
+    function = "_product_in_pairs" if product else "_sum_in_pairs"
+    result = compose("{}({}, {}, {}, {})", function, code, sizes[0], layout.width(over), sizes[1])
+    if not (before or after):
+        return compose("tl.sum(tl.reshape({}, [1]), 0)", result)
+    return compose("tl.reshape({}, {})", result, layout.shape((*before, *after)))

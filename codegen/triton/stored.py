@@ -1,6 +1,6 @@
 """Loads kernels in Triton that another process has compiled, with or without the hardware.
 
-What Triton compiled is put where it looks for it, so that a kernel of known sizes is launched without compiling.  The
+Binaries are put into Triton's own cache, so that a kernel of known sizes is launched without compiling.  The
 launcher is that of every other kernel: unaligned tensors, sizes beyond 32 bits, and binaries for sizes that are
 multiples of 16 are compiled from the source when they are first needed.
 """
@@ -20,7 +20,7 @@ from fusion.lowering.kernel import Kernel
 
 
 class _Binaries:
-    """Hands Triton what it has compiled elsewhere (see `fusion.codegen.binary.Loader`)."""
+    """Gives Triton the binaries that it compiled elsewhere (see `fusion.codegen.binary.Loader`)."""
 
     def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
         """Return which of `needs` this machine does not have: a kind of devices, an architecture."""
@@ -42,7 +42,7 @@ class _Binaries:
         return self.rebuild(stored)
 
     def rebuild(self, stored: Stored) -> Callable[..., None]:
-        """Compile the source for this machine, or take what was compiled before, and return its launcher.
+        """Compile the source for this machine, or take the cached binary, and return its launcher.
 
         Raises:
             BuildError: Triton's message.

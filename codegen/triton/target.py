@@ -96,7 +96,7 @@ class TritonTarget:
 
     def refuses(self, kernel: Kernel) -> str:
         """Return why a kernel cannot be generated: its products are not all of matrices, or the order of a sum would
-        depend on what else it computes; empty if it can.
+        depend on its other results; empty if it can.
         """
         try:
             if self.numerics.invariant:
@@ -126,8 +126,8 @@ class TritonTarget:
         return _efficiency(kernel, self.device, self.numerics)
 
     def waits(self, kernel: Kernel) -> bool:
-        """Does epilogue time add to GEMM time?  It does through pointers; the efficiency of persistent products
-        includes it.
+        """Return whether epilogue time adds to GEMM time.  It does through pointers; the efficiency of persistent
+        products includes it.
         """
         task = _task(kernel, self.device, self.numerics)
         return bool(task.blocked.dots) and alone.default(task).exposes_epilogue
@@ -149,16 +149,16 @@ class TritonTarget:
         return fastest(chain_speeds(self.device, self.numerics), names, chain)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
-        """May two kernels share a launch?  They need similar registers and warps, and contractions of the same form;
-        one that may return at once stays alone.
+        """Return whether two kernels may share a launch.  They need similar registers and warps, and contractions of
+        the same form; one that may return at once stays alone.
         """
         if any(factor_in_place(kernel, kernel.body) is not None for kernel in (first, second)):
             return False
         return not self.numerics.invariant and _alike(first, second, self.device, self.numerics)
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
-        """May the last program of each tile sum the split-K parts along `axis`?  True for products with few rows or
-        columns.
+        """Return whether the last program of each tile may sum the split-K parts along `axis`: of products with few
+        rows or columns.
         """
         if self.numerics.invariant:
             return False

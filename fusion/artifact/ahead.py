@@ -88,7 +88,7 @@ def compiled(program: Captured, target: Target, options: Options, overrides: Ove
 
 
 def _asserted(program: Captured) -> set[str]:
-    """Return what is assumed about sizes that depend on data."""
+    """Return the assumptions about sizes that depend on data."""
     shapes = program.mode.shape_env
     return (
         set() if shapes is None else {str(each.expr) for of in shapes.deferred_runtime_asserts.values() for each in of}

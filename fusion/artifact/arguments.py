@@ -58,7 +58,7 @@ class Tensor:
         return cls(entry["name"], dtype, device, tuple(entry["shape"]), (shape, strides), bool(entry["kept"]))
 
     def examined(self, value: object) -> torch.Tensor:
-        """Return a value whose type, dtype, device and rank are those that the program was saved for.
+        """Return a value, if it has the type, dtype, device and rank of the saved program's argument.
 
         Raises:
             ArtifactError: they are not.
@@ -118,7 +118,9 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a size is read: off a "size" or "stride" of an argument, or its "value": `times` the size, plus `plus`."""
+    """Locates a size in the arguments: as a "size" or "stride" of an argument, or as its "value": `times` the size,
+    plus `plus`.
+    """
 
     leaf: int
     of: str
@@ -136,13 +138,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a program takes.
+    """Describes the arguments of a program.
 
     Attributes:
         leaves: a tensor, a constant, or None for a size, in order.
         sources: of each size, in order.
         passed: sizes that the program takes before its other inputs.
-        inequalities: text, and what it says.
+        inequalities: each as text, and as a function of the sizes.
         changed: the positions of tensors that are changed in place.
     """
 

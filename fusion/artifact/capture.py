@@ -68,12 +68,12 @@ class Captured:
         name: of the module or function.
         graph: its placeholders are the weights, then the sizes that vary, then the arguments that are no constants.
         inputs: the fake tensors and sizes of the placeholders.
-        sizes: those that vary.
+        sizes: the sizes that vary.
         mode: of the fake tensors.
         weights: in the order of the placeholders.
         leaves: of the arguments, in the order of `exported`'s structure.
         positional: the names of the parameters that take positional arguments.
-        constants: for each result, the constant that it is; None for those that the graph returns.
+        constants: the constant of each result; None for results that the graph returns.
         results: the values of the latter, with the memory that they share with inputs.
         exported: the program as PyTorch exports it.
     """
@@ -148,7 +148,7 @@ def sizes_from_one() -> contextlib.AbstractContextManager[None]:
 
     An operation that does know records it as a guard, which becomes an inequality of the file.
     """
-    # There is no annotation of what PyTorch makes of its settings.
+    # PyTorch does not annotate the type of its settings.
     return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined, no-any-return]
 
 
@@ -193,7 +193,7 @@ class _Described(fx.Interpreter):
 def _varying(leaves: Sequence[Leaf], mode: FakeTensorMode) -> Iterator[torch.SymInt]:
     """Yield each size that varies in the arguments, as Dynamo passes it to a graph.
 
-    What reads a size off a tensor finds only sizes that are a dimension themselves, and no multiple of one.
+    Code that reads a size off a tensor finds only sizes that are a dimension themselves, and no multiple of one.
     """
     tensors = [leaf.value for leaf in leaves if isinstance(leaf.value, torch.Tensor)]
     numbers = (number for tensor in tensors for number in (*tensor.shape, *tensor.stride()))
@@ -295,7 +295,7 @@ def _value_of(node: fx.Node, argument: object) -> object:
 
 
 def _copied(exported: ExportedProgram) -> tuple[fx.Graph, tuple[Constant | None, ...]]:
-    """Return a copy of the graph in which mutations are operations, and results are what the caller gets.
+    """Return a copy of the graph in which mutations are operations, and results are those of the caller.
 
     Results that are constants are not in the graph, but returned beside it.
     """

@@ -150,7 +150,7 @@ def _place(file: IO[bytes], info: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _seal(file: IO[bytes], archive: zipfile.ZipFile) -> bytes:
-    """Return the hash of all bytes but those of the members that the manifest lists, and of the seal itself."""
+    """Return the hash of all bytes outside the members that the manifest lists and the seal itself."""
     digest = hashlib.sha256()
     listed = sorted(_place(file, info) for info in archive.infolist() if info.filename != MANIFEST)
     position = 0

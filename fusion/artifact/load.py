@@ -1,7 +1,7 @@
 """Loads a program that was saved, without the compiler.
 
 Input: a file that `fusion.save` wrote; output: a callable.  Nothing here imports Dynamo or an IR, and no compiler is
-called where the machine has what the objects in the file need.  Everything is checked before anything is loaded.
+called on a machine with the features that the objects in the file need.  All members are checked before any is loaded.
 """
 
 from __future__ import annotations

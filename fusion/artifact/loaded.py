@@ -1,6 +1,6 @@
 """A program that was loaded from an artifact: a callable with weights.
 
-It computes what the program computed that was saved, in the mode (train or eval) in which it was.  It holds its weights
+It computes the same as the saved program, in the mode (train or eval) in which it was saved.  It holds its weights
 as plain tensors; buffers that the program changes, such as caches, are changed in them.
 """
 
@@ -24,8 +24,8 @@ class Artifact:
     """Runs a program that `fusion.save` has written; `fusion.load` returns it.
 
     Attributes:
-        manifest: what the file says about itself: versions, architectures, arguments, inequalities, hashes.
-        notes: how this machine differs from what kernels were compiled for, and what was done about it.
+        manifest: the description in the file: versions, architectures, arguments, inequalities, hashes.
+        notes: differences between this machine and that of the kernels, and the measures taken.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Artifact:
 
     @property
     def inequalities(self) -> tuple[str, ...]:
-        """What sizes have to satisfy, as text over the sizes that `manifest["arguments"]["sizes"]` lists."""
+        """The conditions on sizes, as text over the sizes that `manifest["arguments"]["sizes"]` lists."""
         return tuple(self.manifest["arguments"]["inequalities"])
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
@@ -81,7 +81,7 @@ class Artifact:
             self._program.run(registers)
 
     def _bound(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, dict[str, object]]:
-        """Return positional arguments, with those that were passed by name, and the others by name."""
+        """Return positional arguments, also for the ones passed by name, and the remaining arguments by name."""
         remaining, positional = dict(kwargs), [*args]
         for name in self._positional[len(args) :]:
             if name not in remaining:

@@ -178,7 +178,7 @@ class KernelEntry(TypedDict):
 
     Attributes:
         source, kernel: the members with its source, and with itself as text.
-        objects, carried: architecture → the member with its object, and with what the target's tools compiled.
+        objects, carried: architecture → the member with its object; the one with binaries of the target's tools.
         name, function, tensors, sizes: of its `Callee`.
         launch: of its `Binary`.
     """
@@ -225,10 +225,10 @@ class Manifest(TypedDict):
     Attributes:
         format, name, fusion, torch, python: versions, and the name of the program.
         target, device: that the kernels are for.
-        architectures: architecture → what its objects need of a machine.
+        architectures: architecture → the features that its objects need of a machine.
         registers: their number.
         operations: the operations and functions that steps call → their schemas.
-        weights: those that the program reads.
+        weights: the tensors that the program reads.
         changed_weights: the registers of those that it changes.
         state: the name of a parameter or buffer → the name under which its tensor is stored.
         tensors: the stored tensors by name.

@@ -35,7 +35,7 @@ class Recording:
     Attributes:
         steps: in order.
         registers: their number.
-        results: what the module returns.
+        results: the results of the module.
         literals: tensors that the module holds, and their registers.
         operations: the names of the operations and functions that are called.
     """
@@ -95,7 +95,7 @@ def _written(node: fx.Node, arguments: Iterable[object], register: Callable[[obj
 
 
 def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> Called | None:
-    """Return what a node calls; None for a kernel that launches nothing."""
+    """Return the callee of a node; None for a kernel that launches nothing."""
     if LAUNCH in node.meta:
         return _launch(node.meta[LAUNCH], kernels)
     if COMPUTED in node.meta:

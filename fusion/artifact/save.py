@@ -101,7 +101,7 @@ def _device_of(program: Captured) -> torch.device:
 
 
 def _target(options: Options, device: torch.device, architectures: list[str]) -> Target:
-    """Return the target for a device; `architectures` becomes those that are compiled for.
+    """Return the target for a device; fill `architectures` with its own, if they are empty.
 
     Raises:
         Unsupported: no target serves the device, or not for these architectures.

@@ -1,4 +1,4 @@
-"""Describes what a program takes and returns, as JSON.
+"""Describes the arguments and results of a program, as JSON.
 
 Input: the captured program, and what AOTAutograd says about its results; output: the entries of the manifest about
 arguments, sizes, inequalities and results.  Sizes are named as PyTorch names them; each is read off a dimension, or a
@@ -40,7 +40,7 @@ class Signature:
     """The arguments and results of a program.
 
     Args:
-        results: what the recorded steps return, as JSON.
+        results: the results of the recorded steps, as JSON.
     """
 
     def __init__(self, program: Captured, compiled: Compiled, results: Sequence[Json]) -> None:
@@ -112,7 +112,7 @@ class Signature:
         return int(expression) if expression.is_Integer else expression_text(expression, self.names)
 
     def _sizes(self) -> Iterator[SizeEntry]:
-        """Yield where each size is read, from the simplest place; off a stride only what is no size."""
+        """Yield the simplest place at which each size is read; a stride only if there is no other place."""
         places: dict[str, SizeEntry] = {}
         for size, place in sorted(self._places(), key=lambda pair: pair[1]["of"] == "stride"):
             for name, times, plus in _solved(_expression(size)):

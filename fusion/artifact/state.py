@@ -1,6 +1,6 @@
 """Decides which tensors of a program are one, and writes the file that they share.
 
-Input: the parameters and buffers of a program; output: what tells them apart, and a file of safetensors.
+Input: the parameters and buffers of a program; output: which of them are tied, and a file of safetensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fusion.lowering.errors import ArtifactError, Unsupported
 
 
 def identity(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return what tied tensors have in common; empty ones are not tied."""
+    """Return a key that is equal for tied tensors; empty tensors are not tied."""
     if not tensor.numel():
         return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
@@ -28,7 +28,7 @@ def refuse_shared_memory(held: Sequence[tuple[str, int, torch.Tensor]], changed:
 
     Args:
         held: the name, the number and the value of each.
-        changed: the numbers of those that are changed in place.
+        changed: the numbers of the tensors that are changed in place.
 
     Raises:
         Unsupported: there is one.

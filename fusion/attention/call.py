@@ -37,7 +37,7 @@ class Call:
 
     Attributes:
         operands: the query, the key and the value, without data.
-        mask: what is added to the scores.
+        mask: the summand of the scores.
         options: the arguments that are not tensors.
         order: the dimensions of the result in memory order, the outermost first.
         training: whether there will be a backward.

@@ -85,7 +85,7 @@ class Chooser:
         self._lock = threading.Lock()
 
     def __call__(self, graph: fx.GraphModule) -> tuple[Choice, ...]:
-        """Decide for every call in `graph`, and decompose those that are to be generated."""
+        """Decide for every call in `graph`, and decompose the calls to be generated."""
         with unset_fake_temporarily():
             return tuple(self._choices(graph))
 

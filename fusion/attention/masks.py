@@ -78,7 +78,7 @@ class Mask:
 
     @property
     def where(self) -> Expr | None:
-        """The condition under which a score counts, on what decides that for whole blocks; None if all may."""
+        """The condition under which a score counts, over values that decide whole blocks; None if all count."""
         score = Load("scores", tuple(axis.symbol for axis in self.axes), torch.float32)
         if self.value.dtype is torch.bool:
             masked = make_op("where", self.value, score, const(-math.inf, score.dtype))

@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_tolerances(parser: argparse.ArgumentParser) -> None:
-    """Add what counts as a difference."""
+    """Add the tolerances of a comparison."""
     parser.add_argument(
         "--rtol", type=tolerance, metavar="1e-3", help="relative to the reference; default: twice eager's own error"
     )

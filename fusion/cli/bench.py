@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 
 import fusion
-from fusion.cli.pages import write_page
-from fusion.cli.printed import print_json
+from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import Prepared, prepared
 from fusion.codegen.price import along
 from fusion.inspect.graphs import DeviceReport

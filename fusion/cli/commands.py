@@ -16,8 +16,7 @@ import fusion
 from fusion.aot import AHEAD, exported
 from fusion.calibrate import calibrate as measured_speeds
 from fusion.calibrate import lines
-from fusion.cli.pages import write_page
-from fusion.cli.printed import print_json
+from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import CommandError, Prepared, prepared
 from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
 from fusion.codegen.targets import TARGETS

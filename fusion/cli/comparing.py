@@ -8,8 +8,7 @@ from typing import TypedDict
 import torch
 
 import fusion
-from fusion.cli.pages import write_page
-from fusion.cli.printed import plain, print_json
+from fusion.cli.output import plain, print_json, write_page
 from fusion.cli.programs import prepared
 from fusion.diagnosis.bisection import Bisection
 from fusion.diagnosis.bisection import bisect as bisected
@@ -41,7 +40,7 @@ def _show_page(arguments: argparse.Namespace, outcome: Agreement | Bisection, co
 
 
 def bisect(arguments: argparse.Namespace) -> int:
-    """Print what makes the results of a program differ from eager; exit with 1 if they do."""
+    """Print the pass or kernel that makes results differ from eager; exit with 1 if they differ."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("bisecting"):

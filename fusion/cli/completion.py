@@ -1,7 +1,7 @@
 """Prints a script that completes commands and options in a shell (`fusion completion bash`).
 
 Input: the parser of all commands; output: a script that holds their names, options and choices, so that a key press
-starts no Python.  What is neither option nor choice is a file.
+starts no Python.  Other words are names of files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ZSH_HEAD = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit &&
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What may follow a command.
+    """Holds the words that may follow a command.
 
     Attributes:
         options: all options, with the choices of each; none for one that takes a file, a number or nothing.

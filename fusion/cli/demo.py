@@ -22,7 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion.backend import Backend
-from fusion.cli.cold import empty_caches
+from fusion.cli.timing import empty_caches
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.progress import steps
 from fusion.inspect.report import KernelReport

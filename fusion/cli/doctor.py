@@ -1,4 +1,4 @@
-"""Examines this machine: what the compiler needs, what of it works, and what to install or change (`fusion doctor`).
+"""Examines this machine: the compiler's requirements, their state, and the remedy for each failure (`fusion doctor`).
 
 Input: nothing; output: a check for each tool, and for each target a small program that is compiled, run and compared
 with eager.  The exit code is 1 if the default target of a device that PyTorch sees does not work.
@@ -24,7 +24,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fusion
 from fusion.backend import Backend
-from fusion.cli.printed import print_json
+from fusion.cli.output import print_json
 from fusion.codegen.c.build import bind_openmp
 from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.cache import cache_dir, put
@@ -48,9 +48,9 @@ class Check:
     """The outcome of one check.
 
     Attributes:
-        state: "ok"; "absent", of what this machine does not need; "FAILS".
+        state: "ok"; "absent", of a tool that this machine does not need; "FAILS".
         found: a version, a path, or why it fails.
-        remedy: what to install or change; empty if nothing.
+        remedy: the software to install, or the setting to change; empty if nothing.
         decides: whether the exit code depends on it.
     """
 
@@ -91,7 +91,7 @@ def examined() -> Iterator[Check]:
 
 
 def _checked(name: str, examine: Callable[[], str], remedy: str, *, decides: bool = False) -> Check:
-    """Run a check; whatever it raises is what fails."""
+    """Run a check; an error that it raises is its failure."""
     try:
         return Check(name, OK, examine(), decides=decides)
     except Exception as error:  # any defect of the machine's software is a finding

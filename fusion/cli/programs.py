@@ -1,7 +1,7 @@
 """Loads the program that a command names, draws its inputs, and reads its settings.
 
-Input: the parsed arguments; output: a callable, tensors, and the keyword arguments of `fusion.fuse`.  What cannot be
-loaded, drawn or read raises a `CommandError` before the command prints anything.
+Input: the parsed arguments; output: a callable, tensors, and the keyword arguments of `fusion.fuse`.  Where any of them
+cannot be loaded, drawn or read, a `CommandError` is raised before the command prints anything.
 """
 
 from __future__ import annotations

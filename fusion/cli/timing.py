@@ -8,8 +8,11 @@ before and after each call.
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time as clock
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
@@ -17,9 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import fusion
-from fusion.cli.cold import empty_caches
-from fusion.cli.pages import write_page
-from fusion.cli.printed import print_json
+from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import CommandError, Prepared, prepared
 from fusion.inspect.agreement import cotangent
 from fusion.lowering.errors import brief
@@ -195,3 +196,20 @@ def _shown(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.1f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+@contextmanager
+def empty_caches() -> Iterator[None]:
+    """Use empty, temporary cache directories of Fusion and TorchInductor within, so that a first call compiles."""
+    variables = ("FUSION_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in variables}
+    with tempfile.TemporaryDirectory(prefix="fusion-cold-", ignore_cleanup_errors=True) as folder:
+        try:
+            for name in variables:
+                os.environ[name] = os.path.join(folder, name.partition("_")[0].lower())
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value

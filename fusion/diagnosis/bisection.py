@@ -1,4 +1,4 @@
-"""Finds what makes the results of a program differ from eager's: a kernel, or a pass.
+"""Finds the kernel, or the pass, that makes the results of a program differ from eager's.
 
 Input: a program and its inputs; output: a `Bisection`.  The search goes from what runs to what decided it:
 
@@ -35,12 +35,11 @@ from fusion.inspect.rules import WrongRule, checking
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import FusionError, by_place
 from fusion.lowering.program import Extern
-from fusion.options import Options
+from fusion.options import Options, options_of, torch_settings
 from fusion.region import compile_anew
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.overrides import PRICED, Overrides
-from fusion.settings import options_of, torch_settings
 from fusion.stages import OPTIONAL
 
 _CHANGED = 0.01
@@ -120,7 +119,7 @@ def bisect(
     against: str = "eager",
     **settings: object,
 ) -> Callable[..., Bisection]:
-    """Find what makes the results of a program differ from eager's: `bisect(model)(*args, **kwargs)`.
+    """Find the kernel or pass that makes results differ from eager's: `bisect(model)(*args, **kwargs)`.
 
     The program is compiled a dozen times at most, and run on copies; gradients are compared if results require them.
 
@@ -226,7 +225,7 @@ class _Search:
         return Bisection(whole, verdict, culprit=culprit, changed=compared.first())
 
     def _without_passes(self, whole: Agreement, fresh: Options) -> Bisection:
-        """Search in what is left if no optional pass makes the results differ."""
+        """Search the needed passes and the kernels, if no optional pass makes the results differ."""
         head = "no kernel is wrong, and the results differ without any optional pass: "
         if self.runs.agreement(self.values, Tolerance()).agrees:
             return Bisection(whole, f"{head}it is rounding, as the error against float64 is at most twice eager's")

@@ -91,7 +91,7 @@ def changed_parts(before: Program, after: Program) -> Iterator[Part | Unsupporte
 
 
 def parts_of(program: Program, names: Iterable[str], *wanted: Sequence[str]) -> tuple[Program, ...]:
-    """Return Programs with the same inputs that compute each of `wanted` from `names`, or from what these follow from.
+    """Return Programs with the same inputs that compute each of `wanted` from `names`, or from the operands of these.
 
     Raises:
         Unsupported: one has side effects, or is large.
@@ -163,7 +163,7 @@ def _nodes_not_in(program: Program, other: Program) -> list[Node]:
 
 
 def _groups(nodes: Sequence[Node]) -> Iterator[set[str]]:
-    """Yield the names that belong together: those that nodes write, joined where one of these nodes reads another."""
+    """Yield groups of names that nodes write, joined where one of these nodes reads another."""
     graph: nx.Graph[str] = nx.Graph()
     results = {name for node in nodes for name in writes(node)}
     for node in nodes:
@@ -178,7 +178,7 @@ def _read(nodes: Iterable[Node]) -> list[str]:
 
 
 def free_inputs(program: Program, names: Iterable[str]) -> frozenset[str]:
-    """Return what `names` are computed from, so that no input follows from another, and none is a computed integer."""
+    """Return the operands of `names`, such that no input follows from another, and none is a computed integer."""
     maker = {name: node for node in program.nodes for name in writes(node)}
     place = {name: number for number, name in enumerate(maker)}
     above = _Above(maker)
@@ -199,7 +199,7 @@ def _is_bound(program: Program, name: str, chosen: set[str], above: _Above) -> b
 
 
 def _is_limited(program: Program, name: str, maker: Mapping[str, Node]) -> bool:
-    """Return whether a computed value does not take all values: integers, exponentials and their sums, squares, what is
+    """Return whether the range of a computed value is limited: integers, exponentials and their sums, squares, values
     compared with a maximum.
     """
     node = maker.get(name)

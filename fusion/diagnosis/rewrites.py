@@ -72,7 +72,7 @@ Form = Callable[[Sequence[torch.Tensor], bool], Results]
 
 @dataclass
 class Rewrites(Watch):
-    """A `Watch` of the passes over programs and launches; `checked` evaluates what they changed."""
+    """A `Watch` of the passes over programs and launches; `checked` evaluates their changes."""
 
     _before: dict[str, Program] = field(default_factory=dict)  # by stage
     _graphs: dict[str, Mapping[str, object]] = field(default_factory=dict)  # the nodes that were lowered, by stage
@@ -81,7 +81,7 @@ class Rewrites(Watch):
     _known: set[str] = field(default_factory=set)
 
     def passed(self, stage: str, name: str, subject: object, context: object) -> None:
-        """Cut out what a pass changed."""
+        """Cut out the nodes that a pass changed."""
         if isinstance(subject, (Joint, fx.GraphModule)) and isinstance(context, Deriving):
             if name not in OTHER_NUMBERS:
                 self._derived(stage, name, subject.graph if isinstance(subject, Joint) else subject)
@@ -101,7 +101,7 @@ class Rewrites(Watch):
                     self._add_kernel(f"{stage}/{name}", step, subject.program, sizes)
 
     def _derived(self, stage: str, name: str, graph: fx.GraphModule) -> None:
-        """Cut out what a pass over an fx graph changed."""
+        """Cut out the nodes that a pass over an fx graph changed."""
         if name and graph_parts(graph) == self._graphs.get(stage):
             return
         with unset_fake_temporarily(), no_python_dispatcher():
@@ -159,7 +159,7 @@ def _form(program: Program, sizes: Mapping[sympy.Symbol, int]) -> Form:
 def _of_kernel(
     name: str, origins: tuple[str, ...], call: KernelCall, program: Program, sizes: Mapping[sympy.Symbol, int]
 ) -> Checked:
-    """Check that a kernel computes what its nodes do: its loops, running values and merges are derived."""
+    """Check that a kernel computes the values of its nodes: its loops, running values and merges are derived."""
     last = {operand: result for result, operand in call.over.items()}  # what it overwrites is not there to be compared
     results = [*(name for name in call.written if name not in last), *last.values()]
     try:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from fusion.backend import Backend
 from fusion.inspect.agreement import Agreement, Runs, Tolerance
+from fusion.options import options_of, torch_settings
 from fusion.region import compile_anew
-from fusion.settings import options_of, torch_settings
 
 
 def verify(

@@ -1,4 +1,4 @@
-"""Dumped files that run: what they import, and what writes them.
+"""Writes files of kernels and graphs that run by themselves, and holds the functions that they import.
 
 folders        where a process writes its dumps
 trace          which files a compilation writes, in which order
@@ -7,8 +7,8 @@ graph_files    the files of a graph and of its compiled module; `fx_text` writes
 ranges         the values that integer inputs may hold, from the checks of kernels
 inputs         the tensors that a file makes
 checks         the results of a launch against the evaluator in float64
-running        what the file of a kernel does when it is run
-graph_running  what the files of graphs and modules do
+running        runs the file of a kernel
+graph_running  runs the files of graphs and modules
 """
 
 from fusion.dumped.graph_running import allocator, constant, in_chunks, kernel, module_of, run_graph, run_module

@@ -1,4 +1,4 @@
-"""Checks what a launch of a kernel wrote on drawn inputs against the evaluator of its block program.
+"""Compares the results of a kernel on drawn inputs with the evaluator of its block program.
 
 Input: a kernel, a launcher of it and tensors; output: the error of each written tensor against float64, and whether the
 kernel may be right.  The evaluator runs twice: in float64, and in the dtypes of the kernel with its roundings, which
@@ -91,7 +91,7 @@ class Case:
         raise Unsupported(f"{kernel.name} accepts no inputs that were drawn: {refusal}")
 
     def run(self, launch: Launcher) -> list[Compared]:
-        """Launch the kernel on copies of the tensors, and compare what it wrote.
+        """Launch the kernel on copies of the tensors, and compare its results.
 
         Raises:
             Exception: whatever the launch raises.

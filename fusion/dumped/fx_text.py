@@ -1,4 +1,4 @@
-"""Writes fx modules as Python files that import what their code names.
+"""Writes fx modules as Python files that import the names in their code.
 
 Input: an fx module; output: lines that import or make each name of its code, and the values of its attributes, or the
 reason why a file cannot hold one.

@@ -37,13 +37,13 @@ class GraphFile:
 
     Attributes:
         code: the classes of the graph, as fx prints them.
-        names: lines that define what the code names.
+        names: lines that define the names in the code.
         attributes: lines that set the tensors of `module`.
         calls: for each input, the call that draws it, without a range, and its name.
         unchecked: whether PyTorch's operations may use positions without a check, so that those whose range is not
             known are all 0: operations of backward take them for forward's.
         random: the positions of results that depend on random numbers, which a compiled module draws otherwise.
-        missing: what a file cannot hold; empty if the graph runs.
+        missing: the parts that a file cannot hold; empty if the graph runs.
     """
 
     code: str
@@ -184,7 +184,7 @@ def _random_results(graph: fx.GraphModule) -> tuple[int, ...]:
 
 
 def _cannot_run(missing: str, code: str) -> str:
-    """Return the text of a file that only shows a code, and says what it needs to run."""
+    """Return the text of a file that only shows code, and names the parts that it lacks to run."""
     reason = f"This file does not run by itself: it needs {missing}."
     return "\n".join(
         [f"# {reason}", "import torch", "", code, "", 'if __name__ == "__main__":', f"    print({reason!r})"]

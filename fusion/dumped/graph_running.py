@@ -229,7 +229,7 @@ def _error(computed: torch.Tensor, exact: object) -> float:
 
 
 def _time(run: Callable[..., object], given: Values) -> float:
-    """Return the microseconds of a run; what it changes of its inputs stays changed between runs."""
+    """Return the microseconds of a run; changes of its inputs stay between runs."""
     arguments = _copies(given)
     tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
     device = next((each.device for each in tensors if each.is_cuda), torch.device("cpu"))

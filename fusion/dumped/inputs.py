@@ -17,7 +17,7 @@ from fusion.lowering.evaluate import flat_view
 
 _SEED = 20
 _SMALL = 127
-"""The largest integer of those that are no positions, as far as the file knows."""
+"""The largest drawn integer that is not known to be a position."""
 
 UNWRITTEN = -77
 """What a written tensor of integers holds before the launch."""

@@ -64,7 +64,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class KernelFile:
-    """What a file holds.
+    """Holds the content of a kernel's file.
 
     Attributes:
         path: the file.
@@ -86,7 +86,7 @@ class KernelFile:
 
 
 def mark_of(kernel: Kernel, source: str) -> str:
-    """Return what tells a source from others, whatever lines of the program its comments name."""
+    """Return a key of a source that does not depend on the lines of the program named in its comments."""
     origins = {line.strip(" */#") for line in kernel.origins}
     lines = (line.rstrip() for line in source.strip().splitlines())
     return digest("\n".join(line for line in lines if line.strip(" */#") not in origins))[:32]

@@ -1,4 +1,4 @@
-"""Runs a dumped file of a kernel: builds the source in it, checks what it writes, and measures it.
+"""Runs a dumped file of a kernel: builds the source in it, checks its results, and measures it.
 
 Input: the file with its inputs; output: lines on standard output, and the exit code 1 if the kernel is wrong.  Kernels
 in C are built by the system's compiler, kernels in Triton for the GPU at hand; without one they run under Triton's
@@ -85,7 +85,7 @@ def _place(target: str, device: torch.device) -> str:
 
 
 def _launch_time(case: Case, launch: Launcher, device: torch.device) -> float:
-    """Return the microseconds of a launch; what it updates is restored before each."""
+    """Return the microseconds of a launch; updated tensors are restored before each."""
     tensors = [copied(tensor, tensor.dtype) for tensor in case.tensors]
     updated = [
         (ours, given) for p, ours, given in zip(case.kernel.params, tensors, case.tensors, strict=True) if p.written

@@ -134,7 +134,7 @@ class Trace:
             self._artefacts(stem, kernel, source, target)
 
     def _artefacts(self, stem: str, kernel: Kernel, source: str, target: Target) -> None:
-        """Write what the target's tools make of a source, or why they fail: the program may run all the same."""
+        """Write the output of the target's tools for a source, or their error: the program may run all the same."""
         try:
             for suffix, content in target.stages(kernel, source):
                 self._write(f"{stem}.{suffix}", content)
@@ -142,7 +142,7 @@ class Trace:
             self._write(f"{stem}.failed.txt", str(error))
 
     def module(self, module: fx.GraphModule, schedule: Schedule) -> None:
-        """Write the spliced module of a schedule, and those of its chunks; the graph again, with what is known now."""
+        """Write the spliced modules of a schedule and its chunks, and the graph again, with the facts known by now."""
         if self.folder is None:
             return
         with self._writing():
@@ -172,7 +172,7 @@ class Trace:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Warn once of what fails, so that the program runs on; write no more to a directory that refuses."""
+        """Warn once of a failure instead of raising it; write no more to a directory that refuses."""
         try:
             yield
         except OSError as error:

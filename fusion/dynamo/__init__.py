@@ -12,6 +12,5 @@ changed in place:
     causal_hint      takes the caller's word that a mask is causal, without comparing its data
     unread_rows      does not compute rows that are not read
 
-`tangent_strides` sets the memory layout of gradients of results; `untraceable` and `parts` run operations that cannot
-be traced between compiled parts.
+`untraceable` and `parts` run operations that cannot be traced between compiled parts.
 """

@@ -138,7 +138,7 @@ _MASKS = ("mask", "mask_type")
 
 
 def _arguments(node: fx.Node) -> dict[str, object]:
-    """Return the arguments of a native call by name, without those that are left at their defaults."""
+    """Return the arguments of a native call by name, except defaults."""
     schema = getattr(torch.ops.aten, getattr(node.target, "__name__", "")).default._schema
     return {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
 

@@ -37,7 +37,7 @@ def changes_first(node: fx.Node) -> bool:
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the name of what a node calls, without that of an overload; empty if it has none."""
+    """Return the name of a node's callee, without that of an overload; empty if it has none."""
     target = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 

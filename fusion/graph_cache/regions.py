@@ -51,7 +51,7 @@ KEY = "_fx_graph_cache_key"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What Dynamo asks the backend to compile."""
+    """Holds the request of Dynamo to compile a region."""
 
     graph: fx.GraphModule
     inputs: Sequence[object]
@@ -64,7 +64,7 @@ class Region:
     Args:
         asked: released once the key is computed, so that inputs are freed as early as in eager.
         target: returns the target of a device.
-        told: receives what was derived from the joint graph, at tracing or from the cache.
+        told: receives the facts derived from the joint graph, at tracing or from the cache.
         load: makes cached compilations callable.
         note: is called with the outcome of the cache, for the report.
         kept: is called with the key of the entry, once there is one.

@@ -1,7 +1,7 @@
 """Evaluates AOTAutograd's guards on sizes, which are text, without Python's `eval`.
 
 Input: a text such as `L['t0'] <= 8 and L['t0'] % 2 == 0`, and the sizes that it calls t0, t1, …; output: whether it
-holds.  Symbolic sizes are guarded by being compared.  What a text may contain is in `runtime/size_text.py`.
+holds.  Symbolic sizes are guarded by being compared.  `runtime/size_text.py` defines the texts.
 """
 
 from __future__ import annotations

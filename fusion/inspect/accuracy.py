@@ -46,7 +46,7 @@ class LaunchError:
         origins: the operations that the launch computes, with the lines of the program (`errors.by_place`).
         error: relative error against float64, by norms: |written - exact| / |exact|.  Of integers and booleans, the
             share of wrong elements.  Infinite where NaN or an infinity is at another place.
-        rounding: the same error of the evaluator, which computes in the kernel's dtypes: what rounding explains.
+        rounding: the same error of the evaluator, which computes in the kernel's dtypes: the part due to rounding.
         largest: the largest absolute error of one element.
         is_right: whether rounding and the order of sums explain the error; else the kernel is wrong.
     """

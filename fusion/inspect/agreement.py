@@ -52,7 +52,7 @@ class Tolerance:
     against: str = "eager"
 
     def __post_init__(self) -> None:
-        """Refuse what is no tolerance.
+        """Refuse invalid tolerances.
 
         Raises:
             ValueError: a negative number, NaN, or another reference.
@@ -130,7 +130,7 @@ class Agreement:
         return tuple(value for value in self.values if not value.agrees)
 
     def told(self, reports: Sequence[Report]) -> Agreement:
-        """Return this with the reports of the graphs, and a note about what was not compiled."""
+        """Return this with the reports of the graphs, and a note about code that was not compiled."""
         eager = [f"{report.label} runs eagerly: {report.failure}" for report in reports if report.failure]
         nothing = [] if any(report.kernels for report in reports) else ["no kernel was generated"]
         note = "; ".join(filter(None, [self.note, *eager, *nothing]))
@@ -147,7 +147,7 @@ class Runs:
     Args:
         program: a function or an `nn.Module`; it is left as it is.
         args, kwargs: its arguments; tensors are copied for each run.
-        tolerance: decides what agrees.
+        tolerance: the largest difference of values that agree.
         gradients: whether backward runs too, from random cotangents, if a result requires gradients.
         random: whether results may differ from seed to seed; these are then not compared.
 
@@ -184,12 +184,12 @@ class Runs:
         self._random = frozenset(drawn)
 
     def run(self, compiled: Callable[[Program], Program], *, seed: int = SEED) -> Values:
-        """Run what `compiled` makes of the program, and return its values."""
+        """Compile the program with `compiled`, run it, and return its values."""
         program, given = self._copies()
         return self._values(program, compiled, given, seed)
 
     def repeated(self, compiled: Callable[[Program], Program]) -> Callable[[], Values]:
-        """Return a function that runs what `compiled` makes of one copy of the program, each time from equal state.
+        """Return a function that runs one copy of the program, compiled with `compiled`, each time from equal state.
 
         It is compiled once, unlike by `run`.
         """
@@ -320,7 +320,7 @@ def cotangent(result: torch.Tensor) -> torch.Tensor:
 
 
 def _gradients_of(result: object, program: Program, given: Given) -> Iterator[tuple[str, object]]:
-    """Go backward from all of `result` that requires gradients, and yield those of inputs and parameters."""
+    """Go backward from all parts of `result` that require gradients, yielding gradients of inputs and parameters."""
     starts = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
     parameters = program.named_parameters() if isinstance(program, torch.nn.Module) else ()
     named = {name: value for name, value in (*_inputs(given), *parameters) if isinstance(value, torch.Tensor)}
@@ -331,7 +331,7 @@ def _gradients_of(result: object, program: Program, given: Given) -> Iterator[tu
 
 
 def _state(program: Program, given: Given) -> Iterator[tuple[str, object]]:
-    """Yield what a run may change: inputs and buffers."""
+    """Yield the tensors that a run may change: inputs and buffers."""
     yield from ((name, value) for name, value in _inputs(given) if isinstance(value, torch.Tensor))
     if isinstance(program, torch.nn.Module):
         yield from ((f"buffer {name}", buffer) for name, buffer in program.named_buffers())

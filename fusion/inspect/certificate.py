@@ -92,7 +92,7 @@ class Certified:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Holds what was checked of a compiled program.
+    """Holds the checks of a compiled program, with their outcomes.
 
     Attributes:
         agreement: the results on the user's inputs, compared with eager and float64.

@@ -8,8 +8,7 @@ from pathlib import Path
 from fusion.codegen.target import Target
 from fusion.inspect.breaks import Break
 from fusion.inspect.certificate import Certificate
-from fusion.inspect.document import Document, artefacts_of, document_of
-from fusion.inspect.finding import Finding
+from fusion.inspect.document import Document, Finding, artefacts_of, document_of
 from fusion.inspect.page import frame_of, page_of
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic, farthest_first
 from fusion.schedule import Refusal
@@ -23,7 +22,7 @@ class Explanation:
         graphs: the report of each graph, in the order of compilation.
         other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
             break before the first operation; as far as Dynamo remembers.
-        certificate: what was checked of the compiled program (`explain(..., verify=True)`), else None.
+        certificate: the checks of the compiled program (`explain(..., verify=True)`), else None.
         finding: the outcome of a command beyond these reports, else None.
         target: makes the artefacts of kernels that were generated ahead of time; None: the target of this machine.
     """
@@ -78,7 +77,7 @@ class Explanation:
         """Return the reports as data that `json.dumps` takes, in the structure of `Document`.
 
         Args:
-            artefacts: also run the target's tools on each kernel, and include what they make of it.
+            artefacts: also run the target's tools on each kernel, and include their output.
         """
         texts = artefacts_of(self.kernels, self.target) if artefacts else {}
         return document_of(self.graphs, self.other_breaks, texts, self.certificate, self.finding)
@@ -88,7 +87,7 @@ class Explanation:
 
         Args:
             path: the file, which is replaced.
-            artefacts: also run the target's tools on each kernel, and show what they make of it.
+            artefacts: also run the target's tools on each kernel, and show their output.
 
         Raises:
             OSError: the file cannot be written.

@@ -50,7 +50,7 @@ class OperationReport:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What the predicted times of a report assume of the device, in bytes and additions per microsecond.
+    """Gives the device's figures behind the predicted times of a report, in bytes and additions per microsecond.
 
     Attributes:
         name: the machine, as the first line of the target's identity names it.

@@ -82,7 +82,7 @@ class Measurement(Watch):
         return median_time(run, _device_of(operands), restore)
 
     def _launched(self, kernel: Kernel, launch: Callable[..., object], times: _Times, *args: object) -> None:
-        """Launch a kernel, and measure it on its tensors, or on clones of those that it updates."""
+        """Launch a kernel, and measure it on its tensors; updated tensors are cloned."""
         count = len(kernel.params)
         tensors, sizes = cast("Sequence[torch.Tensor]", args[:count]), args[count:]
         before: dict[int, torch.Tensor] = {}
@@ -126,7 +126,7 @@ def _with_times(report: Report, took: Mapping[int, float]) -> Report:
 
 
 def _is_measured(call: Extern) -> bool:
-    """Return whether a call has no effects but those that its operation declares."""
+    """Return whether a call has only the effects that its operation declares."""
     is_aten = isinstance(call.target, OpOverload) and call.target.namespace == "aten"
     return is_aten or call.target is aligned_product
 

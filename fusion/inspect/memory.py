@@ -1,4 +1,4 @@
-"""Computes how much memory a graph holds while it runs: its results, and what is between.
+"""Computes the memory that a graph holds while it runs: its results and intermediate tensors.
 
 Input: the nodes of a lowered Program, or the steps of a schedule, in order; output: the bytes held while each runs.
 Inputs belong to the caller and do not count.  A tensor is held from the step that makes it to the last one that reads
@@ -31,7 +31,7 @@ def held_by_nodes(program: Program, hints: Mapping[sympy.Symbol, int]) -> tuple[
 
 
 def held_by_steps(program: Program, steps: Sequence[Step], hints: Mapping[sympy.Symbol, int]) -> tuple[int, ...]:
-    """Return the bytes held while each launch or call runs; a call in chunks counts with what it reads and makes."""
+    """Return the bytes held while each launch or call runs; a call in chunks counts with its operands and results."""
     memory = memory_of(program.nodes)
     for step in steps:
         if isinstance(step, KernelCall):

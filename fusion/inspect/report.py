@@ -136,8 +136,8 @@ class Report:
         passes: the time of each pass of its compilation, in this process; for the first graph of a region with the
             passes of the region before autograd.
         lowered: the operations of the lowered graph, before any fusion.
-        device: what predicted times assume of the device; None for a region that runs eagerly.
-        memory_before: bytes of results and of what is between, while each operation of the lowered graph runs.
+        device: the device's figures behind predicted times; None for a region that runs eagerly.
+        memory_before: bytes of results and intermediate tensors, while each operation of the lowered graph runs.
         memory_after: the same of the launches and calls; symbolic sizes count as traced.
     """
 

@@ -109,7 +109,7 @@ def _counted(number: int, nouns: str) -> str:
 
 
 def _listed(report: Report, *, with_kernels: bool) -> Iterator[str]:
-    """Yield what a graph has, and why."""
+    """Yield a line for each kernel, extern, tuning, note and refusal of a graph."""
     for kernel in report.kernels if with_kernels else ():
         yield f"kernel {kernel.name}: {'; '.join(by_place(kernel.origins))}"
     for extern in report.externs:
@@ -154,8 +154,8 @@ def check(report: Report, required: Requirements | None) -> None:
 def require(*, kernels: int | None = None, externs: int | None = None) -> Iterator[None]:
     """Refuse, within a block, graphs with more kernels or library calls than allowed.
 
-    What is called within is compiled anew: Dynamo forgets, at the beginning, all that it has compiled in this process.
-    The block is for tests; it covers all threads.
+    Functions called within are compiled anew: Dynamo forgets, at the beginning, all compilations of this process.  The
+    block is for tests; it covers all threads.
 
     Args:
         kernels: the most launches of generated kernels in each graph; forward and backward are graphs of their own.

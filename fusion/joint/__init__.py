@@ -11,8 +11,7 @@ results, up to rounding.  `fusion/stages.py` lists them in order (JOINT, PARTED,
 3. gradients of maxima that cancel are removed (`maxima`), those of products too large to keep are computed in forward
    (`loss_gradients`), and sums that the graph holds in another order of summation are reused (`reassociate`);
 4. forward compares floats for equality (`comparisons`), and saves positions in few bytes (`positions`);
-5. values to recompute in backward are marked (`recomputation`: `saved_inputs`, `large_products`, copies for their
-   products);
+5. values to recompute in backward are marked (`recomputation`): views of inputs, large products and copies for them;
 6. forward returns values that only backward needs (`results`), and repeated nodes are merged (`repeated`).
 
 Once the graph is partitioned, `saved` decides which values forward saves for backward, and in which precision.

@@ -44,7 +44,7 @@ VIEWS = frozenset(
         *(aten.slice_backward.default, aten.select_backward.default),
     )
 )
-"""Operations that apply to each part separately: views, copies, and those that are linear over the real numbers."""
+"""Operations that apply to each part separately: views, copies, and linear operations over the real numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,15 @@ from typing import TypeAlias, cast
 import torch
 from torch import fx
 
-from fusion.joint.saved_inputs import is_tangent
-
 Numbers: TypeAlias = frozenset[int]
+
+TANGENTS = "tangents"
+"""The prefix of AOTAutograd's names for the incoming gradients of backward."""
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Return whether this is an incoming gradient of a joint graph, or of a backward."""
+    return node.op == "placeholder" and node.name.startswith(TANGENTS)
 
 
 @dataclass(frozen=True, slots=True)

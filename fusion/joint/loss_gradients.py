@@ -27,10 +27,10 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fusion.joint.dependence import is_tangent
 from fusion.joint.factors import is_product, value_of
 from fusion.joint.facts import lowered
 from fusion.joint.linearity import is_gradient, is_linear
-from fusion.joint.saved_inputs import is_tangent
 from fusion.lowering.program import Map, Reduce, Scatter
 from fusion.lowering.sizes import elements
 from fusion.operations.ownership import take_over

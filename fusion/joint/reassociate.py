@@ -42,7 +42,7 @@ from fusion.joint.factors import (
     shape_of,
     value_of,
 )
-from fusion.joint.large_products import is_tile
+from fusion.joint.recomputation import is_tile
 from fusion.joint.writing import write
 from fusion.lowering.sizes import elements, size_of
 from fusion.lowering.value import Shape

@@ -13,10 +13,11 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.copies import copies_for_products
-from fusion.joint.factors import is_product
-from fusion.joint.large_products import grows, short
-from fusion.joint.saved_inputs import views_of_inputs
-from fusion.lowering.sizes import elements, size_of
+from fusion.joint.dependence import is_tangent
+from fusion.joint.factors import is_product, is_tensor, operands, value_of
+from fusion.lowering.sizes import elements, hint_of, size_of
+from fusion.schedule.chained.candidates import LEAST_TILE
+from fusion.schedule.chained.place_producers import HELD
 
 
 def prefer_views_of_inputs(joint: fx.GraphModule) -> None:
@@ -91,3 +92,50 @@ def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
 def _grows(node: fx.Node) -> bool:
     """Return whether this is a product over a short static axis, larger than its operands together."""
     return is_product(node) and size_of(short(node)).is_Integer and grows(node)
+
+
+def views_of_inputs(joint: fx.GraphModule) -> list[fx.Node]:
+    """Return the views with as many elements as their input, and no other operands.
+
+    A partition regards a view as as large as the input, and nearer to backward, and saves it.  Forward would then make
+    each view for backward alone, by the operations of the program, and autograd one more of each; an input costs
+    neither, and kernels of backward read through views.  (Attention with three inputs: eight calls, an eighth of the
+    host's time for both.)
+
+    A part of an input should be saved: the partition counts saved elements, and would count the full input.
+    """
+    inputs = {node for node in joint.graph.find_nodes(op="placeholder") if not is_tangent(node)}
+    views: dict[fx.Node, None] = {}
+    for node in joint.graph.nodes:
+        if not getattr(node.target, "is_view", False) or len(node.all_input_nodes) != 1:
+            continue
+        (base,) = node.all_input_nodes
+        if (base in inputs or base in views) and _is_as_large(node, base):
+            views[node] = None
+    return list(views)
+
+
+def _is_as_large(view: fx.Node, base: fx.Node) -> bool:
+    """Return whether a view has as many elements as its base."""
+    return is_tensor(view) and is_tensor(base) and elements(value_of(view).shape) == elements(value_of(base).shape)
+
+
+def grows(product: fx.Node) -> bool:
+    """Return whether a product has a short reduced axis, and is larger than its operands together.
+
+    Kernels recompute it block by block where they read it: it is not worth saving between forward and backward, which
+    has the operands in any case.  The scheduler decides which are recomputed (`schedule/chained/candidates.py`); the
+    passes over the joint graph predict it by the same criteria, with sizes as traced.
+    """
+    size_of_operands = sum(elements(value_of(operand).shape) for operand in operands(product))
+    return hint_of(short(product)) <= HELD and elements(value_of(product).shape) > size_of_operands
+
+
+def is_tile(product: fx.Node) -> bool:
+    """Return whether a product grows, and is too large for the library's result to be stored."""
+    return grows(product) and elements(value_of(product).shape) >= LEAST_TILE
+
+
+def short(product: fx.Node) -> int | torch.SymInt:
+    """Return the size of the reduced axis of a product."""
+    return value_of(operands(product)[0]).shape[-1]

@@ -6,8 +6,8 @@
     recording  launches as a CUDA graph
 
 Eager's own operations run if inputs overlap differently (`overlaps`), under modes that kernels cannot serve
-(`dispatch_guards`), if a launch is refused (`refusals`) or derivatives are requested that were not compiled
-(`second_derivatives`), with the same random numbers (`rng_replay`) and `checkpoints`.
+(`dispatch_guards`), if derivatives are requested that were not compiled (`second_derivatives`), with the same random
+numbers (`rng_replay`).  If a launch is refused (`splice`), the evaluator runs its kernel.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def guard_dispatch(
 
 
 def within() -> str:
-    """Return what a call is in that kernels cannot serve: "fake tensors", for example; empty if they can."""
+    """Return the mode of a call that kernels cannot serve, such as "fake tensors"; empty if they can serve the call."""
     if torch._C._get_dispatch_mode(FAKE) is not None:
         return "fake tensors"
     if forward_ad._current_level >= 0:

@@ -1,4 +1,4 @@
-"""Guards of a compiled region at each call: what neither Dynamo nor AOTAutograd checks, or computes.
+"""Guards of a compiled region at each call: conditions that neither Dynamo nor AOTAutograd checks.
 
 Input: Dynamo's graph and AOTAutograd's metadata of it; output: facts, which can be serialised, and from these and the
 compiled function a callable.  Where a call is not one that the region was compiled for, the captured graph runs.
@@ -46,7 +46,7 @@ class Captured(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """What the compiled form of a region assumes about its calls, and what is known of its derivatives."""
+    """Holds the assumptions of a region's compiled form about its calls, and the known facts about its derivatives."""
 
     derivatives: Derivatives | None
     overlaps: Overlaps
@@ -56,7 +56,7 @@ class Guards:
     def of(
         cls, graph: fx.GraphModule, inputs: Sequence[object], told: tuple[Dependence | None, Draws | None]
     ) -> Guards:
-        """Return those of `graph`, compiled for `inputs` in the current tracing context.
+        """Return the guards of `graph`, compiled for `inputs` in the current tracing context.
 
         Args:
             told: the dependence of gradients on inputs, and the random draws, where these are known.

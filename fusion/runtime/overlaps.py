@@ -35,7 +35,7 @@ others, and only if they were at compilation: comparing all pairs would take lon
 
 @dataclass(frozen=True, slots=True)
 class Overlaps:
-    """What compiled code assumes about the memory of its inputs.
+    """Holds the assumptions of compiled code about the memory of its inputs.
 
     Attributes:
         layout: how inputs overlap; None if that does not matter.
@@ -74,7 +74,7 @@ class Overlaps:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How inputs overlap.
+    """Describes the overlaps of inputs.
 
     Attributes:
         changed: the inputs that are changed in place.

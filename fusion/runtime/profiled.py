@@ -19,7 +19,7 @@ from fusion.schedule.kernels import KernelCall
 
 
 def while_profiled(compiled: Boxed, in_ranges: Callable[[], Boxed]) -> Boxed:
-    """Return a callable that runs `compiled`, or, under a profiler, what `in_ranges` returns, which is called once."""
+    """Return a callable that runs `compiled`, or, under a profiler, the result of `in_ranges`, which is called once."""
     named: list[Boxed] = []
 
     def run(args: list[object]) -> tuple[object, ...]:

@@ -39,7 +39,7 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 @dataclass(frozen=True, slots=True)
 class Derivatives:
-    """What is known of the derivatives of a compiled region.
+    """Holds the known facts about the derivatives of a compiled region.
 
     Attributes:
         autocasts: device type and dtype of the autocasts under which it was captured.
@@ -56,7 +56,7 @@ class Derivatives:
 
     @classmethod
     def of(cls, inputs: Sequence[object], dependence: Dependence | None, draws: Draws | None) -> Derivatives | None:
-        """Return those of AOTAutograd's result for `inputs` in the current tracing context; None if it has none.
+        """Return the derivatives of AOTAutograd's result for `inputs` in the current tracing context, if it has any.
 
         Args:
             dependence: the dependence of its gradients, if it is known.
@@ -103,7 +103,7 @@ class _Region:
 
     Attributes:
         captured: its graph, run operation by operation.
-        known: what is known of its derivatives.
+        known: the known facts about its derivatives.
     """
 
     captured: Call

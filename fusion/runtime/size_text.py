@@ -54,7 +54,7 @@ _CALLS: Mapping[str, Callable[..., Number]] = {
 
 
 def evaluated(text: str, place: Place) -> Evaluated:
-    """Return the function that computes what `text` says.
+    """Return the function that computes the expression in `text`.
 
     Raises:
         ValueError: a part of it is not known.

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import sympy
 import torch
@@ -18,19 +19,19 @@ from torch import fx
 from typing_extensions import assert_never
 
 from fusion.codegen.build import Built
-from fusion.codegen.target import Launcher
+from fusion.codegen.target import LateLauncher, Launcher
 from fusion.inspect.watch import Watch
 from fusion.lowering.arguments import map_leaves
 from fusion.lowering.checks import has_checks
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import BuildError, CheckFailed
+from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Buffer, BufferRef, Call, Extern, ExternArg, Program
 from fusion.operations.attention import cudnn_attention_backward
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.names import identifier, named
-from fusion.runtime.refusals import or_evaluated
 from fusion.runtime.results import as_traced
 from fusion.runtime.sizes import Sizes
 from fusion.runtime.views import only_reads, starts, unaliased_results
@@ -354,3 +355,25 @@ def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., o
             raise type(failed)("\n  at: ".join((failed.message, *lines))) from None
 
     return located
+
+
+def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object] | None) -> Launcher:
+    """Return `launch`, with the evaluator as fallback after `refused` was called; successful launches cost no more.
+
+    Some targets build a binary when the sizes, alignments or the device of a call first require it, and load each when
+    it is first launched.  Either may fail: a compiler error, a device with less shared memory than others of its kind.
+    By then earlier kernels have run, and may have changed inputs, so that the graph cannot be restarted.  Without
+    `refused` the refusal is raised.
+    """
+    if not isinstance(launch, LateLauncher):
+        return launch
+    if refused is None:
+        return launch.or_else(None)
+    count, tell = len(kernel.params), refused
+
+    def evaluate(refusal: BuildError, args: Sequence[object]) -> None:
+        tell(refusal)
+        tensors, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
+        run_kernel(kernel, tensors, sizes)
+
+    return launch.or_else(evaluate)

@@ -37,7 +37,7 @@ class Integers:
 
     @classmethod
     def of(cls, graph: fx.GraphModule) -> Integers:
-        """Return those of Dynamo's graph."""
+        """Return the integers of Dynamo's graph."""
         inputs = graph.graph.find_nodes(op="placeholder")
         symbols = {k: expr for k, node in enumerate(inputs) if (expr := _expression(node)) is not None}
         symbols = {k: expr for k, expr in symbols.items() if expr.is_Symbol}
@@ -69,7 +69,7 @@ def _expression(node: fx.Node) -> sympy.Expr | None:
 
 
 def _computed(graph: fx.GraphModule, symbols: frozenset[sympy.Expr]) -> tuple[sympy.Expr, ...]:
-    """Return the integers that the graph computes from those of the call alone, these among them."""
+    """Return the integers that the graph computes from integers of the call alone, including the latter."""
     expressions = (_expression(node) for node in graph.graph.nodes)
     return tuple(dict.fromkeys(expr for expr in expressions if expr is not None and expr.free_symbols <= symbols))
 

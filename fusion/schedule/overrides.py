@@ -1,6 +1,6 @@
 """Overrides: decisions that are imposed on the scheduler, so that alternatives which it priced and left can be timed.
 
-A context of scheduling, like a target: it reaches every decision as an argument.  What it does not impose is decided by
+A context of scheduling, like a target: it reaches every decision as an argument.  Other decisions are made by
 price as ever.
 """
 

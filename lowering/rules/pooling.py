@@ -113,7 +113,7 @@ def _average_pool(count: int) -> None:
 
 
 def _member(inputs: int, kernel: int, stride: int, padding: int) -> Along:
-    """The windows that contain an element: those that begin before it and reach it."""
+    """Return the windows that contain an element: each begins before it and reaches it."""
     candidates = covering(inputs, kernel, stride, padding)
 
     def tests(i: sympy.Symbol, t: sympy.Symbol) -> list[Term]:

@@ -53,7 +53,7 @@ class Windows:
     over: tuple[int, ...]
 
     def read(self, x: Value) -> Term:
-        """Return the elements of x at the taps, 0 for those that do not count."""
+        """Return the elements of x at the taps, 0 for taps that do not count."""
         return placed(x, self.shape, self.index, self.mask)
 
     def counted(self, term: Term) -> Term:
@@ -123,7 +123,7 @@ def strided(results: int, taps: int, stride: int, padding: int, dilation: int = 
 
 
 def covering(inputs: int, extent: int, stride: int, padding: int) -> Along:
-    """Return the windows that position i may be in: those that begin at most `extent` - 1 before it, last one first."""
+    """Return the windows that may contain position i, beginning at most `extent` - 1 before it, last one first."""
     return Along(inputs, (extent - 1) // stride + 1, lambda i, t: FloorDiv(i + padding, sympy.Integer(stride)) - t)
 
 

@@ -29,6 +29,8 @@ from tests.codegen.kernels.pointwise import flipped, gather
 from tests.codegen.kernels.products import matmul
 from tests.codegen.kernels.rows import softmax
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 CPU = torch.device("cpu")
 Run = Callable[[Kernel, Sequence[torch.Tensor]], None]
 

@@ -10,6 +10,8 @@ from torch import nn
 
 from fusion.aot import export_kernels
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 
 def normalised(x, weight):
     return torch.softmax(x, dim=-1) * weight

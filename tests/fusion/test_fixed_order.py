@@ -30,6 +30,8 @@ from fusion.schedule import Step
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.test_batch_invariance import PROGRAMS
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 NUMERICS = Numerics(strict=True, invariant=True)
 ROWS = (1, 2, 7, 33, 1024)
 MATRIX_UNITS = re.compile(r"wgmma\.mma_async\S*|\bmma\.sync\S*")

@@ -23,6 +23,8 @@ from fusion.lowering.kernel import Kernel, Role, Store
 from fusion.options import Options
 from tests.codegen.kernels import making
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
 STRICT = {"numerics": "strict", "strict": True}

@@ -110,20 +110,25 @@ LAID_OUT = (*AS_THE_SECOND, partial(aten.div.Tensor_mode, rounding_mode="floor")
 
 
 @pytest.mark.parametrize("tracing", ["fake", "symbolic"])
-@pytest.mark.parametrize("other", OPERANDS)
 @pytest.mark.parametrize("first", OPERANDS)
-def test_results_have_the_layout_of_the_first_operand(first: str, other: str, tracing: str) -> None:
-    """One trace holds all operations, since most of its time goes into the symbols of the operands' sizes."""
+def test_results_have_the_layout_of_the_first_operand(first: str, tracing: str) -> None:
+    """One trace holds all operands.  Under symbolic sizes, which take a hundred times as long, they take turns at the
+    operations, whose decompositions are laid out by one function.
+    """
+    pairs = [(target, name) for name in OPERANDS for target in LAID_OUT]
+    if tracing == "symbolic":
+        pairs = pairs[[*OPERANDS].index(first) % 4 :: 4]  # there are five operations
 
-    def program(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        return [target(x, y) for target in LAID_OUT]
+    def program(x: torch.Tensor, *others: torch.Tensor) -> list[torch.Tensor]:
+        by_name = dict(zip(OPERANDS, others, strict=True))
+        return [target(x, by_name[name]) for target, name in pairs]
 
-    given = OPERANDS[first](), OPERANDS[other]()
+    given = OPERANDS[first](), *(make() for make in OPERANDS.values())
     graph = make_fx(program, decomposition_table=decompositions(), tracing_mode=tracing)(*given)
     (results,) = graph.graph.output_node().args
-    for target, result, got, expected in zip(LAID_OUT, results, graph(*given), program(*given), strict=True):
+    for pair, result, got, expected in zip(pairs, results, graph(*given), program(*given), strict=True):
         strides = [int(stride) for stride in result.meta["val"].stride()]
-        assert strides == list(expected.stride()) == list(got.stride()), target
+        assert strides == list(expected.stride()) == list(got.stride()), pair
         torch.testing.assert_close(got, expected)
 
 

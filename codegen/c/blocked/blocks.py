@@ -41,7 +41,7 @@ UNKNOWN = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """How one axis runs inside a program.
+    """Describes the loop of one axis inside a program.
 
     Attributes:
         extent: its loop variable and bounds.

@@ -24,7 +24,7 @@ from fusion.lowering.kernel import Fold
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """How a `dot` becomes calls: axes of the tile and its factors; None for absent axes.
+    """Describes a `dot` as calls: the axes of its tile and its factors; None for absent axes.
 
     `left` spans `row` and `depth`, `right` spans `depth` and `column`; there is one call per point of the `others`,
     which are axes of the result, and of `deeper`, which are summed over too.

@@ -58,7 +58,7 @@ REPEATING = frozenset(("max", "min", "argmax", "argmin"))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one fold's code goes.
+    """Says at which levels the code of one fold is placed.
 
     Attributes:
         outer: the level that holds the accumulators, just outside the first folded loop.
@@ -84,7 +84,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """How far the folds of a sweep accumulate before partial results are passed on.
+    """Says after how many elements the folds of a sweep pass on their partial results.
 
     Attributes:
         across: the lanes run along a folded axis.

@@ -18,7 +18,7 @@ from fusion.lowering.errors import BuildError
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How an operation is written.
+    """Gives the text of an operation.
 
     Attributes:
         text: `{0}`, `{1}`, `{2}` are operands, `{T}` the C type held, `{f}` the suffix of its math functions.

@@ -278,7 +278,7 @@ def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
 
 
 def _is_literal(node: Expr) -> bool:
-    """Is the code of `node` a literal or the name of an axis?"""
+    """Return whether the code of `node` is a literal or the name of an axis."""
     return isinstance(node, Const) or (
         isinstance(node, IndexValue) and node.dtype is torch.int64 and _is_word(node.index)
     )

@@ -91,7 +91,7 @@ def full_rounds(blocks: int, slots: int) -> float:
 
 
 def keeps_busy(blocked: Blocked, config: Config) -> bool:
-    """Are there blocks for at least seven of ten multiprocessors?"""
+    """Return whether there are blocks for at least seven of ten multiprocessors."""
     return programs(blocked, config) * 10 >= blocked.device.multiprocessors * 7
 
 

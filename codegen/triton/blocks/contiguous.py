@@ -42,7 +42,7 @@ def store_offsets(kernel: Kernel) -> list[sympy.Expr]:
 def contiguous_along(kernel: Kernel, dim: Dim) -> int:
     """Return the bytes of the largest loads that are contiguous along the last axis of `dim`.
 
-    A gathered row counts as what it reads, which may be more than its indices: a sum of rows of 512 numbers is
+    A gathered row counts by the elements read, which may be more than its indices: a sum of rows of 512 numbers is
     contiguous along their columns, whichever way the indices of the rows are read.
     """
     sizes, last = {axis.symbol: axis.size for axis in kernel.axes}, dim.axes[-1].symbol
@@ -57,13 +57,14 @@ def _bytes_read(load: Load, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> int:
 
 
 def _steps_by_one(offset: Index, axis: sympy.Symbol) -> bool:
-    """Is the next element along `axis` the next one in memory?"""
+    """Return whether the next element along `axis` is the next one in memory."""
     direct, others = direct_part(offset)
     return axis not in others and coefficient(within_run(direct, axis), axis) == 1
 
 
 def is_crossed(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
-    """Are some of the largest tensors read or stored contiguously along `x`, and others read along the reduced axis?
+    """Return whether some of the largest tensors are read or stored contiguously along `x`, and others are read
+    contiguously along the reduced axis.
 
     A block of several rows reads full sectors of both; with one row per block, each element of the former would be a
     sector.
@@ -88,5 +89,5 @@ def by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, .
 
 
 def at_least(size: sympy.Expr, least: int) -> bool:
-    """May the size be at least `least`?  True for a size that is not known."""
+    """Return whether the size may be at least `least`; true of an unknown size."""
     return not size.is_Integer or int(size) >= least

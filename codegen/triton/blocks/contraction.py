@@ -95,7 +95,7 @@ def _spread_together(
 
 
 def _same_sides(dots: Sequence[Fold]) -> bool:
-    """Are these contractions over the same axes, with the same rows and columns?"""
+    """Return whether contractions have the same reduced axes, rows and columns."""
     return len({sides_of(dot) for dot in dots}) == 1
 
 

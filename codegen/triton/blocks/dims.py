@@ -110,7 +110,7 @@ class Blocked:
         return tuple(sorted(spread, key=lambda dim: "byxmn".index(dim.name)))
 
     def single(self, dim: Dim) -> bool:
-        """Does a program have one point of `dim` only, because a loop starts at a different index for each?"""
+        """Return whether a program has one point of `dim` only, because a loop starts at a different index for each."""
         return any(dim.symbol in other.shift.free_symbols for other in self.dims)
 
     @property
@@ -120,12 +120,12 @@ class Blocked:
 
     @property
     def contraction(self) -> bool:
-        """Does the kernel multiply matrices?"""
+        """Whether the kernel multiplies matrices."""
         return bool(self.dots)
 
     @property
     def chained(self) -> bool:
-        """Does a loop run over the rows or columns of some contraction, to fold them or to contract them again?"""
+        """Whether a loop runs over the rows or columns of some contraction, to fold them or to contract them again."""
         return any(dim.role is Role.LOOP for dot in self.dots for dim in self.sides(dot)[:2])
 
     def sides(self, dot: Fold) -> tuple[Dim, Dim, Dim]:

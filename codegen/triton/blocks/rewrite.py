@@ -35,7 +35,7 @@ BUSY_ROWS = 4
 
 
 def block(kernel: Kernel, device: Device, *, invariant: bool = False) -> Blocked:
-    """Lay a kernel out over block dimensions for `device`; `invariant`: without what changes the order of additions."""
+    """Lay a kernel out over block dimensions for `device`; `invariant`: in a fixed order of additions."""
     if invariant:
         return _as_it_stands(kernel, device)
     sums = unrolled(kernel, device)
@@ -62,7 +62,7 @@ def block(kernel: Kernel, device: Device, *, invariant: bool = False) -> Blocked
 
 
 def _as_it_stands(kernel: Kernel, device: Device) -> Blocked:
-    """Return a kernel over block dimensions that depend neither on the number of rows nor on what else it computes."""
+    """Return a kernel over block dimensions that depend neither on the number of rows nor on its other results."""
     dots = dots_of(kernel.body)
     dims = contraction_dims(kernel, dots, turns=False) if dots else row_dims(kernel, reorders=False)
     body = substitute_axes(kernel.body, *_digits(kernel, dims))

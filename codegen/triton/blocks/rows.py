@@ -64,7 +64,7 @@ def row_dims(kernel: Kernel, *, reorders: bool = True) -> tuple[Dim, ...]:
 
 
 def _is_along(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
-    """Are more bytes read along the rows' own dimension than along any reduced one?"""
+    """Return whether more bytes are read along the dimension of the rows than along any reduced one."""
     return contiguous_along(kernel, x) > max(contiguous_along(kernel, dim) for dim in reduced)
 
 
@@ -83,7 +83,7 @@ def row_block(size: sympy.Expr, most: int) -> int:
 
 
 def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
-    """Are elements better processed by rows and columns than as one linear index?
+    """Return whether elements are better processed by rows and columns than as one linear index.
 
     With one linear index each element divides by the length of a row to load a value of its row.  A block of one row
     knows its row, and loads the value once, but a row that does not start at an aligned address is read and written
@@ -105,7 +105,7 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
 
 
 def _by_columns(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
-    """Are the columns that are folded better kept apart from the outer axes, as the rows of a batch are?
+    """Return whether folded columns are better kept separate from the outer axes, as the rows of a batch are.
 
     In one linear index each column would divide to find its outer axes, and the values of a row would be loaded, and
     checked, for each of its columns.
@@ -121,14 +121,14 @@ def row_values(kernel: Kernel, grid: Sequence[KernelAxis]) -> list[sympy.Expr]:
 
 
 def starts_at_words(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sympy.Symbol]) -> bool:
-    """Does every row of a tensor, one for each point of `outer`, start at a word of 16 bytes, as far as is known?"""
+    """Return whether every row of a tensor, one for each point of `outer`, is known to start at a whole word."""
     size = kernel.param(name).dtype.itemsize
     strides = (coefficient(offset, symbol) for symbol in outer)
     return all(stride is not None and (stride * size / WORD).is_integer is not False for stride in strides)
 
 
 def _is_word_order(kernel: Kernel, outer: Dim, inner: Dim) -> bool:
-    """Are the points of `outer` consecutive words of a row, each of which is a block of `inner`?
+    """Return whether the points of `outer` are consecutive words of a row, each of which is a block of `inner`.
 
     Then `outer` comes before the rows: Triton distributes neighbouring words over neighbouring threads in the order of
     dimensions, and all rows of a block use the same words of a vector in one thread.
@@ -144,7 +144,9 @@ def _is_word_order(kernel: Kernel, outer: Dim, inner: Dim) -> bool:
 
 
 def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
-    """Would blocks of neighbouring columns, held whole, exceed the registers of a program, or use them without need?"""
+    """Return whether blocks of neighbouring columns, held in full, would exceed the registers of a program, or occupy
+    them without need.
+    """
     reduced = [dim for dim in dims if dim.role is not Role.GRID]
     if len(reduced) != 1 or dims[-1].name != "x" or reduced[0].role is not Role.WHOLE:
         return False
@@ -162,7 +164,7 @@ def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
 
 
 def _stores_along(stmt: Stmt, axes: Collection[sympy.Symbol]) -> bool:
-    """Is a value stored for each point of `axes`?"""
+    """Return whether a value is stored for each point of `axes`."""
     if not isinstance(stmt, Store) or isinstance(stmt.offset, Expr):
         return False
     return not stmt.offset.free_symbols.isdisjoint(axes)

@@ -57,7 +57,7 @@ class _Stream:
         return self.strides is not None and all(stride % self.word == 0 for stride in self.strides)
 
     def follows(self, other: _Stream) -> bool:
-        """Is this stream aligned wherever `other` is?"""
+        """Return whether this stream is aligned wherever `other` is."""
         if self.strides is None or other.strides is None or other.word % self.word:
             return False
         return all((a - b) % other.word == 0 for a, b in zip(self.strides, other.strides, strict=True))

@@ -57,7 +57,7 @@ ARCHITECTURES = (
     *("gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101", "gfx1102"),
     *("gfx1150", "gfx1151", "gfx1200", "gfx1201", "gfx1250"),
 )
-"""The architectures that can be asked for by name: those that the assemblers of Triton 3.6 know."""
+"""The architectures that can be named: the ones that the assemblers of Triton 3.6 support."""
 
 _SINCE = {
     75: frozenset({Feature.PTX}),

@@ -195,7 +195,7 @@ class Device:
     measured: Speeds | None = field(default=None, hash=False)
 
     def has(self, feature: Feature) -> bool:
-        """Does the architecture have this feature?
+        """Return whether the architecture has this feature.
 
         >>> from fusion.codegen.triton.devices import device_of
         >>> device_of("sm_90").has(Feature.WARP_GROUPS), device_of("sm_100").has(Feature.WARP_GROUPS)
@@ -204,7 +204,7 @@ class Device:
         return feature in self.features
 
     def on_matrix_units(self, dtype: torch.dtype) -> bool:
-        """Does `tl.dot` have an instruction for operands of `dtype`?"""
+        """Return whether `tl.dot` has an instruction for operands of `dtype`."""
         if dtype is torch.float64:
             return self.has(Feature.FLOAT64_UNITS)
         return dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8)

@@ -92,7 +92,7 @@ class Field:
         return field if field.up == 0 and lowest <= least and greatest <= highest else None
 
     def exact(self, dtype: torch.dtype) -> bool:
-        """Are these bits of the byte whose float in `dtype` a bit pattern gives exactly?"""
+        """Return whether a bit pattern represents the float of these bits in `dtype` exactly."""
         if self.mask is None or self.mask == 0 or self.mask & (self.mask + 1) != 0 or self.up > 0:
             return False
         base, bits = _BASES[dtype], self.mask.bit_length()
@@ -168,7 +168,7 @@ def _constant(expr: Expr) -> int | None:
 
 
 def _is_integral(dtype: torch.dtype) -> bool:
-    """Does this type hold integers, or floats that bit patterns give?"""
+    """Return whether the type holds integers, or floats that are constructed from bit patterns."""
     return dtype in _BASES or not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 

@@ -1,5 +1,4 @@
-"""Code: Triton text that is composed of other code, with what later text must know of it, so that no text is read
-again.
+"""Code: Triton text that is composed of other code, with its properties as data, so that no text is parsed.
 
 An expression or a line is a template and its operands, `compose("tl.load({}, mask={})", pointer, mask)`, and reads the
 names that these read.  An operand that is a `str` is a name, of a variable or of a function.  Names that no one asks
@@ -35,12 +34,12 @@ class Code:
 
     @property
     def literal(self) -> bool:
-        """Is it a bare literal, which has no type in Triton?"""
+        """Whether the code is a bare literal, which has no type in Triton."""
         return self.number is not None
 
     @property
     def is_name(self) -> bool:
-        """Is it a name, which may be repeated at no cost?"""
+        """Whether the code is a name, which may be repeated at no cost."""
         return self.text.isidentifier()
 
     def at(self, level: int) -> Code:

@@ -90,13 +90,13 @@ class Layout:
         return index.xreplace(constant) if constant else index
 
     def masked(self, dim: Dim) -> bool:
-        """Can a block of `dim` reach past its end?"""
+        """Return whether a block of `dim` can extend past its end."""
         return dim in self.tiled and (
             dim.size == 0 or dim.shift != 0 or not (dim.size / self.config.block(dim.name)).is_integer
         )
 
     def narrow(self, index: sympy.Expr) -> bool:
-        """Is `index` computed in int32, exactly?"""
+        """Return whether int32 suffices to compute `index` exactly."""
         dims = self.within(index)
         if self.within_limit:
             return True
@@ -147,7 +147,7 @@ def lay_out(
 
 
 def fits(span: tuple[int, int] | None) -> bool:
-    """Is every value between these bounds an int32?"""
+    """Return whether all values between these bounds fit into int32."""
     return span is not None and span[0] > -LIMIT and span[1] < LIMIT
 
 
@@ -183,7 +183,7 @@ def summands(layout: Layout) -> list[sympy.Expr]:
 
 
 def _is_int32(layout: Layout, term: sympy.Expr, wide: set[Dim]) -> bool:
-    """Would this term be computed in int32?  Not if a wide index or a size (always int64) is a factor of it."""
+    """Return whether this term would be computed in int32: no factor of it is a wide index or a size (always int64)."""
     dims = layout.within(term)
     return len(term.free_symbols) == len(dims) and not any(dim in wide for dim in dims)
 

@@ -94,7 +94,7 @@ class Points(Lines):
         return self._both([inside, more])
 
     def is_edge(self, dim: Dim) -> bool:
-        """Can the current block of `dim` reach past its end?"""
+        """Return whether the current block of `dim` can extend past its end."""
         return self.layout.masked(dim) and dim not in self.full
 
     def _both(self, parts: Sequence[Tile]) -> Tile:

@@ -89,7 +89,7 @@ class Values(Points):
                     del scope.known[key]
 
     def is_overwritten(self, roots: Sequence[Expr]) -> bool:
-        """Does this kernel write any tensor that `roots` load?"""
+        """Return whether this kernel writes any tensor that `roots` load."""
         return any(load.buffer in self._mutable for load in loads(*roots))
 
     # Memory -----------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Values(Points):
         return (self._uses[node] > 1 and not isinstance(node, IndexValue)) or len(tile.code.text) > _INLINE
 
     def _is_cast_at_once(self, node: Load) -> bool:
-        """Is this load written as `x = tl.load(…).to(tl.float32)`, on one line?"""
+        """Return whether this load is written as `x = tl.load(…).to(tl.float32)`, on one line."""
         return self._uses[node] == 1 and isinstance(self._user.get(node), Cast)
 
     def _wish(self, node: Expr) -> str:

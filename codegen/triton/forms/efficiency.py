@@ -114,7 +114,7 @@ def _cache_bound(blocked: Blocked, config: Config) -> float:
 
 
 def _aligned(blocked: Blocked, offset: Index, size: int) -> bool:
-    """Does every row of a matrix of elements of `size` bytes start at a multiple of 16 bytes?
+    """Return whether every row of a matrix of elements of `size` bytes starts at a multiple of 16 bytes.
 
     Neighbours may be as far apart as there are products: these share the elements of a row (`packed`).
     """

@@ -91,7 +91,7 @@ class Form(ABC):
 
     @property
     def exposes_epilogue(self) -> bool:
-        """Does epilogue time add to GEMM time, beyond `efficiency`?"""
+        """Whether epilogue time adds to GEMM time, beyond `efficiency`."""
         return False
 
     @property

@@ -94,7 +94,9 @@ class LastBlock(Form):
 
 
 def follows_by_tile(blocked: Blocked, awaited: Sequence[KernelAxis]) -> bool:
-    """Do programs that differ along these GRID axes alone compute parts of one tile, and share all other dimensions?"""
+    """Return whether programs that differ along these GRID axes alone compute parts of one tile, and share all other
+    dimensions.
+    """
     batch = [dim for dim in blocked.grid() if dim.name == "b"]
     return blocked.contraction and not blocked.chained and [dim.axes for dim in batch] == [tuple(awaited)]
 

@@ -38,12 +38,12 @@ def together(blocked: Blocked) -> int:
 
 
 def skips(blocked: Blocked) -> bool:
-    """Does a condition rule out blocks of a loop?"""
+    """Return whether a condition excludes blocks of a loop."""
     return any(isinstance(stmt, Loop) and stmt.where is not None for stmt in blocked.body)
 
 
 def scans(blocked: Blocked) -> bool:
-    """Does a condition of a loop read tensors, so that its blocks are looked up?"""
+    """Return whether a condition of a loop reads tensors, so that its blocks are looked up."""
     return any(isinstance(s, Loop) and s.where is not None and needs_lookup(s.where) for s in blocked.body)
 
 
@@ -53,6 +53,6 @@ def steps(blocked: Blocked) -> int:
 
 
 def is_ragged(blocked: Blocked, config: Config) -> bool:
-    """Does a loop end in a block that reaches past the end?"""
+    """Return whether the last block of a loop extends past its end."""
     looped = [dim for dim in blocked.dims if dim.role is Role.LOOP]
     return any(not (dim.size / config.block(dim.name)).is_integer for dim in looped)

@@ -82,7 +82,7 @@ def _points_read(blocked: Blocked) -> int:
 
 
 def _reads_within_words(blocked: Blocked) -> bool:
-    """Are points of one tensor read that are no multiple of a word of 16 bytes apart?"""
+    """Return whether a tensor is read at points whose distance is not a multiple of 16 bytes."""
     first: dict[str, sympy.Expr] = {}
     for name, offset in direct_loads(blocked.kernel):
         apart = (offset - first.setdefault(name, offset)) * blocked.kernel.param(name).dtype.itemsize

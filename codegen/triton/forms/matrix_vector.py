@@ -100,7 +100,9 @@ def _columns(blocked: Blocked, r: Dim, x: Dim) -> tuple[Config, ...]:
 
 
 def _is_product(blocked: Blocked) -> bool:
-    """Does a kernel only sum products of vectors and the rows of a matrix, contiguous along the last dimension?"""
+    """Return whether a kernel only sums products of vectors and the rows of a matrix, contiguous along the last
+    dimension.
+    """
     grid, last = {dim.symbol for dim in blocked.grid()}, blocked.dims[-1].symbol
     if any(isinstance(stmt, Prefix) for stmt in statements(blocked.body)):
         return False

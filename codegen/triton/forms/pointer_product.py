@@ -82,7 +82,7 @@ class PointerProduct(Form):
 
     @property
     def exposes_epilogue(self) -> bool:
-        """Is true: the matrix units wait during the epilogue.
+        """Whether the matrix units wait during the epilogue: true of dtypes multiplied at the speed of 16-bit floats.
 
         H200, 200704 rows, 96 to 384 columns: with GELU 210 µs, and 326 with its gradient; the library's product takes
         53 of its 171 and 213.

@@ -140,7 +140,7 @@ class Rows(Form):
         return Config((("r", length),), num_warps=warps)
 
     def splits(self, r: Dim, block: int) -> bool:
-        """Is the end of a row a loop of its own, so that blocks before it have no masks?
+        """Return whether the end of a row is a loop of its own, so that the blocks before it have no masks.
 
         A mask that ends within 16 bytes makes each thread store one element at a time, in every block that has it.
         (H200, bf16, loss and gradient of 4096 rows of 50257, 50304 apart: 1050 µs in one loop of blocks of 16384, 406
@@ -211,7 +211,7 @@ class Rows(Form):
         return Config((("r", steps), ("x", block)), num_warps=min(32, warps_for(steps * block, 16)))
 
     def _reads_words(self, r: Dim, x: Dim) -> bool:
-        """Do the rows of columns start at whole words, in every large tensor?"""
+        """Return whether the rows along the columns start at multiples of 16 bytes, in every large tensor."""
         kernel, along = self.blocked.kernel, {axis.symbol for axis in x.axes}
         large, rows = {param.name for param in streams(self.blocked)}, {axis.symbol for axis in r.axes}
         return all(
@@ -222,7 +222,7 @@ class Rows(Form):
 
 
 def _carries(blocked: Blocked) -> bool:
-    """Does a loop over long rows fold each of them, and their columns as well?"""
+    """Return whether a loop over long rows folds each of them, and their columns as well."""
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     folded = {frozenset(stmt.over) for loop in loops for stmt in loop.body if isinstance(stmt, Fold)}
     held = [power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE]
@@ -235,19 +235,19 @@ def step_warps(length: int) -> int:
 
 
 def scans(blocked: Blocked) -> bool:
-    """Does the kernel scan?"""
+    """Return whether the kernel contains a scan."""
     return any(isinstance(stmt, Prefix) for stmt in statements(blocked.body))
 
 
 def _ends_within_word(blocked: Blocked, r: Dim) -> bool:
-    """Is a row stored whose length is not a multiple of 16 bytes?"""
+    """Return whether a stored row has a length that is not a multiple of 16 bytes."""
     loops = [stmt for stmt in statements(blocked.body, Loop) if blocked.of(stmt.axes) == (r,)]
     stored = [blocked.kernel.param(stmt.param) for loop in loops for stmt in loop.body if isinstance(stmt, Store)]
     return any(r.size.is_Integer and int(r.size) * param.dtype.itemsize % WORD for param in stored)
 
 
 def _reads_again(blocked: Blocked) -> bool:
-    """Does a loop after another one read its data again, over tensors few enough for the registers?"""
+    """Return whether a later loop reads the data of an earlier one again, over tensors few enough for the registers."""
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     return len(loops) > 1 and len(streams(blocked)) <= 3
 

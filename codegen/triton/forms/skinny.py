@@ -144,12 +144,12 @@ def _loads(blocked: Blocked) -> Iterable[Load]:
 
 
 def _varies(load: Load, rows: Dim) -> bool:
-    """Is the offset of a load known, and different from row to row?"""
+    """Return whether the offset of a load is known and differs from row to row."""
     return not isinstance(load.index[0], Expr) and rows.symbol in load.index[0].free_symbols
 
 
 def _is_contiguous_along(blocked: Blocked, rows: Dim, along: Dim) -> bool:
-    """Is the matrix contiguous along `along`?"""
+    """Return whether the matrix is contiguous along `along`."""
     offsets = [load.index[0] for load in _loads(blocked) if _varies(load, rows)]
     return any(coefficient(offset, along.symbol) == 1 for offset in offsets if not isinstance(offset, Expr))
 

@@ -66,10 +66,10 @@ def first_folds(blocked: Blocked) -> list[Fold]:
 
 
 def is_packed(blocked: Blocked) -> bool:
-    """Does each element of the matrix that is summed hold several numbers?"""
+    """Return whether each element of the summed matrix packs several numbers."""
     return any(map(holds_several, first_folds(blocked)))
 
 
 def holds_several(fold: Fold) -> bool:
-    """Are several products summed for each element?"""
+    """Return whether several products are summed for each element."""
     return isinstance(fold.args[0], Op) and fold.args[0].name == "add"

@@ -7,10 +7,14 @@ alignments come from the kernel, so nothing is specialised when it is launched.
 
 from __future__ import annotations
 
+import subprocess
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -19,7 +23,6 @@ from fusion.codegen.binary import Binary, Callee
 from fusion.codegen.target import Stage
 from fusion.codegen.triton.devices import Device, capability
 from fusion.codegen.triton.launch.carried import offer, pack
-from fusion.codegen.triton.launch.disassemble import disassembly
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
 from fusion.codegen.triton.launch.multiples import sizes_that_matter
 from fusion.codegen.triton.launch.preparations import start
@@ -98,7 +101,7 @@ def _message(error: BaseException) -> str:
 
 
 def binary_of(kernel: Kernel, source: str, device: Device, *, strict: bool = False) -> Binary:
-    """Return the binary of a kernel for a device, with what a launch has to know; `strict`: its numerics are.
+    """Return the binary of a kernel for a device, with the settings of its launch; `strict`: under strict numerics.
 
     Raises:
         BuildError: Triton cannot compile it.
@@ -126,3 +129,32 @@ def stages(kernel: Kernel, source: str, device: Device) -> Iterator[Stage]:
             yield name, compiled.asm[name]
     if "cubin" in compiled.asm and (text := disassembly(compiled.asm["cubin"])):
         yield "sass", text
+
+
+TIME_LIMIT = 60
+"""Seconds after which `nvdisasm` counts as hung."""
+
+
+def disassembly(cubin: bytes) -> str:
+    """Return the SASS of a cubin; empty where there is no `nvdisasm` (Triton brings one).
+
+    Comments in it name the lines of the source (`//## File "…", line 7`).
+
+    Raises:
+        BuildError: with the tool's own message.
+    """
+    try:
+        tool = knobs.nvidia.nvdisasm.path
+    except RuntimeError:  # Triton finds none
+        return ""
+    with tempfile.TemporaryDirectory(prefix="fusion-sass-") as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin)
+        command = [tool, "--print-code", "--print-line-info", str(file)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIME_LIMIT)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"nvdisasm could not be run: {error}") from error
+    if done.returncode:
+        raise BuildError(f"nvdisasm failed: {done.stderr.strip()}")
+    return done.stdout

@@ -75,7 +75,7 @@ class _Ready:
         self._lock = threading.RLock()
 
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
-        """Do these sizes exceed the limit of the default source?"""
+        """Return whether these sizes exceed the limit of the default source."""
         return self.sources.wide(aligned, sizes)
 
     def compiled(self, wanted: Wanted) -> Any:
@@ -113,7 +113,7 @@ class _Ready:
 
 
 def _takes_addresses_and_sizes(source: Generated) -> bool:
-    """Does a launch pass only addresses and sizes?"""
+    """Return whether a launch passes only addresses and sizes."""
     return not source.descriptor_types and not any(param.number for param in source.kernel.params)
 
 

@@ -1,4 +1,4 @@
-"""Hands what Triton compiled to the observers of the cache, and stores it in Triton's cache on another machine.
+"""Gives Triton's binaries to the observers of the cache, and stores them in Triton's cache on another machine.
 
 Input: a compiled kernel, each of whose stages is a file in Triton's cache; output: an entry `binaries/HASH`, where HASH
 is Triton's own key of all that decides the binary.  Triton finds the files there as if it had compiled them.
@@ -45,7 +45,7 @@ def pack(*compiled: Any) -> bytes:
 
 
 def unpack(content: bytes) -> None:
-    """Store what `pack` has returned in Triton's cache.
+    """Store the text that `pack` returned in Triton's cache.
 
     Raises:
         ValueError: it returns no such thing.

@@ -92,7 +92,9 @@ def _number(number: torch.Tensor) -> Any:
 
 
 def _is_assertion(error: BaseException | None) -> bool:
-    """Has an assertion on the device failed?  Functions that call one another wrap the errors they raise."""
+    """Return whether an assertion on the device has failed.  Functions that call one another wrap the errors they
+    raise.
+    """
     while error is not None and not isinstance(error, AssertionError):
         error = error.__cause__
     return error is not None

@@ -47,7 +47,7 @@ class Ready(Protocol):
     """The binaries of one kernel, compiled when first needed."""
 
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
-        """Do these sizes exceed the limit of the default source?"""
+        """Return whether these sizes exceed the limit of the default source."""
 
     def run(self, wanted: Wanted) -> tuple[Run, Binary | None]:
         """Return the function that launches, and the binary if it takes only addresses and sizes; or raise a

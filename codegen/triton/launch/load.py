@@ -51,21 +51,21 @@ class Generated:
 
     @property
     def persistent(self) -> bool:
-        """Does the grid depend on the number of programs that run at once?"""
+        """Whether the grid depends on the number of programs that run at once."""
         return "processors" in inspect.signature(self.module.grid).parameters
 
     @property
     def limited(self) -> bool:
-        """Does it support only sizes with which all indices fit into 32 bits?"""
+        """Whether the file supports only sizes with which all indices fit into 32 bits."""
         return hasattr(self.module, "fits")
 
     def fits(self, *sizes: int) -> bool:
-        """Does it support these sizes?"""
+        """Return whether the file supports these sizes."""
         return not self.limited or self.module.fits(*sizes)
 
     @property
     def counted(self) -> bool:
-        """Do its programs count themselves, so that the last one continues?"""
+        """Whether the programs count themselves, so that the last one continues."""
         return self.kernel.then is not None
 
     @property

@@ -35,7 +35,7 @@ class Sources:
             return self._sources[aligned, wide]
 
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
-        """Do these sizes exceed the limit of the default source?"""
+        """Return whether these sizes exceed the limit of the default source."""
         return not self.of(aligned).fits(*sizes)
 
 

@@ -52,8 +52,8 @@ class Bounds:
 
 
 def applies(layout: Layout, where: Expr, dim: Dim) -> bool:
-    """Can a lookup exclude blocks of `dim` in which `where`, which reads tensors, does not hold?  False for a short
-    loop.
+    """Return whether a lookup can exclude blocks of `dim` in which `where`, which reads tensors, does not hold.  False
+    for a short loop.
     """
     short = extent(dim.size) < _FEWEST * layout.config.block(dim.name)
     if not any(loads(where)) or (short and dim.symbol in free_axes(where)):

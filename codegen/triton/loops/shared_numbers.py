@@ -31,7 +31,9 @@ _DTYPES = (torch.int32, torch.int64)
 
 
 def is_shared(layout: Layout, load: Expr, looped: Dim) -> bool:
-    """Is this the load of an integer that does not vary along the loop, and takes few values in a program?"""
+    """Return whether a value is the load of an integer that does not vary along the loop, and has few values in a
+    program.
+    """
     if not isinstance(load, Load) or load.mask is not None or load.dtype not in _DTYPES:
         return False
     (index,) = load.index

@@ -97,7 +97,8 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
 
 
 def may_run_backwards(values: Values, loop: Loop, parts: Sequence[Part], dim: Dim) -> bool:
-    """May a loop that reads the same data again run backwards, since the data read last may still be in the cache?
+    """Return whether a loop that reads the same data again may run backwards: the data read last may still be in the
+    cache.
 
     It must keep no running values, and its blocks must be full, apart from a last part of their own.
     """
@@ -107,7 +108,7 @@ def may_run_backwards(values: Values, loop: Loop, parts: Sequence[Part], dim: Di
 
 
 def is_one_block(values: Values, loop: Loop, dim: Dim) -> bool:
-    """Is the condition evaluated in at most one block of each loop, if the last blocks are split off?
+    """Return whether the condition is evaluated in at most one block of each loop, if the last blocks are split off.
 
     It is where only the end of the axis is masked.  It is, too, where the last index that any row of a program reaches
     is at most a block after the first block that not all of them reach, wherever the program starts.
@@ -141,7 +142,7 @@ def bounded_in(where: Expr) -> list[Expr]:
 
 
 def needs_lookup(where: Expr) -> bool:
-    """Does a condition read tensors, and is it not bounded?"""
+    """Return whether a condition reads tensors, and has no bounds."""
     return any(any(loads(part)) for part in _joined_by_and(where) if not _is_bounded(part))
 
 
@@ -191,7 +192,7 @@ def _by_lookup(
 
 
 def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple[Code, Code]:
-    """Return the bounds of the full blocks in which all of the condition holds: those of a lookup, within `every`."""
+    """Return the bounds of the blocks in which the condition holds everywhere: a lookup's bounds, within `every`."""
     block, first, after = dim.constant, bounds.first, bounds.after
     assert first is not None and after is not None, "called for a lookup of both"
     if every.start is not None:
@@ -230,7 +231,7 @@ def _with_ragged_end(values: Values, loop: Loop, dim: Dim, start: Code, end: Cod
 
 
 def longer_for_later_rows(blocked: Blocked) -> bool:
-    """Do programs of later rows loop over more blocks, so that they are better started first?"""
+    """Return whether programs of later rows loop over more blocks, so that it is faster to start them first."""
     m = next((dim for dim in blocked.grid() if dim.name == "m"), None)
     if m is None:
         return False
@@ -245,7 +246,7 @@ def _conditions(blocked: Blocked) -> Iterator[tuple[Loop, Expr]]:
 
 
 def _growth(where: Expr, dim: Dim, m: Dim) -> tuple[bool, bool]:
-    """Do the first index and the last one of the loop grow with the index of `m`?
+    """Return whether the first index and the last one of the loop grow with the index of `m`.
 
     A mask in memory is assumed to be like a causal one: later rows of its matrix reach farther.
     """

@@ -29,10 +29,10 @@ from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions import bit_fields
 from fusion.codegen.triton.expressions.code import ATOM, PRODUCT, SUM, Code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand, start_symbol
-from fusion.codegen.triton.expressions.pairs import in_pairs
 from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.fixed_order import in_pairs
 from fusion.codegen.triton.rewrites.totals import Total, total_of
 from fusion.codegen.triton.rewrites.vectors import NARROW
 from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
@@ -175,7 +175,7 @@ def _prefetch_scales(values: Values, scales: Sequence[Scale], over: Dim) -> None
 
 
 def _scaled_alike(values: Values, total: Total) -> bool:
-    """Are all products scaled by the same factors?"""
+    """Return whether the same factors scale all products."""
     return len({_hoisted(values, fold).scales for fold in total.folds}) == 1
 
 
@@ -249,7 +249,7 @@ def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: 
 
 
 def _zero_past_the_end(expr: Expr) -> bool:
-    """Is this a load, whose masked lanes are 0, perhaps converted?"""
+    """Return whether a value is a load, perhaps converted, whose masked lanes are 0."""
     while isinstance(expr, Cast):
         expr = expr.arg
     return isinstance(expr, Load)

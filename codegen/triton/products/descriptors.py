@@ -28,7 +28,7 @@ LONG_ROW = 256
 
 
 def loads_tiles(blocked: Blocked) -> bool:
-    """Does the epilogue load full tiles, rather than a row or column of numbers?"""
+    """Return whether the epilogue loads full tiles, rather than a row or column of numbers."""
     values = [value for stmt in blocked.body if isinstance(stmt, Store) for value in values_of(stmt)]
     return any(tile_loads(blocked, values))
 
@@ -81,13 +81,13 @@ def as_matrix(
 
 
 def _is_uniform(blocked: Blocked, base: sympy.Expr) -> bool:
-    """Is this index one number per program?"""
+    """Return whether this index is one number per program."""
     varying = {dim.symbol for dim in blocked.dims if dim.name != "b"}
     return not base.free_symbols & varying
 
 
 def _starts_aligned(base: sympy.Expr, size: int) -> bool:
-    """Is `base`, counted in elements of `size` bytes, a multiple of 16 bytes?"""
+    """Return whether `base`, counted in elements of `size` bytes, is a multiple of 16 bytes."""
     return all(int(term.as_coeff_Mul()[0]) * size % 16 == 0 for term in sympy.Add.make_args(base))
 
 
@@ -98,7 +98,7 @@ def _batch(blocked: Blocked, matrix: Matrix) -> tuple[Dim, sympy.Expr | None] | 
 
 
 def has_even_strides(blocked: Blocked, matrix: Matrix) -> bool:
-    """Can one descriptor describe the matrices of all points of the batch?"""
+    """Return whether one descriptor can describe the matrices of all points of the batch."""
     batch = _batch(blocked, matrix)
     size = blocked.kernel.param(matrix.param).dtype.itemsize
     if batch is None:

@@ -121,7 +121,7 @@ def _scale(node: Expr) -> tuple[Expr, float]:
 
 
 def _factor_of(node: Expr) -> tuple[float, Expr]:
-    """Return constant factors of `node`, multiplied, and what they multiply."""
+    """Return the product of the constant factors of `node`, and the remaining factor."""
     factor = 1.0
     while (scaled := _scale(node))[0] is not node:
         node, factor = scaled[0], factor * scaled[1]

@@ -116,7 +116,7 @@ def _tiles(kernel: Kernel, dots: Sequence[Fold]) -> Iterator[tuple[Index, int]]:
 
 
 def _is_one_axis(index: Index, side: Sequence[KernelAxis]) -> bool:
-    """Does an index step along these axes as if they were one?"""
+    """Return whether an index has the strides of one merged axis along these axes."""
     step = ZERO
     for axis in reversed(side):
         slope = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
@@ -127,7 +127,7 @@ def _is_one_axis(index: Index, side: Sequence[KernelAxis]) -> bool:
 
 
 def _is_matrix(kernel: Kernel, index: Index, size: int) -> bool:
-    """Do all rows of all matrices, of elements of `size` bytes, start at multiples of WORD?"""
+    """Return whether all rows of all matrices, of elements of `size` bytes, start at multiples of WORD."""
     for axis in kernel.axes:
         step = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
         if step is None or not step.is_Integer or (step not in (0, 1) and int(step) * size % WORD):

@@ -42,14 +42,14 @@ def in_blocks(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:
 
 
 def _touches(stmt: Stmt, stores: Sequence[Stmt]) -> bool:
-    """Does `stmt` read or write a tensor that is stored to before it?"""
+    """Return whether `stmt` reads or writes a tensor that an earlier statement stores to."""
     touched = {node.buffer for node in postorder(*values_of(stmt)) if isinstance(node, Load)}
     touched |= {stmt.param} if isinstance(stmt, Store) else set()
     return any(isinstance(store, Store) and store.param in touched for store in stores)
 
 
 def _varies(stmt: Store, over: frozenset[object]) -> bool:
-    """Does `stmt` happen at each point of a reduced axis?"""
+    """Return whether `stmt` is executed at each point of a reduced axis."""
     if stmt.axes is not None:
         return not over.isdisjoint(stmt.axes)
     _, *roots = values_of(stmt)  # without the value
@@ -61,6 +61,6 @@ def _varies(stmt: Store, over: frozenset[object]) -> bool:
 
 
 def _needs(stmt: Stmt, loop: Loop, prefixes: Sequence[Prefix]) -> bool:
-    """Does `stmt` use the result of a fold of `loop`, directly or through scans?"""
+    """Return whether `stmt` uses the result of a fold of `loop`, directly or through scans."""
     results = {inner.name for inner in statements(loop.body, Fold)}
     return not results.isdisjoint(named(values_of(stmt), {prefix.name: prefix for prefix in prefixes}))

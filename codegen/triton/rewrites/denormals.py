@@ -17,7 +17,7 @@ _SIMPLE = frozenset(
 
 
 def may_flush(kernel: Kernel) -> bool:
-    """Are denormal arguments and results of functions invisible in the results?
+    """Return whether denormal arguments and results of functions are invisible in the results.
 
     True of attention that stores the maxima and sums of its rows for backward, false of a stored softmax.
     """
@@ -46,7 +46,9 @@ def _functions(*values: Expr) -> tuple[Op, ...]:
 
 
 def is_below(node: Op, top: Fold) -> bool:
-    """Is `node` exp(x - m), with x the operand or previous value of the maximum `top`, and m depending on `top`?"""
+    """Return whether `node` is exp(x - m), with x the operand or previous value of the maximum `top`, and m depending
+    on `top`.
+    """
     (distance,) = node.args if node.name == "exp" else (None,)
     if not isinstance(distance, Op) or distance.name != "sub" or distance.args[0] not in (top.args[0], top.before):
         return False

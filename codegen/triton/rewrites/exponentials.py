@@ -190,7 +190,7 @@ def _rewritten(node: Op, is_tile: Callable[[Expr], bool]) -> Expr | None:
 
 
 def _may_be_huge(tile: Expr) -> bool:
-    """Does a tile contain more than products, so that its numbers may be as large as the type allows?"""
+    """Return whether a tile loads floats with the range of float32, or has a finite constant that is as large."""
     for node in postorder(tile):
         if isinstance(node, Load) and node.dtype in (torch.float32, torch.bfloat16, torch.float64):
             return True

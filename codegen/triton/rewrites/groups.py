@@ -64,7 +64,7 @@ def grouped(kernel: Kernel) -> Kernel:
 
 
 def _is_contiguous(kernel: Kernel, folds: Sequence[Fold], axis: KernelAxis) -> bool:
-    """Is a load that varies along GRID axes, of the matrix, contiguous along the LOOP axis?"""
+    """Return whether a load of the matrix, which varies along GRID axes, is contiguous along the LOOP axis."""
     grid = {other.symbol for other in kernel.with_role(Role.GRID)}
     offsets = [index for fold in folds for load in loads(*fold.args) for index in index_of(load)]
     return any(coefficient(offset, axis.symbol) == 1 for offset in offsets if grid & offset.free_symbols)

@@ -55,7 +55,7 @@ def only_selection(loop: Loop) -> Selection | None:
 
 
 def _everything(where: Expr) -> Expr:
-    """Return what holds in the interior: the condition, and all inner bounds."""
+    """Return the conditions that are true in the interior: the loop's condition, and all inner bounds."""
     return _all([*_inner_bounds(where), where])
 
 

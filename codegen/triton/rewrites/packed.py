@@ -79,7 +79,9 @@ def _packing(kernel: Kernel) -> _Packing | None:
 
 
 def _is_one_loop(kernel: Kernel, folds: Sequence[Fold]) -> bool:
-    """Do the kernel's loops contain only `folds`, of one operation over the same axes, with no kernel after them?"""
+    """Return whether the kernel's loops contain only `folds`, of one operation over the same axes, with no kernel after
+    them.
+    """
     if len({(fold.op, fold.over) for fold in folds}) != 1 or folds[0].op not in ("dot", "sum"):
         return False
     if any(fold.carry is not None for fold in folds) or (kernel.then is not None and not kernel.awaited):
@@ -90,7 +92,7 @@ def _is_one_loop(kernel: Kernel, folds: Sequence[Fold]) -> bool:
 
 
 def _stored_along(kernel: Kernel, axis: sympy.Symbol) -> bool:
-    """Does a store depend on the folded axis too, as in a normalised row?"""
+    """Return whether a store depends on the folded axis too, as in a normalised row."""
     stores = list(statements(kernel.body, Store))
     nodes = postorder(*(value for stmt in stores for value in values_of(stmt)))
     offsets = [stmt.offset for stmt in stores if not isinstance(stmt.offset, Expr)]

@@ -16,8 +16,8 @@ from fusion.lowering.scalar_ops import HALVES
 
 
 def is_rounded(kernel: Kernel) -> bool:
-    """Is every result a 16-bit float, read only to compute such, or computed from products of these, with no float
-    rounded to an integer on the way?
+    """Return whether every result is a 16-bit float, is read only to compute such, or is computed from products of
+    these, with no float rounded to an integer on the way.
     """
     stmts = list(statements(kernel.body))
     dots = [stmt for stmt in stmts if isinstance(stmt, Fold) and stmt.op == "dot"]
@@ -43,5 +43,5 @@ def rounded_parts(kernel: Kernel, body: Sequence[Stmt]) -> frozenset[Expr]:
 
 
 def _rounds(param: Param) -> bool:
-    """Are the stored values rounded to 16 bits, there or by their readers?"""
+    """Return whether the stored values are rounded to 16 bits, there or by their readers."""
     return param.dtype in HALVES or param.rounded_later

@@ -69,7 +69,7 @@ def as_sigmoids(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
 
 
 def _only_stored(body: Sequence[Stmt]) -> bool:
-    """Are the results of folds stored, and not read otherwise?"""
+    """Return whether the results of folds are only stored, and not read otherwise."""
 
     def reads(value: Expr) -> bool:
         while isinstance(value, Cast):

@@ -99,7 +99,7 @@ def _at(element: Expr, axis: sympy.Symbol, index: Expr, sizes: Mapping[sympy.Sym
 
 
 def _is_inside(index: Expr, size: sympy.Expr) -> bool:
-    """Is an index checked to be within an axis of this size?"""
+    """Return whether an index is checked to be within an axis of this size."""
     if not (isinstance(index, Op) and index.name == CHECKED):
         return False
     last = index.args[2]

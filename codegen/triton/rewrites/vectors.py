@@ -65,12 +65,14 @@ def unrolled(kernel: Kernel, device: Device) -> Kernel:
 
 
 def _reads_fold(fold: Fold) -> bool:
-    """Does it read the result of another fold?"""
+    """Return whether a statement reads the result of another fold."""
     return any(isinstance(node, TileRef) for node in postorder(*fold.args))
 
 
 def is_narrow(kernel: Kernel, rows: Collection[sympy.Symbol], columns: Collection[sympy.Symbol]) -> bool:
-    """Has one side of a contraction so few rows that the other one should fill the 64 rows of the matrix units?"""
+    """Return whether one side of a contraction has so few rows that the other one should fill the 64 rows of the matrix
+    units.
+    """
     sizes = kernel.axis_sizes()
     count, longer = (math.prod((sizes[symbol] for symbol in side), start=sympy.Integer(1)) for side in (rows, columns))
     return bool(count.is_Integer and count <= NARROW and (not longer.is_Integer or longer >= 2 * NARROW))
@@ -100,34 +102,38 @@ def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] 
 
 
 def _is_contiguous(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]) -> bool:
-    """Are the widest loads of `operand` contiguous along an axis of `over`, perhaps with neighbours in one element?"""
+    """Return whether the widest loads of `operand` are contiguous along an axis of `over`, perhaps with neighbours in
+    one element.
+    """
     offsets = [load.index[0] for load in loads(operand) if not isinstance(load.index[0], Expr)]
     wide = [offset for offset in offsets if other & offset.free_symbols]
     return any(coefficient(_with_stored_axis(offset, axis), axis) == 1 for offset in wide for axis in over)
 
 
 def _is_packed(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]) -> bool:
-    """Do neighbours along `over` share a loaded element of the matrix, as 4-bit weights share a byte?"""
+    """Return whether neighbours along `over` share a loaded element of the matrix, as 4-bit weights share a byte."""
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
     wide = [offset for offset in offsets if not isinstance(offset, Expr) and other & offset.free_symbols]
     return any(_with_stored_axis(offset, axis) != offset for offset in wide for axis in over)
 
 
 def _in_groups(fold: Fold, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
-    """Is a value, such as a scale, the same for more neighbours along the summed axis than share an element?"""
+    """Return whether a value, such as a scale, is the same for more neighbours along the summed axis than share an
+    element.
+    """
     indices = [index for node in postorder(*fold.args) for index in index_of(node)]
     return any(point > MOST for axis in fold.over for point in split_points(indices, axis, sizes[axis]))
 
 
 def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[sympy.Symbol]) -> bool:
-    """Is a matrix of single bytes loaded that is contiguous along an axis of `other`, [k, n]?"""
+    """Return whether a matrix of single bytes is loaded that is contiguous along an axis of `other`, [k, n]."""
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
     tall = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
     return any(coefficient(offset, axis) == 1 for offset in tall for axis in other)
 
 
 def _of_bytes(operand: Expr, other: set[sympy.Symbol]) -> bool:
-    """Are the widest loads of `operand` loads of single bytes?"""
+    """Return whether the widest loads of `operand` are loads of single bytes."""
     wide = [load for load in loads(operand) if any(other & index.free_symbols for index in index_of(load))]
     return any(load.dtype in _BYTES for load in wide)
 

@@ -31,11 +31,10 @@ from fusion.codegen.triton.expressions.code import (
     listed,
 )
 from fusion.codegen.triton.expressions.indices import expand
-from fusion.codegen.triton.expressions.pairs import in_pairs
 from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.fixed_order import depends_on_order
+from fusion.codegen.triton.fixed_order import depends_on_order, in_pairs
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import HALVES, identity
 

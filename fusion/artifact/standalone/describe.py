@@ -55,7 +55,7 @@ COPIES = (aten.copy_.default, aten._foreach_copy_.default)
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Where a buffer begins: in the memory of a root, by an offset in elements."""
+    """Locates the start of a buffer: an offset in elements, in the memory of a root."""
 
     root: str
     offset: sympy.Expr = ZERO
@@ -326,7 +326,7 @@ class _Describer:
                 yield self._copy(target, source)
 
     def _product(self, product: Called) -> Iterator[Copy | Product]:
-        """Yield a product by BLAS, after the copy of what it is added to."""
+        """Yield a product by BLAS, after the copy of its summand."""
         left, right, out = (self.lowered.buffers[name] for name in (product.left, product.right, product.out))
         if product.added is not None:
             added = self.lowered.buffers[product.added]

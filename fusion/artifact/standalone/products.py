@@ -16,12 +16,12 @@ _OPERANDS = {
     _aten.addmm.default: (0, 1, 2),
     _aten.baddbmm.default: (0, 1, 2),
 }
-"""Operation → the positions of what is added, and of the operands."""
+"""Operation → the positions of the summand, and of the operands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A product, by the names of its tensors; `added`: what the product is added to."""
+    """A product, by the names of its tensors; `added`: its summand."""
 
     added: str | None
     left: str

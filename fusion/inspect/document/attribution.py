@@ -25,7 +25,7 @@ _SET = re.compile(r"\s*(?:\w+\s+){0,3}([A-Za-z_]\w*)(?:\[.*?\])?\s*(?:[-+*/|&^]|
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The tensors and reductions that a line reads, and those that it leads to; `loads`: it only loads a tensor."""
+    """The tensors and reductions that a line reads, and the ones that depend on it; `loads`: it only loads a tensor."""
 
     reads: frozenset[str] = frozenset()
     leads: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class Attribution:
 
 
 def flows(source: str, inputs: Collection[str], folds: Collection[str], outputs: Collection[str]) -> list[Flow]:
-    """Return what each line of a source reads and leads to.
+    """Return the buffers that each line of a source reads, and those that it contributes to.
 
     >>> *_, last = flows("t = in0[i] + 1\\nsum0 += t * t\\nout0[i] = t / sum0", ["in0"], ["sum0"], ["out0"])
     >>> sorted(last.reads), sorted(last.leads)
@@ -122,7 +122,7 @@ class _Between:
         self._folding = set[int]().union(*self.folds.values())
 
     def operations_of(self, flow: Flow) -> list[int]:
-        """Return the operations between what a line reads and what it leads to; none if an end is not known."""
+        """Return the operations between the operands and the results of a line; none if an end is not known."""
         if flow.loads:
             return sorted(self.inputs[flow.loads])
         starts = [self.inputs.get(name) or self._after(name) for name in flow.reads]
@@ -150,7 +150,7 @@ class _Between:
 
 
 def _through(names: Iterable[str], views: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Return tensors with those that they are views of."""
+    """Return tensors with the bases of their views."""
     seen, todo = set[str](), [*names]
     while todo:
         name = todo.pop()

@@ -38,7 +38,6 @@ from fusion.inspect.document.structure import (
     TrialEntry,
     TuningEntry,
 )
-from fusion.inspect.finding import Finding
 from fusion.inspect.graphs import DeviceReport, OperationReport
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
 from fusion.lowering.errors import Origin
@@ -50,6 +49,21 @@ MOST_NAMES = 40
 
 Artefacts = Mapping[tuple[str, str], tuple[list[Artefact], str]]
 """The target's name and the source of a kernel → its artefacts, and why others are missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Holds the outcome of a command beyond the reports of graphs: of a comparison, a search, a measurement.
+
+    Attributes:
+        command: its name, such as "verify".
+        good: whether it exits with 0.
+        text: its output, laid out for letters of equal width.
+    """
+
+    command: str
+    good: bool
+    text: str
 
 
 def document_of(
@@ -64,7 +78,7 @@ def document_of(
     Args:
         other_breaks: where the program leaves its graphs without ending one.
         artefacts: the artefacts of kernels; none are fine.
-        certificate: what was checked of the compiled program, if anything was.
+        certificate: the checks of the compiled program, if there were any.
         finding: the outcome of a command, if there is one.
     """
     building = _Building(artefacts)

@@ -31,7 +31,7 @@ class Edges:
         self._computed = {name: k for k, operation in enumerate(lowered) for name in operation.writes}
 
     def ends(self, producer: str, consumer: str, origin: Origin) -> tuple[int | None, int | None]:
-        """Return the steps at the ends of an edge: that which makes `producer`, and that which computes `consumer`.
+        """Return the steps at the ends of an edge: the one of `producer`, and the one of `consumer`.
 
         Args:
             origin: the operation that asks for the consumer.

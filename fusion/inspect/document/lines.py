@@ -111,7 +111,7 @@ def _file_of(scope: str, table: Mapping[str, str]) -> str:
 
 
 def _field(key: str, value: str, table: Mapping[str, str] | None = None) -> str:
-    """Return the name that a field of metadata has as its value, or what `table` has under that name."""
+    """Return the value of a metadata field, a name, or its entry in `table`."""
     match = re.search(rf"\b{key}: (!\d+)", value)
     name = match[1] if match else ""
     return name if table is None else table.get(name, "")

@@ -1,4 +1,4 @@
-"""Says what it would take to fuse an edge that was refused.
+"""Suggests changes that would allow a refused fusion.
 
 Input: the reason of a refusal, as the scheduler writes it; output: the change, in the program, its options or the
 compiler, that removes this reason.  Another reason may stand behind it.
@@ -80,7 +80,7 @@ EDGES: tuple[tuple[str, str], ...] = (
 
 
 def remedy(reason: str) -> str:
-    """Return what it would take to remove the reason of a refusal.
+    """Return the change that would remove the reason of a refusal.
 
     >>> remedy("different devices: cpu and cuda:0")
     'Tensors on one device.'
@@ -96,7 +96,7 @@ def remedy(reason: str) -> str:
 
 
 def remedy_of_call(why: str) -> str:
-    """Return what it would take to generate a library call that stays for the reason `why`."""
+    """Return the change that would allow a library call, kept for the reason `why`, to be generated."""
     return _first(CALLS, why, NO_RULE)
 
 

@@ -1,4 +1,4 @@
-"""The structure of a report as JSON: what `Explanation.json()` returns, and the page of a report shows.
+"""The structure of a report as JSON, which `Explanation.json()` returns and the page of a report shows.
 
 `VERSION` changes if a field is renamed or removed or gets another meaning, not if one is added.  Bytes, microseconds
 and additions are of one call of the program.  A number that names an entry of a list is its position there; `None`
@@ -154,7 +154,7 @@ class TuningEntry(TypedDict):
 
 
 class Names(TypedDict):
-    """How many parts of a graph there are, and the names of the first of them."""
+    """Counts parts of a graph, and names the first of them."""
 
     count: int
     names: list[str]
@@ -173,7 +173,7 @@ class PassEntry(TypedDict):
 
 
 class DeviceEntry(TypedDict):
-    """What predicted times assume of the device, in bytes and operations per microsecond.
+    """Gives the device's figures behind predicted times, in bytes and operations per microsecond.
 
     `bandwidth` has pairs: the bytes that a launch touches, and bytes per microsecond.  `matrix_shares` has pairs: the
     bytes of an operand's element, and the speed of products relative to `matrix_flops`.
@@ -263,7 +263,7 @@ class CheckEntry(TypedDict):
 
 
 class CertificateEntry(TypedDict):
-    """What was checked of the compiled program."""
+    """Lists the checks of the compiled program."""
 
     holds: bool
     values: list[ValueEntry]

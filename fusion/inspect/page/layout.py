@@ -123,7 +123,7 @@ def _placed(
 
 
 def _spread(row: Sequence[Key], wanted: Sequence[float], width: Mapping[Key, float]) -> dict[Key, float]:
-    """Return centres near those that are wanted, in order and without overlaps: groups that touch move as one."""
+    """Return centres near the wanted ones, in order and without overlaps: groups that touch move as one."""
     groups: list[tuple[float, list[float], float]] = []  # the mean wanted place of a group, its offsets, its extent
     for key, want in zip(row, wanted, strict=True):
         size = width.get(key, 0.0) + GAP

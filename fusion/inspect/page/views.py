@@ -23,7 +23,7 @@ MOST = 120
 FEW = 40
 """The boxes up to which a view shows parts of parts."""
 BORDER = 12
-"""The most boxes for what is outside of a view, in either direction."""
+"""The most boxes for neighbours outside a view, in either direction."""
 LETTER, PADDING, WIDEST = 7.0, 20.0, 34
 """The width of a letter, the space around a label, and the most letters of a label."""
 
@@ -41,7 +41,7 @@ class Box(TypedDict):
 
 
 class Line(TypedDict):
-    """An edge between two boxes, as points; `tensors` are the first of those that pass."""
+    """An edge between two boxes, as points; `tensors` are the first tensors that pass."""
 
     start: int
     end: int
@@ -69,7 +69,7 @@ class GraphViews(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What is drawn: an operation or a step, with the tensors that it takes and makes."""
+    """Holds a drawn item: an operation or a step, with its operands and results."""
 
     label: str
     module: tuple[str, ...]
@@ -166,7 +166,7 @@ def _collapsed(title: str, numbers: list[int], items: Sequence[Item], depth: int
 
 
 def _opened(parts: list[Part | int]) -> list[Part | int]:
-    """Replace large parts by what they hold, the largest first, as long as there are few boxes."""
+    """Replace large parts by their contents, the largest first, as long as there are few boxes."""
     while True:
         largest = max(
             (each for each in parts if isinstance(each, Part)), key=lambda each: len(each.items), default=None
@@ -206,7 +206,7 @@ def _title(part: Part | int, items: Sequence[Item]) -> str:
 def _view(
     part: Part, parent: str | None, key: str, items: Sequence[Item], edges: Sequence[tuple[int, int, str]]
 ) -> View:
-    """Lay out the boxes of a part, and of what is next to it outside."""
+    """Lay out the boxes of a part and of its neighbours outside."""
     owner = {n: k for k, each in enumerate(part.parts) for n in ([each] if isinstance(each, int) else each.items)}
     boxes = [_box(each, f"{key}.{k}", items) for k, each in enumerate(part.parts)]
     passed: dict[tuple[int, int], list[str]] = {}

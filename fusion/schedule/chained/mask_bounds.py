@@ -176,7 +176,7 @@ class _Masks:
     def _masks(
         self, conditions: Mapping[Expr, tuple[Expr, Expr | None]], axes: Sequence[tuple[Axis, Axis]], chain: Cluster
     ) -> dict[Expr, Mask]:
-        """Return the masks among conditions, by what is replaced: those that are one matrix over two of the axes."""
+        """Return the masks among conditions, by replaced expression: each is one matrix over two of the axes."""
         masks: dict[Expr, Mask] = {}
         for replaced, (part, settled) in conditions.items():
             for row, column in axes:

@@ -144,7 +144,7 @@ def lines_of(mask: Mask, origin: str, device: torch.device, taken: Container[str
 
 
 def groups_of(mask: Mask, lines: Folds, origin: str, taken: Container[str]) -> tuple[Folds, tuple[str, ...]]:
-    """Return the nodes that compute the bounds of groups of rows from the folds of lines, and what `bounded` reads.
+    """Return the nodes that compute the bounds of groups of rows from the folds of lines, and operands of `bounded`.
 
     These are the first column that some row of a group sees, the end of these columns, the same of the columns that all
     of its rows see, and the count of each line.

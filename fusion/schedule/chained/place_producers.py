@@ -159,7 +159,7 @@ class ProducerPlacement:
         return axes
 
     def _private_axes(self, producer: int, node: Contract) -> dict[sympy.Symbol, sympy.Expr]:
-        """Return the reduced axes of a product in the kernel: those that it has there already, or new private axes."""
+        """Return the reduced axes of a product in the kernel: its present ones, or new private axes."""
         if (known := self.places.get(producer)) is not None:
             return {axis.symbol: known[axis.symbol] for axis in node.over}
         axes: dict[sympy.Symbol, sympy.Expr] = {}

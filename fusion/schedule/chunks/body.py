@@ -47,7 +47,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a region is cut: which tensors are sliced, and how results are combined.
+    """Describes the cut of a region: the sliced tensors, and how results are combined.
 
     Attributes:
         sliced: buffers read from outside → the dimension that is sliced, or None.

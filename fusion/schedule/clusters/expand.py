@@ -1,10 +1,10 @@
 """Expands a cluster into the expressions that it evaluates, over the axes of its space.
 
-What enters is a cluster; what leaves are its folds in order and its stores, in which members appear no more: each was
-replaced by its value (where reader and producer meet at the same point) or by its own expression at the index where
-it is read.  Interning makes what is shared one object again, so nothing is computed twice.  What is stored, by itself
-or in a copy, is rounded as it is stored before anything is computed from it here: a row from one kernel and its mean
-from another have to fit.
+Input: a cluster; output: its folds in order and its stores, in which members appear no more: each was replaced by its
+value (where reader and producer meet at the same point) or by its own expression at the index where it is read.
+Interning makes a shared expression one object again, so nothing is computed twice.  A stored value, or one whose copy
+is stored, is rounded before anything is computed from it here: a row from one kernel and its mean from another have to
+fit.
 """
 
 from __future__ import annotations

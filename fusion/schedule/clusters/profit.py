@@ -70,7 +70,7 @@ class Prices:
 
     @cached_property
     def _places(self) -> list[dict[str, int]]:
-        """How many places of each buffer a node loads from at one point, such as those of a window."""
+        """The number of elements of each buffer that a node loads for one point, such as those of a window."""
         distinct = (dict.fromkeys((load.buffer, load.index) for load in loaded) for loaded in self.dependences.loads)
         return [Counter(buffer for buffer, _ in places) for places in distinct]
 

@@ -62,8 +62,8 @@ def reads_across(program: Program, node: Map) -> int:
 def window_loads(program: Program, node: Map) -> tuple[int, int, int]:
     """Return how many loads of a map belong to windows: several of one tensor, at fixed distances.
 
-    They are counted apart: those of whole vectors; those that begin inside a vector; and those with gaps between the
-    elements of neighbouring lanes.
+    They are counted separately: loads of whole vectors; loads that begin inside a vector; and loads with gaps between
+    the elements of neighbouring lanes.
     """
     sizes, buffers = axis_sizes(node), program.buffers
     windows: dict[tuple[str, sympy.Expr], set[sympy.Expr]] = {}

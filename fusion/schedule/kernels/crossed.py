@@ -20,7 +20,7 @@ from fusion.schedule.kernels.bodies import offset_symbols, store_of
 def crossed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
     """Return the axes and the body of a kernel that loops over rows, holds each whole, and adds it to running sums.
 
-    Folds along a row are complete at once, and what is stored of it is stored in the loop; sums follow the loop.
+    Folds along a row are complete at once, and its results are stored in the loop; sums follow the loop.
     """
     space = cluster.space
     spread = [axis for axis in space.parallel if axis.symbol not in space.held]

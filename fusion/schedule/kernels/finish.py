@@ -94,7 +94,7 @@ def _params(dependences: Dependences, buffers_by_param: Mapping[str, str], writt
 
 
 def _sizes(axes: Sequence[KernelAxis], body: Sequence[Stmt]) -> tuple[sympy.Symbol, ...]:
-    """Return the size symbols that a kernel takes, sorted by name: those of its axes and its indices."""
+    """Return the size symbols of a kernel's axes and indices, sorted by name."""
     roots = [value for stmt in statements(body) for value in values_of(stmt)]
     used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
     used |= {symbol for stmt in statements(body, Store) for symbol in offset_symbols(stmt.offset)}

@@ -17,7 +17,7 @@ from fusion.schedule.kernels import KernelCall
 
 
 def takes(step: KernelCall | Call) -> tuple[str, ...]:
-    """Return the tensors that a step is called with, for a launch also those that it writes."""
+    """Return the tensor arguments of a step; a launch is called with its results, too."""
     return step.buffers if isinstance(step, KernelCall) else step.reads
 
 

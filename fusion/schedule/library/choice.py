@@ -149,7 +149,7 @@ def _following(prices: Prices, cluster: Cluster) -> set[int]:
 
 
 def _measured(offers: Sequence[_Offer], program: Program, measure: Measure) -> list[_Offer]:
-    """Return the offers with measured alternatives; those that take longest are measured first."""
+    """Return the offers with measured alternatives, measuring the longest first."""
     tried: dict[int, Tuning] = {}
     for number in sorted(range(len(offers)), key=lambda number: -offers[number].best):
         offer = offers[number]

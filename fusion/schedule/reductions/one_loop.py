@@ -61,7 +61,7 @@ class Followed:
 
     Attributes:
         body: the statements in the loop, in order.
-        running: those of its folds that run over the loop axes.
+        running: the folds that run over the loop axes.
         results: the value of each original fold after the loop.
     """
 

@@ -121,7 +121,7 @@ class _Cutting:
         self.wholes: dict[str, Load] = {}  # accumulator → its merged value
 
     def _after(self) -> list[int]:
-        """Return the members that reduce over the cut axis, and those that depend on them: all but tiles."""
+        """Return the members that reduce over the cut axis, and their dependents: all but tiles."""
         members_after: list[int] = []
         results: set[str] = set()
         for member in self.cluster.members:

@@ -29,7 +29,7 @@ from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.naming import unused
 
 _CROWDED = 128
-"""Sources of each element from which copies pay, and four times those that each copy has left."""
+"""Sources of each element from which copies pay; each copy is left with at least a quarter of them."""
 
 _SPREAD = 1 << 16
 """Elements, in all copies, over which the updates are spread: 256 KB are parts of all channels of the cache."""

@@ -84,7 +84,7 @@ def _source(index: Expr, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> sympy.Symb
 
 
 def _lies_within(first: sympy.Expr, count: sympy.Expr, size: sympy.Expr) -> bool:
-    """Are `count` elements from `first` on known to lie within `size`?"""
+    """Return whether `count` elements from `first` on are known to be within `size`."""
     known = all(each.is_Integer for each in (first, count, size))
     return known and 0 <= int(first) <= int(size) - int(count)
 

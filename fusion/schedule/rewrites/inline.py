@@ -98,7 +98,7 @@ def inline_cheap_maps(program: Program) -> Program:
 
 
 def _rounded(program: Program, stays: Collection[str]) -> set[str]:
-    """Return the tensors that are stored in any case, rounded, and those that they copy."""
+    """Return the tensors that are stored in any case, rounded, and their copied operands."""
     rounded = set(stays)
     for node in reversed(program.nodes):
         if not rounded.isdisjoint(writes(node)):
@@ -200,7 +200,7 @@ def _is_small(node: Map) -> bool:
 
 
 def _read_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:
-    """Return the maps of which a node reads few points, without those that are stored before."""
+    """Return the maps of which a node reads few points, except maps that are stored before."""
     read = {name: maps[name] for name in reads(node) if name in maps and not stored.before(node.out, name)}
     return {name: producer for name, producer in read.items() if _is_few(node, _points(producer))}
 

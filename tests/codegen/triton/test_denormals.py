@@ -15,6 +15,8 @@ from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.making import BF16, F32, b, i, param
 from tests.codegen.kernels.rows import softmax
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 TARGET = TritonTarget("sm_90")
 QUERIES = 64
 

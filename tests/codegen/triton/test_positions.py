@@ -11,6 +11,8 @@ from fusion.lowering.expr import make_op as op
 from fusion.lowering.kernel import Fold, Loop, Role, Store
 from tests.lowering.building import I0, R0, kernel, param
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 I64 = torch.int64
 
 

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 import fusion
 from tests.fusion.agreement import assert_as_eager
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 
 def layer_norm(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])

@@ -26,6 +26,8 @@ from fusion.schedule.rewrites.inline import inline_cheap_maps
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.test_schedule import GPU, schedule
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 
 def kernels(result: Schedule) -> list[Kernel]:
     return [step.kernel for step in result.steps if isinstance(step, KernelCall)]

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fusion.aot import export_kernels
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 
 def steps(x: Tensor, columns: int) -> tuple[str, ...]:
     def flattened(x: Tensor, weight: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ from tests.fusion.capabilities import of_everything
 from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
 from tests.fusion.schedule.test_quantised import calls
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}
 
 

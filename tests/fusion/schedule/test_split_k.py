@@ -26,6 +26,8 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library.split_k import parts_of
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 Function = Callable[..., torch.Tensor]
 
 

@@ -45,7 +45,7 @@ def _shape(blocked: Blocked) -> str:
 
 
 def _is_described(blocked: Blocked, factor: Expr, sides: tuple[Dim, Dim]) -> bool:
-    """Does an operand come through a descriptor, for all matrices of a batch?"""
+    """Return whether an operand is loaded through a descriptor, for all matrices of a batch."""
     if factor.dtype not in HALVES or not isinstance(factor, Load):
         return False
     matrix = matrix_of(blocked, factor, *sides)

@@ -71,7 +71,7 @@ def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined
 
 
 def alike(a: Task, b: Task) -> bool:
-    """May two kernels share a launch without one of them losing registers or warps to the other?"""
+    """Return whether two kernels can share a launch without one of them losing registers or warps to the other."""
     one, other = a.blocked, b.blocked
     if one.contraction != other.contraction or one.chained or other.chained:
         return False

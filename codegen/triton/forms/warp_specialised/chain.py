@@ -148,7 +148,7 @@ def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> Box | None:
 
 
 def _keeps(blocked: Blocked, stores: list[Store]) -> bool:
-    """Does every store write each element once, to memory that the kernel does not read?"""
+    """Return whether every store writes each element once, to memory that the kernel does not read."""
     read = {load.buffer for stmt in statements(blocked.body) for load in loads(*values_of(stmt))}
     return all(store.axes is None and store.param not in read for store in stores)
 

@@ -72,7 +72,7 @@ def in_gluon(lines: Sequence[Code]) -> list[Code]:
 
 
 def run_on(device: Device) -> bool:
-    """Does this device multiply in groups of warps?  Triton's interpreter has no Gluon."""
+    """Return whether this device multiplies in groups of warps; Triton's interpreter has no Gluon."""
     return device.has(Feature.WARP_GROUPS) and not triton.knobs.runtime.interpret
 
 

@@ -81,7 +81,7 @@ class Program:
 
     @property
     def rings(self) -> list[str]:
-        """Return the names of the loaded operands: those of the first product, then the second operand of the second
+        """Return the names of the loaded operands: both of the first product, then the second operand of the second
         one.
         """
         return ["left", "right", "other"]
@@ -328,7 +328,7 @@ class Program:
 
     @property
     def _same_layout(self) -> bool:
-        """Do scores and sums have the same layout?"""
+        """Whether scores and sums have the same layout."""
         return self.layout.config.block(self.plan.e.name) == self.layout.config.block(self.plan.n.name)
 
     def _factor(self, tile: Tile) -> Code:

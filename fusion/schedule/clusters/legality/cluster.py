@@ -27,7 +27,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CannotJoin:
-    """Why two clusters may not be joined."""
+    """Gives the reason why two clusters may not be joined."""
 
     reason: str
 
