@@ -43,9 +43,9 @@ _ELEMENTS = 32
 """Elements of a row per thread of the largest program from which on a multiprocessor holds one row."""
 
 _EXPOSED = 0.42
-"""The share of the time of a row's traffic above which other multiprocessors do not hide its arithmetic.  (H100, bfloat16,
-rows of 32768: softmax 0.28, slower; group norm with SiLU 0.43 and loss and gradient 0.45, faster.  H200, not measured:
-0.42, 0.64 and 0.67.)
+"""The share of the time of a row's traffic above which other multiprocessors do not hide its arithmetic.  (H100,
+bfloat16, rows of 32768: softmax 0.28, slower; group norm with SiLU 0.43 and loss and gradient 0.45, faster.  H200, not
+measured: 0.42, 0.64 and 0.67.)
 """
 
 
@@ -81,7 +81,7 @@ class PersistentRows(Rows):
             return Refused("a multiprocessor holds several rows")
         if rows < _LEAST_ROWS * task.device.multiprocessors:
             return Refused("there are too few rows")
-        if plan._held() > 1:
+        if plan._tiles_kept() > 1:
             return Refused("more than one tile waits for the folds, which leaves too few registers")
         if plan.room(plan.default()) > task.device.shared_per_program:
             return Refused("its rows exceed shared memory")
@@ -105,7 +105,7 @@ class PersistentRows(Rows):
         every = loads(*(value for stmt in statements(self.blocked.body) for value in values_of(stmt)))
         return [load for load in dict.fromkeys(every) if load.buffer in large and {x, r} <= symbols_of(load)]
 
-    def _held(self) -> int:
+    def _tiles_kept(self) -> int:
         """Return the number of tiles that folds have read, and stores read again.
 
         (H100, bfloat16, GELU of softmax(x) · x in rows of 32768, which holds two and spills: 265 µs, persistent 295.)
