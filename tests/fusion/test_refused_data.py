@@ -118,7 +118,7 @@ CASES: dict[str, Case] = {
         f"offsets of bags, {mode}": (
             bag(mode),
             (integers(0, 1, 2), integers(0, 1, 2)),
-            [(integers(0, 1, 2), integers(0, 2, 5))],
+            [(integers(0, 1, 2), integers(*offsets)) for offsets in ((0, 2, 5), (1, 2, 3))],
             Requirement.OFFSETS,
         )
         for mode in ("sum", "mean", "max")
