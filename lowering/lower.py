@@ -22,11 +22,10 @@ from fusion.lowering.calls import Calls, FxValue
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Load, as_stored
 from fusion.lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
-from fusion.lowering.indexing import ONE
 from fusion.lowering.live import without_dead_buffers, without_dead_nodes
-from fusion.lowering.partly_read import own_checks, partly_read
+from fusion.lowering.partly_read import Effect, calls_library, keep_checks
 from fusion.lowering.positions import is_free, simplify_all
-from fusion.lowering.program import BufferRef, Extern, Map, Node, Program, memory_of
+from fusion.lowering.program import Buffer, BufferRef, Extern, Node, Program, memory_of
 from fusion.lowering.recomputed import unrounded
 from fusion.lowering.refused_calls import refuse_as_eager, refuse_wide
 from fusion.lowering.registry import RULES, Registered, Result
@@ -34,7 +33,7 @@ from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import rounded
 from fusion.lowering.seeded import seeded
 from fusion.lowering.sizes import size_of, sizes_of, truth_of, write_over
-from fusion.lowering.unused import keep, without_needless_keeps
+from fusion.lowering.unused import without_needless_keeps
 from fusion.lowering.value import Value, axis_bounds
 
 assert rules.__all__, "importing the rules registers them"
@@ -75,6 +74,7 @@ class LoweredCall:
 
     result: FxValue
     nodes: tuple[Node, ...]
+    buffers: Mapping[str, Buffer]
 
 
 def lower_call(node: fx.Node) -> LoweredCall:
@@ -96,9 +96,23 @@ def lower_call(node: fx.Node) -> LoweredCall:
     lowering = Lowering(module, None, Wanted())
     for arg in node.all_input_nodes:
         lowering.builder.current = arg  # its buffer originates from the operand: nothing before that is known here
-        lowering.calls.values[arg] = lowering.operand(arg)
+        val = arg.meta.get("val")
+        lowering.calls.values[arg] = size_of(val) if isinstance(val, torch.SymFloat) else lowering.operand(arg)
     lowering.builder.current = node
-    return LoweredCall(lowering.call(node), tuple(lowering.builder.nodes))
+    return LoweredCall(lowering.call(node), tuple(lowering.builder.nodes), lowering.builder.buffers)
+
+
+def effect(node: fx.Node) -> Effect:
+    """Return what a call reads of its operands, by its rule; nothing if it cannot be lowered by itself."""
+    try:
+        call = lower_call(node)
+    except Unsupported:
+        return Effect({}, (), {})
+    if calls_library(call.nodes):
+        return Effect({}, (), {})
+    parts = call.result if isinstance(call.result, tuple) else (call.result,)
+    results = {k: part for k, part in enumerate(parts) if isinstance(part, Value)}
+    return Effect(results, call.nodes, {name: buffer.shape for name, buffer in call.buffers.items()})
 
 
 class Lowering:
@@ -134,7 +148,7 @@ class Lowering:
                 before = len(self.builder.nodes)
                 self.calls.values[node] = self.call(node)
                 self.added[node] = self.builder.nodes[before:]
-        self._check_what_is_not_read()
+        keep_checks(self.graph.graph, self.calls, self.added, effect)
         self.builder.current = end
         outputs = self._outputs(end)
         buffers, origins = self.builder.buffers, self.builder.origins
@@ -316,37 +330,6 @@ class Lowering:
         if arg not in self.on_device:
             self.on_device[arg] = replace(load_of(self.builder.buffers[self.calls.tensor(arg)]), device=self.device)
         return self.on_device[arg]
-
-    def _check_what_is_not_read(self) -> None:
-        """Fold the checks of results of which only a part is read, over all of their points, and keep the fold."""
-        for node in partly_read(self.graph.graph, self._reads_all):
-            self.builder.current = node
-            for checks in own_checks(self._computed_by(node), self._operands_of(node)):
-                varying = [k for k, size in enumerate(checks.shape) if size != ONE]
-                fold = self.builder.reduce("max", [checks], varying) if varying else self.builder.map(checks)
-                self.builder.nodes.append(keep(fold))
-
-    def _reads_all(self, node: fx.Node) -> bool:
-        """Return whether a call reads its operands whole: the nodes that compute it are not maps."""
-        return node not in self.added or not all(isinstance(added, Map) for added in self.added[node])
-
-    def _computed_by(self, node: fx.Node) -> Iterator[Value]:
-        """Return the results of a call, and what it stores, as values."""
-        result = self.calls.values[node]
-        yield from (part for part in (result if isinstance(result, tuple) else (result,)) if isinstance(part, Value))
-        for added in self.added[node]:
-            if isinstance(added, Map):
-                out = self.builder.buffers[added.out]
-                yield Value(out.shape, out.dtype, out.device, added.expr)
-
-    def _operands_of(self, node: fx.Node) -> Iterator[Value]:
-        values = (self.calls.values[source] for source in node.all_input_nodes)
-        return (
-            part
-            for value in values
-            for part in (value if isinstance(value, tuple) else (value,))
-            if isinstance(part, Value)
-        )
 
     # The end of the graph ---------------------------------------------------------------------------------------------
 

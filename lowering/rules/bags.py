@@ -58,11 +58,16 @@ def _bags(ctx: Builder, indices: Value, offsets: Value, length: sympy.Expr | Non
 
 
 def _ascending(offsets: Value, count: sympy.Expr) -> Value:
-    """Return the offsets of bags, which have to ascend from 0 at least, up to `count` at most."""
+    """Return the offsets of bags, which have to ascend from 0, up to `count` at most."""
     axis = axis_symbol(0)
-    before = placed(offsets, offsets.shape, [axis - 1], Term(IndexValue(axis)) > 0)
+    is_later = Term(IndexValue(axis)) > 0
+    before = placed(offsets, offsets.shape, [axis - 1], is_later)
     previous = Value(offsets.shape, torch.int64, offsets.device, before.expr)
-    return requiring(Requirement.OFFSETS, lambda at, last: (at >= last) & (at <= count), offsets, previous)
+
+    def holds(at: Term, last: Term) -> Term:
+        return (at >= last) & (at <= count) & (is_later | (at <= 0))
+
+    return requiring(Requirement.OFFSETS, holds, offsets, previous)
 
 
 def _counted(indices: Value, padding_idx: int) -> Term | None:

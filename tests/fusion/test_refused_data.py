@@ -118,7 +118,7 @@ CASES: dict[str, Case] = {
         f"offsets of bags, {mode}": (
             bag(mode),
             (integers(0, 1, 2), integers(0, 1, 2)),
-            [(integers(0, 1, 2), integers(0, 2, 5))],
+            [(integers(0, 1, 2), integers(*offsets)) for offsets in ((0, 2, 5), (1, 2, 3))],
             Requirement.OFFSETS,
         )
         for mode in ("sum", "mean", "max")
@@ -218,6 +218,16 @@ PARTLY_READ: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "quotients": lambda x, i: (x.long()[:2] // (4 - i)[:, None])[:1].float(),
     "rows of a linear layer": lambda x, i: F.linear(x[i], x)[:1],
     "rows before others": lambda x, i: x[i].sum(1)[:1],
+    "parts that overlap": lambda x, i: (lambda rows: rows[:3].sum() + rows[1:3].exp())(x[torch.cat([i * 0, i])]),
+    "parts that begin later": lambda x, i: (lambda rows: rows[1:3].sum() + rows[:2].exp())(x[torch.cat([i * 0, i])]),
+    "some rows often": lambda x, i: x[i][torch.zeros(9, dtype=torch.long)] * 2,
+    "gathered columns": lambda x, i: x[i].gather(0, torch.zeros(7, 3, dtype=torch.long)),
+    "bags of rows": lambda x, i: F.embedding_bag(torch.zeros(5, dtype=torch.long), x[i], torch.tensor([0])),
+    "windows with gaps": lambda x, i: F.max_pool1d(x[i].t(), 1, 2),
+    "shapes": lambda x, i: torch.ones_like(x[i]) * x[0],
+    "no columns": lambda x, i: x[i] @ x.t()[:, :0],
+    "rows that are dropped out": lambda x, i: F.dropout(x[i], 0.5)[:1] * 0,
+    "lower triangle": lambda x, i: x[0].expand(2, 3).index_select(0, i.clamp(max=1)).sum() + x.t()[:, i].t().tril(-2),
 }
 
 
@@ -234,14 +244,40 @@ def test_results_of_which_a_part_is_read_are_checked_whole(name: str, dynamic: b
             fused(x, integers(0, 4))
 
 
-def test_parts_that_are_all_read_are_checked_once() -> None:
-    def program(x: Tensor, i: Tensor) -> Tensor:
-        first, second = x[i].exp().split([1, 2], dim=1)
-        return torch.cat([second, first], 1).cumsum(1)[:, :1]
+READ_WHOLE: dict[str, Callable[[Tensor], object]] = {
+    "split columns": lambda rows: torch.cat(rows.exp().split([1, 2], 1)[::-1], 1).cumsum(1)[:, :1],
+    "chunks": lambda rows: [part.exp() for part in rows.chunk(3)],
+    "unbound": lambda rows: [part.exp() for part in rows.unbind(1)],
+    "rotated halves": lambda rows: torch.cat([-rows[:, 1:], rows[:, :1]], 1) * rows,
+    "neighbours": lambda rows: rows[1:] - rows[:-1],
+    "heads": lambda rows: rows.reshape(3, 2, 3).transpose(1, 2).exp(),
+    "parts of parts": lambda rows: [part[:, :1] + part[:, 1:2] + part[:, 2:] for part in (rows[:2], rows[2:])],
+    "concatenated": lambda rows: torch.cat([rows[:1] * 0, rows, rows]).exp(),
+    "stacked and padded": lambda rows: F.pad(torch.stack([rows, rows]), (1, 1, 2, 0)).exp(),
+    "flipped and rolled": lambda rows: rows.flip(0).roll(2, 0).exp(),
+    "repeated": lambda rows: rows.repeat(2, 3).exp(),
+    "repeated rows": lambda rows: rows.repeat_interleave(2, 0).exp(),
+    "windows": lambda rows: F.avg_pool1d(rows.t(), 2, 1),
+    "sums": lambda rows: rows.sum(1)[:1],
+    "norms": lambda rows: F.layer_norm(rows, (3,))[:1],
+    "where a condition holds": lambda rows: torch.where(rows > 1, rows, 0.0),
+}
 
-    report = fusion.explain(program)(TABLE, integers(0, 1))
+
+STORED = {"chunks", "windows"}
+"""Programs whose rows of a symbolic number are stored anyway, for a call or by another kernel."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [(n, d) for n in READ_WHOLE for d in (False, True) if not (d and n in STORED)]
+)
+def test_rows_that_are_read_whole_are_checked_once(name: str, dynamic: bool) -> None:
+    function = READ_WHOLE[name]
+    arguments = TABLE, integers(0, 1, 2, 3, 0, 1)
+    report = fusion.explain(lambda x, i: function(x[i]), dynamic=dynamic)(*arguments)
+    assert report.kernels
     assert not report.externs
-    assert len(report.kernels) == 1
+    assert not [kernel.name for kernel in report.kernels if "index" in kernel.name]
 
 
 def test_results_without_checks_are_not_computed() -> None:
