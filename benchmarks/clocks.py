@@ -20,8 +20,8 @@ IN_A_ROW = 3
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each call in each of `rounds` rounds, by name.
 
-    On a CPU short calls are repeated until a sample lasts about 5 ms, by `cpu_clock`; on a GPU the time is the device's,
-    between events, with a cold L2 cache.
+    On a CPU short calls are repeated until a sample lasts about 5 ms, by `cpu_clock`; on a GPU the time is the
+    device's, between events, with a cold L2 cache.
     """
     return _cuda_seconds(calls, rounds) if device == "cuda" else _cpu_seconds(calls, rounds)
 

@@ -68,8 +68,8 @@ class Cpu:
         core_flops: float32 operations per microsecond of one core, in vectorised loops.
         core_matrix_flops: the same in the library's GEMMs.
         matrix_share: bytes of an operand's element → the relative rate of the library's GEMMs.
-        products: bytes of an operand's element → the speed of generated GEMMs, relative to the library's, of few rows
-            and of many; none where the library is not known to be slower.
+        products: bytes of an operand's element → the speed of generated GEMMs, relative to the library's; none where
+            the library is not known to be slower.
         costs: operation of float32 → its time in additions.
         attention: (form, or kernel of the library, bytes of an element) → its speed.
         layouts: the costs of other tensor layouts.
@@ -88,7 +88,7 @@ class Cpu:
     matrix_share: Mapping[int, float] = field(hash=False)
     attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
     layouts: Layouts
-    products: Mapping[int, tuple[float, float]] = field(default_factory=dict, hash=False)
+    products: Mapping[int, float] = field(default_factory=dict, hash=False)
     costs: Mapping[str, float] = field(default_factory=lambda: COSTS, hash=False)
 
     @property
@@ -103,13 +103,21 @@ class Cpu:
             matrix_flops=self.core_matrix_flops * self.threads,
             matrix_share=self.matrix_share,
             costs=self.costs,
-            steps=Steps(  # fitted to the kernels of `benchmarks price` on the same Xeon
+            steps=Steps(  # fitted to the kernels of `benchmarks price` on one thread of an AMD EPYC
                 fold=15 * nanosecond,
-                window=40.0,
+                together=2 * nanosecond,
+                near=float(1 << 15),
+                refetched=1.7,
+                packed=0.07 * nanosecond,
+                window=0.035 * nanosecond,
+                evaluated=8.0,
+                placed=0.18 * nanosecond,
                 turned=0.2 * nanosecond,
-                scanned=0.35 * nanosecond,
-                updated=0.4 * nanosecond,
-                gathered=0.25 * nanosecond,
+                scanned=0.75 * nanosecond,
+                updated=0.6 * nanosecond,
+                gathered=0.45 * nanosecond,
+                computed=0.05 * nanosecond,
+                looked_up=25 * nanosecond,
             ),
             overlap=2.0,
         )
@@ -130,7 +138,7 @@ EPYC = Cpu(
     attention={
         ("flash", 4): ChainSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
         ("flash", 2): ChainSpeed(plain={64: (0.74, 1.28)}, skipping={64: (0.60, 0.80)}, masked={64: (0.60, 1.10)}),
-        (GENERATED, 4): ChainSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
+        (GENERATED, 4): ChainSpeed(plain={64: (0.95, 0.5)}, skipping={64: (0.75, 0.5)}, masked={64: (0.8, 0.5)}),
         (GENERATED, 2): ChainSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
     },
     layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),  # an H200's: not measured
