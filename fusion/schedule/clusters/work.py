@@ -112,14 +112,19 @@ def _multiplied(node: Reduce, factors: tuple[Expr, Expr], rates: Rates) -> float
 
     It is computed at the rate of the library's products; the smaller factor is read again for each result.
     """
-    sizes = {axis: estimate(size, {}) for axis, size in axis_sizes(node).items()}
-    held = min(
-        side.dtype.itemsize * math.prod(size for axis, size in sizes.items() if axis in free_axes(side))
-        for side in factors
-    )
     widest = max(side.dtype.itemsize for side in factors)
     term = rates.flops * rates.product_us_of(2, widest)
-    return term * (1.0 if held <= rates.steps.near else rates.steps.refetched) - 1
+    return term * (rates.steps.refetched if is_refetched(node, rates.steps) else 1.0) - 1
+
+
+def is_refetched(node: Reduce, steps: Steps) -> bool:
+    """Return whether the smaller factor of a sum of products leaves the nearest cache between two results."""
+    sizes = {axis: estimate(size, {}) for axis, size in axis_sizes(node).items()}
+    held = (
+        side.dtype.itemsize * math.prod(size for axis, size in sizes.items() if axis in free_axes(side))
+        for side in factors_of(node) or ()
+    )
+    return min(held, default=0) > steps.near
 
 
 def _windowed(program: Program, node: Map, steps: Steps) -> float:

@@ -25,7 +25,7 @@ from fusion.lowering.expr import Expr, Load, Op, free_axes, loads, make_cast
 from fusion.lowering.program import Buffer, Contract, Map, Node, Program, Reduce
 from fusion.lowering.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster, positions_in
-from fusion.schedule.clusters.work import additions_per_point
+from fusion.schedule.clusters.work import additions_per_point, is_refetched
 from fusion.schedule.iteration.naming import unused
 
 ARRANGED = 3
@@ -106,7 +106,9 @@ def _is_faster(program: Program, product: Contract, maps: Mapping[str, Map], rat
     read = stored + sum(read - _bytes(program, name) for name, (read, _) in computed.items())
     *_, total = (node for node in _sum(program, product, {}) if isinstance(node, Reduce))
     terms = rates.scalar_us(additions_per_point(program, total, rates) * points + _arranging(program, product, rates))
-    return rates.price(read + written, scalars=terms + sum(us for _, us in computed.values())).total <= library
+    summed = rates.price(read + written, scalars=terms + sum(us for _, us in computed.values()))
+    # what is read again from the next cache stands in the way of what memory delivers
+    return summed.total + (summed.hidden if is_refetched(total, rates.steps) else 0.0) <= library
 
 
 def _arranging(program: Program, product: Contract, rates: Rates) -> float:
