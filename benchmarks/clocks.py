@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fusion.codegen.tuning.timing import cpu_clock
+
 FLUSH_BYTES = 512 << 20
 """Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the next launch."""
 
@@ -18,26 +20,26 @@ IN_A_ROW = 3
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each call in each of `rounds` rounds, by name.
 
-    On a CPU short calls are repeated until a sample lasts about 5 ms; on a GPU the time is the device's, between
-    events, with a cold L2 cache.
+    On a CPU short calls are repeated until a sample lasts about 5 ms, by `cpu_clock`; on a GPU the time is the
+    device's, between events, with a cold L2 cache.
     """
     return _cuda_seconds(calls, rounds) if device == "cuda" else _cpu_seconds(calls, rounds)
 
 
 def _cpu_seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    repeats = {}
+    repeats, clock = {}, cpu_clock()
     for name, call in calls.items():
         call()
-        start = time.perf_counter()
+        start = clock()
         call()
-        repeats[name] = max(1, math.ceil(5e-3 / (time.perf_counter() - start)))
+        repeats[name] = max(1, math.ceil(5e-3 / (clock() - start)))
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats[name]):
                 call()
-            samples[name].append((time.perf_counter() - start) / repeats[name])
+            samples[name].append((clock() - start) / repeats[name])
     return samples
 
 

@@ -13,13 +13,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
 
 from fusion.codegen.cache import Damaged, cache_dir, digest, get, put
 from fusion.lowering.errors import BuildError
 
-VERSION = 3
+VERSION = 4
 """Changes whenever the figures change their meaning."""
 
 
@@ -33,7 +32,7 @@ class Figures:
         memory: bytes that a launch touches → bytes per microsecond, in ascending order of bytes.
         flops: additions of float32 per microsecond, in generated kernels.
         gemms: bytes of an element → the library's GEMMs, in operations per microsecond.
-        products: bytes of an element → generated GEMMs of few rows, and of many, relative to the library's.
+        products: bytes of an element → generated GEMMs, relative to the library's.
         costs: operation of float32 → its time in additions, in generated kernels.
     """
 
@@ -42,7 +41,7 @@ class Figures:
     memory: Sequence[tuple[float, float]]
     flops: float
     gemms: dict[int, float]
-    products: dict[int, tuple[float, float]] = field(default_factory=dict)
+    products: dict[int, float] = field(default_factory=dict)
     costs: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -100,13 +99,13 @@ def _figures(content: bytes) -> Figures:
             memory=tuple((float(touched), float(speed)) for touched, speed in read["memory"]),
             flops=float(read["flops"]),
             gemms={int(size): float(rate) for size, rate in read["gemms"].items()},
-            products={int(size): (float(few), float(many)) for size, (few, many) in read["products"].items()},
+            products={int(size): float(share) for size, share in read["products"].items()},
             costs={str(name): float(cost) for name, cost in read["costs"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged from error
     speeds = (figures.launch_us, figures.flops, *(speed for _, speed in figures.memory), *figures.gemms.values())
-    speeds += (*chain.from_iterable(figures.products.values()), *figures.costs.values())
+    speeds += (*figures.products.values(), *figures.costs.values())
     if not figures.memory or 2 not in figures.gemms or not all(0 < speed < math.inf for speed in speeds):
         raise Damaged
     return figures

@@ -72,11 +72,19 @@ class Steps:
 
     Attributes:
         fold: combining the lanes of a row that is folded.
-        window: the factor of operations on the elements of a window that reaches into padding.
+        together: the same for one of the sums of products of a row of a matrix, which are combined together.
+        near: bytes of the other factor that stay in the nearest cache, and
+        refetched: the factor of products with more of them.
+        packed: a byte of an operand of a GEMM, which is brought into the order that blocks read.
+        window: an element of a short window that overlaps others along the lanes, or reaches into padding.
+        evaluated: the factor of all operations on the elements of such a window, with that.
+        placed: an element that the position of an extreme is searched among.
         turned: an element that is read across the rows in which results are written.
         scanned: an element of a scan.
         updated: an element that a scatter updates.
         gathered: an element whose position depends on data that differs from lane to lane.
+        computed: an element whose position is computed, without data, from that of the lane.
+        looked_up: a row whose position depends on data, and that is folded with others.
         windowed: an element of a window: neighbours load it again, from a cache.
         shifted: the factor of that where lanes load at another distance than that of vectors.
         strided: the same where lanes skip elements.
@@ -84,11 +92,19 @@ class Steps:
     """
 
     fold: float = 0.0
-    window: float = 1.0
+    together: float = 0.0
+    near: float = math.inf
+    refetched: float = 1.0
+    packed: float = 0.0
+    window: float = 0.0
+    evaluated: float = 1.0
+    placed: float = 0.0
     turned: float = 0.0
     scanned: float = 0.0
     updated: float = 0.0
     gathered: float = 0.0
+    computed: float = 0.0
+    looked_up: float = 0.0
     windowed: float = 0.0
     shifted: float = 1.0
     strided: float = 1.0

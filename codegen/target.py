@@ -129,8 +129,8 @@ class Capabilities:
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
         lone_products: whether a contraction whose result no loop consumes is priced; else it is the library's.
-        few_rows: the most rows with which contractions are reductions like others, outside of such loops: with a matrix
-            that is multiplied as it is stored, and with one that is computed element by element; 0: none.
+        few_rows: the most rows with which contractions may be reductions like others, outside of such loops, which the
+            price decides; 0: none.
         follows: whether a fold may be rescaled by the running value of another one over the same axis, which rounds
             differently (online rule).
         crowding: the share of its time that a kernel may lose to others in its launch, whose resources it has to share.
@@ -163,7 +163,7 @@ class Capabilities:
     held_row: int = 0
     alignment: int = 1
     lone_products: bool = True
-    few_rows: tuple[int, int] = (0, 0)
+    few_rows: int = 0
     window_limit: int = 0
     follows: bool = True
     crowding: float = 0.0

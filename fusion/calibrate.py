@@ -18,9 +18,9 @@ from fusion.backend import Backend
 from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.calibration import Figures
-from fusion.codegen.tuning.timing import median_time, medians
+from fusion.codegen.tuning.timing import median_time
 from fusion.options import Options
-from fusion.schedule.overrides import LIBRARY, ONE_KERNEL, Overrides
+from fusion.schedule.overrides import ONE_KERNEL, Overrides
 
 CPU_SIZES = tuple(1 << k for k in range(16, 28))
 """Bytes that one core touches in a measured sum of two tensors."""
@@ -36,8 +36,6 @@ LENGTH = 8
 
 Of longer ones the scheduler makes several kernels.  On a GPU memory takes part of the time."""
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
-FEW_ROWS = 16
-"""Rows of the other measured GEMM: it reads its second operand once for so few."""
 LEAST_COST = 1.0
 """Additions: no function counts less, whatever was measured."""
 FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -80,9 +78,9 @@ def lines(figures: Figures, path: Path) -> Iterator[str]:
         yield f"  memory of {touched / 1e3:10.0f} kB: {speed / 1e3:8.1f} GB/s"
     gemms = (f"{8 * size} bits {rate / 1e6:.2f}" for size, rate in figures.gemms.items())
     yield f"  GEMMs, T operations a second: {', '.join(gemms)}"
-    shares = (f"{8 * size} bits {few:.2f} and {many:.2f}" for size, (few, many) in figures.products.items())
+    shares = (f"{8 * size} bits {share:.2f}" for size, share in figures.products.items())
     if figures.products:
-        yield f"  generated GEMMs beside these, of {FEW_ROWS} rows and of many: {', '.join(shares)}"
+        yield f"  generated GEMMs beside these: {', '.join(shares)}"
     if figures.costs:
         yield f"  in additions: {', '.join(f'{name} {cost:.0f}' for name, cost in figures.costs.items())}"
     yield f"kept in {path}"
@@ -138,22 +136,22 @@ def _gemms(place: torch.device) -> dict[int, float]:
     return rates
 
 
-def _products(place: torch.device) -> dict[int, tuple[float, float]]:
-    """Return the speed of generated GEMMs relative to the library's, of few rows and of many, by size of an element."""
+def _products(place: torch.device) -> dict[int, float]:
+    """Return the speed of generated GEMMs relative to the library's, measured beside them, by size of an element."""
     shares = {}
     size = GEMM_ROWS[place.type]
     for dtype in DTYPES:
-        right = torch.randn(size, size, device=place).to(dtype)
-        few, many = (_product(torch.randn(rows, size, device=place).to(dtype), right) for rows in (FEW_ROWS, size))
-        shares[dtype.itemsize] = few, many
+        left, right = (torch.randn(size, size, device=place).to(dtype) for _ in range(2))
+        library = _rate(lambda left, right: torch.mm(left, right.t()), left, right)
+        shares[dtype.itemsize] = _rate(_compiled(ONE_KERNEL), left, right) / library
     return shares
 
 
-def _product(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Return the speed of a generated GEMM of `left` with rows of `right`, relative to the library's."""
-    calls = [partial(_compiled(way), left, right) for way in (ONE_KERNEL, LIBRARY)]
-    generated, library = medians(calls, left.device)
-    return library / generated
+def _rate(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *operands: torch.Tensor) -> float:
+    """Return the operations per microsecond of a GEMM."""
+    call = partial(product, *operands)
+    call()
+    return 2 * operands[0].shape[0] * operands[1].numel() / median_time(call, operands[0].device)
 
 
 def _compiled(way: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

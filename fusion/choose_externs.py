@@ -75,7 +75,7 @@ def _products(
     program, chains = stream(program, capabilities, hints)
     nodes = (program.nodes[member] for cluster in chains for member in cluster.members)
     products += [node for node in nodes if isinstance(node, Contract)]
-    few = of_few_rows(whole, capabilities.few_rows)
+    few = of_few_rows(whole, capabilities)
     products += [node for node in whole.nodes if isinstance(node, Contract) and node.out in few]
     origins = {**whole.origins, **program.origins}  # chains have other names for their tiles
     return {origins[node.out].name for node in products}

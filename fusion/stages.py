@@ -269,7 +269,7 @@ def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 
 def _sum_vectors(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams, at.capabilities.few_rows))
+    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams, at.capabilities))
 
 
 def _copy_scattered_operands(scheduled: Scheduled, at: Scheduling) -> Scheduled:
@@ -277,7 +277,7 @@ def _copy_scattered_operands(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 
 def _sums_vectors(at: Scheduling) -> bool:
-    return any(at.capabilities.few_rows) and at.overrides.products != LIBRARY
+    return at.capabilities.few_rows > 0 and at.overrides.products != LIBRARY
 
 
 def _chains(at: Scheduling) -> bool:

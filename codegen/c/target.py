@@ -9,13 +9,14 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.binary import Binary
-from fusion.codegen.c.blocked import programs, sides
+from fusion.codegen.c.blocked import programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
 from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
-from fusion.codegen.c.text.streams import MOST_PLAIN_ROWS, MOST_ROWS
+from fusion.codegen.c.streams import plan_of
+from fusion.codegen.c.text.streams import MOST_ROWS
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
@@ -26,9 +27,6 @@ from fusion.lowering.scalar_ops import FOLD_OPS
 UNKNOWN, SEVERAL_FOLDS = 0.05, 0.6
 """Efficiencies relative to the library: of a product on a CPU that was not calibrated, so low that it stays a library
 call; and of products with other folds."""
-
-FEW = 32
-"""Rows or columns up to which a product counts as one of few rows."""
 
 
 class CTarget:
@@ -63,7 +61,7 @@ class CTarget:
             rates=device.rates,
             streamed=1.0,
             lone_products=bool(device.products) or self.numerics.invariant,
-            few_rows=(0, 0) if self.numerics.invariant else (MOST_PLAIN_ROWS, MOST_ROWS),
+            few_rows=0 if self.numerics.invariant else MOST_ROWS,
             invariant=self.numerics.invariant,
             narrow_share=math.inf,
             layouts=device.layouts,
@@ -98,15 +96,12 @@ class CTarget:
         """Return the efficiency that was measured, relative to the library; too few blocks leave threads idle."""
         folds = list(statements(kernel.body, Fold))
         products = [fold for fold in folds if fold.op == "dot"]
-        busy = min(1.0, programs(kernel) / self.device.threads)
+        known, busy = self.device.products, min(1.0, programs(kernel) / self.device.threads)
         if len(folds) > 1:
             return SEVERAL_FOLDS * busy
-        return busy * min((self._share(product, kernel) for product in products), default=UNKNOWN)
-
-    def _share(self, product: Fold, kernel: Kernel) -> float:
-        """Return the speed of a generated product relative to the library's."""
-        few, many = self.device.products.get(product.args[0].dtype.itemsize, (UNKNOWN, UNKNOWN))
-        return few if any(side.is_Integer and side <= FEW for side in sides(product, kernel)) else many
+        if known and plan_of(kernel) is not None:  # of few rows, which are read again for each column
+            return busy / self.device.rates.steps.refetched
+        return busy * min((known.get(product.args[0].dtype.itemsize, UNKNOWN) for product in products), default=UNKNOWN)
 
     def waits(self, kernel: Kernel) -> bool:
         """Return False: epilogue time does not add to GEMM time."""

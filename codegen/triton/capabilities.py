@@ -56,7 +56,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
             matrix_flops=measured.matrix_flops,
             matrix_share=share,
             product_us=measured.product_us,
-            steps=Steps(gathered=GATHER, windowed=WINDOWED, shifted=2.5, strided=5.0, wide=WIDE),
+            steps=Steps(gathered=GATHER, computed=GATHER, windowed=WINDOWED, shifted=2.5, strided=5.0, wide=WIDE),
         ),
         padded=True,
         held_row=0 if numerics.invariant else HELD_ROW,

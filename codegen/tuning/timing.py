@@ -38,7 +38,7 @@ def medians(calls: Sequence[Callable[[], object]], device: torch.device) -> list
 def median_time(call: Callable[[], object], device: torch.device, prepare: Callable[[], object] | None = None) -> float:
     """Return the median time of one call, which has run before, in microseconds; `prepare` runs before each, untimed.
 
-    On a CPU it is the wall-clock time with the caches as the call before leaves them.
+    On a CPU it is the time of `cpu_clock` with the caches as the call before leaves them.
     """
     if device.type == "cuda":
         return _on_gpu([call], _ROUNDS, device, prepare)[0]
@@ -46,6 +46,15 @@ def median_time(call: Callable[[], object], device: torch.device, prepare: Calla
     while len(took) < _LEAST or (len(took) < _MOST and sum(took) < _ENOUGH):
         took += _on_cpu([call], 1, device, prepare)
     return median(took)
+
+
+def cpu_clock() -> Callable[[], float]:
+    """Return the clock, in seconds, by which calls on a CPU are timed.
+
+    On one thread it is that of the thread's processor time, which other processes of the machine do not lengthen by
+    taking turns; several threads wait for each other, by the wall clock.
+    """
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def _on_gpu(
@@ -79,11 +88,12 @@ def _on_cpu(
     prepare: Callable[[], object] | None = None,
 ) -> list[float]:
     took: list[list[float]] = [[] for _ in calls]
+    clock = cpu_clock()
     for _ in range(rounds):
         for call, times in zip(calls, took, strict=True):
             if prepare is not None:
                 prepare()
-            start = time.perf_counter()
+            start = clock()
             call()
-            times.append((time.perf_counter() - start) * 1e6)
+            times.append((clock() - start) * 1e6)
     return [median(times) for times in took]

@@ -126,7 +126,7 @@ class Grid:
             extent, size, step = self.extents[axis.symbol], index_text(axis.size, self._names), str(block)
             if lanes.varies:
                 points = index_text(sympy.Mul(*(a.size for a in self._axes)), self._names)
-                share = f"{points} / (2 * threads) / {TILE} * {TILE}"
+                share = f"{points} / threads / {TILE} * {TILE}"
                 before.append(f"const int64_t width = imax({TILE}, imin({block}, {share}));")
                 step = "width"
             loops.append(f"for (int64_t {extent.start} = 0; {extent.start} < {size}; {extent.start} += {step})")

@@ -26,8 +26,23 @@ from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Spans
 
 TILE = 16
-BLOCK = 256
-"""The most lanes of a block with accumulators: 1 KiB of each row, and accumulators that stay in L1."""
+BLOCK = 1024
+"""The most lanes of a block with accumulators: 4 KiB of each row, a page, which the prefetcher follows.
+
+Sums of columns of 4096 × 1024 in float32, AMD EPYC, one thread: 0.42 ms of processor time, with 256 lanes 0.62 to 0.81.
+"""
+
+SHORT_BLOCK, SHORT_FOLD = 256, 64
+"""The same where at most so many elements are folded, such as those of a window: lanes read them again and again.
+
+Maxima of 8 of 16 × 32 × 4096, 3 apart: 1.2 ms, in blocks of 1024 lanes 2.4.
+"""
+
+ACCUMULATORS = 1 << 14
+"""The most bytes of a block's accumulators: they stay in L1, and on the stack of a thread."""
+
+SUM = 12
+"""Bytes of the accumulators of one lane: in float64, and of a part in float32."""
 
 STREAM = 4096
 """Points of a block of element-wise work: large enough for prefetching, small enough to distribute."""
@@ -194,7 +209,10 @@ def continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Acce
 
 def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:
     """Return the width of a block with accumulators."""
-    width = BLOCK
+    width = SHORT_BLOCK if length.is_Integer and length <= SHORT_FOLD else BLOCK
+    folds = max((len(sweep.folds) for sweep in sweeps), default=0)
+    while width > NARROW and width * folds * SUM > ACCUMULATORS:
+        width //= 2
     if sum(bool(sweep.axes) for sweep in sweeps) > 1:
         rows = int(length) if length.is_Integer else STREAM
         while width > NARROW and width * rows * 8 > FOOTPRINT:

@@ -22,7 +22,7 @@ from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.streams.weights import Weights, weights_of
 from fusion.codegen.c.text.storage import NARROW_FLOATS
 from fusion.codegen.c.text.streams import MOST_ROWS, Stream, holds_pairs
-from fusion.lowering.expr import Cast, Expr, Load, Op, TileRef, postorder, rewrite
+from fusion.lowering.expr import Cast, Expr, Load, Op, TileRef, make_cast, postorder, rewrite
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import (
     Fold,
@@ -34,9 +34,11 @@ from fusion.lowering.kernel import (
     Spans,
     Stmt,
     Store,
+    map_statements,
     spans,
     statements,
     values_of,
+    with_values,
 )
 
 SHORTEST = 128
@@ -102,7 +104,7 @@ def plan_of(kernel: Kernel) -> Plan | None:
     """Return the plan of a kernel; None if it is no such kernel."""
     if not kernel.with_role(Role.GRID) or not all(axis.size.is_Integer for axis in kernel.axes):
         return None
-    kernel = with_groups(kernel)
+    kernel = with_groups(replace(kernel, body=map_statements(kernel.body, _in_float32)))
     body = list(_flattened(kernel.body))
     folds = [stmt for stmt in body if isinstance(stmt, Fold)]
     stores = tuple(stmt for stmt in body if isinstance(stmt, Store))
@@ -120,6 +122,13 @@ def plan_of(kernel: Kernel) -> Plan | None:
         return None
     (depth,) = depths
     return Plan(kernel, rows, columns, depth, before, streamed, stores) if SHORTEST <= depth <= LONGEST else None
+
+
+def _in_float32(stmt: Stmt) -> Stmt:
+    """Return a product in float32 with operands in float32: products of narrower numbers are exact there."""
+    if not isinstance(stmt, Fold) or stmt.op != "dot" or stmt.dtype is not torch.float32:
+        return stmt
+    return with_values(stmt, [make_cast(value, torch.float32) for value in values_of(stmt)])
 
 
 def _count(axes: Sequence[KernelAxis]) -> int:

@@ -24,10 +24,6 @@ from functools import lru_cache
 MOST_ROWS = 16
 """Rows whose sums stay in registers."""
 
-MOST_PLAIN_ROWS = 8
-"""Rows up to which memory, and not the products, takes the time, if weights are multiplied as they are stored: beyond,
-the library is as fast."""
-
 RUN = 64
 """The most terms that a lane adds to one sum, before that is added to another: errors of equal terms add up."""
 

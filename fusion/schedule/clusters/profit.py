@@ -23,7 +23,7 @@ from fusion.lowering.program import Contract, Reduce, Scatter, axis_sizes
 from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
-from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_padded_window
+from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_split_window
 from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
 from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
@@ -180,7 +180,7 @@ class Prices:
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         points: dict[int, int] = {}
         evaluated: dict[int, float] = {}
-        windows = self._padded_windows(cluster)
+        windows = self._split_windows(cluster)
         times: dict[int, float] = {}
         for member in reversed(cluster.members):  # readers come before what they read
             placement = cluster.places.get(member)
@@ -190,7 +190,7 @@ class Prices:
                 spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
                 evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
-                evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.window
+                evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.evaluated
             if isinstance(self.dependences.node(member), Contract):
                 continue
             work = self.work_in_tiles if cluster.space.rigid else self.work
@@ -202,12 +202,12 @@ class Prices:
                     evaluated[producer] = max(evaluated.get(producer, 1), evaluated.get(member, 1))
         return times
 
-    def _padded_windows(self, cluster: Cluster) -> frozenset[sympy.Basic]:
-        """Return the axes of a cluster along which windows that reach into padding are folded."""
+    def _split_windows(self, cluster: Cluster) -> frozenset[sympy.Basic]:
+        """Return the axes of a cluster along which windows are folded that lanes cannot read as they are."""
         axes = set[sympy.Basic]()
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)
-            if isinstance(node, Reduce) and is_padded_window(node):
+            if isinstance(node, Reduce) and is_split_window(self.dependences.program, node):
                 axes.update(*(placement[axis.symbol].free_symbols for axis in node.over))
         return frozenset(axes)
 
@@ -218,12 +218,17 @@ class Prices:
         return self.rates.product_us_of(2 * points, node.lhs.dtype.itemsize) / share
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
-        """Return the microseconds of the library's product on the matrix units."""
+        """Return the microseconds of the library's product on the matrix units, with the packing of its operands."""
         share, program = 1.0, self.dependences.program
         if self.capabilities.alignment > 1:
             calls, shares = program.library.get(node.out, ()), self.capabilities.odd_rows.library
             share = share_of_library(calls, program.buffers, shares)
-        return self.contraction(cluster, node) / share
+        return self.contraction(cluster, node) / share + self.packing(node)
+
+    def packing(self, node: Contract) -> float:
+        """Return the microseconds in which the operands of a product are brought into the order that blocks read."""
+        operands = sum(self.dependences.bytes(load.buffer) for load in loads(*node.exprs))
+        return self.rates.scalar_us(self.rates.steps.packed * operands)
 
     def _odd(self, cluster: Cluster, node: Contract) -> bool:
         """Return whether a contraction reads misaligned rows, itself or through members of its cluster."""

@@ -14,16 +14,21 @@ from typing_extensions import assert_never
 
 from fusion.codegen.price import Rates, Steps
 from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Expr, Op, free_axes, index_of, loads, postorder
+from fusion.lowering.expr import Cast, Expr, Load, Op, free_axes, index_of, loads, postorder
+from fusion.lowering.indexing import coefficient, flatten
 from fusion.lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, Scan, Scatter, axis_sizes
+from fusion.lowering.scalar_ops import keeps_position
 from fusion.lowering.sizes import estimate
 from fusion.schedule.iteration.contiguity import reads_across, reads_contiguously, window_loads
 
 WINDOW = 64
 """Elements of a fold from which on its lanes run along it, and are combined in the end."""
 
-LOGARITHMIC = 40
+LOGARITHMIC = 28
 """Elements of another scan that take as long as one of logarithms: an exponential and a logarithm, lane by lane."""
+
+ACROSS = 0.15
+"""An element of a scan whose lanes are neighbouring scans, relative to one along memory."""
 
 
 def additions_per_point(program: Program, node: Node, rates: Rates) -> float:
@@ -59,20 +64,67 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
     """Return the additions of work that lanes do not share."""
     match node:
         case Reduce():
-            length = math.prod(estimate(axis.size, {}) for axis in node.over)
-            row = length >= WINDOW and reads_contiguously(program, node, node.over)
-            return rates.steps.fold / length if row else 0.0
+            return _folded(program, node, rates) + _looked_up(node, rates.steps)
         case Map():
-            looked_up = rates.steps.turned * reads_across(program, node) + rates.steps.gathered * _gathers(node)
-            return looked_up + _windowed(program, node, rates.steps)
+            turned = rates.steps.turned * reads_across(program, node)
+            return turned + _looked_up(node, rates.steps) + _windowed(program, node, rates.steps)
         case Scan():
-            return rates.steps.scanned * (LOGARITHMIC if node.op == "logsumexp" else 1)
+            own = 1.0 if reads_contiguously(program, node, (node.scanned,)) else ACROSS
+            return rates.steps.scanned * (LOGARITHMIC if node.op == "logsumexp" else own)
         case Scatter():
             return rates.steps.updated
         case Contract():
             return 0.0
         case _:
             assert_never(node)
+
+
+def _folded(program: Program, node: Reduce, rates: Rates) -> float:
+    """Return the additions per element of a fold beside those of its operations."""
+    steps, length = rates.steps, math.prod(estimate(axis.size, {}) for axis in node.over)
+    total = steps.placed if keeps_position(node.op) else 0.0
+    total += steps.window if is_split_window(program, node) else 0.0
+    factors = factors_of(node) if steps.together else None
+    if factors is not None:
+        total += _multiplied(node, factors, rates)
+    if length >= WINDOW and reads_contiguously(program, node, node.over):
+        total += (steps.fold if factors is None else steps.together) / length
+    return total
+
+
+def factors_of(node: Reduce) -> tuple[Expr, Expr] | None:
+    """Return the factors of a sum of products, without conversions, one of which spans fewer axes than the results."""
+    (value, *_) = node.args
+    if node.op != "sum" or not isinstance(value, Op) or value.name != "mul":
+        return None
+    axes = {axis.symbol for axis in node.axes if axis.size != 1}
+    left, right = (_converted(arg) for arg in value.args)
+    return None if all(axes <= free_axes(side) for side in (left, right)) else (left, right)
+
+
+def _converted(value: Expr) -> Expr:
+    """Return what a conversion converts."""
+    return _converted(value.arg) if isinstance(value, Cast) else value
+
+
+def _multiplied(node: Reduce, factors: tuple[Expr, Expr], rates: Rates) -> float:
+    """Return the additions of a term of a sum of products, beyond the one that counts as its multiplication.
+
+    It is computed at the rate of the library's products; the smaller factor is read again for each result.
+    """
+    widest = max(side.dtype.itemsize for side in factors)
+    term = rates.flops * rates.product_us_of(2, widest)
+    return term * (rates.steps.refetched if is_refetched(node, rates.steps) else 1.0) - 1
+
+
+def is_refetched(node: Reduce, steps: Steps) -> bool:
+    """Return whether the smaller factor of a sum of products leaves the nearest cache between two results."""
+    sizes = {axis: estimate(size, {}) for axis, size in axis_sizes(node).items()}
+    held = (
+        side.dtype.itemsize * math.prod(size for axis, size in sizes.items() if axis in free_axes(side))
+        for side in factors_of(node) or ()
+    )
+    return min(held, default=0) > steps.near
 
 
 def _windowed(program: Program, node: Map, steps: Steps) -> float:
@@ -83,15 +135,51 @@ def _windowed(program: Program, node: Map, steps: Steps) -> float:
     return steps.windowed * (whole + steps.shifted * shifted + steps.strided * strided)
 
 
-def is_padded_window(node: Node) -> bool:
-    """Return whether a node folds short windows, and chooses for each of their elements whether it counts."""
+def is_split_window(program: Program, node: Node) -> bool:
+    """Return whether a node folds short windows that lanes cannot read as they are.
+
+    Either it chooses for each of their elements whether it counts, or they overlap, with gaps between those of
+    neighbouring lanes.
+    """
     if not isinstance(node, Reduce) or math.prod(estimate(axis.size, {}) for axis in node.over) >= WINDOW:
         return False
-    return any(isinstance(part, Op) and part.name == "where" for part in postorder(*node.exprs))
+    read = [part for part in postorder(*node.exprs) if isinstance(part, Load)]
+    chosen = any(load.mask is not None for load in read)
+    return (
+        chosen
+        or any(part.name == "where" for part in postorder(*node.exprs) if isinstance(part, Op))
+        or any(_overlaps(program, node, load) for load in read)
+    )
 
 
-def _gathers(node: Map) -> int:
-    """Return how many loads of a map have positions that depend on data along its last axis."""
-    last = node.axes[-1].symbol if node.axes else None
-    looked_up = (index for load in loads(node.expr) for index in load.index if isinstance(index, Expr))
-    return sum(last in free_axes(index) for index in looked_up)
+def _overlaps(program: Program, node: Reduce, load: Load) -> bool:
+    """Return whether neighbouring results along the last axis read overlapping windows, not one element apart."""
+    offset = flatten(load.index, program.buffers[load.buffer].strides, axis_sizes(node))
+    if isinstance(offset, Expr) or not node.axes:
+        return False
+    step = coefficient(offset, node.axes[-1].symbol)
+    if step is None or not step.is_Integer or step < 2:
+        return False
+    along = ((coefficient(offset, axis.symbol), axis.size) for axis in node.over)
+    return any(each == 1 and bool(size.is_Integer and size > step) for each, size in along)
+
+
+def _looked_up(node: Map | Reduce, steps: Steps) -> float:
+    """Return the additions of loads whose positions are data or computed: lane by lane, or for each row of a fold."""
+    sizes = {axis: estimate(size, {}) for axis, size in axis_sizes(node).items()}
+    total = 0.0
+    for load in loads(*node.exprs):
+        positions = [index for index in load.index if isinstance(index, Expr)]
+        if not positions:
+            continue
+        own, last = frozenset[sympy.Basic]().union(*map(free_axes, positions)), load.index[-1]
+        along = frozenset() if isinstance(last, Expr) else last.free_symbols - own
+        is_data = any(True for _ in loads(*positions))
+        if isinstance(node, Map):
+            lanes, cost = node.axes[-1].symbol if node.axes else None, steps.gathered if is_data else steps.computed
+            total += cost * sum(lanes in free_axes(each) for each in positions)
+        elif not along:
+            total += steps.gathered
+        elif is_data:
+            total += steps.looked_up / math.prod(size for axis, size in sizes.items() if axis not in own)
+    return total

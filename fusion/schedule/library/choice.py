@@ -167,6 +167,7 @@ def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], t
     kernel = kernel_of(prices, cluster).kernel
     scalar, efficiency = prices.scalar_times(cluster), target.efficiency(kernel)
     prologue = sum(scalar[member] for member in _parts(prices, cluster, products)[0])
+    prologue += sum(prices.packing(contract) for contract in products.values())
     epilogue = _epilogue_time(prices, cluster, products) if target.waits(kernel) else 0.0
     moved, in_kernel = prices.moved(cluster) / efficiency, multiplied / efficiency
     generated = prices.rates.price(moved, products=in_kernel, scalars=prologue, epilogue=epilogue)

@@ -6,32 +6,42 @@
 be packed, and read again.  As a reduction it takes operands in that are computed element by element, such as unpacked
 weights, and shares loops with neighbours.  With more than one row, the elements of the matrix must be consecutive along
 the sum, so that a target can use each for all rows when it is read.
+
+The price decides between the sum and the library's product, for which operands that are computed have to be stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
 import torch
 
+from fusion.codegen.price import Rates
+from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Expr, Load, Op, free_axes, loads, make_cast
 from fusion.lowering.program import Buffer, Contract, Map, Node, Program, Reduce
+from fusion.lowering.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster, positions_in
+from fusion.schedule.clusters.work import additions_per_point, is_refetched
 from fusion.schedule.iteration.naming import unused
+
+ARRANGED = 3
+"""A byte of the smaller factor of a sum, relative to one that a GEMM packs: it is staged and arranged in new memory."""
 
 
 def sum_vectors(
-    program: Program, chains: Sequence[Cluster], most: tuple[int, int] = (1, 1)
+    program: Program, chains: Sequence[Cluster], capabilities: Capabilities
 ) -> tuple[Program, tuple[Cluster, ...]]:
     """Replace contractions with few rows, outside the chains `chains`; return the program, and the chains in it.
 
-    `most`: see `Capabilities.few_rows`.
-
-    >>> from fusion.inspect.examples import show_program
+    >>> from fusion.inspect.examples import TARGET, show_program
     >>> from torch import empty
-    >>> show_program(lambda program: sum_vectors(program, ())[0], lambda w, x: w @ x, empty(30, 40), empty(40, 1))
+    >>> def summed(program):
+    ...     return sum_vectors(program, (), replace(TARGET.capabilities, few_rows=16))[0]
+    >>> show_program(summed, lambda w, x: w @ x, empty(30, 40), empty(40, 1))
       input w: f32[30, 40]
       input x: f32[40, 1]
     - mm: f32[30, 1] = contract(i0:30, i1:1 over r0:40; rows i0, columns i1; in f32) w[i0, r0], x[r0, i1]
@@ -39,7 +49,7 @@ def sum_vectors(
       return mm
     """
     chained = {member for cluster in chains for member in cluster.members}
-    few = of_few_rows(program, most)
+    few = of_few_rows(program, capabilities)
     sums: dict[str, Buffer] = {}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
@@ -52,17 +62,20 @@ def sum_vectors(
     return summed, tuple(chains) if summed is program else positions_in(summed, program, chains)
 
 
-def of_few_rows(program: Program, most: tuple[int, int]) -> frozenset[str]:
-    """Return the contractions that read each element of one side once, for the few rows of the other side.
+def of_few_rows(program: Program, capabilities: Capabilities) -> frozenset[str]:
+    """Return the contractions that take no longer as sums, which read each element of one side once.
 
-    `most`: see `Capabilities.few_rows`.  With a single row, elements may be stored in any order, and sizes be symbolic.
+    With a single row, elements may be stored in any order, and sizes be symbolic.
     """
-    maps = {node.out for node in program.nodes if isinstance(node, Map)}
-    products = (node for node in program.nodes if isinstance(node, Contract)) if any(most) else ()
-    return frozenset(product.out for product in products if _has_few_rows(program, product, most, maps))
+    if not capabilities.few_rows:
+        return frozenset()
+    maps = {node.out: node for node in program.nodes if isinstance(node, Map)}
+    products = (node for node in program.nodes if isinstance(node, Contract))
+    few = (product for product in products if _has_few_rows(program, product, capabilities.few_rows))
+    return frozenset(product.out for product in few if _is_faster(program, product, maps, capabilities.rates))
 
 
-def _has_few_rows(program: Program, product: Contract, most: tuple[int, int], maps: Collection[str]) -> bool:
+def _has_few_rows(program: Program, product: Contract, most: int) -> bool:
     sizes = {axis.symbol: axis.size for axis in product.axes}
     sides = ((product.rows, product.rhs, product.columns), (product.columns, product.lhs, product.rows))
     counts = [(sympy.Mul(*(sizes[symbol] for symbol in side)), matrix, across) for side, matrix, across in sides]
@@ -71,11 +84,63 @@ def _has_few_rows(program: Program, product: Contract, most: tuple[int, int], ma
     known = all(axis.size.is_Integer for axis in (*product.axes, *product.over))
     if not known or len(product.rows) + len(product.columns) < len(product.axes):
         return False
-    for count, matrix, across in counts:
-        is_plain = isinstance(matrix, Load) and matrix.buffer not in maps
-        if count <= most[0 if is_plain else 1] and _is_read_along_rows(program, product, matrix, across):
-            return True
-    return False
+    return any(
+        count <= most and _is_read_along_rows(program, product, matrix, across) for count, matrix, across in counts
+    )
+
+
+def _is_faster(program: Program, product: Contract, maps: Mapping[str, Map], rates: Rates) -> bool:
+    """Return whether a contraction takes no longer as a sum than as the library's product of stored operands."""
+    points = math.prod(estimate(axis.size, {}) for axis in (*product.axes, *product.over))
+    operands, written = {load.buffer for load in loads(product.lhs, product.rhs)}, _bytes(program, product.out)
+    stored = sum(_bytes(program, name) for name in operands)
+    computed = {name: _computing(program, maps, name, rates) for name in operands if name in maps}
+
+    items = max(product.lhs.dtype.itemsize, product.rhs.dtype.itemsize)
+    packing = rates.scalar_us(rates.steps.packed * stored)
+    library = rates.price(stored + written, products=rates.product_us_of(2 * points, items), scalars=packing).total
+    library += rates.product_us
+    for name, (read, scalars) in computed.items():
+        library += rates.price(read + _bytes(program, name), scalars=scalars).total
+
+    read = stored + sum(read - _bytes(program, name) for name, (read, _) in computed.items())
+    *_, total = (node for node in _sum(program, product, {}) if isinstance(node, Reduce))
+    terms = rates.scalar_us(additions_per_point(program, total, rates) * points + _arranging(program, product, rates))
+    summed = rates.price(read + written, scalars=terms + sum(us for _, us in computed.values()))
+    # what is read again from the next cache stands in the way of what memory delivers
+    return summed.total + (summed.hidden if is_refetched(total, rates.steps) else 0.0) <= library
+
+
+def _arranging(program: Program, product: Contract, rates: Rates) -> float:
+    """Return the additions of bringing the smaller factor of a sum into the order in which the larger one is read."""
+    over = {axis.symbol for axis in product.over}
+    costs: list[tuple[int, float]] = []
+    for side in (product.lhs, product.rhs):
+        read, total = 0, 0.0
+        for load in loads(side):
+            if not over & free_axes(load):
+                continue
+            last, size = load.index[-1], _bytes(program, load.buffer)
+            across = isinstance(last, sympy.Expr) and not last.free_symbols & over
+            read += size
+            total += (ARRANGED * rates.steps.packed + across * rates.steps.turned / load.dtype.itemsize) * size
+        costs.append((read, -total))
+    return -min(costs)[1]
+
+
+def _computing(program: Program, maps: Mapping[str, Map], name: str, rates: Rates) -> tuple[int, float]:
+    """Return the bytes that the maps which lead to a tensor read, and the microseconds of their operations."""
+    work = rates.scalar_us(additions_per_point(program, maps[name], rates) * estimate(program.buffers[name].numel, {}))
+    read = 0
+    for each in {load.buffer for load in loads(maps[name].expr)}:
+        before = _computing(program, maps, each, rates) if each in maps else (_bytes(program, each), 0.0)
+        read, work = read + before[0], work + before[1]
+    return read, work
+
+
+def _bytes(program: Program, name: str) -> int:
+    buffer = program.buffers[name]
+    return estimate(buffer.numel, {}) * buffer.dtype.itemsize
 
 
 def _is_read_along_rows(program: Program, product: Contract, matrix: Expr, across: Sequence[sympy.Symbol]) -> bool:

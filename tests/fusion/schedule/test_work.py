@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from fusion.codegen.c.target import CTarget
-from fusion.codegen.price import Rates, Steps
+from fusion.codegen.price import MATRIX_RATES, Rates, Steps
 from fusion.inspect.examples import TARGET, lowered
-from fusion.lowering.program import Program
+from fusion.lowering.program import Program, Reduce
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.profit import Prices
-from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_padded_window
+from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_split_window
 from fusion.schedule.iteration.contiguity import window_loads
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.rewrites.inline import inline_cheap_maps
+from fusion.schedule.rewrites.vector_products import sum_vectors
 from fusion.schedule.rewrites.windows import unroll_windows
 
 RATES = Rates(1.0, 1e6, 1e6, 1e6, costs={"exp": 10.0})
@@ -73,13 +74,30 @@ def test_work_that_lanes_do_not_share_costs_its_step(
         assert total(fast, *inputs, **{step: 7.0}) == total(fast, *inputs)
 
 
-def test_only_windows_that_reach_into_padding_are_padded() -> None:
-    def windows(padding: int) -> list[bool]:
-        x = torch.empty(1, 2, 8, 8)
-        program = lowered(lambda x: torch.nn.functional.max_pool2d(x, 3, 1, padding), x)
-        return [is_padded_window(node) for node in program.nodes]
+@pytest.mark.parametrize(
+    ("size", "stride", "padding", "split"), [(3, 1, 1, True), (3, 2, 0, True), (3, 1, 0, False), (2, 2, 0, False)]
+)
+def test_windows_are_split_that_reach_into_padding_or_overlap_with_gaps(
+    size: int, stride: int, padding: int, split: bool
+) -> None:
+    x = torch.empty(1, 2, 8, 8)
+    program = lowered(lambda x: torch.nn.functional.max_pool2d(x, size, stride, padding), x)
+    assert any(is_split_window(program, node) for node in program.nodes) == split
 
-    assert any(windows(1)) and not any(windows(0))
+
+def test_the_lanes_of_sums_of_products_are_combined_together() -> None:
+    matrix, capabilities = torch.empty(128, 128), replace(TARGET.capabilities, few_rows=16)
+    program, _ = sum_vectors(lowered(lambda w, x: w @ x, matrix, torch.empty(128)), (), capabilities)
+    rates = replace(RATES, steps=Steps(fold=1280.0, together=128.0))
+    (node,) = program.nodes
+    assert isinstance(node, Reduce)
+    assert additions_per_point(program, node, rates) == 2 * rates.flops / rates.matrix_flops / MATRIX_RATES[4] + 1
+
+
+def test_a_looked_up_row_costs_once() -> None:
+    table, i = torch.empty(64, 32), torch.empty(16, 5, dtype=torch.int64)
+    bags = lambda table, i: table[i].sum(1)  # noqa: E731
+    assert total(bags, table, i, looked_up=64.0) - total(bags, table, i) == 2
 
 
 def test_a_chain_of_operations_stays_before_padded_windows_that_repeat_it() -> None:
