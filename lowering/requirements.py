@@ -31,6 +31,7 @@ class Requirement(Enum):
     LENGTHS = (
         "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(lengths.dim()-1) when !unsafe."
     )
+    SORTER = "torch.searchsorted(): sorter index out of range"
     OFFSETS = "offsets have to ascend from 0, and cannot be greater than the number of the indices"
 
     @property

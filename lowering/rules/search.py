@@ -12,13 +12,14 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.checks import checked
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, guarded
 from fusion.lowering.indexing import ZERO
 from fusion.lowering.registry import lowers
-from fusion.lowering.rules.formula import Term, literal, where
-from fusion.lowering.rules.promotion import Argument, Kind, convert, promote, term_of
+from fusion.lowering.requirements import Requirement
+from fusion.lowering.rules import reduction
+from fusion.lowering.rules.formula import Term, literal, maximum, minimum, where
+from fusion.lowering.rules.promotion import Argument, Kind, convert, promote, requiring, term_of
 from fusion.lowering.value import Shape, Value, axes_of
 
 aten = torch.ops.aten
@@ -43,7 +44,17 @@ def searchsorted(
 ) -> Value:
     """The same with a sequence for each row of x; `sorter` holds the order in which it ascends."""
     rows = axes_of(sequence.shape)[:-1]
+    if sorter is not None and 0 not in sorter.shape:
+        sorter = _in_range(ctx, sorter)
     return _insertion_points(sequence, x, rows, sorter, out_int32=out_int32, right=right or side == "right")
+
+
+def _in_range(ctx: Builder, sorter: Value) -> Value:
+    """Return the places in a sorter, all of which have to be within the sequence, also those that no search reads."""
+    places = convert(sorter, torch.int64)
+    least, most = (reduction.fold(ctx, op, [places], [places.rank - 1], keepdim=True) for op in ("min", "max"))
+    length = sorter.shape[-1]
+    return requiring(Requirement.SORTER, lambda _, least, most: (least >= 0) & (most < length), places, least, most)
 
 
 def _insertion_points(
@@ -82,6 +93,5 @@ def _element(
         return guarded(source.view(shape, [*(bound[s] for s in rows), at.expr]).expr, exists.expr, safe=[at.expr])
 
     if sorter is not None:
-        sorted_position = Term(read(sorter, place)).to(torch.int64)
-        place = Term(checked(sorted_position.expr, sequence.shape[-1], sequence.rank - 1, wrap=False))
+        place = minimum(maximum(Term(read(sorter, place)), 0), sequence.shape[-1] - 1)
     return Term(read(sequence, place))

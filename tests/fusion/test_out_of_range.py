@@ -277,14 +277,16 @@ def test_bags_begin_with_the_first_index_and_may_leave_out_the_last() -> None:
     assert isinstance(refused(fused, table, words, offsets), type(refused(bags, X, words, offsets)))
 
 
-def test_an_order_to_search_in_is_looked_at_where_it_is_read() -> None:
+def test_an_order_to_search_in_is_refused_whatever_the_search_reads() -> None:
     def search(x: torch.Tensor, order: torch.Tensor, sought: torch.Tensor) -> torch.Tensor:
         return torch.searchsorted(x, sought, sorter=order) + 1
 
     fused, x, sought = fusion.fuse(search), torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.5, 1.5, 2.5, 9.0])
     torch.testing.assert_close(fused(x, torch.tensor([1, 2, 0]), sought), search(x, torch.tensor([1, 2, 0]), sought))
     for order in ([1, 3, 0], [1, 2, -1], [1 << 40, 2, 0]):
-        assert isinstance(refused(fused, x, torch.tensor(order), sought), RuntimeError)
+        for values in (sought, sought[:1]):  # of which the first needs two elements
+            error = refused(fused, x, torch.tensor(order), values)
+            assert isinstance(error, RuntimeError) and "sorter index out of range" in str(error)
 
 
 @pytest.mark.parametrize("rows", [0, 4])
