@@ -22,10 +22,11 @@ WINDOWED = 8.0
 LONGEST = 1 << 15
 """Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""
 
-FOLLOWED = 16
+FOLLOWED = 4
 """Programs per multiprocessor above which it costs more to count them than to launch another kernel: each waits until
-all that it has stored is seen by others.  (H100, bfloat16, cross-entropy with its gradient, with the count and without:
-16384 rows of 8192 226 and 204 µs, 8192 of 32000 581 and 511, of 50257 823 and 794.)
+all that it has stored is seen by others.  (H100, bfloat16, cross-entropy with its gradient, with the count and without,
+µs of kernels: 600 rows of 32000 45 and 40, 1024 67 and 60, 2048 120 and 107, 8192 581 and 511; 1024 rows of 8192 19.6
+and 19.2, 2048 31.8 and 30.4, 16384 226 and 204.)
 """
 
 HELD_ROW = 1 << 13
