@@ -78,6 +78,7 @@ class Steps:
         packed: a byte of an operand of a GEMM, which is brought into the order that blocks read.
         window: an element of a short window that overlaps others along the lanes, or reaches into padding.
         evaluated: the factor of all operations on the elements of such a window, with that.
+        shared: the factor of operations on a factor of products that all lanes of a sum share: one lane computes them.
         placed: an element that the position of an extreme is searched among.
         turned: an element that is read across the rows in which results are written.
         scanned: an element of a scan.
@@ -98,6 +99,7 @@ class Steps:
     packed: float = 0.0
     window: float = 0.0
     evaluated: float = 1.0
+    shared: float = 1.0
     placed: float = 0.0
     turned: float = 0.0
     scanned: float = 0.0

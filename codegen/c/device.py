@@ -112,6 +112,7 @@ class Cpu:
                 packed=0.07 * nanosecond,
                 window=0.035 * nanosecond,
                 evaluated=8.0,
+                shared=16.0,  # tanh of a 40 × 40 factor: 16 µs; as a map 1
                 placed=0.18 * nanosecond,
                 turned=0.2 * nanosecond,
                 scanned=0.75 * nanosecond,

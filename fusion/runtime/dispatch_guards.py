@@ -4,7 +4,7 @@ Inside a `FakeTensorMode` allocated tensors have no memory, also in functions th
 write to invalid addresses.  Inside a level of forward-mode derivatives tensors carry tangents, which kernels would
 silently drop.  Inside `vmap` (a backward for many gradients at once) a tensor has a hidden batch dimension.  A tensor
 with the negative bit (the imaginary part of a conjugate) has other numbers in its memory.  After a refused launch
-(`refusals.py`), the next one would be refused, too.  Input: a compiled graph; output: a callable that checks this at
+(`splice.py`), the next one would be refused, too.  Input: a compiled graph; output: a callable that checks this at
 each call.  A graph that Dynamo captures from fake or negated tensors is refused.
 """
 

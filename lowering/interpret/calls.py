@@ -52,6 +52,7 @@ def _called(
 
     returned = node.target(*map_leaves(node.args, real), **map_leaves(node.kwargs, real))
     results = returned if node.multiple and isinstance(returned, (list, tuple)) else (returned,)
+    results = results if node.outs or node.sizes else ()  # nothing is named: checks that are kept
     sizes.update(
         {size: results[place] if dim is None else results[place].shape[dim] for size, place, dim in node.sizes}
     )

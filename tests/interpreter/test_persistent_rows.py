@@ -93,8 +93,8 @@ def test_other_rows_have_a_program_each(length: int, why: str) -> None:
 
 def test_rows_without_arithmetic_have_a_program_each() -> None:
     x, _, _ = drawn(32768, torch.bfloat16)
-    function = fusion.fuse(lambda x: x.softmax(-1), options={"target": "triton"})
-    torch.testing.assert_close(function(x), x.softmax(-1), rtol=2e-2, atol=1e-6, equal_nan=True)
+    function = fusion.fuse(lambda x: x.log_softmax(-1), options={"target": "triton"})
+    torch.testing.assert_close(function(x), x.log_softmax(-1), rtol=2e-2, atol=2e-2, equal_nan=True)
     assert fusion.report(function).kernels and not is_persistent(function)
 
 

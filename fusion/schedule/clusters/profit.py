@@ -180,8 +180,9 @@ class Prices:
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         points: dict[int, int] = {}
         evaluated: dict[int, float] = {}
-        windows = self._split_windows(cluster)
+        windows, lanes = self._split_windows(cluster), self._lanes(cluster)
         times: dict[int, float] = {}
+        folded = {axis.symbol for axis in cluster.space.reduced}
         for member in reversed(cluster.members):  # readers come before what they read
             placement = cluster.places.get(member)
             if placement is None:
@@ -191,6 +192,8 @@ class Prices:
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
                 evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
                 evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.evaluated
+                if lanes is not None and lanes not in spanned and not spanned.isdisjoint(folded):
+                    evaluated[member] *= self.rates.steps.shared
             if isinstance(self.dependences.node(member), Contract):
                 continue
             work = self.work_in_tiles if cluster.space.rigid else self.work
@@ -201,6 +204,21 @@ class Prices:
                     points[producer] = points.get(producer, 0) + points[member]
                     evaluated[producer] = max(evaluated.get(producer, 1), evaluated.get(member, 1))
         return times
+
+    def _lanes(self, cluster: Cluster) -> sympy.Symbol | None:
+        """Return the axis of the results along which the lanes of a sum lie: columns that are consecutive in a factor;
+        None if they lie along the sum.
+        """
+        if cluster.space.rigid or not cluster.space.parallel or not cluster.space.reduced:
+            return None
+        columns = cluster.space.parallel[-1].symbol
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            for load in self.dependences.loads[member] if isinstance(node, Reduce) else ():
+                last = load.index[-1] if load.index else None
+                if isinstance(last, sympy.Expr) and columns in last.xreplace(dict(placement)).free_symbols:
+                    return columns
+        return None
 
     def _split_windows(self, cluster: Cluster) -> frozenset[sympy.Basic]:
         """Return the axes of a cluster along which windows are folded that lanes cannot read as they are."""

@@ -181,5 +181,5 @@ def _looked_up(node: Map | Reduce, steps: Steps) -> float:
         elif not along:
             total += steps.gathered
         elif is_data:
-            total += steps.looked_up / math.prod(size for axis, size in sizes.items() if axis not in own)
+            total += steps.looked_up / math.prod(max(1, size) for axis, size in sizes.items() if axis not in own)
     return total

@@ -183,9 +183,10 @@ INDICES = torch.tensor([[2, 0, -1], [1, -4, 3]]), torch.tensor([3, -6, 1])
 
 @pytest.mark.parametrize("name", INDEXING)
 def test_indexing(name: str):
-    program = check(INDEXING[name], torch.randn(4, 6, 5), *INDICES)
-    check(lambda x, i, j: INDEXING[name](x * 2, i, j) + 1, torch.randn(4, 6, 5), *INDICES)
-    assert all(isinstance(node, Map) for node in program.nodes)
+    leaves = ["keep.default"] if name == "of_a_gather" else []  # the checks of indices of which a part is read
+    program = check(INDEXING[name], torch.randn(4, 6, 5), *INDICES, leaves=leaves)
+    check(lambda x, i, j: INDEXING[name](x * 2, i, j) + 1, torch.randn(4, 6, 5), *INDICES, leaves=leaves)
+    assert leaves or all(isinstance(node, Map) for node in program.nodes)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
