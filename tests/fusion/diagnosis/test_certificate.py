@@ -202,7 +202,7 @@ def test_a_program_without_kernels_has_nothing_to_certify() -> None:
 
 def test_a_wrong_kernel_is_named_with_what_it_contributes(monkeypatch: pytest.MonkeyPatch) -> None:
     plant_in_results(monkeypatch, "sigmoid")
-    x = x_of(40, 40).abs()
+    x = x_of(64, 64).abs()
     certificate = certified(lambda x: torch.tanh(torch.sigmoid(x) @ x / 1000) @ x, x)
     assert not certificate.holds and not certificate.agreement.agrees
     worst, *others = certificate.worst
