@@ -88,7 +88,7 @@ class PersistentRows(Rows):
         return plan if plan._are_copied() else Refused("its rows start off words of 16 bytes")
 
     def _are_copied(self) -> bool:
-        """Can each row that is read be copied into shared memory: is it contiguous, at multiples of 16 bytes?"""
+        """Return whether each row that is read is contiguous, at multiples of 16 bytes, as asynchronous copies need."""
         (x, r), kernel, rows = self.blocked.dims, self.blocked.kernel, self._rows_read()
         offsets = [(load.buffer, load.index[0]) for load in rows]
         return bool(rows) and all(
