@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.compiler._cache import CacheArtifactManager
 
 from fusion.codegen.targets import TARGETS
 from fusion.lowering import rules
@@ -59,8 +60,8 @@ def registries_kept() -> Iterator[None]:
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    """Remove the rules, targets and devices that the blocks of a page register."""
-    with registries_kept():
+    """Remove what the blocks of a page register, and keep the cache entries of other pages from what it carries."""
+    with registries_kept(), CacheArtifactManager.with_fresh_cache():
         yield
 
 
