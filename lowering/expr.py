@@ -395,7 +395,7 @@ def index_of(node: Expr) -> tuple[sympy.Expr, ...]:
             assert_never(unknown)
 
 
-def symbols_of(node: Expr) -> set[sympy.Symbol]:
+def index_symbols(node: Expr) -> set[sympy.Symbol]:
     """Return the symbols of the indices that this node itself (not its children) holds."""
     return {symbol for index in index_of(node) for symbol in index.free_symbols}
 

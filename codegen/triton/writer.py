@@ -27,7 +27,7 @@ from fusion.codegen.triton.file import descriptor_comments, function_of, signatu
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
-from fusion.lowering.expr import Expr, Load, TileRef, loads, postorder, symbols_of
+from fusion.lowering.expr import Expr, Load, TileRef, index_symbols, loads, postorder
 from fusion.lowering.kernel import Role, statements, values_of
 
 Open: TypeAlias = Callable[[Body], None]
@@ -55,7 +55,7 @@ def loads_of_the_row(values: Values) -> list[Load]:
     roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
     of_tiles = {dim.symbol for dim in blocked.dims if dim in tiled or dim.role is not Role.GRID}
     for node in postorder(*roots):
-        own = not isinstance(node, TileRef) and of_tiles.isdisjoint(symbols_of(node))
+        own = not isinstance(node, TileRef) and of_tiles.isdisjoint(index_symbols(node))
         early[node] = own and not values.is_overwritten([node]) and all(early[child] for child in node.children())
     return [node for node in early if isinstance(node, Load) and early[node]]
 
@@ -135,7 +135,7 @@ class Writer:
         if not self.numerics.strict:
             quick = rounded_parts(layout.blocked.kernel, body)
             body = softmax_in_powers_of_two(body, lambda node: fast or node in quick)
-        layout = replace(layout, blocked=replace(layout.blocked, body=body))
+            layout = replace(layout, blocked=replace(layout.blocked, body=body))
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
         values.quick = frozenset() if self.numerics.strict else rounded_parts(layout.blocked.kernel, body)
         return values

@@ -19,7 +19,7 @@ import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Config
 from fusion.codegen.triton.devices import Device, Feature
-from fusion.lowering.expr import Load, loads, symbols_of
+from fusion.lowering.expr import Load, index_symbols, loads
 from fusion.lowering.kernel import Loop, Role, statements, values_of
 
 _LANES = 32
@@ -86,7 +86,7 @@ def in_flight(blocked: Blocked) -> list[Load]:
     dims = {dim.symbol for dim in blocked.dims if dim.role is not Role.GRID}
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     every = loads(*(value for loop in loops for stmt in statements(loop.body) for value in values_of(stmt)))
-    return [load for load in dict.fromkeys(every) if dims <= symbols_of(load)]
+    return [load for load in dict.fromkeys(every) if dims <= index_symbols(load)]
 
 
 def _stage(blocked: Blocked, config: Config) -> int:
@@ -94,12 +94,12 @@ def _stage(blocked: Blocked, config: Config) -> int:
     if not blocked.dots:
         if config.num_stages == 1:
             return 0
-        return sum(load.dtype.itemsize * _points(blocked, config, symbols_of(load)) for load in in_flight(blocked))
+        return sum(load.dtype.itemsize * _points(blocked, config, index_symbols(load)) for load in in_flight(blocked))
     looped = {dim.symbol for dim in blocked.dims if dim.role is Role.LOOP}
     total = 0
     for operand in dict.fromkeys(arg for dot in blocked.dots for arg in dot.args):
-        spans = [symbols_of(load) for load in loads(operand) if looped & symbols_of(load)]
-        sizes = [load.dtype.itemsize for load in loads(operand) if looped & symbols_of(load)]
+        spans = [index_symbols(load) for load in loads(operand) if looped & index_symbols(load)]
+        sizes = [load.dtype.itemsize for load in loads(operand) if looped & index_symbols(load)]
         if spans:  # several loads are combined into one tile
             width = sizes[0] if len(sizes) == 1 else operand.dtype.itemsize
             total += width * _points(blocked, config, set().union(*spans))

@@ -29,7 +29,7 @@ from fusion.codegen.triton.forms.form import Refused, Task
 from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.forms.traffic import streams
 from fusion.codegen.triton.writer import Writer, loads_of_the_row
-from fusion.lowering.expr import Expr, Load, loads, postorder, symbols_of
+from fusion.lowering.expr import Expr, Load, index_symbols, loads, postorder
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Fold, Role, Stmt, Store, statements, values_of
 
@@ -103,7 +103,7 @@ class PersistentRows(Rows):
         x, r = (dim.symbol for dim in self.blocked.dims)
         large = {param.name for param in streams(self.blocked)}
         every = loads(*(value for stmt in statements(self.blocked.body) for value in values_of(stmt)))
-        return [load for load in dict.fromkeys(every) if load.buffer in large and {x, r} <= symbols_of(load)]
+        return [load for load in dict.fromkeys(every) if load.buffer in large and {x, r} <= index_symbols(load)]
 
     def _tiles_kept(self) -> int:
         """Return the number of tiles that folds have read, and stores read again.
@@ -185,5 +185,5 @@ def _varying(body: Sequence[Stmt], along: sympy.Symbol) -> set[Expr]:
     """Return the expressions in a body that vary along a dimension."""
     varies: dict[Expr, bool] = {}
     for node in postorder(*(value for stmt in statements(body) for value in values_of(stmt))):
-        varies[node] = along in symbols_of(node) or any(varies[child] for child in node.children())
+        varies[node] = along in index_symbols(node) or any(varies[child] for child in node.children())
     return {node for node, does in varies.items() if does}

@@ -18,7 +18,7 @@ most 1, and their sum at least 1, so that
     exp2(…) · (1 / sum) · row       →  exp2(…) · ((1 / sum) · row)          once a row
 
 unless x - m - log(sum) is needed for more, and would have to be held as well.  (H100, bf16, loss and gradient of 8192
-rows of 32000, persistent: 383 and 416 µs.)
+rows of 32000 with a program each: 432 and 446 µs.)
 
 Only tiles are rewritten: the subtrahend, usually the maximum of a row, is multiplied as it is.  Where both would be
 infinite after the multiplication and not before, as in rows masked with the least float32 or bfloat16, the factor is
@@ -150,7 +150,7 @@ class _Softmax:
         return None
 
     def _is_sum(self, total: Expr) -> bool:
-        """Is this a sum of exponentials, or NaN where the maximum is not finite?"""
+        """Return whether a value is a sum of exponentials, or NaN where the maximum is not finite."""
         if isinstance(total, Op) and total.name == "where" and isinstance(total.args[1], Const):
             total = total.args[2] if math.isnan(float(total.args[1].value)) else total
         return total in self.sums
