@@ -3,7 +3,7 @@
 A convolution returns channels first.  A sum with its transposed result has the same layout, in eager too, and so does
 the residual stream of a whole transformer behind it: each norm reads across memory, where eager's makes a copy first,
 and each product writes across it.  Where that pays off, the first of these tensors is written with contiguous rows, and
-its consumers follow.
+its consumers follow.  The operands of convolutions keep the layout that `channels_last` chose for them, by copies.
 
 Input: a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it returned
 before.  Unchanged: tensors of symbolic sizes, and tensors that some reader needs in their layout.
@@ -19,7 +19,16 @@ from torch import fx
 
 from fusion.codegen.target import Layouts
 from fusion.joint.facts import averaged
-from fusion.joint.layout_plans import NoLayout, Plan, Strides, bytes_of, is_generated, is_known, takes_any_strides
+from fusion.joint.layout_plans import (
+    CONVOLUTIONS,
+    NoLayout,
+    Plan,
+    Strides,
+    bytes_of,
+    is_generated,
+    is_known,
+    takes_any_strides,
+)
 
 aten = torch.ops.aten
 
@@ -63,7 +72,7 @@ def prefer_rows(graph: fx.GraphModule, layouts: Layouts) -> bool:
 
 def _move(graph: fx.GraphModule, start: fx.Node, layouts: Layouts) -> bool:
     """Let all readers of `start` read it contiguous, if that pays off; return whether it does."""
-    plan = Plan(partial(_wanted, start), layouts.begins)
+    plan = Plan(partial(_wanted, start), layouts.begins, lambda node: node.target in CONVOLUTIONS)
     try:
         plan.propagate(graph.graph)
     except NoLayout:

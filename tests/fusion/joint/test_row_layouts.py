@@ -138,3 +138,20 @@ def test_symbolic_sizes_are_left() -> None:
 def test_a_number_without_dimensions_has_no_rows() -> None:
     x = torch.tensor(-1.5)
     assert torch.equal(fusion.fuse(lambda x: x.mean(0), options={"strict": True})(x), x)
+
+
+def test_images_of_convolutions_keep_their_channels_last() -> None:
+    """A gate reads the mean of each channel, which lies across memory; its product is the image of a convolution."""
+
+    def gated(x: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(3):
+            x = F.conv2d(x * x.mean((2, 3), keepdim=True).sigmoid(), weight)
+        return x.mean((2, 3))
+
+    image = torch.randn(2, 8, 12, 12).contiguous(memory_format=torch.channels_last)
+    graph = traced(lambda x, weight: gated(x.sin(), weight), image, torch.randn(8, 8, 1, 1))
+    assert not prefer_rows(graph, LAYOUTS)
+    calls = [node for node in graph.graph.nodes if node.target is aten.convolution.default]
+    assert len(calls) == 3
+    for call in calls:
+        assert call.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last)
