@@ -1,7 +1,7 @@
 """`python -m benchmarks [SUITE] [--only NAME] [--quick]`, or `python -m benchmarks opinfo|random [options]`.
 
-The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `small`, `dynamic`, `scheduling`, `price`,
-`artifact` and `generation`.
+The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `modes`, `small`, `dynamic`, `scheduling`,
+`price`, `artifact` and `generation`.
 Without a suite: `gpu` where there is a device, else `cpu`.
 """
 
@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-ON_GPU = ("gpu", "contractions", "training", "inference")
+ON_GPU = ("gpu", "contractions", "training", "inference", "modes")
 
 
 def main() -> int:

@@ -65,16 +65,20 @@ def measured(model: Model, mode: str | None, device: str, rounds: int) -> Iterat
         "inductor": torch.compile(model.call, backend="inductor", mode=mode),
         "fusion": torch.compile(model.call, backend=backend),
     }
-    steps = {system: _step(module, batch, loss) for system, loss in losses.items()}
+    steps = {system: training_step(module, batch, loss) for system, loss in losses.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error", fusion.FusionWarning)
-        gradients = {system: _gradients(module, step) for system, step in steps.items()}
+        computed = {}
+        for system, step in steps.items():
+            step()
+            computed[system] = gradients(module)
     check_generated(backend)
     wide = copy.deepcopy(module).double()
-    exact = _gradients(wide, _step(wide, batch, model.call))
+    training_step(wide, batch, model.call)()
+    exact = gradients(wide)
     del wide
-    errors = {system: _distance(given, exact) for system, given in gradients.items()}
-    gradients.clear()
+    errors = {system: gradient_distance(given, exact) for system, given in computed.items()}
+    computed.clear()
     if not errors["fusion"] <= ALLOWED * errors["eager"]:
         raise Refused(f"errors {errors}")
     peaks = {}
@@ -90,7 +94,9 @@ def measured(model: Model, mode: str | None, device: str, rounds: int) -> Iterat
     yield f"{text}{errors['fusion'] / errors['eager']:>7.2f}x"
 
 
-def _step(module: nn.Module, batch: Batch, loss: Callable[..., Tensor]) -> Callable[[], None]:
+def training_step(module: nn.Module, batch: Batch, loss: Callable[..., Tensor]) -> Callable[[], None]:
+    """Return a call that computes the module's gradients anew."""
+
     def step() -> None:
         module.zero_grad()
         torch.compiler.cudagraph_mark_step_begin()
@@ -99,14 +105,14 @@ def _step(module: nn.Module, batch: Batch, loss: Callable[..., Tensor]) -> Calla
     return step
 
 
-def _gradients(module: nn.Module, step: Callable[[], None]) -> list[Tensor]:
-    step()
-    gradients = [p.grad.double() for p in module.parameters() if p.grad is not None]
+def gradients(module: nn.Module) -> list[Tensor]:
+    """Return the module's gradients in float64, and clear them."""
+    taken = [p.grad.double() for p in module.parameters() if p.grad is not None]
     module.zero_grad()
-    return gradients
+    return taken
 
 
-def _distance(values: list[Tensor], exact: list[Tensor]) -> float:
+def gradient_distance(values: list[Tensor], exact: list[Tensor]) -> float:
     """Return the norm of the error of all gradients, relative to their own."""
     squares = sum((a - b).square().sum().item() for a, b in zip(values, exact, strict=True))
     return float(squares / sum(b.square().sum().item() for b in exact)) ** 0.5
