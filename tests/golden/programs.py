@@ -101,6 +101,13 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits, target)
 
 
+def relative_softmax(scores: Tensor, near: Tensor, far: Tensor, distances: Tensor) -> Tensor:
+    """Scores of pairs, with values of each row and each column that distances select: disentangled attention."""
+    places, width = distances.long(), near.shape[-1]
+    of_rows, of_columns = ((places * sign + width // 2).clamp(0, width - 1).expand_as(scores) for sign in (1, -1))
+    return (scores + near.gather(-1, of_rows) + far.gather(-1, of_columns).transpose(1, 2)).softmax(-1)
+
+
 def max_pool_rows(x: Tensor) -> Tensor:
     return F.max_pool1d(x, 8, stride=1, dilation=3)
 
@@ -252,6 +259,10 @@ PROGRAMS: dict[str, Program] = {
     "softmax_4096x16384": Program(softmax, _rows(4096, 16384, dtype=F32)),
     "softmax_4096x65536": Program(softmax, _rows(4096, 65536)),
     "softmax_16x1048576": Program(softmax, _rows(16, 1 << 20, dtype=F32)),
+    "relative_softmax_192x256x256": Program(
+        relative_softmax,
+        (Given((192, 256, 256)), Given((192, 256, 512)), Given((192, 256, 512)), Given((256, 256), F32)),
+    ),
     "softmax_dynamic": Program(softmax, _rows(1823, 781, dtype=F32), dynamic=True),
     "column_sum_65536x1024": Program(column_sum, _rows(65536, 1024)),
     "row_maximum_128x4096x4096": Program(row_maximum, (Given((128, 4096, 4096), F32),)),

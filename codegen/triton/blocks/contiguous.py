@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import sympy
 
@@ -45,15 +45,24 @@ def contiguous_along(kernel: Kernel, dim: Dim) -> int:
     A gathered row counts by the elements read, which may be more than its indices: a sum of rows of 512 numbers is
     contiguous along their columns, whichever way the indices of the rows are read.
     """
-    sizes, last = {axis.symbol: axis.size for axis in kernel.axes}, dim.axes[-1].symbol
-    loads = [(_bytes_read(load, sizes), load.index[0]) for load in _all_loads(kernel)]
+    last = dim.axes[-1].symbol
+    loads = [(_bytes_read(load, kernel), load.index[0]) for load in _all_loads(kernel)]
     most = max((count for count, _ in loads), default=0)
     return sum(count for count, offset in loads if count * LARGEST >= most and _steps_by_one(offset, last))
 
 
-def _bytes_read(load: Load, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> int:
-    """Return the bytes of the distinct points at which a load happens."""
-    return load.dtype.itemsize * math.prod(extent(sizes[axis]) for axis in free_axes(load) if axis in sizes)
+def _bytes_read(load: Load, kernel: Kernel) -> int:
+    """Return the bytes of the points at which a load happens: once, where programs read the same points again.
+
+    Where it varies along rows as well as along the reduced axes, the rows of each outer axis take sectors of their own,
+    however small the tensor is.  (H200: see `forms.rows`, where one operand is a table of 256 × 256 for 192 heads.)
+    """
+    free = free_axes(load)
+    grid = kernel.with_role(Role.GRID)
+    reduced = any(axis.symbol in free for axis in kernel.axes if axis.role is not Role.GRID)
+    inner = max((n for n, axis in enumerate(grid) if axis.symbol in free), default=0) if reduced else 0
+    outer = {axis.symbol for axis in grid[:inner]}
+    return load.dtype.itemsize * math.prod(extent(axis.size) for axis in kernel.axes if axis.symbol in free | outer)
 
 
 def _steps_by_one(offset: Index, axis: sympy.Symbol) -> bool:
