@@ -40,6 +40,7 @@ from fusion.joint.head_widths import fix_widths
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.loss_gradients import compute_ahead
 from fusion.joint.maxima import drop_vanishing_gradients
+from fusion.joint.patches import multiply_patches, multiply_pixels
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
@@ -168,6 +169,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
     (
         in_place("lay_out_gradients", lambda joint, at: lay_out_gradients(joint.graph, joint.results), when=_inexact),
         in_place("part_complex_numbers", lambda joint, at: part_complex_numbers(joint.graph), when=_inexact),
+        in_place("multiply_patches", lambda joint, at: multiply_patches(joint.graph), when=_inexact),
         in_place(
             "prefer_channels_last",
             lambda joint, at: prefer_channels_last(joint.graph, at.layouts),
@@ -234,11 +236,13 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     "inference",
     (
         in_place("part_complex_numbers", lambda graph, at: part_complex_numbers(graph), when=_inexact),
+        in_place("multiply_patches", lambda graph, at: multiply_patches(graph), when=_inexact),
         in_place(
             "prefer_channels_last",
             lambda graph, at: prefer_channels_last(graph, at.layouts),
             when=_inexact,
         ),
+        in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
         in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_streams),
     ),

@@ -188,7 +188,7 @@ def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.No
         return {}
     else:
         operands = [arg for arg in node.all_input_nodes if _is_lost(plan, arg)]
-    unlike = [arg for arg in operands if not _has_channels_last(plan.value_of(arg))]
+    unlike = [arg for arg in operands if not has_channels_last(plan.value_of(arg))]
     wanted = {arg: _channels_last_strides(arg.meta["val"]) for arg in unlike}
     return wanted if node in calls or not wanted or plan.accepts(node, wanted) else {}
 
@@ -199,10 +199,10 @@ def _is_lost(plan: Plan, node: fx.Node) -> bool:
     Its strides are those that the operation returns in eager, which some do whatever their operands' are.
     """
     image = plan.value_of(node) if isinstance(node.meta.get("val"), torch.Tensor) else None
-    if image is None or not _is_image(image) or _has_channels_last(image) or not is_generated(node) or is_view(node):
+    if image is None or not _is_image(image) or has_channels_last(image) or not is_generated(node) or is_view(node):
         return False
     read = (plan.read_by(node, arg) for arg in node.all_input_nodes if plan.is_changed(arg))
-    return any(isinstance(arg, torch.Tensor) and _is_image(arg) and _has_channels_last(arg) for arg in read)
+    return any(isinstance(arg, torch.Tensor) and _is_image(arg) and has_channels_last(arg) for arg in read)
 
 
 def _is_image(tensor: torch.Tensor) -> bool:
@@ -218,7 +218,7 @@ def saved_bytes(call: fx.Node, layouts: Layouts) -> float:
     several channels take twice as long with channels last.
     """
     images, weight = [value_of(node) for node in _images(call)], value_of(_operands(call)[-1])
-    if not _on_matrix_units(images[0]):
+    if not on_matrix_units(images[0]):
         return 0.0
     window = prod(weight.shape[2:])
     if images[0].dtype is torch.float32 and any(size % _TF32_CHANNELS for size in weight.shape[:1]):
@@ -273,7 +273,7 @@ def _is_backward(call: fx.Node) -> bool:
     return call.target is aten.convolution_backward.default
 
 
-def _on_matrix_units(image: torch.Tensor) -> bool:
+def on_matrix_units(image: torch.Tensor) -> bool:
     """Return whether cuDNN convolves an image on matrix units, with kernels that prefer channels last.
 
     Those of float32 round their operands to TF32, as PyTorch permits unless it is set otherwise.
@@ -285,7 +285,7 @@ def _on_matrix_units(image: torch.Tensor) -> bool:
     return matrix_units and (rounded or image.dtype.itemsize == 2)
 
 
-def _has_channels_last(tensor: torch.Tensor) -> bool:
+def has_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -240,7 +240,7 @@ def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: s
 
 def test_the_gain_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gains(torch.float32, 64, 1, 3) == [0, 0]  # on a CPU
-    monkeypatch.setattr(formats, "_on_matrix_units", lambda image: True)
+    monkeypatch.setattr(formats, "on_matrix_units", lambda image: True)
     image, weight = 8 * 64 * 14 * 14 * 2, 64 * 64 * 9 * 2
     assert gains(torch.bfloat16, 64, 1, 3) == [
         2 * (2 * image + weight) + 2 * LAYOUTS.begins,

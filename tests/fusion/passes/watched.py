@@ -28,7 +28,7 @@ from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is
 from fusion.graphs import main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
-from fusion.joint import channels_last
+from fusion.joint import channels_last, patches
 from fusion.options import Options
 from fusion.passes import Pass, PassLog, Stage
 from fusion.runtime import Boxed
@@ -271,7 +271,8 @@ def watching(watch: Watch) -> Iterator[Callable[..., Callable[..., object]]]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (region, autograd, compile, scheduling):
             patch.setattr(module, "run_stage", watch.run_stage)
-        patch.setattr(channels_last, "_on_matrix_units", lambda image: True)  # as a GPU's library does
+        for module in (channels_last, patches):  # as a GPU's library does
+            patch.setattr(module, "on_matrix_units", lambda image: True)
         patch.setattr(fusion.graph_compiler, "guard_dispatch", lambda run, *others: run)
         patch.setattr(fusion.graph_compiler, "compile_graph", compile_graph)
 

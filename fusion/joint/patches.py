@@ -1,0 +1,252 @@
+"""Multiplies matrices where a convolution is a GEMM: windows that do not overlap, and windows of one pixel.
+
+A convolution whose stride is its window (the patches of a vision transformer, the stems and steps of convolutional
+networks) multiplies each patch of the image by the weight.  As a product it takes the matrix units at their full rate,
+however few channels the image has, its epilogue fuses, and its result may have channels last.  The patches are one copy
+of the image, which fuses with the conversion of its dtype.  (H200, bfloat16, 64 images of 224 × 224 in patches of 16 ×
+16 by 768 channels: cuDNN takes 386 µs and 60 µs of padding and copies for 15 GFLOP, which cuBLAS multiplies in 25.)
+
+A window of one pixel multiplies the pixels themselves: with channels last they are the rows of a matrix in memory.
+
+Input: a functional graph, joint or for inference; it is changed in place, and each result keeps its strides.
+Unchanged: images of symbolic sizes, groups, padding, and dtypes other than 16-bit floats, for whose products and
+convolutions PyTorch has different settings of precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import fx
+
+from fusion.joint.channels_last import has_channels_last, on_matrix_units
+from fusion.joint.layout import with_strides
+from fusion.joint.layout_plans import is_known
+from fusion.joint.writing import write
+from fusion.lowering.scalar_ops import HALVES
+
+aten = torch.ops.aten
+
+
+def multiply_patches(graph: fx.GraphModule) -> None:
+    """Replace convolutions of windows that do not overlap, and the gradients of their weights, by products.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import conv2d, empty
+    >>> show_graph(
+    ...     lambda graph: _replace(graph, lambda call: True, _patches),
+    ...     lambda x, w: conv2d(x, w, stride=4),
+    ...     empty(2, 3, 8, 8),
+    ...     empty(5, 3, 4, 4),
+    ... )
+    - convolution = convolution(x, w, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 1)
+    - return convolution
+    + view = view(x, [2, 3, 2, 4, 2, 4])
+    + permute = permute(view, [0, 2, 4, 1, 3, 5])
+    + clone = clone(permute, memory_format=torch.contiguous_format)
+    + view_1 = view(clone, [8, 48])
+    + view_2 = view(w, [5, 48])
+    + permute_1 = permute(view_2, [1, 0])
+    + mm = mm(view_1, permute_1)
+    + view_3 = view(mm, [2, 2, 2, 5])
+    + permute_2 = permute(view_3, [0, 3, 1, 2])
+    + clone_1 = clone(permute_2, memory_format=torch.contiguous_format)
+    + return clone_1
+    """
+    _replace(graph, lambda call: _window(call) > 1 and _is_product(call), _patches)
+    for call in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
+        image, weight = call.args[1:3]
+        with_bias = cast("Sequence[bool]", call.args[-1])[2]
+        if not with_bias and _window(call) > 1 and _is_product(call) and _covers(image, weight):
+            _differentiate(call)
+    graph.graph.lint()
+    graph.recompile()
+
+
+def multiply_pixels(graph: fx.GraphModule) -> None:
+    """Replace convolutions of one pixel, of images with channels last, by products.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import channels_last, conv2d, empty
+    >>> show_graph(
+    ...     lambda graph: _replace(graph, lambda call: True, _pixels),
+    ...     lambda x, w: conv2d(x, w),
+    ...     empty(2, 3, 8, 8).to(memory_format=channels_last),
+    ...     empty(5, 3, 1, 1),
+    ...     layouts=True,
+    ... )
+    - convolution: f32[2, 5, 8, 8] strides (320, 1, 40, 5) = convolution(x, w, None, [1, 1], [0, 0], [1, 1], False,
+            [0, 0], 1)
+    - return convolution
+    + permute: f32[2, 8, 8, 3] = permute(x, [0, 2, 3, 1])
+    + view: f32[128, 3] = view(permute, [128, 3])
+    + view_1: f32[5, 3] = view(w, [5, 3])
+    + permute_1: f32[3, 5] strides (1, 3) = permute(view_1, [1, 0])
+    + mm: f32[128, 5] = mm(view, permute_1)
+    + view_2: f32[2, 8, 8, 5] = view(mm, [2, 8, 8, 5])
+    + permute_2: f32[2, 5, 8, 8] strides (320, 1, 40, 5) = permute(view_2, [0, 3, 1, 2])
+    + return permute_2
+    """
+    _replace(graph, lambda call: _window(call) == 1 and _is_product(call) and _is_last(call.args[0]), _pixels)
+
+
+def _replace(
+    graph: fx.GraphModule, chosen: Callable[[fx.Node], bool], rows_of: Callable[[fx.Node], tuple[fx.Node, fx.Node]]
+) -> None:
+    """Replace the chosen convolutions by the product of the rows of image and weight that `rows_of` writes."""
+    for call in graph.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        if call.args[2] is not None or not chosen(call):
+            continue
+        with graph.graph.inserting_before(call):
+            rows, weights = rows_of(call)
+            result = call.meta["val"]
+            product = write(call, aten.mm.default, rows, write(call, aten.permute.default, weights, [1, 0]))
+            batch, channels, height, width = result.shape
+            product = write(call, aten.view.default, product, [batch, height, width, channels])
+            image = write(call, aten.permute.default, product, [0, 3, 1, 2])
+            if image.meta["val"].stride() != result.stride():
+                image = with_strides(image, result.stride())
+        call.replace_all_uses_with(image)
+        graph.graph.erase_node(call)
+    graph.graph.lint()
+    graph.recompile()
+
+
+def _differentiate(call: fx.Node) -> None:
+    """Replace the gradients of a convolution of patches: each is a product with the gradient of its rows."""
+    wanted = cast("Sequence[bool]", call.args[-1])
+    with call.graph.inserting_before(call):
+        rows, weights = _patches(call)
+        outputs = weights.meta["val"].shape[0]
+        gradient = write(call, aten.permute.default, call.args[0], [0, 2, 3, 1])
+        gradient = _matrix(call, gradient, rows.meta["val"].shape[0], outputs)
+        gradients = (
+            _image(call, write(call, aten.mm.default, gradient, weights)) if wanted[0] else None,
+            _weight(call, write(call, aten.mm.default, write(call, aten.permute.default, gradient, [1, 0]), rows))
+            if wanted[1]
+            else None,
+        )
+    for user in [*call.users]:
+        replacement = gradients[cast(int, user.args[1])] if cast(int, user.args[1]) < 2 else None
+        if replacement is not None:
+            with call.graph.inserting_before(user):
+                if replacement.meta["val"].stride() != user.meta["val"].stride():
+                    replacement = with_strides(replacement, user.meta["val"].stride())
+            user.replace_all_uses_with(replacement)
+        if not user.users:
+            call.graph.erase_node(user)
+    call.graph.erase_node(call)
+
+
+def _image(call: fx.Node, rows: fx.Node) -> fx.Node:
+    """Put rows of patches, as `_patches` writes them, back into an image."""
+    image, weight = _operands(call)
+    batch, channels, height, width = image.meta["val"].shape
+    tall, wide = weight.meta["val"].shape[2:]
+    across = [batch, height // tall, width // wide]
+    if has_channels_last(image.meta["val"]):
+        rows = write(call, aten.view.default, rows, [*across, tall, wide, channels])
+        rows = write(call, aten.permute.default, rows, [0, 5, 1, 3, 2, 4])
+    else:
+        rows = write(call, aten.view.default, rows, [*across, channels, tall, wide])
+        rows = write(call, aten.permute.default, rows, [0, 3, 1, 4, 2, 5])
+    rows = write(call, aten.clone.default, rows, memory_format=torch.contiguous_format)
+    return write(call, aten.view.default, rows, [batch, channels, height, width])
+
+
+def _weight(call: fx.Node, rows: fx.Node) -> fx.Node:
+    """View rows of weights, in the order that `_patches` gives them, as a weight."""
+    image, weight = _operands(call)
+    outputs, channels, tall, wide = weight.meta["val"].shape
+    if not has_channels_last(image.meta["val"]):
+        return write(call, aten.view.default, rows, [outputs, channels, tall, wide])
+    rows = write(call, aten.view.default, rows, [outputs, tall, wide, channels])
+    return write(call, aten.permute.default, rows, [0, 3, 1, 2])
+
+
+def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Write the patches of an image as rows [n · height · width, c · window], and the weight as [o, c · window].
+
+    The order within a row is that of the image in memory: channels last come last.
+    """
+    image, weight = _operands(call)
+    outputs, channels, tall, wide = weight.meta["val"].shape
+    batch, _, *sides = image.meta["val"].shape
+    height, width = sides[0] // tall, sides[1] // wide
+    is_last = has_channels_last(image.meta["val"])
+    for dim, size in ((2, height * tall), (3, width * wide)):
+        if sides[dim - 2] > size:  # pixels that fill no window
+            image = write(call, aten.slice.Tensor, image, dim, 0, size)
+    if is_last:
+        image = write(call, aten.permute.default, image, [0, 2, 3, 1])
+        weight = write(call, aten.permute.default, weight, [0, 2, 3, 1])
+    pixels = [height, tall, width, wide]
+    image = write(call, aten.view.default, image, [batch, *pixels, channels] if is_last else [batch, channels, *pixels])
+    image = write(call, aten.permute.default, image, [0, 1, 3, 2, 4, 5] if is_last else [0, 2, 4, 1, 3, 5])
+    terms = channels * tall * wide
+    return _matrix(call, image, batch * height * width, terms), _matrix(call, weight, outputs, terms)
+
+
+def _pixels(call: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """View the pixels of an image with channels last as rows [n · height · width, c], and the weight as [o, c]."""
+    image, weight = _operands(call)
+    batch, channels, height, width = image.meta["val"].shape
+    image = write(call, aten.permute.default, image, [0, 2, 3, 1])
+    return (
+        write(call, aten.view.default, image, [batch * height * width, channels]),
+        _matrix(call, weight, weight.meta["val"].shape[0], channels),
+    )
+
+
+def _matrix(call: fx.Node, node: fx.Node, rows: int, columns: int) -> fx.Node:
+    """View a tensor, or where that is not possible a copy, as a matrix."""
+    if not node.meta["val"].is_contiguous():
+        node = write(call, aten.clone.default, node, memory_format=torch.contiguous_format)
+    return write(call, aten.view.default, node, [rows, columns])
+
+
+def _is_product(call: fx.Node) -> bool:
+    """Return whether a convolution is one product of matrices on matrix units: each pixel is in at most one window."""
+    image, weight = _operands(call)
+    stride, padding, dilation, transposed, _, groups = _settings(call)
+    values = [operand.meta["val"] for operand in (image, weight)]
+    if not all(value.ndim == 4 and is_known(value) and value.dtype in HALVES for value in values):
+        return False
+    if transposed or groups != 1 or {*_both(padding)} != {0} or {*_both(dilation)} != {1}:
+        return False
+    return _both(stride) == [*values[1].shape[2:]] and on_matrix_units(values[0])
+
+
+def _covers(image: object, weight: object) -> bool:
+    """Return whether each pixel of an image is in a window."""
+    sides = [cast(fx.Node, operand).meta["val"].shape[2:] for operand in (image, weight)]
+    return all(side % size == 0 for side, size in zip(*sides, strict=True))
+
+
+def _window(call: fx.Node) -> int:
+    weight = _operands(call)[1].meta["val"]
+    return weight.shape[2] * weight.shape[3] if weight.ndim == 4 and is_known(weight) else 0
+
+
+def _is_last(image: object) -> bool:
+    return isinstance(image, fx.Node) and has_channels_last(image.meta["val"])
+
+
+def _both(setting: object) -> list[int]:
+    """Return a setting for each of two dimensions; it may be given once for both."""
+    values = [*cast("Sequence[int]", setting)]
+    return values * 2 if len(values) == 1 else values
+
+
+def _operands(call: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Return the image and the weight of a convolution, or of its gradient."""
+    first = 1 if call.target is aten.convolution_backward.default else 0
+    return cast("tuple[fx.Node, fx.Node]", call.args[first : first + 2])
+
+
+def _settings(call: fx.Node) -> tuple[object, ...]:
+    """Return stride, padding, dilation, transposed, output padding and groups; both operations have a bias before."""
+    first = 4 if call.target is aten.convolution_backward.default else 3
+    return call.args[first : first + 6]

@@ -1,0 +1,104 @@
+"""Convolutions that are products of matrices: windows that do not overlap, and windows of one pixel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from fusion.joint import patches
+
+aten = torch.ops.aten
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "on_matrix_units", lambda image: True)
+
+
+def drawn(*shape: int, last: bool = False, dtype: torch.dtype = BF16) -> Tensor:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+    return values.contiguous(memory_format=torch.channels_last) if last else values
+
+
+def replaced(function: object, *given: Tensor, symbolic: bool = False) -> fx.GraphModule:
+    graph = make_fx(function, tracing_mode="symbolic" if symbolic else "fake")(*given)
+    patches.multiply_patches(graph)
+    patches.multiply_pixels(graph)
+    return graph
+
+
+def convolutions(graph: fx.GraphModule) -> int:
+    return sum("convolution" in str(node.target) for node in graph.graph.nodes)
+
+
+def compare(result: Tensor, eager: Tensor, exact: Tensor) -> None:
+    assert (result.shape, result.stride()) == (eager.shape, eager.stride())
+    assert (result - exact).norm() <= 2 * (eager - exact).norm()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("image", "window"), [((16, 24), (4, 4)), ((18, 27), (4, 4)), ((9, 8), (3, 2)), ((4, 4), (4, 4)), ((5, 7), (1, 7))]
+)
+def test_windows_that_do_not_overlap(image: tuple[int, int], window: tuple[int, int], last: bool) -> None:
+    def patched(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, weight, stride=window)
+
+    given = drawn(2, 6, *image, last=last), drawn(5, 6, *window)
+    graph = replaced(patched, *given)
+    assert convolutions(graph) == 0
+    compare(graph(*given), patched(*given), patched(*(each.double() for each in given)))
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 5, 7), (3, 6, 1, 1)])
+def test_pixels_of_images_with_channels_last(shape: tuple[int, ...]) -> None:
+    given = drawn(*shape, last=True), drawn(5, 6, 1, 1)
+    graph = replaced(F.conv2d, *given)
+    assert convolutions(graph) == 0
+    compare(graph(*given), F.conv2d(*given), F.conv2d(*(each.double() for each in given)))
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize("last", [False, True])
+def test_gradients(last: bool, wanted: tuple[bool, bool]) -> None:
+    def gradients(upstream: Tensor, x: Tensor, weight: Tensor) -> list[Tensor]:
+        settings = [3, 2], [0, 0], [1, 1], False, [0, 0], 1
+        every = aten.convolution_backward(upstream, x, weight, None, *settings, [*wanted, False])
+        return [each for each in every if each is not None]
+
+    given = drawn(2, 5, 3, 4), drawn(2, 6, 9, 8, last=last), drawn(5, 6, 3, 2)
+    graph = replaced(gradients, *given)
+    assert convolutions(graph) == 0
+    exact = gradients(*(each.double() for each in given))
+    for each, eager, wide in zip(graph(*given), gradients(*given), exact, strict=True):
+        compare(each, eager, wide)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stride": 3},  # windows of 4 overlap
+        {"stride": 4, "padding": 2},
+        {"stride": 4, "dilation": 2},
+        {"stride": 4, "groups": 2},
+        {"stride": 1},
+    ],
+    ids=str,
+)
+def test_other_convolutions_are_the_librarys(settings: dict[str, int]) -> None:
+    weight = drawn(4, 6 // settings.get("groups", 1), 4, 4)
+    assert convolutions(replaced(lambda x, w: F.conv2d(x, w, **settings), drawn(2, 6, 16, 16), weight)) == 1
+
+
+def test_images_that_are_not_known_are_left() -> None:
+    """Those of symbolic sizes, of float32, whose precision two settings decide, and pixels with channels first."""
+    given = drawn(2, 6, 16, 16), drawn(5, 6, 4, 4)
+    assert convolutions(replaced(lambda x, w: F.conv2d(x, w, stride=4), *given, symbolic=True)) == 1
+    wide = [each.float() for each in given]
+    assert convolutions(replaced(lambda x, w: F.conv2d(x, w, stride=4), *wide)) == 1
+    assert convolutions(replaced(F.conv2d, given[0], drawn(5, 6, 1, 1))) == 1
