@@ -19,6 +19,7 @@ from fusion.codegen.target import Capabilities, Target, busy
 from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.scalar_ops import ScalarName
+from fusion.schedule.chained.candidates import LEAST_SHARE
 from fusion.schedule.chained.occupancy import SHORTEST
 from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.chained.rows import FEW
@@ -126,7 +127,7 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
     query, key, _ = call.operands
     if max(call.widths) > HELD:
         raise Unsupported("heads too wide to be held")
-    if call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > FEW:
+    if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > FEW:
         raise Unsupported("fewer scores than operands, not worth a loop over tiles")
     if call.training and call.mask is not None and call.mask.tensor.requires_grad:
         raise Unsupported("the gradient of the mask would need the scores whole")

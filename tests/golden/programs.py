@@ -101,13 +101,6 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits, target)
 
 
-def relative_softmax(scores: Tensor, near: Tensor, far: Tensor, distances: Tensor) -> Tensor:
-    """Scores of pairs, with values of each row and each column that distances select: disentangled attention."""
-    places, width = distances.long(), near.shape[-1]
-    of_rows, of_columns = ((places * sign + width // 2).clamp(0, width - 1).expand_as(scores) for sign in (1, -1))
-    return (scores + near.gather(-1, of_rows) + far.gather(-1, of_columns).transpose(1, 2)).softmax(-1)
-
-
 def max_pool_rows(x: Tensor) -> Tensor:
     return F.max_pool1d(x, 8, stride=1, dilation=3)
 
@@ -234,6 +227,13 @@ def decoding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One query a sequence over a cache whose heads are shared by groups of queries."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
+
+
+def relative_softmax(scores: Tensor, near: Tensor, far: Tensor, distances: Tensor) -> Tensor:
+    """Scores of pairs, with values of each row and each column that distances select: disentangled attention."""
+    places, width = distances.long(), near.shape[-1]
+    of_rows, of_columns = ((places * sign + width // 2).clamp(0, width - 1).expand_as(scores) for sign in (1, -1))
+    return (scores + near.gather(-1, of_rows) + far.gather(-1, of_columns).transpose(1, 2)).softmax(-1)
 
 
 def _qkv(*shape: int, dtype: torch.dtype = BF16, gradient: bool = False) -> tuple[Given, ...]:
