@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusion
+from fusion.lowering import checks
 from fusion.lowering.errors import IndexOutOfRange
 from fusion.lowering.wordings import DIMS, Wording, worded
 
@@ -131,3 +132,19 @@ def test_wordings_have_numbers_of_their_own() -> None:
     assert len(numbers) == 3 * len(Wording)
     assert DIMS > 64  # the most dimensions that a tensor has
     assert all(worded(number) == meaning for number, meaning in numbers.items())
+
+
+def test_the_error_of_a_large_kernel_names_what_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MOST_EVALUATED", 0)
+
+    def one(x: Tensor, i: Tensor) -> Tensor:
+        return x[:, 0][x.exp().sum(1).long() + i] * 2
+
+    def either(x: Tensor, i: Tensor) -> Tensor:
+        places = x.exp().sum(1).long() + i
+        return x[:, 0][places] + x[:, 0].gather(0, places)
+
+    for function, kinds in ((one, (True, False)), (either, (True, True))):
+        error = refused(fusion.fuse(function), X, torch.tensor(90))
+        assert tuple(isinstance(error, kind) for kind in (IndexError, RuntimeError)) == kinds
+        assert str(error).startswith("an index is out of bounds\n  at: test_wordings.py:")

@@ -44,10 +44,7 @@ def by_call(q: Tensor, table: Tensor, at: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q.view(1, 1, -1, WIDTH), keys, keys, is_causal=True)
 
 
-@pytest.mark.parametrize(
-    ("function", "dynamic"), [(by_rows, False), (by_data, True), (by_two, False), (by_call, False)]
-)
-def test_places_in_skipped_blocks_are_refused(function: Callable[..., Tensor], dynamic: bool) -> None:
+def check(function: Callable[..., Tensor], *, dynamic: bool = False) -> None:
     fused = fusion.fuse(function, dynamic=dynamic)
     torch.testing.assert_close(fused(QUERIES, TABLE, PLACES), function(QUERIES, TABLE, PLACES), rtol=1e-4, atol=1e-4)
     for number, beyond in ((-1, 50), (COLUMNS - 100, 1 << 40), (0, -51)):
@@ -61,6 +58,15 @@ def test_places_in_skipped_blocks_are_refused(function: Callable[..., Tensor], d
         message, place = str(raised.value).splitlines()[:2]
         assert message == str(expected.value) and "test_skipped_checks.py" in place
     torch.testing.assert_close(fused(QUERIES, TABLE, PLACES), function(QUERIES, TABLE, PLACES), rtol=1e-4, atol=1e-4)
+
+
+def test_places_in_skipped_blocks_are_refused() -> None:
+    check(by_rows)
+
+
+@pytest.mark.parametrize(("function", "dynamic"), [(by_data, True), (by_two, False), (by_call, False)])
+def test_places_are_refused_whatever_skips_them(function: Callable[..., Tensor], dynamic: bool) -> None:
+    check(function, dynamic=dynamic)
 
 
 def test_layers_share_the_check_and_loops_without_a_mask_need_none() -> None:
