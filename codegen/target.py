@@ -126,6 +126,7 @@ class Capabilities:
         streamed: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
+        reports: whether a launch raises an error where a check of data fails.
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
         lone_products: whether a contraction whose result no loop consumes is priced; else it is the library's.
@@ -159,6 +160,7 @@ class Capabilities:
     rates: Rates
     streamed: float = 0.5
     bounds: bool = False
+    reports: bool = False
     padded: bool = False
     held_row: int = 0
     alignment: int = 1

@@ -56,8 +56,10 @@ from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_in
 from fusion.schedule import Step
 from fusion.schedule.chained import stream
 from fusion.schedule.chained.mask_bounds import bound_masks
+from fusion.schedule.chained.skipped_checks import keep_skipped_checks
 from fusion.schedule.chunks import in_chunks
 from fusion.schedule.clusters.growth import grow
+from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import share_of_chain
 from fusion.schedule.launches.chain import chain_last_steps
@@ -264,8 +266,10 @@ def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     return scheduled.chained(*stream(scheduled.program, at.capabilities, at.hints))
 
 
-def _bound_masks(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*bound_masks(scheduled.program, at.capabilities, scheduled.streams, at.hints))
+def _on_chains(change: Callable[..., tuple[Program, tuple[Cluster, ...]]]) -> Callable[..., Scheduled]:
+    return lambda scheduled, at: scheduled.chained(
+        *change(scheduled.program, at.capabilities, scheduled.streams, at.hints)
+    )
 
 
 def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
@@ -274,10 +278,6 @@ def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 def _sum_vectors(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams, at.capabilities))
-
-
-def _copy_scattered_operands(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*copy_scattered_operands(scheduled.program, at.capabilities, scheduled.streams, at.hints))
 
 
 def _sums_vectors(at: Scheduling) -> bool:
@@ -325,10 +325,11 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
         Pass("streamed", _stream, when=_chains),
-        Pass("masks", _bound_masks, when=_chains),
+        Pass("masks", _on_chains(bound_masks), when=_chains),
+        Pass("checks", _on_chains(keep_skipped_checks), when=_chains, needed=True),
         Pass("vectors", _sum_vectors, when=_sums_vectors),
         Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
-        Pass("operands", _copy_scattered_operands),
+        Pass("operands", _on_chains(copy_scattered_operands)),
         Pass("narrow", _on_program(lambda program, at: store_rounded(program))),
         # After inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts.
         Pass(

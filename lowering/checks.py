@@ -7,7 +7,7 @@ what follows from a checked position needs no check.  What is not computed is no
 reads (`unused.py`).
 
 A requirement on other data (`requirements.py`), such as a divisor that may not be zero, is checked as a position along
-no dimension.
+no dimension.  The operand `dim` is a number that also stands for eager's message (`wordings.py`).
 
 A target that can tell the host reports only that some check failed; `failure` finds out which, by evaluating the checks
 of the kernel over its inputs.
@@ -15,13 +15,14 @@ of the kernel over its inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import sympy
 import torch
 
-from fusion.lowering.errors import CheckFailed, DataRefused, IndexOutOfRange
+from fusion.lowering.errors import CheckFailed, DataRefused, EitherOutOfRange, VerifyError
 from fusion.lowering.evaluate import (
     Scope,
     boxes,
@@ -33,23 +34,29 @@ from fusion.lowering.evaluate import (
 )
 from fusion.lowering.expr import Const, Expr, Op, TileRef, const, make_cast, make_op, position, postorder
 from fusion.lowering.indexing import ZERO, within
+from fusion.lowering.interpret.kernels import run_kernel
 from fusion.lowering.kernel import Kernel, spans, statements, values_of
 from fusion.lowering.requirements import Requirement, requirement_of
 from fusion.lowering.sizes import may_be_empty
 from fusion.lowering.value import Shape, axis_bounds
+from fusion.lowering.wordings import Wording, worded
 
 CHECKED: Final = "checked"
+MOST_EVALUATED: Final = 1 << 26
+"""Points of a kernel that is evaluated to tell which of its checks has failed; this takes a few seconds."""
 
 
-def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
+def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool, wording: Wording = Wording.SUBSCRIPT) -> Op:
     """Check `index` (int64) along a dimension of size `size`; with `wrap`, negative ones count from the end.
+
+    `wording` is how eager refuses a position out of range.
 
     >>> from fusion.lowering.expr import Load
     >>> place = Load("places", (), torch.int64)
     >>> [arg.value for arg in checked(place, sympy.Integer(5), 0, wrap=True).args[1:]]
     [5, 4, 0]
     """
-    args = (index, position(size if wrap else ZERO), position(size - 1), const(dim, torch.int64))
+    args = (index, position(size if wrap else ZERO), position(size - 1), wording.number(dim))
     return Op(CHECKED, args, torch.int64)
 
 
@@ -112,24 +119,56 @@ def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> CheckFailed:
         error = _failure_in(part, tensors, sizes)
         if error is not None:
             return error
+    return _failure_by_folds(kernel, tensors, sizes) or _one_of(kernel)
+
+
+def _failure_by_folds(
+    kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[sympy.Symbol, int]
+) -> CheckFailed | None:
+    """Return the error of a check that depends on a fold of the kernel, by evaluating all of a kernel that is small."""
+    if math.prod(size_value(axis.size, sizes) for part in _launched(kernel) for axis in part.axes) > MOST_EVALUATED:
+        return None
+    copies = [_copied(tensors[param.name]) if param.written else tensors[param.name] for param in kernel.params]
+    try:
+        run_kernel(kernel, copies, list(sizes.values()))
+    except CheckFailed as error:
+        return error
+    except VerifyError:
+        return None
+    return None
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _one_of(kernel: Kernel) -> CheckFailed:
+    """Return an error that names all that a kernel checks of its folds, or all that it checks."""
     checks = [check for part in _launched(kernel) for check in checks_of(part)]
-    kinds = set(map(requirement_checked_by, list(filter(_is_computed, checks)) or checks))
+    numbers = {_number(check) for check in list(filter(_is_computed, checks)) or checks}
+    kinds = {requirement_of(number) for number in numbers}
     if len(kinds) == 1 and (only := next(iter(kinds))) is not None:
         return only.failure()
-    reasons = ["an index is out of bounds" if kind is None else kind.value for kind in kinds]
-    return (IndexOutOfRange if None in kinds else DataRefused)(", or: ".join(sorted(reasons)))
+    reasons = ", or: ".join(sorted("an index is out of bounds" if kind is None else kind.value for kind in kinds))
+    errors = {worded(number)[0].error for number in numbers if number >= 0}
+    return (errors.pop() if len(errors) == 1 else EitherOutOfRange if errors else DataRefused)(reasons)
 
 
 def _is_computed(check: Op) -> bool:
-    """Return whether a check depends on a fold of its own kernel, which is not evaluated."""
+    """Return whether a check depends on a fold of its own kernel, without which it is not evaluated."""
     return any(isinstance(node, TileRef) for node in postorder(check))
 
 
 def requirement_checked_by(check: Op) -> Requirement | None:
     """Return the requirement that an operation checks; None for a position."""
-    dim = check.args[-1]
-    assert isinstance(dim, Const)
-    return requirement_of(int(dim.value))
+    return requirement_of(_number(check))
+
+
+def _number(check: Op) -> int:
+    """Return the number that stands for a requirement, or for a wording and a dimension."""
+    number = check.args[-1]
+    assert isinstance(number, Const)
+    return int(number.value)
 
 
 def _failure_in(

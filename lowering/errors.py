@@ -99,20 +99,32 @@ class FusionWarning(UserWarning):
     """
 
 
-class CheckFailed(FusionError, RuntimeError):
-    """Data in a tensor that an operation does not accept, detected by a launch."""
+class CheckFailed(FusionError):
+    """Data in a tensor that an operation does not accept, detected by a launch; also an error of eager's type."""
 
 
-class IndexOutOfRange(CheckFailed, IndexError):
-    """A tensor of indices holds one out of range; eager raises `RuntimeError` or `IndexError`."""
+class IndexOutOfRange(CheckFailed):
+    """A tensor of indices holds one out of range."""
 
 
-class DataRefused(CheckFailed):
+class SubscriptOutOfRange(IndexOutOfRange, IndexError):
+    """The same in an operation for which eager raises `IndexError`, such as `x[i]` or `F.embedding`."""
+
+
+class ElementOutOfRange(IndexOutOfRange, RuntimeError):
+    """The same in an operation for which eager raises `RuntimeError`, such as `gather` or `scatter`."""
+
+
+class EitherOutOfRange(SubscriptOutOfRange, ElementOutOfRange):
+    """The same, where a kernel is too large to find out which of its operations has refused an index."""
+
+
+class DataRefused(CheckFailed, RuntimeError):
     """Data do not fulfil a condition of the operation, such as a probability above 1; eager raises `RuntimeError`."""
 
 
-class DivisionByZero(CheckFailed):
-    """An integer is divided by zero."""
+class DivisionByZero(CheckFailed, RuntimeError):
+    """An integer is divided by zero; eager raises `RuntimeError`."""
 
 
 class OutOfMemory(FusionError, MemoryError):

@@ -18,7 +18,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.lowering import philox
-from fusion.lowering.errors import IndexOutOfRange, VerifyError
+from fusion.lowering.errors import VerifyError
 from fusion.lowering.expr import (
     Cast,
     Const,
@@ -45,6 +45,7 @@ from fusion.lowering.scalar_ops import (
     keeps_position,
 )
 from fusion.lowering.sizes import with_values
+from fusion.lowering.wordings import worded
 
 Ranges = dict[sympy.Symbol, range]
 """A box: each axis with the range of it that is evaluated, in the order of the dimensions."""
@@ -228,7 +229,8 @@ def check_range(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim
         if (requirement := requirement_of(int(dim))) is not None:
             raise requirement.failure()
         first = int(index.broadcast_to(outside.shape)[outside][0])
-        raise IndexOutOfRange(f"index {first} is out of bounds for dimension {int(dim)} with size {int(last) + 1}")
+        wording, along = worded(int(dim))
+        raise wording.failure(first, along, int(last) + 1)
 
 
 def check_bounds(condition: torch.Tensor, outer: torch.Tensor, inner: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from fusion.lowering.expr import Const, const
 
 
 class Requirement(Enum):
-    """A condition on data; its value is eager's message where the condition does not hold."""
+    """A condition on data; its value is eager's message where it does not hold, without the numbers of the call."""
 
     DIVISOR = "ZeroDivisionError"
     PROBABILITY = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
@@ -24,15 +24,17 @@ class Requirement(Enum):
     WEIGHT = "probability tensor contains either `inf`, `nan` or element < 0"
     TOTAL_WEIGHT = "invalid multinomial distribution (sum of probabilities <= 0)"
     ENOUGH_SOURCES = "Number of elements of source < number of ones in mask"
-    MATCHING_SOURCES = "shape mismatch: the value tensor cannot be broadcast to the elements where the mask holds"
-    HISTC_RANGE = "torch.histc: the range of the elements is not finite"
-    HISTOGRAM_RANGE = "torch.histogramdd: the range of the elements is not finite"
+    MATCHING_SOURCES = "shape mismatch: value tensor cannot be broadcast to indexing result"
+    HISTC_RANGE = "torch.histc: range is not finite"
+    HISTOGRAM_RANGE = "torch.histogramdd: range is not finite"
     LENGTH = "lengths contains negative value!"
     LENGTHS = (
         "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(lengths.dim()-1) when !unsafe."
     )
     SORTER = "torch.searchsorted(): sorter index out of range"
-    OFFSETS = "offsets have to ascend from 0, and cannot be greater than the number of the indices"
+    FIRST_OFFSET = "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0."
+    LAST_OFFSET = "offsets[-1] can not be greater than input's length"
+    OFFSETS = "offsets have to ascend"  # eager reads other memory
 
     @property
     def dim(self) -> Const:

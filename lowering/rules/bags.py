@@ -26,6 +26,7 @@ from fusion.lowering.rules.promotion import combine, convert, requiring, rounded
 from fusion.lowering.rules.search import bucketize
 from fusion.lowering.scalar_ops import identity
 from fusion.lowering.value import Value
+from fusion.lowering.wordings import Wording
 
 aten = torch.ops.aten
 
@@ -64,10 +65,9 @@ def _ascending(offsets: Value, count: sympy.Expr) -> Value:
     before = placed(offsets, offsets.shape, [axis - 1], is_later)
     previous = Value(offsets.shape, torch.int64, offsets.device, before.expr)
 
-    def holds(at: Term, last: Term) -> Term:
-        return (at >= last) & (at <= count) & (is_later | (at <= 0))
-
-    return requiring(Requirement.OFFSETS, holds, offsets, previous)
+    offsets = requiring(Requirement.OFFSETS, lambda at, last: ~is_later | (at >= last), offsets, previous)
+    offsets = requiring(Requirement.LAST_OFFSET, lambda at: at <= count, offsets)
+    return requiring(Requirement.FIRST_OFFSET, lambda at: is_later | eq(at, 0), offsets)
 
 
 def _counted(indices: Value, padding_idx: int) -> Term | None:
@@ -88,7 +88,7 @@ def _sizes(
 
 def _looked_up(indices: Value, weight: Value) -> Value:
     """Return the rows of the table that the indices name, checked as in eager."""
-    at = position(convert(indices, torch.int64), weight.shape[0], 0, wrap=False)
+    at = position(convert(indices, torch.int64), weight.shape[0], 0, wrap=False, wording=Wording.BAG)
     return Value(indices.shape, torch.int64, indices.device, at if isinstance(at, Expr) else IndexValue(at))
 
 

@@ -23,16 +23,18 @@ from fusion.lowering.rules.formula import Term, literal, where
 from fusion.lowering.rules.promotion import convert
 from fusion.lowering.sizes import may_be_empty
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes, broadcast_to, reshape
+from fusion.lowering.wordings import Wording, wording_of
 
 aten = torch.ops.aten
 
 
-def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: bool = True) -> Index:
+def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, wording: Wording, check: bool = True) -> Index:
     """Return the positions along dimension `dim` in an index tensor, over its own axes; with `wrap`, negative ones
     count from the end.
 
     Args:
         size: the size of that dimension.
+        wording: how eager refuses a position out of range.
         check: whether a position may be out of range.
 
     Raises:
@@ -49,8 +51,8 @@ def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: boo
     if check and 0 not in index.shape:
         if may_be_empty(size):
             raise Unsupported(f"positions along a dimension of size {size}")
-        return checked(expr, size, dim, wrap=wrap)
-    return wrapped(checked(expr, size, dim, wrap=wrap))
+        return checked(expr, size, dim, wrap=wrap, wording=wording)
+    return wrapped(checked(expr, size, dim, wrap=wrap, wording=wording))
 
 
 def looked_up(x: Value, shape: Shape, source: Sequence[Index]) -> Value:
@@ -90,8 +92,9 @@ def indexed(whole: Shape, indices: Sequence[Value | None], *, check: bool) -> tu
     for place, k in enumerate(kept):
         source[k] = axis_symbol(place if place < front else place + len(common))
     shifted = {axis_symbol(k): axis_symbol(front + k) for k in range(len(common))}
-    for k, index in index_tensors:
-        at = position(broadcast_to(index, common), whole[k], k, wrap=True, check=check)
+    for number, (k, index) in enumerate(index_tensors):  # eager counts the dimensions that are indexed
+        expanded = broadcast_to(index, common)
+        at = position(expanded, whole[k], number, wrap=True, wording=Wording.SUBSCRIPT, check=check)
         source[k] = _moved(at, shifted, shape)
     return shape, source
 
@@ -101,11 +104,12 @@ def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool 
     """x at the positions along `dim` in `index`; the result has the shape of `index`, and any rank if that is empty."""
     if 0 in index.shape:
         return held(index.shape, x, Term(literal(0, x.dtype)))
+    wording, index = wording_of(ctx.current, Wording.ELEMENT), convert(index, torch.int64)
     if x.rank == 0:
-        return looked_up(reshape(x, (ONE,)), index.shape, [position(convert(index, torch.int64), ONE, 0, wrap=False)])
+        return looked_up(reshape(x, (ONE,)), index.shape, [position(index, ONE, 0, wrap=False, wording=wording)])
     source: list[Index] = list(axes_of(index.shape)) or [axis_symbol(0)]
     dim %= x.rank
-    source[dim] = position(convert(index, torch.int64), x.shape[dim], dim, wrap=False)
+    source[dim] = position(index, x.shape[dim], dim, wrap=False, wording=wording)
     return looked_up(x, index.shape, source)
 
 
@@ -113,13 +117,15 @@ def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool 
 def index_select(ctx: Builder, x: Value, dim: int, index: Value) -> Value:
     """x at the positions along `dim` in the 1-d `index`."""
     if x.rank == 0:
-        return looked_up(reshape(x, (ONE,)), (), [position(reshape(index, ()), ONE, 0, wrap=False)])
+        at = position(reshape(index, ()), ONE, 0, wrap=False, wording=Wording.ROW)
+        return looked_up(reshape(x, (ONE,)), (), [at])
     dim %= x.rank
     if index.rank == 0:
         index = reshape(index, (sympy.Integer(1),))
     shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     source: list[Index] = list(axes_of(shape))
-    at = position(index, x.shape[dim], dim, wrap=False)
+    wording = Wording.COLUMN if dim == 1 else Wording.ROW
+    at = position(index, x.shape[dim], dim, wrap=False, wording=wording)
     source[dim] = _moved(at, {axis_symbol(0): axis_symbol(dim)}, shape)
     return looked_up(x, shape, source)
 
@@ -135,11 +141,13 @@ def embedding(
 ) -> Value:
     """The rows of `weight` at `indices`, whose shape the result has, with one more dimension."""
     shape = (*indices.shape, weight.shape[1])
-    return looked_up(weight, shape, [position(indices, weight.shape[0], 0, wrap=False), axis_symbol(indices.rank)])
+    row = position(indices, weight.shape[0], 0, wrap=False, wording=Wording.ROW)
+    return looked_up(weight, shape, [row, axis_symbol(indices.rank)])
 
 
 @lowers(aten.take.default)
 def take(ctx: Builder, x: Value, index: Value) -> Value:
     """x, flattened, at the positions in `index`."""
     total = sympy.Mul(*x.shape)
-    return looked_up(reshape(x, (total,)), index.shape, [position(index, total, 0, wrap=True)])
+    at = position(index, total, 0, wrap=True, wording=Wording.FLAT)
+    return looked_up(reshape(x, (total,)), index.shape, [at])

@@ -14,6 +14,7 @@ from fusion.lowering.indexing import ONE, ZERO, axis_symbol
 from fusion.lowering.rules.gather import position
 from fusion.lowering.rules.promotion import convert
 from fusion.lowering.value import Shape, Value, axes_of, reshape
+from fusion.lowering.wordings import Wording
 
 
 def laid_flat(index: Value) -> Value:
@@ -21,9 +22,9 @@ def laid_flat(index: Value) -> Value:
     return reshape(index, (sympy.Mul(*index.shape),))
 
 
-def positions(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: bool = True) -> Value:
+def positions(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, wording: Wording, check: bool = True) -> Value:
     """Apply `position` to an index, as a tensor."""
-    named = position(index, size, dim, wrap=wrap, check=check)
+    named = position(index, size, dim, wrap=wrap, wording=wording, check=check)
     expr = named if isinstance(named, Expr) else IndexValue(named)
     return Value(index.shape, torch.int64, index.device, expr)
 
@@ -44,10 +45,10 @@ def along(dim: int, index: Value) -> list[Index]:
     return place
 
 
-def named_along(x: Value, dim: int, index: Value) -> Value:
+def named_along(x: Value, dim: int, index: Value, wording: Wording) -> Value:
     """Return the positions along `dim` in an index for each source; a 0-d x has the single position 0."""
     size = x.shape[dim] if x.rank else ONE
-    return positions(convert(index, torch.int64), size, dim % max(x.rank, 1), wrap=False)
+    return positions(convert(index, torch.int64), size, dim % max(x.rank, 1), wrap=False, wording=wording)
 
 
 def _as_index(index: Value) -> Index:

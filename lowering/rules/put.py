@@ -27,6 +27,7 @@ from fusion.lowering.rules.promotion import Argument, combine, convert, term_of,
 from fusion.lowering.rules.runs import summed_in_runs
 from fusion.lowering.rules.scatter import summed
 from fusion.lowering.value import Value, axes_of, broadcast_to, reshape
+from fusion.lowering.wordings import Wording
 
 aten = torch.ops.aten
 
@@ -50,7 +51,8 @@ def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) ->
     dim %= x.rank
     if source.rank == 0:
         source = reshape(source, (ONE,) * x.rank)
-    return _copied(ctx, x, dim, positions(laid_flat(index), x.shape[dim], dim, wrap=False), source)
+    at = positions(laid_flat(index), x.shape[dim], dim, wrap=False, wording=Wording.COPIED)
+    return _copied(ctx, x, dim, at, source)
 
 
 def _copied(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
@@ -79,7 +81,7 @@ def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) 
     shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
     if 0 in shape:
         return x
-    at = positions(laid_flat(index), x.shape[dim], dim, wrap=True)
+    at = positions(laid_flat(index), x.shape[dim], dim, wrap=True, wording=Wording.SUBSCRIPT)
     if updates_input(ctx) or not is_few(count * x.shape[dim]):
         filling = Value(shape, x.dtype, x.device, term_of(filler, shape, x.dtype).expr)
         return written(ctx, x, rows(at, dim, shape), filling)
@@ -114,7 +116,8 @@ def index_put(
     shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
     source = broadcast_to(aligned(values, shape), shape)
     flat = reshape(source, (*x.shape[:dim], sympy.Mul(*index.shape), *x.shape[dim + 1 :]))
-    at = laid_flat(positions(index, x.shape[dim], dim, wrap=True, check=_is_checked(ctx)))
+    checks = _is_checked(ctx)
+    at = laid_flat(positions(index, x.shape[dim], 0, wrap=True, wording=Wording.SUBSCRIPT, check=checks))
     return summed(ctx, x, dim, at, flat) if accumulate else _copied(ctx, x, dim, at, flat)
 
 
@@ -127,7 +130,8 @@ def _is_checked(ctx: Builder) -> bool:
 def put(ctx: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     """x, flattened, with `source` written, or added, at the positions in `index`."""
     total = sympy.Mul(*x.shape)
-    flat, at, new = reshape(x, (total,)), positions(laid_flat(index), total, 0, wrap=True), laid_flat(source)
+    flat, new = reshape(x, (total,)), laid_flat(source)
+    at = positions(laid_flat(index), total, 0, wrap=True, wording=Wording.FLAT)
     result = summed(ctx, flat, 0, at, new) if accumulate else _copied(ctx, flat, 0, at, new)
     return reshape(result, x.shape)
 

@@ -23,6 +23,7 @@ from fusion.lowering.rules.places import along, laid_flat, named_along, position
 from fusion.lowering.rules.promotion import Argument, combine, convert, term_of, widened
 from fusion.lowering.scalar_ops import JoinName, identity
 from fusion.lowering.value import Value, axes_of, reshape
+from fusion.lowering.wordings import Wording, wording_of
 
 aten = torch.ops.aten
 
@@ -30,7 +31,7 @@ aten = torch.ops.aten
 @lowers(aten.scatter.value)
 def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) -> Value:
     """x with `value` written at `index`."""
-    index = named_along(x, dim, index)
+    index = named_along(x, dim, index, wording_of(ctx.current, Wording.ELEMENT))
     if not is_compared(x, dim, index):
         source = Value(index.shape, x.dtype, x.device, term_of(value, index.shape, x.dtype).expr)
         return written(ctx, x, along(dim, index), source)
@@ -42,7 +43,7 @@ def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argumen
 @lowers(aten.scatter.src)
 def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """x with `src` written at `index`; of sources with one index, any one stays."""
-    return _written(ctx, x, dim, named_along(x, dim, index), src)
+    return _written(ctx, x, dim, named_along(x, dim, index, wording_of(ctx.current, Wording.ELEMENT)), src)
 
 
 def _written(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
@@ -65,7 +66,7 @@ def _written(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Valu
 @lowers(aten.scatter_add.default)
 def scatter_add(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """x with `src` added at `index`."""
-    return _added_along(ctx, x, dim, named_along(x, dim, index), src)
+    return _added_along(ctx, x, dim, named_along(x, dim, index, Wording.ELEMENT), src)
 
 
 def _added_along(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
@@ -83,7 +84,9 @@ def index_add(ctx: Builder, x: Value, dim: int, index: Value, source: Value, *, 
         return reshape(index_add(ctx, whole, 0, laid_flat(index), source, alpha=alpha), ())
     dim %= x.rank
     scaled = source if alpha == 1 else combine(lambda a: a * term_of(alpha, source.shape, source.dtype), source)
-    return summed(ctx, x, dim, positions(laid_flat(index), x.shape[dim], dim, wrap=False), scaled)
+    by_scatter = x.rank > 1 and dim in (0, x.rank - 1) and alpha == 1 and index.dtype is torch.int64
+    wording = Wording.ELEMENT if by_scatter else Wording.ROW  # eager scatters into the outermost or innermost dimension
+    return summed(ctx, x, dim, positions(laid_flat(index), x.shape[dim], dim, wrap=False, wording=wording), scaled)
 
 
 def summed(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
@@ -138,9 +141,16 @@ def scatter_reduce(
     ctx: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
     """x with the sources that name each element folded into it, or replacing it."""
+    return _reduced(ctx, x, dim, index, src, reduce, include_self, Wording.ELEMENT)
+
+
+def _reduced(
+    ctx: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool, wording: Wording
+) -> Value:
+    """The same, refused with this wording where an index is out of range."""
     if (reduce == "mean" and not x.dtype.is_floating_point) or x.dtype is torch.bool:
         raise Unsupported(f"{reduce} of {x.dtype} that are scattered")
-    index = named_along(x, dim, index)
+    index = named_along(x, dim, index, wording)
     if not is_compared(x, dim, index):
         index_of_source, source = along(dim, index), sources_at(src, index)
         return folded(ctx, FOLDS[reduce], x, index_of_source, source, include_self=include_self, mean=reduce == "mean")
@@ -171,7 +181,7 @@ def index_reduce(
         parts, whole = reshape(source, (sympy.Mul(*source.shape),)), reshape(x, (ONE,))
         return reshape(index_reduce(ctx, whole, 0, index, parts, reduce, include_self=include_self), ())
     rows = laid_flat(index).view(source.shape, [axis_symbol(dim % x.rank)])
-    return scatter_reduce(ctx, x, dim, rows, source, reduce, include_self=include_self)
+    return _reduced(ctx, x, dim, rows, source, reduce, include_self, Wording.ROW)
 
 
 def _added(ctx: Builder, x: Value, named: Value, source: Value, *, one: bool) -> Value:

@@ -118,10 +118,14 @@ CASES: dict[str, Case] = {
         f"offsets of bags, {mode}": (
             bag(mode),
             (integers(0, 1, 2), integers(0, 1, 2)),
-            [(integers(0, 1, 2), integers(*offsets)) for offsets in ((0, 2, 5), (1, 2, 3))],
-            Requirement.OFFSETS,
+            [(integers(0, 1, 2), integers(*offsets))],
+            requirement,
         )
-        for mode in ("sum", "mean", "max")
+        for mode, offsets, requirement in (
+            ("sum", (0, 2, 5), Requirement.LAST_OFFSET),
+            ("mean", (1, 2, 3), Requirement.FIRST_OFFSET),
+            ("max", (-1, 2, 3), Requirement.FIRST_OFFSET),
+        )
     },
 }
 
@@ -147,7 +151,7 @@ def test_offsets_of_bags_ascend(offsets: tuple[int, ...]) -> None:
     """Eager reads other memory, or raises an error of one kind or another."""
     fused = fusion.fuse(bag("max"), options={"strict": True})
     fused(integers(0, 1, 2), integers(0, 1, 2))
-    with pytest.raises(DataRefused, match="have to ascend"):
+    with pytest.raises(DataRefused, match="offsets"):
         fused(integers(0, 1, 2), integers(*offsets))
 
 
@@ -156,13 +160,14 @@ def test_lengths_that_are_called_safe_are_not_checked() -> None:
     assert fused(integers(2, 3)).tolist() == [1, 9]
 
 
-def test_eagers_messages_begin_like_ours() -> None:
+def test_eagers_messages_have_the_words_of_ours() -> None:
     """Eager adds the numbers of the call, and the place in its source."""
-    for name in ("bernoulli", "normal", "binary_cross_entropy", "multinomial", "masked_scatter", "lengths of segments"):
-        function, _, refused, requirement = CASES[name]
-        with pytest.raises(RuntimeError) as raised:
-            function(*refused[0])
-        assert str(raised.value).replace("\n", " ").startswith(requirement.value.rstrip("."))
+    for function, _, refused, requirement in CASES.values():
+        for arguments in refused:
+            with pytest.raises(RuntimeError) as raised:
+                function(*arguments)
+            words = iter(str(raised.value).split())
+            assert all(word in words for word in requirement.value.split()), (str(raised.value), requirement)
 
 
 def test_requirements_have_numbers_of_their_own() -> None:

@@ -53,9 +53,9 @@ def copy_elements(
     - index_add: f32[500] = map(i0:500) 0.0
     + index_add_1_start: f32[500, 8] = map(i0:500, i1:8) 0.0
     - index_add_1: f32[500] = scatter(i0:131072; into index_add) [bins[i0]] += x[i0] where checked(bins[i0], 0, 499,
-            0) == bins[i0]
+            200) == bins[i0]
     + index_add_1_part: f32[500, 8] = scatter(i0:131072; into index_add_1_start) [bins[i0], index(i0%8)] += x[i0]
-            where checked(bins[i0], 0, 499, 0) == bins[i0]
+            where checked(bins[i0], 0, 499, 200) == bins[i0]
     + index_add_1: f32[500] = sum(i0:500 over r0:8) index_add_1_part[i0, r0]
       return index_add_1
     """

@@ -27,8 +27,8 @@ def select_terms(program: Program) -> Program:
     >>> show_program(select_terms, inline_cheap_maps(lowered(f, empty(3, dtype=int), empty(3))))
       input i: i64[3]
       input w: f32[3]
-    - sum_1: f32[3] = sum(i0:3 over r0:7) where(checked(i[i0], 0, 6, 1) == index(r0), w[i0], 0.0)
-    +   %1 = checked(i[i0], 0, 6, 1)
+    - sum_1: f32[3] = sum(i0:3 over r0:7) where(checked(i[i0], 0, 6, 101) == index(r0), w[i0], 0.0)
+    +   %1 = checked(i[i0], 0, 6, 101)
     + sum_1: f32[3] = map(i0:3) where((%1 >= 0) & (%1 < index(7)), w[i0], 0.0)
       return sum_1
     """

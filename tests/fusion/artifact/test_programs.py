@@ -187,7 +187,7 @@ def test_random_numbers_follow_the_generator(tmp_path: Path) -> None:
 
 def test_an_index_out_of_range_is_eagers_error_with_the_programs_line(tmp_path: Path) -> None:
     artifact = saved(nn.Sequential(nn.Embedding(10, 8), nn.LayerNorm(8)), tmp_path, torch.randint(0, 10, (3, 4)))
-    with pytest.raises(IndexError, match=r"(?s)index 11 is out of bounds.*\.py:\d+"):
+    with pytest.raises(IndexError, match=r"(?s)index out of range in self.*\.py:\d+"):
         artifact(torch.full((3, 4), 11))
     assert artifact(torch.zeros(3, 4, dtype=torch.int64)).shape == (3, 4, 8)
 

@@ -197,8 +197,11 @@ def test_places_out_of_range_fail_their_check():
     for function in (lambda x, i, s: x.index_add(1, i, s), lambda x, i, s: x.index_copy(1, i, s)):
         program = lowered(function, X, torch.tensor([1, 3]), SOURCE)
         for index in (torch.tensor([1, 4]), torch.tensor([1, -1])):
-            with pytest.raises(IndexOutOfRange, match=f"index {index[1]} is out of bounds for dimension 1 with size 4"):
+            with pytest.raises((IndexError, RuntimeError)) as expected:
+                function(X, index, SOURCE)
+            with pytest.raises(IndexOutOfRange) as raised:
                 run_program(program, [X, index, SOURCE])
+            assert str(raised.value) == str(expected.value)
 
 
 def test_an_operation_that_a_target_lacks_is_left():
