@@ -13,7 +13,8 @@ from collections.abc import Collection
 from typing_extensions import assert_never
 
 from fusion.lowering.chunks import Chunked
-from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter, reads
+from fusion.lowering.expr import free_axes, loads
+from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter
 from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.chained.rows import FEW
 from fusion.schedule.iteration.dependences import Dependences
@@ -51,7 +52,9 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
     if len(node.over) != 1 or not node.over[0].size.is_Integer or node.over[0].size > HELD:
         return False
     sizes = {axis.symbol: dependences.estimate(axis.size) for axis in node.axes}
-    operand_bytes = sum(dependences.bytes(name) for name in reads(node))
+    summed = {axis.symbol: dependences.estimate(axis.size) for axis in node.over} | sizes
+    read = {load: math.prod(summed[axis] for axis in free_axes(load)) for load in loads(node.lhs, node.rhs)}
+    operand_bytes = sum(min(dependences.bytes(x.buffer), x.dtype.itemsize * points) for x, points in read.items())
     shared = {*node.rows, *node.columns, node.over[0].symbol} >= sizes.keys()  # without a batch
     if (1 if shared else LEAST_SHARE) * dependences.bytes(node.out) > operand_bytes:
         return math.prod(sizes.values()) >= LEAST_TILE
