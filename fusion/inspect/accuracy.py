@@ -60,7 +60,8 @@ class LaunchError:
     is_right: bool = True
 
     def __str__(self) -> str:
-        head = f"kernel {self.kernel}, {self.tensor}: error {self.error:.1e}, by its dtypes {self.rounding:.1e}"
+        wrong = "" if self.is_right else "WRONG: "
+        head = f"{wrong}kernel {self.kernel}, {self.tensor}: error {self.error:.1e}, by its dtypes {self.rounding:.1e}"
         return "\n".join([f"{head}; at most {self.largest:.1e}", *(f"    {origin}" for origin in self.origins)])
 
 
