@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from torch import fx
 
@@ -222,7 +223,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
         ),
     ),
     check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
-    text=lambda halves: graph_text(halves.forward, halves.backward),
+    text=lambda halves: chain(graph_text(halves.forward, "forward."), graph_text(halves.backward, "backward.")),
     first=len(JOINT.passes) + 1,
     parts=lambda halves: halves_parts(halves.forward, halves.backward),
     left_out=_left_out,
