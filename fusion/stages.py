@@ -21,6 +21,7 @@ from itertools import chain
 
 from torch import fx
 
+from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.constant_floats import settings_fixed
 from fusion.dynamo.kept_strides import keep_strides
@@ -31,7 +32,7 @@ from fusion.dynamo.unread_rows import skip_unread_rows
 from fusion.dynamo.unused_results import keep_unused_results
 from fusion.dynamo.windows import separate_written_windows
 from fusion.inspect.parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
-from fusion.inspect.text import graph_text, launches_text, program_text
+from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
 from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.complex_pairs import part_complex_numbers

@@ -1,4 +1,4 @@
-"""Prints the subjects of passes: fx graphs as files that run, programs and clusters as text and Graphviz, launches.
+"""Prints the subjects of passes: programs and clusters as text and Graphviz, launches.
 
 Each function yields (file suffix, content) pairs, for dumps.
 """
@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import fx
-
 from fusion.codegen.tuning import Tuning
-from fusion.dumped.graph_files import GraphFile
 from fusion.lowering.printer import format_kernel, format_program
 from fusion.lowering.program import Program, reads, writes
 from fusion.schedule import Clustering, Step
 from fusion.schedule.kernels import KernelCall
-
-
-def graph_text(graph: fx.GraphModule, of: str = "") -> Iterator[tuple[str, str]]:
-    """Print an fx graph as Python that runs by itself, with `of` in the name of its file."""
-    yield f"{of}py", GraphFile.of(graph).text({})
 
 
 def program_text(
