@@ -278,7 +278,7 @@ def report(fused: Callable[..., object]) -> Explanation:
             f'report takes what fuse or torch.compile(…, backend="fusion") returned, got {type(fused).__name__};'
             " for another program call fusion.explain(program)(*args)"
         )
-    return _explanation(backend, _program_of(fused), backend.since)
+    return replace(_explanation(backend, _program_of(fused), backend.since), called=False)
 
 
 def _program_of(compiled: Callable[..., object]) -> Callable[..., object]:

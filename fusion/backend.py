@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
-from torch._dynamo.eval_frame import _TorchDynamoContext
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list, _TorchDynamoContext
 
 from fusion.attention import Chooser
 from fusion.close_calls import CLOCK
@@ -170,7 +170,8 @@ def backend_of(compiled: object) -> Backend | None:
         return kept
     read = Options.read(**wrapper.kwargs)
     program = inspect.unwrap(getattr(compiled, "_orig_mod", compiled))  # type: ignore[arg-type]  # it can be called
-    shared = (_BY_CODE.get((code, read)) for code in codes_of(program))  # Dynamo compiles a code once for all programs
+    compiled_codes = filter(_debug_get_cache_entry_list, codes_of(program))  # once for all programs, until a reset
+    shared = (_BY_CODE.get((code, read)) for code in compiled_codes)
     return next((backend for backend in shared if backend is not None), None) or Backend(read)
 
 

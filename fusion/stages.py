@@ -17,9 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from torch import fx
 
+from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.constant_floats import settings_fixed
 from fusion.dynamo.kept_strides import keep_strides
@@ -30,7 +32,7 @@ from fusion.dynamo.unread_rows import skip_unread_rows
 from fusion.dynamo.unused_results import keep_unused_results
 from fusion.dynamo.windows import separate_written_windows
 from fusion.inspect.parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
-from fusion.inspect.text import graph_text, launches_text, program_text
+from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
 from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.complex_pairs import part_complex_numbers
@@ -226,7 +228,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
         ),
     ),
     check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
-    text=lambda halves: graph_text(halves.forward, halves.backward),
+    text=lambda halves: chain(graph_text(halves.forward, "forward."), graph_text(halves.backward, "backward.")),
     first=len(JOINT.passes) + 1,
     parts=lambda halves: halves_parts(halves.forward, halves.backward),
     left_out=_left_out,

@@ -30,14 +30,13 @@ from fusion.lowering.evaluate import (
     flat_view,
     pieces,
     points_of,
-    size_value,
 )
 from fusion.lowering.expr import Const, Expr, Op, TileRef, const, make_cast, make_op, position, postorder
 from fusion.lowering.indexing import ZERO, within
 from fusion.lowering.interpret.kernels import run_kernel
 from fusion.lowering.kernel import Kernel, spans, statements, values_of
 from fusion.lowering.requirements import Requirement, requirement_of
-from fusion.lowering.sizes import may_be_empty
+from fusion.lowering.sizes import may_be_empty, size_value
 from fusion.lowering.value import Shape, axis_bounds
 from fusion.lowering.wordings import Wording, worded
 

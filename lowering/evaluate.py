@@ -44,7 +44,8 @@ from fusion.lowering.scalar_ops import (
     identity,
     keeps_position,
 )
-from fusion.lowering.sizes import with_values
+from fusion.lowering.sizes import size_value
+from fusion.lowering.strided import strided_view
 from fusion.lowering.wordings import worded
 
 Ranges = dict[sympy.Symbol, range]
@@ -82,8 +83,11 @@ class Scope:
         return torch.float64 if stated.is_floating_point and not self.exact else stated
 
 
-def evaluate(roots: Sequence[Expr], axes: Ranges, scope: Scope) -> list[torch.Tensor]:
+def evaluate(roots: Sequence[Expr], axes: Ranges, scope: Scope, *, fresh: bool = True) -> list[torch.Tensor]:
     """Evaluate `roots` over a box that is not empty.
+
+    Args:
+        fresh: return no tensor that shares memory with a buffer: it may be kept while buffers are written to.
 
     Returns:
         One tensor per root with one dimension per axis, of size 1 where the value does not vary along it.
@@ -111,7 +115,14 @@ def evaluate(roots: Sequence[Expr], axes: Ranges, scope: Scope) -> list[torch.Te
             users[child] -= 1
             if not users[child]:
                 del values[child]
-    return [values[root].expand([1] * len(axes)) if values[root].ndim == 0 else values[root] for root in roots]
+    results = [values[root] for root in roots]
+    if fresh:
+        memories = {tensor.untyped_storage()._cdata for tensor in scope.buffers.values()}
+        results = [
+            each.clone(memory_format=torch.contiguous_format) if each.untyped_storage()._cdata in memories else each
+            for each in results
+        ]
+    return [each.expand([1] * len(axes)) if each.ndim == 0 else each for each in results]
 
 
 def tile_name(ref: TileRef) -> str:
@@ -193,6 +204,9 @@ class _Point:
         if tensor.dtype is not dtype:
             raise VerifyError(f"{node.buffer} holds {tensor.dtype}, it is loaded as {node.dtype}")
         rest = iter(children)
+        if (view := strided_view(tensor, node.index, self.axes, self.scope.sizes)) is not None:
+            view = view.to(self.scope.device)
+            return view if node.mask is None else _zeros_outside(view, next(rest))
         where = [next(rest) if isinstance(i, Expr) else self.index(i) for i in node.index]
         mask = None if node.mask is None else next(rest)
         offset = torch.zeros((), dtype=torch.int64, device=self.scope.device)
@@ -237,18 +251,6 @@ def check_bounds(condition: torch.Tensor, outer: torch.Tensor, inner: torch.Tens
     """Refuse bounds of a condition that do not hold: it implies `outer`, and `inner` implies it."""
     if bool((condition & ~outer).any()) or bool((inner & ~condition).any()):
         raise VerifyError("a condition does not keep its bounds")
-
-
-def size_value(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int:
-    """Evaluate a size expression as an integer.
-
-    Raises:
-        VerifyError: it holds a symbol that has no value.
-    """
-    value = expr if expr.is_Integer else with_values(expr, sizes)
-    if not value.is_Integer:
-        raise VerifyError(f"no value for the symbols of {value}")
-    return int(value)
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -319,7 +321,7 @@ def fold_over(
     parts: list[list[torch.Tensor]] = []
     for box in boxes({axis: axes[axis] for axis in over}, pieces(cost)):
         tiles = {name: _part(tile, axes, box) for name, tile in scope.tiles.items()}
-        args = evaluate(exprs, {**axes, **box}, replace(scope, tiles=tiles))
+        args = evaluate(exprs, {**axes, **box}, replace(scope, tiles=tiles), fresh=False)
         whole = [len(box[axis]) if axis in box else -1 for axis in axes]
         args[0] = args[0].expand(whole)  # so that an axis counts even if no operand varies along it
         if op != "dot":

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 
 import sympy
 
-from fusion.lowering.evaluate import size_value
 from fusion.lowering.expr import Expr, Load, Op, postorder
 from fusion.lowering.kernel import Kernel, Loop, statements
+from fusion.lowering.sizes import size_value
 
 
 def open_bounds(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.printers import PythonPrinter
 
 from fusion.lowering.division import ONE, FloorDiv, Mod
+from fusion.lowering.errors import VerifyError
 
 DEFAULT_SIZE = 256
 """The assumed value of an unknown symbolic size when costs are estimated."""
@@ -235,6 +236,18 @@ def with_values(size: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> sympy.E
         if isinstance(symbol, Computed) and all(each in values for each in symbol.given):
             numbers[symbol] = sympy.Integer(calculation(symbol)(*(values[each] for each in symbol.given)))
     return size.xreplace(numbers)
+
+
+def size_value(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int:
+    """Evaluate a size expression as an integer.
+
+    Raises:
+        VerifyError: it holds a symbol that has no value.
+    """
+    value = expr if expr.is_Integer else with_values(expr, sizes)
+    if not value.is_Integer:
+        raise VerifyError(f"no value for the symbols of {value}")
+    return int(value)
 
 
 def hint_of(size: int | torch.SymInt) -> int:

@@ -14,11 +14,15 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import fusion
 from fusion.cli import arguments as add
 from fusion.cli.arguments import EXIT_CODES
 from fusion.lowering.errors import FusionError
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it: 128 and the number of the signal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,11 +38,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `fusion kernels … | head`
         sys.stderr.close()
         return 0
+    except KeyboardInterrupt:
+        print("fusion: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports what it cannot parse as commands report errors: a message and a hint, and not the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"fusion: error: {message}\n  hint: `{self.prog} --help` has the arguments, with examples\n")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    whole = argparse.ArgumentParser(
+    whole: argparse.ArgumentParser = _Parser(
         prog="fusion",
         description="A graph-level fusion compiler for PyTorch programs.",
         epilog=EXIT_CODES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -16,7 +17,8 @@ TARGETS = ("c", "reference", "triton")
 EXIT_CODES = """exit codes:
   0  success
   1  the command ran, and its result is bad: results differ, a check fails, nothing was generated
-  2  the command could not run: wrong arguments, a program that fails, no such device"""
+  2  the command could not run: wrong arguments, a program that fails, no such device
+  130  it was interrupted"""
 
 PROGRAM = """FILE.py:NAME or package.module:NAME names a function, a module (nn.Module) or a module class, which is
 instantiated without arguments; FILE.pt2 holds a program saved by torch.export.save.  Inputs are random, of the given
@@ -57,7 +59,7 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kwarg", action="append", default=[], metavar="NAME=VALUE", help=KWARG)
     parser.add_argument("--device", default="cpu", help="default: cpu")
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument("--seed", type=seed, default=0, help="of the random inputs")
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +104,7 @@ def add_page(parser: argparse.ArgumentParser) -> None:
     """Add the choices of JSON and of a page."""
     add_json(parser)
     what = "also write the report, with the outcome of the command, as a page for a browser"
-    parser.add_argument("--html", type=Path, metavar="FILE", help=what)
+    parser.add_argument("--html", type=file, metavar="FILE", help=what)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -112,10 +114,27 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def folder(text: str) -> Path:
     """Return a path that is no file."""
-    path = Path(text)
-    if path.exists() and not path.is_dir():
+    if os.path.exists(text) and not os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"{text} is a file")
+    return Path(text)
+
+
+def file(text: str) -> Path:
+    """Return a path of a file that may be written: it is no directory, and lies in one."""
+    path = Path(text)
+    if not text or os.path.isdir(text):  # which is False, and does not fail, for names that are too long
+        raise argparse.ArgumentTypeError(f"{text!r} is no file")
+    if not os.path.isdir(path.parent):
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: there is no directory {path.parent}")
     return path
+
+
+def seed(text: str) -> int:
+    """Return a seed that PyTorch takes, as does the number after it."""
+    number = int(_number(text, int))
+    if abs(number) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"{text} is no seed: it must have fewer than 64 bits")
+    return number
 
 
 def tolerance(text: str) -> float:

@@ -15,7 +15,6 @@ import torch
 import fusion
 from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import Prepared, prepared
-from fusion.codegen.price import along
 from fusion.inspect.graphs import DeviceReport
 from fusion.inspect.report import ExternReport, KernelReport
 from fusion.waiting import waiting
@@ -80,18 +79,12 @@ def _rows(steps: Sequence[KernelReport | ExternReport], device: DeviceReport | N
             sum(predicted) if kernels and len(predicted) == len(each) else None,
             moved,
             flops,
-            None if device is None or not kernels else sum(_allowed(step, device) for step in kernels),
+            None if device is None or not kernels else sum(device.allows(_bytes(step), step.flops) for step in kernels),
         )
 
 
 def _bytes(step: KernelReport | ExternReport) -> int:
     return step.bytes_read + step.bytes_written if isinstance(step, KernelReport) else step.traffic.total
-
-
-def _allowed(kernel: KernelReport, device: DeviceReport) -> float:
-    """Return the microseconds in which the device moves the bytes of a kernel, and in which it computes its results."""
-    moved = kernel.bytes_read + kernel.bytes_written
-    return max(moved / along(device.bandwidth, moved), kernel.flops / device.matrix_flops)
 
 
 def _table(rows: Sequence[Measured], device: DeviceReport | None) -> Iterator[str]:

@@ -72,7 +72,7 @@ def _exported(arguments: argparse.Namespace, case: Prepared) -> fusion.Export:
 
 
 def accuracy(arguments: argparse.Namespace) -> int:
-    """Print the error of each kernel of a program against float64."""
+    """Print the error of each kernel of a program against float64; exit with 1 if one is wrong."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("measuring errors"):
@@ -81,7 +81,7 @@ def accuracy(arguments: argparse.Namespace) -> int:
         print_json(result)
     else:
         print(result)
-    return 0
+    return 0 if all(launch.is_right for launch in result.launches) else 1
 
 
 def kernels(arguments: argparse.Namespace) -> int:

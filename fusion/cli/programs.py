@@ -80,10 +80,10 @@ def prepared(arguments: argparse.Namespace) -> Prepared:
     inputs, kwargs = given if given is not None else (list[object](make_inputs(arguments)), make_kwargs(arguments))
     try:
         program(*inputs, **kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         shapes = ", ".join(map(_described, (*inputs, *kwargs.values()))) or "no inputs"
         raise CommandError(
-            f"the program failed on {shapes}: {type(error).__name__}: {brief(error)}",
+            f"the program {_failed(error, f'failed on {shapes}')}",
             hint="give one --shape per input, in order, and --dtype where float32 is wrong",
             origin=_origin(error),
         ) from error
@@ -126,7 +126,7 @@ def _option(text: str) -> tuple[str, object]:
     word = value.strip().lower()
     if kind == "bool" and word in SWITCHES:
         return key, SWITCHES[word]
-    if kind == "int" and word.isdecimal():
+    if kind == "int" and word.removeprefix("-").isdecimal():
         return key, int(word)
     return key, None if kind.endswith("None") and word == "none" else value
 
@@ -213,13 +213,13 @@ def _module(name: str) -> ModuleType:
 def _imported(name: str, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         missing = (
             isinstance(error, ModuleNotFoundError) and error.name is not None and f"{name}.".startswith(error.name)
         )
         if missing:
             raise CommandError(f"there is no module {name!r}", hint=f"looked in {Path.cwd()} and sys.path") from error
-        message = f"{name} cannot be imported: {type(error).__name__}: {brief(error)}"
+        message = f"{name} {_failed(error, 'cannot be imported')}"
         raise CommandError(message, hint="it is run as Python runs it", origin=_origin(error)) from error
 
 
@@ -228,15 +228,22 @@ def _instance(kind: type, spec: str) -> Callable[..., object]:
     hint = "a class must be an nn.Module that takes no arguments; else name an instance or a function"
     try:
         instance: object = kind()
-    except Exception as error:
-        message = f"{spec} cannot be instantiated: {type(error).__name__}: {brief(error)}"
+    except (Exception, SystemExit) as error:
+        message = f"{spec} {_failed(error, 'cannot be instantiated')}"
         raise CommandError(message, hint=hint, origin=_origin(error)) from error
     if not callable(instance):
         raise CommandError(f"an instance of {spec} cannot be called", hint=hint)
     return instance
 
 
-def _origin(error: Exception) -> Origin | None:
+def _failed(error: BaseException, how: str) -> str:
+    """Return what a program did in place of what was asked of it: it failed, or ended the process."""
+    if isinstance(error, SystemExit):
+        return f"{how}: it ends the process, with exit code {0 if error.code is None else error.code}"
+    return f"{how}: {type(error).__name__}: {brief(error)}"
+
+
+def _origin(error: BaseException) -> Origin | None:
     """Return the innermost line outside PyTorch and this file in the traceback of `error`."""
     within = os.path.dirname(torch.__file__) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
@@ -273,6 +280,8 @@ def _drawn(pairs: Sequence[tuple[tuple[int, ...], torch.dtype]], generator: torc
     size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in pairs)
     if size > (memory := _memory()):
         raise _too_large(size, f"this machine has {format_bytes(memory)}")
+    if any(math.prod(max(1, extent) for extent in shape) >= 1 << 63 for shape, _ in pairs):
+        raise _too_large(size, "their strides take more than 63 bits")
     try:
         return [_random(shape, dtype, generator) for shape, dtype in pairs]
     except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -320,7 +329,7 @@ def make_kwargs(arguments: argparse.Namespace) -> dict[str, object]:
 def _literal(name: str, value: str) -> object:
     try:
         return ast.literal_eval(value)
-    except (ValueError, SyntaxError) as error:
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         hint = "a Python value (0.5, True, 'text'), or a shape: [8,128]"
         raise CommandError(f"{value!r}, of {name}, is no value", hint=hint) from error
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 import torch
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._ops import OpOverload
 
 from fusion.lowering.errors import Unsupported
@@ -29,6 +30,9 @@ from fusion.lowering.seeded import draws, seeded
 _MOST = 600
 """Nodes of a part; a larger one is not cut out."""
 
+
+_ON_COPIES = (auto_functionalized, auto_functionalized_v2)
+"""Calls, in functional graphs, of operations that change their operands: they copy these, and return the copies."""
 
 _EXTREMES = ("max", "min", "argmax", "argmin")
 _LIMITED = {name for name, each in SCALAR_OPS.items() if not each.low is each.high is None}
@@ -280,7 +284,12 @@ def _refuse_effects(call: Extern) -> None:
 
 
 def _repeats(call: Extern) -> bool:
-    """Return whether a call gives the same results again: it might draw, and does not, or draws from a seed."""
+    """Return whether a call gives the same results again: it might draw, and does not, or draws from a seed, or is one
+    that changes operands, made of copies of them.
+    """
+    if call.target in _ON_COPIES:
+        (changing, *_) = call.args
+        return isinstance(changing, OpOverload) and torch.Tag.nondeterministic_seeded not in changing.tags
     might = isinstance(call.target, OpOverload) and torch.Tag.nondeterministic_seeded in call.target.tags
     return might or call.target is seeded
 

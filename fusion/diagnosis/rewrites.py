@@ -31,11 +31,12 @@ from fusion.inspect.parts import graph_parts
 from fusion.inspect.watch import Watch
 from fusion.lowering.chunks import BETA, POINTS, START
 from fusion.lowering.errors import CheckFailed, FusionError, Unsupported, VerifyError, brief, by_place
-from fusion.lowering.evaluate import flat_view, size_value
+from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel, run_program
 from fusion.lowering.lower import lower
 from fusion.lowering.printer import format_program
 from fusion.lowering.program import Buffer, Program
+from fusion.lowering.sizes import size_value
 from fusion.schedule.kernels import KernelCall
 from fusion.subjects import Deriving, Joint, Planned, Scheduled, Scheduling
 

@@ -97,6 +97,11 @@ class GraphFile:
         yield "    ]"
 
 
+def graph_text(graph: fx.GraphModule, of: str = "") -> Iterator[tuple[str, str]]:
+    """Print the subject of a pass over an fx graph, as (file suffix, content); `of` begins the suffix."""
+    yield f"{of}py", GraphFile.of(graph).text({})
+
+
 def module_text(module: fx.GraphModule, kernels: Mapping[Kernel, str], graph: str, suffix: str) -> str:
     """Return the text of the file of a compiled module.
 
@@ -223,4 +228,4 @@ def _scale(shape: tuple[int, ...]) -> float:
     return 1 / math.sqrt(max(1, math.prod(shape[1:])))
 
 
-__all__ = ["GraphFile", "input_ranges", "module_text"]
+__all__ = ["GraphFile", "graph_text", "input_ranges", "module_text"]

@@ -23,6 +23,8 @@ from fusion.dumped.checks import Case
 from fusion.dumped.inputs import Draw
 from fusion.dumped.kernel_files import KernelFile, read_kernel_file
 from fusion.inspect.accuracy import copied
+from fusion.inspect.graphs import DeviceReport
+from fusion.lowering.errors import BuildError
 
 Inputs = Callable[[Draw], Sequence[torch.Tensor]]
 
@@ -59,18 +61,22 @@ def run_kernel(file: str, inputs: Inputs, sizes: Sequence[int], moved: int, oper
         operations: arithmetic of one launch, in additions.
 
     Raises:
-        FusionError: the source cannot be built, or no inputs can be drawn.
-        SystemExit: with code 1, if the numbers are wrong.
+        FusionError: no inputs can be drawn.
+        SystemExit: with code 1, if the source cannot be built, with the message of the tool, or the numbers are wrong.
     """
     known = read_kernel_file(Path(file))
     device = device_for(known.target)
     print(f"{known.kernel.name}, target {known.target}, on {_place(known.target, device)}")
-    launch = built(known)
+    try:
+        launch = built(known)
+    except BuildError as error:
+        raise SystemExit(f"the source cannot be built: {error}") from error
     case = Case.of(known.kernel, inputs, sizes, device)
     results = case.run(launch)
     for result in results:
         print(f"  {result}")
-    print(f"  {_speed(_launch_time(case, launch, device), moved, operations)}")
+    took, allowed = _launch_time(case, launch, device), _allowed(known, device, moved, operations)
+    print(f"  {_speed(took, moved, operations, allowed)}")
     if not all(result.is_right for result in results):
         raise SystemExit(1)
 
@@ -103,14 +109,22 @@ def _launch_time(case: Case, launch: Launcher, device: torch.device) -> float:
     return median_time(call, device, restore if updated else None)
 
 
-def _speed(microseconds: float, moved: int, operations: int) -> str:
-    """Return a time with the rates that follow from it.
+def _allowed(file: KernelFile, device: torch.device, moved: int, operations: int) -> float:
+    """Return the microseconds that memory and arithmetic of the device allow; 0 of an interpreter."""
+    if file.target == "triton" and device.type == "cpu":
+        return 0.0
+    return DeviceReport.of(TARGETS[file.target](None, file.numerics)).allows(moved, operations)
 
-    >>> _speed(2000.0, 4_000_000, 1_000_000)
-    '2000.0 µs a launch: 2.00 GB/s, 0.50 GFLOP/s'
+
+def _speed(microseconds: float, moved: int, operations: int, allowed: float) -> str:
+    """Return a time with the rates that follow from it, against the time that the device allows, if that is known.
+
+    >>> _speed(2000.0, 4_000_000, 1_000_000, 500.0)
+    '2000.0 µs a launch: 2.00 GB/s, 0.50 GFLOP/s; 25% of the roof, at which it takes 500.0 µs'
     """
     rates = moved / microseconds / 1e3, operations / microseconds / 1e3
-    return f"{microseconds:.1f} µs a launch: {rates[0]:.2f} GB/s, {rates[1]:.2f} GFLOP/s"
+    roof = f"; {allowed / microseconds:.0%} of the roof, at which it takes {allowed:.1f} µs" if allowed else ""
+    return f"{microseconds:.1f} µs a launch: {rates[0]:.2f} GB/s, {rates[1]:.2f} GFLOP/s{roof}"
 
 
 __all__ = ["built", "device_for", "run_kernel"]

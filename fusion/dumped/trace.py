@@ -26,7 +26,7 @@ from fusion.dumped.graph_files import GraphFile, input_ranges, module_text
 from fusion.dumped.kernel_files import Figures, kernel_text
 from fusion.fallback import warn_once
 from fusion.inspect.report import Report
-from fusion.inspect.text import graph_text, program_text
+from fusion.inspect.text import program_text
 from fusion.lowering.errors import FusionError
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
@@ -85,10 +85,11 @@ class Trace:
     def graph(self, graph: fx.GraphModule) -> None:
         """Write the captured graph."""
         if self.folder is not None:
-            self._before = tuple(graph_text(graph))
             with self._writing():
                 self._graph = GraphFile.of(graph)
-                self._write(_GRAPH, self._graph.text({}))
+                text = self._graph.text({})
+                self._before = (("py", text),)
+                self._write(_GRAPH, text)
 
     def program(self, number: int, name: str, program: Program) -> None:
         """Write a program."""
@@ -97,7 +98,9 @@ class Trace:
 
     def passed(self, number: int, name: str, texts: Iterator[tuple[str, str]]) -> bool:
         """Write the texts of the subject after a pass, if they differ from those before it; return whether they do."""
-        written = tuple(texts)
+        written: tuple[tuple[str, str], ...] = ()
+        with self._writing():
+            written = tuple(texts)
         if written == self._before:
             return False
         self._before = written

@@ -60,7 +60,8 @@ class LaunchError:
     is_right: bool = True
 
     def __str__(self) -> str:
-        head = f"kernel {self.kernel}, {self.tensor}: error {self.error:.1e}, by its dtypes {self.rounding:.1e}"
+        wrong = "" if self.is_right else "WRONG: "
+        head = f"{wrong}kernel {self.kernel}, {self.tensor}: error {self.error:.1e}, by its dtypes {self.rounding:.1e}"
         return "\n".join([f"{head}; at most {self.largest:.1e}", *(f"    {origin}" for origin in self.origins)])
 
 
@@ -126,9 +127,9 @@ def compared(call: KernelCall, launch: Callable[..., object], args: Sequence[obj
     for param, ours, same, theirs in zip(kernel.params, tensors, rounded, exact, strict=True):
         if param.written and ours.numel():
             held = theirs != UNWRITTEN
-            floor = floor_of(kernel, ours.dtype)
-            is_right, error, rounding = is_close(ours[held], same[held], theirs[held], floor)
-            largest = distance(ours[held], theirs[held])[1]
+            if not held.all():
+                ours, same, theirs = ours[held], same[held], theirs[held]
+            is_right, error, rounding, largest = judged(ours, same, theirs, floor_of(kernel, ours.dtype))
             yield LaunchError(kernel.name, param.name, origins, error, rounding, largest, is_right)
 
 
@@ -146,16 +147,18 @@ def distance(computed: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]
         wrong = (computed != exact).double()
         return (wrong.mean().item(), wrong.max().item()) if wrong.numel() else (0.0, 0.0)
     computed = computed.double()
+    error = computed - exact
+    if math.isfinite(whole := error.norm().item()):  # so no number of either is infinite or NaN
+        norm = exact.norm().item()
+        return whole / norm if norm else whole, error.abs_().max().item() if error.numel() else 0.0
     finite = torch.isfinite(exact)
-    if not torch.equal(computed[~finite].nan_to_num(0.5), exact[~finite].nan_to_num(0.5)):
+    same = (computed == exact).logical_or_(computed.isnan().logical_and_(exact.isnan()))
+    outside = ~finite
+    whole = error.masked_fill_(outside, 0.0).norm().item()
+    if not same.logical_or_(finite).all() or not math.isfinite(whole):
         return math.inf, math.inf
-    error, norm = computed[finite] - exact[finite], exact[finite].norm().item()
-    if not error.numel():
-        return 0.0, 0.0
-    largest = error.abs().max().item()
-    if not torch.isfinite(error).all():
-        return math.inf, math.inf
-    return error.norm().item() / norm if norm else error.norm().item(), largest
+    norm = exact.masked_fill(outside, 0.0).norm().item()
+    return whole / norm if norm else whole, error.abs_().max().item()
 
 
 def floor_of(kernel: Kernel, dtype: torch.dtype) -> float:
@@ -179,7 +182,14 @@ def is_close(
     """
     if floor is None:
         floor = max(_ROUNDINGS * torch.finfo(ours.dtype).eps, _SUMS) if ours.is_floating_point() else _SHARE
-    error, explained = distance(ours, exact)[0], distance(rounded, exact)[0]
+    return judged(ours, rounded, exact, floor)[:3]
+
+
+def judged(
+    ours: torch.Tensor, rounded: torch.Tensor, exact: torch.Tensor, floor: float
+) -> tuple[bool, float, float, float]:
+    """Return the same as `is_close`, and the error of the worst element."""
+    (error, largest), explained = distance(ours, exact), distance(rounded, exact)[0]
     near = error <= max(_EXPLAINED * explained if math.isfinite(explained) else 0.0, floor)
     # Where the dtypes do not hold the numbers, what is computed in them has to be the same.
-    return near or distance(ours, as_double(rounded))[0] <= floor, error, explained
+    return near or distance(ours, as_double(rounded))[0] <= floor, error, explained, largest

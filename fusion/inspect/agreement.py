@@ -35,7 +35,7 @@ REFERENCES = ("eager", "float64")
 
 
 class NotComparable(FusionError):
-    """The results of a program vary from run to run in eager, so that no other run can be compared with one."""
+    """The results of a program vary from run to run in eager, or are no numbers, so that no run can be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ class Runs:
         random: whether results may differ from seed to seed; these are then not compared.
 
     Raises:
-        NotComparable: eager runs with different seeds differ and may not, or there is no float64 run, which is the
-            reference.
+        NotComparable: eager runs with different seeds differ and may not, there is no float64 run, which is the
+            reference, or a value is no dense tensor with numbers.
     """
 
     def __init__(
@@ -171,6 +171,7 @@ class Runs:
         self._tolerance, self._gradients = tolerance, gradients
         self._before = dict(_state(program, self._given))
         self.eager = self.run(lambda program: program)
+        _refuse_without_numbers(self.eager)
         self.exact, self.note = self._in_float64()
         if tolerance.is_given and tolerance.against == "float64" and self.exact is None:
             raise NotComparable(self.note, hint="compare it with eager")
@@ -317,6 +318,21 @@ def cotangent(result: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(result)
     numbers = torch.randn(result.shape, generator=torch.Generator().manual_seed(SEED), dtype=torch.float32)
     return numbers.to(result.device, result.dtype)
+
+
+def _refuse_without_numbers(values: Values) -> None:
+    """Refuse tensors whose elements cannot be read one by one.
+
+    Raises:
+        NotComparable: a value is on the device "meta", sparse, or quantised.
+    """
+    for name, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        if value.is_meta or value.is_quantized or value.layout is not torch.strided:
+            kind = "on the device 'meta'" if value.is_meta else "quantised" if value.is_quantized else "sparse"
+            hint = "run it on a device with numbers" if value.is_meta else "return a dense tensor of numbers"
+            raise NotComparable(f"{name} is {kind}, and has no elements that can be compared", hint=hint)
 
 
 def _gradients_of(result: object, program: Program, given: Given) -> Iterator[tuple[str, object]]:

@@ -24,6 +24,7 @@ class Explanation:
             break before the first operation; as far as Dynamo remembers.
         certificate: the checks of the compiled program (`explain(..., verify=True)`), else None.
         finding: the outcome of a command beyond these reports, else None.
+        called: whether the program is known to have run; if nothing was compiled, the text says so.
         target: makes the artefacts of kernels that were generated ahead of time; None: the target of this machine.
     """
 
@@ -31,6 +32,7 @@ class Explanation:
     other_breaks: tuple[Break, ...] = ()
     certificate: Certificate | None = None
     finding: Finding | None = None
+    called: bool = field(default=True, repr=False, compare=False)
     target: Target | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -69,7 +71,8 @@ class Explanation:
         return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
 
     def __str__(self) -> str:
-        graphs = self.graphs or ("nothing was compiled: no tensor operations were captured",)
+        reason = "no tensor operations were captured" if self.called else "it was not called, or captured no operations"
+        graphs = self.graphs or (f"nothing was compiled: {reason}",)
         checked = () if self.certificate is None else (self.certificate,)
         return "\n".join(map(str, (*graphs, *self.other_breaks, *checked)))
 

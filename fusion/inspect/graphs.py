@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusion.codegen.price import along
 from fusion.codegen.target import Target
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
@@ -76,6 +77,10 @@ class DeviceReport:
         shares = tuple(sorted(rates.matrix_share.items()))
         name = target.identity.partition("\n")[0].rpartition(": ")[2]  # "model name\t: AMD EPYC"
         return cls(name, rates.launch_us, curve, rates.flops, rates.matrix_flops, shares)
+
+    def allows(self, moved: int, operations: int) -> float:
+        """Return the microseconds of the roofline: in which these bytes are moved, and these operations computed."""
+        return max(moved / along(self.bandwidth, moved), operations / self.matrix_flops) if moved else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Prints the subjects of passes: fx graphs as Python, programs and clusters as text and Graphviz, launches.
+"""Prints the subjects of passes: programs and clusters as text and Graphviz, launches.
 
 Each function yields (file suffix, content) pairs, for dumps.
 """
@@ -7,18 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import fx
-
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.printer import format_kernel, format_program
 from fusion.lowering.program import Program, reads, writes
 from fusion.schedule import Clustering, Step
 from fusion.schedule.kernels import KernelCall
-
-
-def graph_text(*graphs: fx.GraphModule) -> Iterator[tuple[str, str]]:
-    """Print fx graphs as Python, one after the other."""
-    yield "py", "\n\n".join(graph.print_readable(print_output=False) for graph in graphs)
 
 
 def program_text(

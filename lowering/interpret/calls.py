@@ -9,8 +9,8 @@ import torch
 
 from fusion.lowering.arguments import map_leaves
 from fusion.lowering.errors import VerifyError
-from fusion.lowering.evaluate import size_value
 from fusion.lowering.program import BufferRef, Extern, ExternArg, Program
+from fusion.lowering.sizes import size_value
 
 
 def call(

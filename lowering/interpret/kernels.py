@@ -23,7 +23,6 @@ from fusion.lowering.evaluate import (
     points_of,
     scan_along,
     scatter,
-    size_value,
     update,
 )
 from fusion.lowering.expr import Expr, IndexValue, Op, postorder
@@ -45,6 +44,8 @@ from fusion.lowering.kernel import (
     values_of,
 )
 from fusion.lowering.scalar_ops import identity
+from fusion.lowering.sizes import size_value
+from fusion.lowering.strided import overlaps, strided_view
 
 
 def run_kernel(
@@ -192,16 +193,36 @@ def _varies(stmt: Fold | Prefix | Store, spans_of: Spans) -> list[frozenset[symp
             assert_never(stmt)
 
 
+def _is_stored_at_once(kernel: Kernel, stmt: Store, axes: Ranges, scope: Scope) -> bool:
+    """Store all points of a box as one copy, and return whether that was possible: their offsets form a view."""
+    if stmt.axes is not None or stmt.where is not None or isinstance(stmt.offset, Expr):
+        return False
+    flat = scope.buffers[stmt.param]
+    view = strided_view(flat, [stmt.offset], axes, scope.sizes)
+    if view is None or overlaps(view):
+        return False
+    (value,) = evaluate([stmt.value], axes, scope)
+    _check_stored(kernel, stmt, value, flat, view.shape)
+    view.copy_(value)
+    return True
+
+
+def _check_stored(kernel: Kernel, stmt: Store, value: torch.Tensor, flat: torch.Tensor, points: Sequence[int]) -> None:
+    """Refuse a value of another dtype, and one that varies where its offset, which has `points`, does not."""
+    if value.dtype is not flat.dtype:
+        raise VerifyError(f"kernel {kernel.name}: {value.dtype} is stored to {stmt.param}, which holds {flat.dtype}")
+    if stmt.axes is None and any(n not in (1, m) for n, m in zip(value.shape, points, strict=True)):
+        raise VerifyError(f"kernel {kernel.name}: the value stored to {stmt.param} varies where its offset does not")
+
+
 def _store(kernel: Kernel, stmt: Store, axes: Ranges, scope: Scope) -> None:
+    if _is_stored_at_once(kernel, stmt, axes, scope):
+        return
     target = stmt.offset if isinstance(stmt.offset, Expr) else IndexValue(stmt.offset)
     value, offset, *rest = evaluate([stmt.value, target, *([] if stmt.where is None else [stmt.where])], axes, scope)
     held = rest[0] if rest else None
     flat = scope.buffers[stmt.param]
-    if value.dtype is not flat.dtype:
-        raise VerifyError(f"kernel {kernel.name}: {value.dtype} is stored to {stmt.param}, which holds {flat.dtype}")
-    spread = stmt.axes is None and any(n not in (1, m) for n, m in zip(value.shape, offset.shape, strict=True))
-    if spread:
-        raise VerifyError(f"kernel {kernel.name}: the value stored to {stmt.param} varies where its offset does not")
+    _check_stored(kernel, stmt, value, flat, offset.shape)
     check_positions(stmt.param, [stmt.offset], offset, flat.numel(), held)
     if stmt.axes is None:
         scatter(flat, offset, value)

@@ -20,13 +20,13 @@ from fusion.lowering.evaluate import (
     pieces,
     points_of,
     scan_along,
-    size_value,
     update,
 )
 from fusion.lowering.expr import free_axes
 from fusion.lowering.interpret.calls import as_double, call
 from fusion.lowering.interpret.chunks import Body, run_chunks
 from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Map, Program, Reduce, Scan, Scatter
+from fusion.lowering.sizes import size_value
 
 
 def run_program(
@@ -188,7 +188,7 @@ def _compute(node: Map | Reduce | Scan | Contract, out: Buffer, scope: Scope) ->
         box = {axis: cut_box.get(axis, span) for axis, span in axes.items()}
         match node:
             case Map():
-                value = evaluate([node.expr], box, scope)[0]
+                value = evaluate([node.expr], box, scope, fresh=False)[0]
             case Scan():
                 value = scan_along(node.op, node.args, node.along, box, scope)
             case Reduce() | Contract():

@@ -37,7 +37,7 @@ def test_an_error_is_attributed_to_its_kernel() -> None:
     assert any("tanh (test_accuracy.py:" in origin for origin in worst.origins)
     assert others and all(launch.error < 1e-6 for launch in others)
     assert report.launches[-1].kernel != worst.kernel  # the reader of the wrong numbers is right
-    assert str(report).startswith(f"kernel {worst.kernel}, out0: error 1.0e-03, by its dtypes ")
+    assert str(report).startswith(f"WRONG: kernel {worst.kernel}, out0: error 1.0e-03, by its dtypes ")
 
 
 def test_kernels_that_are_right_are_as_exact_as_their_dtypes() -> None:

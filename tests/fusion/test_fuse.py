@@ -347,6 +347,20 @@ def test_many_instances_share_a_compilation() -> None:
         assert fusion.explain(instances[0].forward)(x).kernels
 
 
+def test_a_report_without_a_call_says_so() -> None:
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    first = torch.compile(doubled, backend="fusion")
+    assert "it was not called" in str(fusion.report(first)) and "it was not called" in str(
+        fusion.report(fusion.fuse(doubled))
+    )
+    first(torch.ones(3))
+    assert fusion.report(torch.compile(doubled, backend="fusion")).kernels, "compiled code belongs to the program text"
+    torch._dynamo.reset()
+    assert not fusion.report(torch.compile(doubled, backend="fusion")).graphs and fusion.report(first).graphs
+
+
 def test_decorated_modules_have_a_code_each() -> None:
     """Dynamo begins at the code of the decorator, and compiles one code for at most eight programs."""
 

@@ -82,6 +82,24 @@ def test_loads_read_any_layout(x: torch.Tensor) -> None:
     same(values(Load("x", (2 - I0, FloorDiv(I1, 2)), F32), {I0: 3, I1: 4}, x=x), x.flip(0)[:, [0, 0, 1, 1]])
 
 
+@pytest.mark.parametrize("index", [(I0, I1), (2 - I0, I1), (I1, 2 * I0 + 1), (1, I1), (I0, LENGTH / 2 * I1)], ids=str)
+def test_loads_along_views_are_those_by_positions(
+    index: tuple[sympy.Expr, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, box, sizes = torch.randn(7, 9)[::2], {I0: range(1, 3), I1: range(4)}, {LENGTH: 4}
+    load = Load("x", tuple(map(sympy.sympify, index)), F32)
+    (viewed,) = evaluate([load], box, Scope({"x": x}, sizes, {}))
+    monkeypatch.setattr("fusion.lowering.evaluate.strided_view", lambda *_: None)
+    same(viewed, evaluate([load], box, Scope({"x": x}, sizes, {}))[0])
+
+
+def test_results_share_no_memory_with_buffers_unless_they_may() -> None:
+    x, load, box = torch.arange(6.0), Load("x", (I0 + 1,), F32), {I0: range(5)}
+    (kept,), (shared,) = (evaluate([load], box, Scope({"x": x}, {}, {}), fresh=fresh) for fresh in (True, False))
+    x.zero_()
+    assert kept.tolist() == [1, 2, 3, 4, 5] and shared.tolist() == [0] * 5
+
+
 @pytest.mark.parametrize(
     "dtype",
     [

@@ -34,10 +34,21 @@ from fusion.cli.arguments import TARGETS as NAMED
             "'nowhere' cannot be used",
             "needs no GPU",
         ),
+        (["explain", "PROGRAM:scaled", "--shape", f"0,{1 << 70}"], "cannot be allocated", "smaller sizes"),
+        (["explain", "PROGRAM:scaled", "--shape", f"0,{1 << 40},{1 << 40}"], "more than 63 bits", "smaller sizes"),
+        (["explain", "PROGRAM:Net", "--kwarg", "x={[]: 1}"], "'{[]: 1}', of x, is no value", "Python value"),
+        (["explain", "PROGRAM:leaves", "--shape", "3"], "it ends the process, with exit code 3", "one --shape"),
+        (["explain", "PROGRAM:Leaves"], "cannot be instantiated: it ends the process, with exit code 0", "nn.Module"),
+        (["explain", "LEAVING:f"], "cannot be imported: it ends the process, with exit code 4", "as Python runs it"),
+        (["explain", "PROGRAM:Net", "--option", "workspace=-1"], "must be positive", "--help"),
+        (["verify", "PROGRAM:sparse", "--shape", "3,4"], "result is sparse", "dense"),
+        (["bisect", "PROGRAM:untouched", "--shape", "3", "--device", "meta"], "on the device 'meta'", "with numbers"),
     ],
 )
-def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hint, capsys):
-    assert main([word.replace("PROGRAM", program) for word in arguments]) == 2
+def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hint, capsys, tmp_path):
+    (leaving := tmp_path / "leaving.py").write_text("raise SystemExit(4)")
+    words = [word.replace("PROGRAM", program).replace("LEAVING", str(leaving)) for word in arguments]
+    assert main(words) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("fusion: error: ")
     assert message in shown
@@ -122,7 +133,11 @@ def test_every_command_that_compiles_refuses_wrong_settings(program, command, ar
         (["time", "--rounds", "few"], "'few' is no number"),
         (["time", "--compare", "tvm"], "invalid choice: 'tvm'"),
         (["kernels", "--target", "metal"], "invalid choice: 'metal'"),
-        (["explain", "--seed", "x"], "invalid int value: 'x'"),
+        (["explain", "--seed", "x"], "'x' is no number"),
+        (["explain", "--seed", str(1 << 63)], "is no seed"),
+        (["time", "--html", "absent/page.html"], "there is no directory absent"),
+        (["time", "--html", "."], "'.' is no file"),
+        (["time", "--html", ""], "'' is no file"),
         (["accuracy", "--html", "x"], "unrecognized arguments: --html"),
         (["ptx", "--train"], "unrecognized arguments: --train"),
     ],
@@ -132,7 +147,14 @@ def test_arguments_that_cannot_be_parsed_are_refused_with_code_2(program, argume
     with pytest.raises(SystemExit) as stopped:
         main([command, f"{program}:Net", "--shape", "4,16", *rest])
     assert stopped.value.code == 2
-    assert message in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert message in shown.err and "usage" not in shown.err and not shown.out
+    assert shown.err.startswith("fusion: error: ") and "--help" in shown.err.partition("hint:")[2]
+
+
+def test_an_interrupted_command_says_so(program, capsys):
+    assert main(["explain", f"{program}:waits", "--shape", "3"]) == 130
+    assert capsys.readouterr().err == "fusion: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from fusion.cli.arguments import TARGETS as NAMED
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.cache import FOLDERS, FolderName
 from fusion.codegen.targets import TARGETS
+from tests.fusion.planted import plant_in_results
 
 
 def test_explain_prints_kernels_and_traffic(program, capsys):
@@ -23,6 +24,13 @@ def test_explain_prints_kernels_and_traffic(program, capsys):
     shown = capsys.readouterr().out
     assert "1 kernel" in shown
     assert "reads 4.5 KiB, writes 4.0 KiB" in shown
+
+
+def test_accuracy_ends_with_1_where_a_kernel_is_wrong(program, monkeypatch, capsys):
+    plant_in_results(monkeypatch, "relu")
+    assert main(["accuracy", f"{program}:Net", "--shape", "4,16"]) == 0
+    assert main(["accuracy", f"{program}:scaled", "--shape", "8,12", "--shape", "12"]) == 1
+    assert "WRONG: kernel relu" in capsys.readouterr().out
 
 
 def test_accuracy_prints_the_error_of_each_kernel(program, capsys):
@@ -52,9 +60,9 @@ def test_explain_writes_a_page_where_asked(program, tmp_path, capsys):
     assert main([*command, str(page)]) == 0
     assert f"The page is in {page}." in capsys.readouterr().out
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert main([*command, str(tmp_path / "absent" / "report.html")]) == 2
+    assert main([*command, str(tmp_path / f"{'long' * 100}.html")]) == 2
     shown = capsys.readouterr().err
-    assert "cannot be written: No such file or directory" in shown and "hint: name a file" in shown
+    assert "cannot be written: File name too long" in shown and "hint: name a file" in shown
 
 
 @pytest.mark.parametrize("command", ["kernels", "ptx", "bench", "verify", "bisect", "time"])

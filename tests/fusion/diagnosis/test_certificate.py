@@ -150,6 +150,25 @@ def test_integers_are_compared_for_equality(monkeypatch: pytest.MonkeyPatch) -> 
     assert any("of the elements differ" in what for what in broken), certificate
 
 
+@torch.library.custom_op("certificates::added", mutates_args=("x",))
+def added(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+
+
+def test_calls_that_change_their_operands_are_checked() -> None:
+    """They get copies: a part that is evaluated before and after them reads what the program reads there."""
+
+    def around(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        summed = y.exp().cumsum(0)
+        before = (summed * 2).softmax(-1)
+        added(summed, x.tanh())
+        return before, before + (summed * 3).softmax(-1)
+
+    certificate = certified(around, x_of(4, 5), x_of(4, 5))
+    assert certificate.holds and not unchecked(certificate), certificate
+    assert all(check.tried for check in certificate.checks)
+
+
 def test_attention_of_a_library_is_a_call_like_others() -> None:
     """Its operation is marked as random, and draws only with dropout."""
 

@@ -18,7 +18,8 @@ from tests.fusion.dumped.programs import dumped, programs, run, run_alone
 @pytest.mark.parametrize("name", programs())
 def test_every_graph_and_module_runs(name: str, tmp_path: Path) -> None:
     folders = dumped(name, tmp_path)
-    graphs, modules = sorted(tmp_path.glob("*/00_graph.py")), sorted(tmp_path.glob("*/90_module.py"))
+    modules = sorted(tmp_path.glob("*/90_module.py"))
+    graphs = [file for file in sorted(tmp_path.glob("*/*.py")) if file.name < "30_"]
     assert len(graphs) > len(folders) == len(modules)
     for file in graphs:
         code, said = run(file)
@@ -27,6 +28,14 @@ def test_every_graph_and_module_runs(name: str, tmp_path: Path) -> None:
         code, said = run(file)
         assert code == 0 and "  right: " in said and "WRONG" not in said, said
         assert re.search(r"\d+\.\d µs a run; \d+\.\d with PyTorch's operations", said)
+
+
+def test_graphs_between_passes_run(tmp_path: Path) -> None:
+    """Those of a joint graph, and of the forward and backward that it is parted into, too."""
+    dumped("model", tmp_path)
+    between = [file for file in tmp_path.glob("*_joint/*.py") if file.name != "00_graph.py"]
+    assert {"forward", "backward"} <= {file.suffixes[0][1:] for file in between}
+    assert all("  result 0: " in run(file)[1] for file in between)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_every_kernel_of_a_dump_runs_and_is_right(name: str, tmp_path: Path) -> 
     for file in files:
         code, said = run(file)
         assert code == 0 and "  right: " in said and "WRONG" not in said, said
-        assert re.search(r"µs a launch: \d+\.\d+ GB/s, \d+\.\d+ GFLOP/s", said)
+        assert re.search(r"µs a launch: \d+\.\d+ GB/s, \d+\.\d+ GFLOP/s; \d+% of the roof, at which it takes \d", said)
 
 
 @pytest.mark.slow
@@ -53,6 +54,13 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     file.write_text(wrong)
     code, said = run(file)
     assert code == 1 and re.search(r"WRONG: out0: error \d\.\de-0[234] against float64", said), said
+
+
+def test_a_source_that_cannot_be_built_ends_with_the_message_of_the_compiler(tmp_path: Path) -> None:
+    (file,) = kernels(dumped("lambda", tmp_path))
+    file.write_text(file.read_text().replace("* 2.0f", "* "))
+    with pytest.raises(SystemExit, match=r"the source cannot be built: the C compiler .* failed"):
+        runpy.run_path(str(file), run_name="__main__")
 
 
 def test_elements_that_are_not_written_are_found(tmp_path: Path) -> None:

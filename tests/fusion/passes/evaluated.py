@@ -12,9 +12,10 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fusion.lowering.chunks import BETA, POINTS, START
-from fusion.lowering.evaluate import pieces, size_value
+from fusion.lowering.evaluate import pieces
 from fusion.lowering.interpret import kernels, programs, run_kernel, run_program
 from fusion.lowering.program import Buffer, BufferRef, Program
+from fusion.lowering.sizes import size_value
 from fusion.schedule.kernels import KernelCall
 from fusion.subjects import Halves, Joint, Planned
 
