@@ -38,8 +38,10 @@ Loaded = TypeVar("Loaded")
 LINK_FLAGS = ("-shared", "-nostdlib")
 """For objects that PyTorch's process loads."""
 
-_SYSTEMS: Mapping[str, tuple[str, ...]] = {"Darwin": ("-undefined", "dynamic_lookup", "-lSystem")}
-"""System → further flags to link objects and libraries with."""
+# Not libc: every process has loaded it, and to read its symbols takes the linker longer than all else.  libm has old
+# versions of functions beside new ones, and names libmvec, which no process has loaded.
+_LIBRARIES: Mapping[str, tuple[str, ...]] = {"Darwin": ("-undefined", "dynamic_lookup", "-lSystem")}
+"""System → the libraries that objects are linked with, for others than Linux."""
 
 _bind_lock = threading.Lock()
 
@@ -209,7 +211,7 @@ def link_library(
 def _compile(compiler: Compiler, source: str, flags: Sequence[str]) -> bytes:
     # The compiler proper alone reads -fopenmp: with it, the linker would choose an OpenMP library.
     known = [word for flag in flags for word in (("-Xpreprocessor", flag) if flag == "-fopenmp" else (flag,))]
-    libraries = _SYSTEMS.get(compiler.system, ("-lm", "-lc"))
+    libraries = _LIBRARIES.get(compiler.system, ("-lm",))
     with _temporary_folder() as folder:
         return _run(compiler, source, folder, (*known, *LINK_FLAGS), "kernel.so", libraries).read_bytes()
 
