@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read where PyTorch loads 
 import torch
 
 from tests.slow_tests import SlowTests
+from tests.torch_logs import leave_out_logs
 
 DAYS_KEPT = 14
 """Days after which an object of the C compiler is removed from pytest's cache."""
@@ -123,14 +124,12 @@ def seed() -> None:
 def _same_start_for_every_test() -> Iterator[None]:
     """Seed torch and reset its warnings before the test; reset Dynamo after it.
 
-    Dynamo times the guards of every compilation, with empty caches, only for its log: that takes 20 ms each time.  The
-    garbage of a compilation waits for Python's collector here; processes that tests start keep Dynamo's default.
+    The garbage of a compilation waits for Python's collector here; processes that tests start keep Dynamo's default.
     """
     seed()
     if "torch._dynamo.config" in sys.modules:
         sys.modules["torch._dynamo.config"].run_gc_after_compile = False
-    if "torch._dynamo.guards" in sys.modules:
-        sys.modules["torch._dynamo.guards"].profile_guard_manager = lambda *_: 0.0
+    leave_out_logs()
     if "fusion.fallback" in sys.modules:
         sys.modules["fusion.fallback"].warn_once.cache_clear()
     yield

@@ -8,7 +8,8 @@ OpenMP: the object is linked against no OpenMP library.  Its calls bind to the o
 one thread pool; two pools would compete for the cores.  Clang calls another library than GCC; where PyTorch has not
 loaded that one, loops that clang compiles run on one thread.
 
-`link_library` builds a library for programs without PyTorch, which links an OpenMP library of its own.
+`link_library` builds a library for programs without PyTorch, which links an OpenMP library of its own.  The objects of
+its files are kept, too: most of them are the same in every library.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ Loaded = TypeVar("Loaded")
 LINK_FLAGS = ("-shared", "-nostdlib")
 """For objects that PyTorch's process loads."""
 
-_SYSTEMS: Mapping[str, tuple[str, ...]] = {"Darwin": ("-undefined", "dynamic_lookup", "-lSystem")}
-"""System → further flags to link objects and libraries with."""
+# Not libc: every process has loaded it, and to read its symbols takes the linker longer than all else.  libm has old
+# versions of functions beside new ones, and names libmvec, which no process has loaded.
+_LIBRARIES: Mapping[str, tuple[str, ...]] = {"Darwin": ("-undefined", "dynamic_lookup", "-lSystem")}
+"""System → the libraries that objects are linked with, for others than Linux."""
 
 _bind_lock = threading.Lock()
 
@@ -175,7 +178,7 @@ def link_library(
     Args:
         files: name → text; those that end in .c are compiled, those that begin with "kernel" for `arch`, the others for
             any CPU of its kind: they say so where the kernels cannot run.
-        over: maps a function over names, as `map` does, or several at a time.
+        over: maps a function over files, as `map` does, or several at a time.
         libraries: flags of the linker.
 
     Raises:
@@ -185,10 +188,11 @@ def link_library(
     threads = has_threads(compiler)
     flags = *compiler.flags(arch, threads=threads), "-fvisibility=hidden"
     plain = [flag for flag in flags if flag not in compiler.tuning(arch)]
+    headers = [part for name, text in sorted(files.items()) if not name.endswith(".c") for part in (name, text)]
 
     def compile_unit(unit: Path) -> None:
         chosen = flags if unit.name.startswith("kernel") else plain
-        compiler.call(*chosen, "-c", str(unit), "-o", str(unit.with_suffix(".o")))
+        unit.with_suffix(".o").write_bytes(_compiled_unit(compiler, unit, chosen, headers))
 
     with _temporary_folder() as folder:
         for name, text in files.items():
@@ -206,10 +210,28 @@ def link_library(
         return library.read_bytes()
 
 
+def _compiled_unit(compiler: Compiler, unit: Path, flags: Sequence[str], headers: Sequence[str]) -> bytes:
+    """Return the object of one file of a library, compiled now or before: most files are those of every program.
+
+    Args:
+        headers: names and texts of the files that it may include.
+    """
+    identity = " ".join((*compiler.command, *flags)), compiler.version, compiler.file, cpu_identity()
+    entry = f"{digest(unit.read_text(encoding='utf-8'), *headers, *identity)}.o"
+    with suppress(Damaged, BuildError):
+        if (kept := get("c", entry)) is not None:
+            return kept
+    compiler.call(*flags, "-c", str(unit), "-o", str(unit.with_suffix(".o")))
+    binary = unit.with_suffix(".o").read_bytes()
+    with suppress(BuildError):  # it cannot be kept
+        put("c", entry, binary)
+    return binary
+
+
 def _compile(compiler: Compiler, source: str, flags: Sequence[str]) -> bytes:
     # The compiler proper alone reads -fopenmp: with it, the linker would choose an OpenMP library.
     known = [word for flag in flags for word in (("-Xpreprocessor", flag) if flag == "-fopenmp" else (flag,))]
-    libraries = _SYSTEMS.get(compiler.system, ("-lm", "-lc"))
+    libraries = _LIBRARIES.get(compiler.system, ("-lm",))
     with _temporary_folder() as folder:
         return _run(compiler, source, folder, (*known, *LINK_FLAGS), "kernel.so", libraries).read_bytes()
 

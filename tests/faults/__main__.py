@@ -17,13 +17,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-from torch._dynamo import guards
+import torch._dynamo  # also what it has for its logs
 
 from tests.faults import entries, inputs, processes, records, surroundings
 from tests.faults.outcomes import Outcome, attempt
 from tests.faults.programs import BODIES, Program
 from tests.faults.trial import Kind, run
+from tests.torch_logs import leave_out_logs
 
 KINDS: dict[str, Kind] = {
     "kill": processes.kill,
@@ -72,12 +72,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def warm(compiler: str) -> None:
-    """Import what a compilation imports, without anything that the trials' programs find later.
-
-    Dynamo times the guards of every compilation only for its log, which is a tenth of a compilation's time.
-    """
+    """Import what a compilation imports, without anything that the trials' programs find later."""
     torch.set_num_threads(1)
-    guards.profile_guard_manager = lambda *_: 0.0
+    leave_out_logs()
     with tempfile.TemporaryDirectory(prefix="fusion-faults-") as folder:
         os.environ["FUSION_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         os.environ.pop("FUSION_GRAPH_CACHE", None)

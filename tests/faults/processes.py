@@ -57,9 +57,9 @@ def interrupt(trial: Trial) -> tuple[str, Outcome]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             first = trial.attempt()
-        except KeyboardInterrupt:  # between the parts of an attempt
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:  # between the parts of an attempt, or after it; it comes once
             first = Outcome("refused")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         second = trial.strictly()
         return first if first.bad else second
 

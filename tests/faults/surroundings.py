@@ -23,7 +23,7 @@ FAULTY = {
     "fails": "exit 1",
     "kills itself": "kill -9 $$",
     "says that it has succeeded": "exit 0",
-    "writes rubbish": '"$real" "$@"; for last; do :; done; [ "$last" != -lc ] || echo rubbish >"$out"',
+    "writes rubbish": '"$real" "$@"; for last; do :; done; [ "$last" != -lm ] || echo rubbish >"$out"',
     "writes an empty object": ': >"$out"',
     "writes rubbish as object": 'echo rubbish >"$out"',
     "writes the start of an object": '"$real" "$@"; truncate -s 700 "$out"',

@@ -2,7 +2,7 @@
 
 The interpreter reads and writes any address.  Within `checked()` an access raises unless its lanes are all in one
 tensor of the kernel's arguments.  Some kernels may do more: read all of the word that a tensor ends in
-(`codegen/triton/blocks/word_loads.py`), or read two tensors at once (`products/stacked.py`).
+(`codegen/triton/blocks/aligned_rows.py`), or read two tensors at once (`products/stacked.py`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ every axis rewritten as a digit of the linear index of its dimension.
     pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes, or rows
                   and columns (b, x) where several values are loaded once per row
     reduction     GRID axes → x, reduced axes → r (more of them where folds reduce different axes); a loop over long
-                  rows that start at unaligned addresses begins at the aligned address before (`shifted`)
+                  rows that start at unaligned addresses begins at the aligned address before (`aligned_rows`)
     contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program; the sides
                   of further contractions are these dimensions too, or reduced ones of their own
 

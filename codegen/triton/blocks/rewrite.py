@@ -8,14 +8,14 @@ from dataclasses import replace
 import sympy
 import torch
 
+from fusion.codegen.triton.blocks.aligned_rows import shifted
 from fusion.codegen.triton.blocks.config import extent
 from fusion.codegen.triton.blocks.contraction import contraction_dims, only_matrices
 from fusion.codegen.triton.blocks.dims import Blocked, Dim, dots_of
 from fusion.codegen.triton.blocks.rows import row_dims, row_values, too_tall
-from fusion.codegen.triton.blocks.shifted import shifted
 from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.rewrites.absolute_errors import with_absolute_errors
-from fusion.codegen.triton.rewrites.batches import batched
+from fusion.codegen.triton.rewrites.batches import batched, substitute_axes
 from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.rewrites.exponentials import in_powers_of_two
 from fusion.codegen.triton.rewrites.group_per_warp import group_per_warp
@@ -23,7 +23,6 @@ from fusion.codegen.triton.rewrites.groups import grouped
 from fusion.codegen.triton.rewrites.packed import unpacked
 from fusion.codegen.triton.rewrites.rounding import is_rounded
 from fusion.codegen.triton.rewrites.single_terms import load_single_terms
-from fusion.codegen.triton.rewrites.substitute_axes import substitute_axes
 from fusion.codegen.triton.rewrites.vectors import unrolled
 from fusion.lowering.expr import Cast
 from fusion.lowering.indexing import ZERO, simplify

@@ -16,7 +16,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.blocks.word_loads import word_load
+from fusion.codegen.triton.blocks.aligned_rows import word_load
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.code import ATOM, SUM, UNARY, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand

@@ -24,7 +24,7 @@ from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 
 TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(", "_words = ")
-"""Parts of a text that only aligned tensors allow: descriptors, masks that end with a word (`blocks/word_loads.py`)."""
+"""Parts of a text that only aligned tensors allow: descriptors, masks of whole words (`blocks/aligned_rows.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,13 @@ matrix already, where splitting does not make them matrices, and where the matri
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
 
-from fusion.codegen.triton.rewrites.substitute_axes import substitute_axes
 from fusion.lowering.expr import Expr, Index, index_of, loads, postorder
-from fusion.lowering.indexing import ZERO, coefficient, over_symbol, split_points
+from fusion.lowering.indexing import ZERO, coefficient, over_symbol, simplify, split_points, substitute_all
 from fusion.lowering.kernel import (
     Fold,
     Kernel,
@@ -29,6 +28,7 @@ from fusion.lowering.kernel import (
     map_statements,
     statements,
     values_of,
+    with_values,
 )
 
 SHORTEST = 128
@@ -59,6 +59,25 @@ def batched(kernel: Kernel, dots: Sequence[Fold]) -> Kernel:
         if axis.symbol in (*dots[0].rows, *dots[0].columns):
             kernel = _split(kernel, axis)
     return kernel
+
+
+def substitute_axes(
+    body: Sequence[Stmt], indices: Mapping[sympy.Symbol, sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
+) -> tuple[Stmt, ...]:
+    """Return `body` with axes replaced in all values and offsets, at once, because expressions share parts.
+
+    The axes that a statement folds or loops over are left as they are.
+    """
+    roots = [value for stmt in statements(body) for value in values_of(stmt)]
+    substituted = dict(zip(roots, substitute_all(roots, indices, sizes), strict=True))
+
+    def rewritten(stmt: Stmt) -> Stmt:
+        stmt = with_values(stmt, [substituted[value] for value in values_of(stmt)])
+        if not isinstance(stmt, Store) or isinstance(stmt.offset, Expr):
+            return stmt
+        return replace(stmt, offset=simplify(stmt.offset.xreplace(dict(indices)), sizes))
+
+    return map_statements(body, rewritten)
 
 
 def _split(kernel: Kernel, axis: KernelAxis) -> Kernel:

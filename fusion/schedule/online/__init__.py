@@ -2,8 +2,8 @@
 
 Input: such a fold, say Σ exp(x - m) with m = max(x); output: accumulators in the same loop as the folds they depend on,
 which follow their running values from block to block, and the original fold as a function of the complete
-accumulators.  `split` decomposes the values of the fold, `update` computes how an accumulator is corrected, this file
-combines the two, and `trial` checks the result numerically.
+accumulators.  `decompose` turns the values of the fold into terms, `update` computes how an accumulator is corrected,
+this file combines the two, and `trial` checks the result numerically.
 
 Factors that depend on a running value, but are safe alone (1/l, rsqrt, a scale), are applied after the loop.  A factor
 that would leave the range of floats without its shift (exp) stays inside, and is carried.  A fold has several
@@ -25,9 +25,9 @@ import torch
 from fusion.lowering.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import FoldName
+from fusion.schedule.online.decompose import terms_of
 from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.names import Names
-from fusion.schedule.online.split import terms_of
 from fusion.schedule.online.sums import check_moments
 from fusion.schedule.online.terms import (
     Inseparable,

@@ -19,7 +19,8 @@ import torch
 import fusion
 from fusion.codegen.c import build, compiler
 from fusion.codegen.c import load as loading
-from fusion.codegen.c.build import assembly, bind_openmp
+from fusion.codegen.c.build import assembly, bind_openmp, link_library
+from fusion.codegen.c.compiler import has_threads
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.c.text.library import vector_functions
 from fusion.codegen.cache import get, put
@@ -250,6 +251,29 @@ def test_one_call_of_the_compiler_makes_an_object_that_needs_no_openmp_library(o
     (path,) = objects.iterdir()
     content = get("c", path.name)
     assert b"GOMP_parallel" in content and b"libgomp" not in content
+
+
+def test_the_files_of_a_library_are_compiled_once(objects, monkeypatch):
+    compiled: list[str] = []
+    call = compiler.Compiler.call
+
+    def counting(self: compiler.Compiler, *arguments: str) -> str:
+        compiled.extend(Path(argument).name for argument in arguments if argument.endswith(".c"))
+        return call(self, *arguments)
+
+    monkeypatch.setattr(compiler.Compiler, "call", counting)
+    has_threads(compiler.find_compiler())
+    compiled.clear()
+    files = {"run.c": '#include "run.h"\nint run(void) { return NUMBER; }\n', "run.h": "#define NUMBER 1\n"}
+    link_library(files, "native")
+    link_library({**files, "kernel_0.c": "int first(void) { return 0; }\n"}, "native")
+    assert compiled == ["run.c", "kernel_0.c"]
+    link_library({**files, "run.h": "#define NUMBER 2\n"}, "native")
+    assert compiled == ["run.c", "kernel_0.c", "run.c"]
+    for entry in objects.iterdir():
+        entry.write_bytes(b"damaged")
+    link_library(files, "native")
+    assert compiled == ["run.c", "kernel_0.c", "run.c", "run.c"]
 
 
 def test_an_edited_kernel_runs_as_edited():
