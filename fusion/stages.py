@@ -175,9 +175,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
         in_place("part_complex_numbers", lambda joint, at: part_complex_numbers(joint.graph), when=_inexact),
         in_place("multiply_patches", lambda joint, at: multiply_patches(joint.graph), when=_inexact),
         in_place(
-            "prefer_channels_last",
-            lambda joint, at: prefer_channels_last(joint.graph, at.layouts),
-            when=_inexact,
+            "prefer_channels_last", lambda joint, at: prefer_channels_last(joint.graph, at.layouts), when=_inexact
         ),
         in_place("prefer_rows", lambda joint, at: prefer_rows(joint.graph, at.layouts), when=_inexact),
         in_place("share_seeds", lambda joint, at: share_seeds(joint.graph), needed=True),
@@ -241,11 +239,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     (
         in_place("part_complex_numbers", lambda graph, at: part_complex_numbers(graph), when=_inexact),
         in_place("multiply_patches", lambda graph, at: multiply_patches(graph), when=_inexact),
-        in_place(
-            "prefer_channels_last",
-            lambda graph, at: prefer_channels_last(graph, at.layouts),
-            when=_inexact,
-        ),
+        in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph, at.layouts), when=_inexact),
         in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
         in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_streams),

@@ -162,6 +162,7 @@ class Form:
         self.numbers[node] = len(self.numbers)
         origin = origin_of(node)
         marks = [(mark, str(node.meta[mark])) for mark in MARKS if mark in node.meta]
+        marks += [("source_fn_stack", _name_of(call)) for _, call in node.meta.get("source_fn_stack", ())[-1:]]
         called = self.target(node)
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         place = (origin.name, origin.module, origin.line, origin.path)  # the report names and shows them
@@ -227,3 +228,9 @@ def _facts(known: ShapeEnv) -> object:
 
 
 __all__ = ["Form", "compiler_version", "held_by", "key_for", "key_of", "surroundings_of"]
+
+
+def _name_of(function: object) -> str:
+    """Return the qualified name of a function, or the text of what has none."""
+    names = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    return f"{names[0]}.{names[1]}" if all(names) else str(function)

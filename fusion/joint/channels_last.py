@@ -286,6 +286,7 @@ def on_matrix_units(image: torch.Tensor) -> bool:
 
 
 def has_channels_last(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory has the order of images with channels last."""
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
 

@@ -72,13 +72,19 @@ class _Finder:
     def __init__(self, program: Program, dependences: Dependences, capabilities: Capabilities) -> None:
         self.program, self.dependences, self.capabilities = program, dependences, capabilities
         self.tiles = tiles_of(dependences)
+        self.blocking = frozenset[int]()  # products that keep later ones from being chained
 
     def run(self) -> list[Chain]:
-        """Return the chains; a product in one that is not of matrices is stored, and no longer a tile of any."""
+        """Return the chains.
+
+        A product in one that is not of matrices is stored, and no longer a tile of any; so is one that no chain
+        computes, where later products wait for it (queries and keys, which a narrow layer projects).
+        """
         stored = frozenset[int]()
         while True:
             candidates = self._candidates()
             refused = stored.union(*(products_of_vectors(self.dependences, chain) for chain in candidates))
+            refused |= self.blocking.difference(*(chain.places for chain in candidates))
             if refused == stored:
                 return candidates
             stored, self.tiles = refused, tiles_of(self.dependences, refused)
@@ -114,6 +120,7 @@ class _Finder:
             placement = ProducerPlacement(self.dependences, self.tiles, sink, in_memory)
             chain = placement.run()
             if chain is None:
+                self.blocking |= placement.blocking
                 return None
             refused = self._refused(chain)
             if refused is None:

@@ -53,7 +53,7 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
         return False
     sizes = {axis.symbol: dependences.estimate(axis.size) for axis in node.axes}
     summed = {axis.symbol: dependences.estimate(axis.size) for axis in node.over} | sizes
-    read = {load: math.prod(summed[axis] for axis in free_axes(load)) for load in loads(node.lhs, node.rhs)}
+    read = {load: math.prod(summed.get(axis, 1) for axis in free_axes(load)) for load in loads(node.lhs, node.rhs)}
     operand_bytes = sum(min(dependences.bytes(x.buffer), x.dtype.itemsize * points) for x, points in read.items())
     shared = {*node.rows, *node.columns, node.over[0].symbol} >= sizes.keys()  # without a batch
     if (1 if shared else LEAST_SHARE) * dependences.bytes(node.out) > operand_bytes:

@@ -61,7 +61,13 @@ def products_of_vectors(dependences: Dependences, chain: Chain) -> frozenset[int
 
 
 class ProducerPlacement:
-    """Places all producers of one sink by the indices at which they are read; those `left` to memory are omitted."""
+    """Places all producers of one sink by the indices at which they are read; those `left` to memory are omitted.
+
+    Attributes:
+        blocking: the products of a tile that is read along axes which would recompute it, so that there is no chain.
+            A tile that is read at positions which are data does not count: a gather takes longer in a loop than alone.
+            (H200, disentangled attention of 192 heads of 256 × 64: 134 µs in one kernel, 83 in three.)
+    """
 
     def __init__(self, dependences: Dependences, tiles: Collection[int], sink: int, left: Collection[int]) -> None:
         self.dependences, self.tiles, self.sink, self.left = dependences, tiles, sink, left
@@ -73,6 +79,7 @@ class ProducerPlacement:
         self.private: list[Axis] = []
         self.sizes = {axis.symbol: axis.size for axis in (*node.axes, *node.over)}
         self.places: dict[int, Placement] = {sink: {axis: axis for axis in self.sizes}}
+        self.blocking: frozenset[int] = frozenset()
 
     def run(self) -> Chain | None:
         """Return the chain; None if a producer of the sink cannot be placed, or there is no product among them."""
@@ -86,8 +93,10 @@ class ProducerPlacement:
             for load, producer in self._producers(member):
                 placement = self._placement(producer, load, self.places[member])
                 if placement is None:
-                    if producer in self.tiles:
-                        return None  # a tile cannot be left in memory: nothing else computes it
+                    if producer in self.tiles:  # it cannot be left in memory: nothing else computes it
+                        if not any(isinstance(index, Expr) for index in load.index):
+                            self.blocking = self._products_of(producer)
+                        return None
                 elif producer not in self.places:
                     self.places[producer] = placement
                     todo.append(producer)
@@ -99,6 +108,13 @@ class ProducerPlacement:
         parallel = self.dependences.compute(self.sink).axes
         space = Space(parallel, self.walked, rigid=True, held=held, private=tuple(self.private))
         return Chain((self.sink,), space, self.places)
+
+    def _products_of(self, tile: int) -> frozenset[int]:
+        """Return the products that a tile is computed from in its kernel."""
+        if isinstance(self.dependences.node(tile), Contract):
+            return frozenset((tile,))
+        within = (producer for producer in self.dependences.producers(tile) if producer in self.tiles)
+        return frozenset().union(*map(self._products_of, within))
 
     def _across(self, node: Contract) -> tuple[sympy.Symbol, ...]:
         """Return the axes of the side of a contraction that is not a tile."""

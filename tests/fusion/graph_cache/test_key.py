@@ -93,6 +93,7 @@ def test_all_that_lowering_reads_of_a_node_is_in_the_key():
         '"nn_module_stack"',
         '"fwd_nn_module_stack"',
         *(f'"{mark}"' for mark in MARKS),
+        '"source_fn_stack"',
         "ONLY_STORED",
     }
     result: set[str] = set()
