@@ -88,3 +88,9 @@ def test_every_block_is_computed_once(heads: int, group: int) -> None:
         works.append(names["m0"])
     assert len(seen) == heads * blocks == len(works)
     assert works[: min(group, heads)] == [640 - config.block("m")] * min(group, heads)  # the longest of each come first
+
+
+@pytest.mark.parametrize(("columns", "warps"), [(49, 4), (4096, 8)])
+def test_few_rows_take_few_warps_unless_a_loop_waits_for_its_loads(columns: int, warps: int) -> None:
+    """H200, 12288 windows of 49 × 49: 55 µs with 4 warps, 82 with 8."""
+    assert pipelined(online_attention(12288, 49, columns, 32, dtype=BF16)).num_warps == warps

@@ -42,6 +42,13 @@ def by_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, each: torch.Tenso
     return (q @ k.transpose(-1, -2) + (each @ table.T)[:, None]).softmax(-1) @ v
 
 
+def windows(x: torch.Tensor, projection: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """Attention in short windows: three heads of 32, which one narrow layer projects."""
+    count, points, _ = x.shape
+    q, k, v = (x @ projection).view(count, points, 3, 3, 32).permute(2, 0, 3, 1, 4)
+    return (q @ k.transpose(-1, -2) * 32**-0.5 + added).softmax(-1) @ v
+
+
 def scheduled(function: object, *given: torch.Tensor) -> Schedule:
     """Return the schedule of a program for a GPU."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
@@ -69,6 +76,16 @@ def test_a_product_that_is_no_gemm_in_the_loop_is_computed_before_it(
     counts = sorted(len(products(kernel)) for kernel in kernels)
     assert counts[-2:] == [1, 2], counts  # with the table; with the keys and the values
     assert all("tl.dot" in GPU.emit(kernel) for kernel in kernels if products(kernel))
+
+
+def test_scores_of_short_windows_stay_in_their_kernel() -> None:
+    """They have fewer elements than queries and keys, which are views of a product that is larger than its operands."""
+    shapes = (512, 49, 96), (96, 288), (3, 49, 49)
+    kernels = [call.kernel for call in scheduled(windows, *operands(*shapes)).launches()]
+    assert [len(products(kernel)) for kernel in kernels][-1] == 2 and len(kernels) <= 2
+    given = operands((20, 49, 96), *shapes[1:])
+    fused = fusion.fuse(windows, options={"target": "c", "strict": True})
+    assert_as_eager(fused(*given), windows(*given), windows(*(x.double() for x in given)))
 
 
 def test_relative_positions_have_the_values_of_eager() -> None:
