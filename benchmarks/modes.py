@@ -208,7 +208,7 @@ def answer(case: Case, device: str, rounds: int, wait: Callable[[], object]) -> 
     backends = {system: fusion.Backend(fusion.Options.read(mode=mode)) for system, (_, mode) in SYSTEMS.items()}
     calls = {"eager": _closed(case, module, batch, case.model.call)}
     results, compiled = {"eager": _result(module, calls["eager"])}, {}
-    signal.signal(signal.SIGALRM, _late)
+    before = signal.signal(signal.SIGALRM, _late)
     signal.alarm(PATIENCE)
     for system in [*SYSTEMS][1:]:
         start = time.perf_counter()
@@ -221,6 +221,7 @@ def answer(case: Case, device: str, rounds: int, wait: Callable[[], object]) -> 
             break
         calls[system], compiled[system] = call, time.perf_counter() - start
     signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
     for system in calls:
         if SYSTEMS[system][0] == "fusion":
             check_generated(backends[system])

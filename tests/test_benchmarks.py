@@ -19,6 +19,7 @@ from benchmarks import (
     harness,
     inference,
     models,
+    modes,
     programs,
     scheduling,
     small,
@@ -316,3 +317,29 @@ def test_synthetic_graphs_are_lowered_completely(kind):
     seconds, kernels = scheduling.timed(kind(60))
     assert set(seconds) == set(scheduling.STAGES)
     assert 1 <= kernels < 10
+
+
+@pytest.mark.usefixtures("without_inductor")
+@pytest.mark.parametrize("trained", [False, True])
+def test_models_are_compared_with_every_mode(trained):
+    def make():
+        return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+
+    def batch(device):
+        return {"images": torch.randn(8, 16, device=device), "labels": torch.randint(4, (8,), device=device)}
+
+    call = models.classified if trained else models.classes
+    case, waited = modes.Case(models.Model("small", make, batch, call), trained), []
+    answer = modes.answer(case, "cpu", 1, lambda: waited.append(True))
+    assert waited and answer["seconds"].keys() == modes.SYSTEMS.keys() and answer["error"] <= modes.ALLOWED
+    assert case.name in modes._row(case, answer)
+
+
+def test_the_better_mode_counts_against_the_best_rival():
+    seconds = {"eager": 4.0, "fusion": 3.0, "fusion, graphs": 2.0, "inductor": 5.0, "inductor, tuned": 3.0}
+    assert modes._share(seconds) == 1.5
+
+
+def test_the_models_of_the_modes_are_twelve_and_eight():
+    assert [sum(case.trained is trained for case in modes.CASES) for trained in (False, True)] == [12, 8]
+    assert len({case.name for case in modes.CASES}) == 20
