@@ -104,13 +104,18 @@ def _selects_identity(fold: Fold, node: Op) -> bool:
 def _is_identity(fold: Fold, node: Expr, constant: Expr, other: Expr) -> bool:
     """Return whether `fold` sees its identity wherever `node` is `constant` rather than `other`.
 
-    Samples that are NaN in either case are ignored: the logarithm of a sum is not taken of a negative number.
+    Samples that are NaN in either case are ignored: the logarithm of a sum is not taken of a negative number.  What
+    is loaded may be a finite constant itself: the maximum of a row of which all points are masked, whose exponentials
+    are 1.
     """
     neutral = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
+    least = constant.value if isinstance(constant, Const) and math.isfinite(constant.value) else None
     for arg in fold.args:
         chosen, usual = _sampled([_with(arg, node, each) for each in (constant, other)])
         valid = ~usual.isnan()
-        if int(valid.sum()) * 4 >= SAMPLES and bool((chosen == neutral)[valid].all()):
+        if int(valid.sum()) * 4 < SAMPLES or not bool((chosen == neutral)[valid].all()):
+            continue
+        if least is None or bool((_sampled([_with(arg, node, constant)], least)[0] == neutral).all()):
             return True
     return False
 
@@ -119,8 +124,8 @@ def _with(arg: Expr, node: Expr, value: Expr) -> Expr:
     return rewrite([arg], lambda expr: value if expr is node else None)[0]
 
 
-def _sampled(roots: Sequence[Expr]) -> list[torch.Tensor]:
-    """Evaluate `roots` with finite samples for loads and folds, the same in all of them."""
+def _sampled(roots: Sequence[Expr], number: float | None = None) -> list[torch.Tensor]:
+    """Evaluate `roots` with samples for loads and folds, the same in all of them: finite, or one `number`."""
     generator = torch.Generator().manual_seed(0)
     values: dict[Expr, torch.Tensor] = {}
     for node in postorder(*roots):
@@ -135,6 +140,8 @@ def _sampled(roots: Sequence[Expr]) -> list[torch.Tensor]:
             values[node] = torch.rand(SAMPLES, generator=generator) < 0.5
         elif not floating:
             values[node] = torch.randint(0, 100, (SAMPLES,), generator=generator).to(node.dtype)
+        elif number is not None:
+            values[node] = torch.full((SAMPLES,), float(number), dtype=torch.float64)
         else:
             values[node] = torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
     return [values[root] for root in roots]
