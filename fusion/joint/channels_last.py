@@ -188,7 +188,7 @@ def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.No
         return {}
     else:
         operands = [arg for arg in node.all_input_nodes if _is_lost(plan, arg)]
-    unlike = [arg for arg in operands if not has_channels_last(plan.value_of(arg))]
+    unlike = [arg for arg in operands if not _has_channels_last(plan.value_of(arg))]
     wanted = {arg: _channels_last_strides(arg.meta["val"]) for arg in unlike}
     return wanted if node in calls or not wanted or plan.accepts(node, wanted) else {}
 
@@ -199,10 +199,10 @@ def _is_lost(plan: Plan, node: fx.Node) -> bool:
     Its strides are those that the operation returns in eager, which some do whatever their operands' are.
     """
     image = plan.value_of(node) if isinstance(node.meta.get("val"), torch.Tensor) else None
-    if image is None or not _is_image(image) or has_channels_last(image) or not is_generated(node) or is_view(node):
+    if image is None or not _is_image(image) or _has_channels_last(image) or not is_generated(node) or is_view(node):
         return False
     read = (plan.read_by(node, arg) for arg in node.all_input_nodes if plan.is_changed(arg))
-    return any(isinstance(arg, torch.Tensor) and _is_image(arg) and has_channels_last(arg) for arg in read)
+    return any(isinstance(arg, torch.Tensor) and _is_image(arg) and _has_channels_last(arg) for arg in read)
 
 
 def _is_image(tensor: torch.Tensor) -> bool:
@@ -285,7 +285,7 @@ def on_matrix_units(image: torch.Tensor) -> bool:
     return matrix_units and (rounded or image.dtype.itemsize == 2)
 
 
-def has_channels_last(tensor: torch.Tensor) -> bool:
+def _has_channels_last(tensor: torch.Tensor) -> bool:
     """Return whether a tensor's memory has the order of images with channels last."""
     return tensor.is_contiguous(memory_format=torch.channels_last)
 

@@ -1,10 +1,11 @@
 """Multiplies matrices where a convolution is a GEMM: windows that do not overlap, and windows of one pixel.
 
 A convolution whose stride is its window (the patches of a vision transformer, the stems and steps of convolutional
-networks) multiplies each patch of the image by the weight.  As a product it takes the matrix units at their full rate,
-however few channels the image has, its epilogue fuses, and its result may have channels last.  The patches are one copy
-of the image, which fuses with the conversion of its dtype.  (H200, bfloat16, 64 images of 224 × 224 in patches of 16 ×
-16 by 768 channels: cuDNN takes 386 µs and 60 µs of padding and copies for 15 GFLOP, which cuBLAS multiplies in 25.)
+networks, also of videos and signals) multiplies each patch of the image by the weight.  As a product it takes the
+matrix units at their full rate, however few channels the image has, its epilogue fuses, and its result may have
+channels last.  The patches are one copy of the image, which fuses with the conversion of its dtype.  (H200, bfloat16,
+64 images of 224 × 224 in patches of 16 × 16 by 768 channels: cuDNN takes 386 µs, and 60 for padding and copies; one
+kernel with the bias and the positions takes 49.)
 
 A window of one pixel multiplies the pixels themselves: with channels last they are the rows of a matrix in memory.
 
@@ -16,12 +17,13 @@ convolutions PyTorch has different settings of precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import cast
 
 import torch
 from torch import fx
 
-from fusion.joint.channels_last import has_channels_last, on_matrix_units
+from fusion.joint.channels_last import on_matrix_units
 from fusion.joint.layout import with_strides
 from fusion.joint.layout_plans import is_known
 from fusion.joint.writing import write
@@ -55,11 +57,11 @@ def multiply_patches(graph: fx.GraphModule) -> None:
     + clone_1 = clone(permute_2, memory_format=torch.contiguous_format)
     + return clone_1
     """
-    _replace(graph, lambda call: _window(call) > 1 and _is_product(call), _patches)
+    _replace(graph, lambda call: prod(_window(call)) > 1 and _is_product(call), _patches)
     for call in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         image, weight = call.args[1:3]
         with_bias = cast("Sequence[bool]", call.args[-1])[2]
-        if not with_bias and _window(call) > 1 and _is_product(call) and _covers(image, weight):
+        if not with_bias and prod(_window(call)) > 1 and _is_product(call) and _covers(image, weight):
             _differentiate(call)
     graph.graph.lint()
     graph.recompile()
@@ -89,7 +91,7 @@ def multiply_pixels(graph: fx.GraphModule) -> None:
     + permute_2: f32[2, 5, 8, 8] strides (320, 1, 40, 5) = permute(view_2, [0, 3, 1, 2])
     + return permute_2
     """
-    _replace(graph, lambda call: _window(call) == 1 and _is_product(call) and _is_last(call.args[0]), _pixels)
+    _replace(graph, lambda call: prod(_window(call)) == 1 and _is_product(call) and _is_last(call.args[0]), _pixels)
 
 
 def _replace(
@@ -103,9 +105,9 @@ def _replace(
             rows, weights = rows_of(call)
             result = call.meta["val"]
             product = write(call, aten.mm.default, rows, write(call, aten.permute.default, weights, [1, 0]))
-            batch, channels, height, width = result.shape
-            product = write(call, aten.view.default, product, [batch, height, width, channels])
-            image = write(call, aten.permute.default, product, [0, 3, 1, 2])
+            batch, channels, *places = result.shape
+            product = write(call, aten.view.default, product, [batch, *places, channels])
+            image = write(call, aten.permute.default, product, _first(len(places)))
             if image.meta["val"].stride() != result.stride():
                 image = with_strides(image, result.stride())
         call.replace_all_uses_with(image)
@@ -120,7 +122,7 @@ def _differentiate(call: fx.Node) -> None:
     with call.graph.inserting_before(call):
         rows, weights = _patches(call)
         outputs = weights.meta["val"].shape[0]
-        gradient = write(call, aten.permute.default, call.args[0], [0, 2, 3, 1])
+        gradient = write(call, aten.permute.default, call.args[0], _last(len(_window(call))))
         gradient = _matrix(call, gradient, rows.meta["val"].shape[0], outputs)
         gradients = (
             _image(call, write(call, aten.mm.default, gradient, weights)) if wanted[0] else None,
@@ -142,62 +144,76 @@ def _differentiate(call: fx.Node) -> None:
 
 def _image(call: fx.Node, rows: fx.Node) -> fx.Node:
     """Put rows of patches, as `_patches` writes them, back into an image."""
-    image, weight = _operands(call)
-    batch, channels, height, width = image.meta["val"].shape
-    tall, wide = weight.meta["val"].shape[2:]
-    across = [batch, height // tall, width // wide]
-    if has_channels_last(image.meta["val"]):
-        rows = write(call, aten.view.default, rows, [*across, tall, wide, channels])
-        rows = write(call, aten.permute.default, rows, [0, 5, 1, 3, 2, 4])
-    else:
-        rows = write(call, aten.view.default, rows, [*across, channels, tall, wide])
-        rows = write(call, aten.permute.default, rows, [0, 3, 1, 4, 2, 5])
+    image, window = _operands(call)[0], _window(call)
+    batch, channels, *sides = image.meta["val"].shape
+    places, dims = [side // size for side, size in zip(sides, window, strict=True)], len(window)
+    is_last = _is_last(image)
+    shape = [batch, *places, *window, channels] if is_last else [batch, *places, channels, *window]
+    rows = write(call, aten.view.default, rows, shape)
+    first = dims + 1 if is_last else dims + 2
+    order = [dim for k in range(dims) for dim in (1 + k, first + k)]
+    rows = write(call, aten.permute.default, rows, [0, 2 * dims + 1 if is_last else dims + 1, *order])
     rows = write(call, aten.clone.default, rows, memory_format=torch.contiguous_format)
-    return write(call, aten.view.default, rows, [batch, channels, height, width])
+    return write(call, aten.view.default, rows, [batch, channels, *sides])
 
 
 def _weight(call: fx.Node, rows: fx.Node) -> fx.Node:
     """View rows of weights, in the order that `_patches` gives them, as a weight."""
     image, weight = _operands(call)
-    outputs, channels, tall, wide = weight.meta["val"].shape
-    if not has_channels_last(image.meta["val"]):
-        return write(call, aten.view.default, rows, [outputs, channels, tall, wide])
-    rows = write(call, aten.view.default, rows, [outputs, tall, wide, channels])
-    return write(call, aten.permute.default, rows, [0, 3, 1, 2])
+    outputs, channels, *window = weight.meta["val"].shape
+    if not _is_last(image):
+        return write(call, aten.view.default, rows, [outputs, channels, *window])
+    rows = write(call, aten.view.default, rows, [outputs, *window, channels])
+    return write(call, aten.permute.default, rows, _first(len(window)))
 
 
 def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Write the patches of an image as rows [n · height · width, c · window], and the weight as [o, c · window].
+    """Write the patches of an image as rows [n · places, c · window], and the weight as [o, c · window].
 
     The order within a row is that of the image in memory: channels last come last.
     """
     image, weight = _operands(call)
-    outputs, channels, tall, wide = weight.meta["val"].shape
+    outputs, channels, *window = weight.meta["val"].shape
     batch, _, *sides = image.meta["val"].shape
-    height, width = sides[0] // tall, sides[1] // wide
-    is_last = has_channels_last(image.meta["val"])
-    for dim, size in ((2, height * tall), (3, width * wide)):
-        if sides[dim - 2] > size:  # pixels that fill no window
-            image = write(call, aten.slice.Tensor, image, dim, 0, size)
+    places, dims, is_last = (
+        [side // size for side, size in zip(sides, window, strict=True)],
+        len(window),
+        _is_last(image),
+    )
+    for dim, (side, place, size) in enumerate(zip(sides, places, window, strict=True), 2):
+        if side > place * size:  # pixels that fill no window
+            image = write(call, aten.slice.Tensor, image, dim, 0, place * size)
     if is_last:
-        image = write(call, aten.permute.default, image, [0, 2, 3, 1])
-        weight = write(call, aten.permute.default, weight, [0, 2, 3, 1])
-    pixels = [height, tall, width, wide]
+        image, weight = (write(call, aten.permute.default, each, _last(dims)) for each in (image, weight))
+    pixels = [size for both in zip(places, window, strict=True) for size in both]
     image = write(call, aten.view.default, image, [batch, *pixels, channels] if is_last else [batch, channels, *pixels])
-    image = write(call, aten.permute.default, image, [0, 1, 3, 2, 4, 5] if is_last else [0, 2, 4, 1, 3, 5])
-    terms = channels * tall * wide
-    return _matrix(call, image, batch * height * width, terms), _matrix(call, weight, outputs, terms)
+    first = 1 if is_last else 2
+    across, within = range(first, first + 2 * dims, 2), range(first + 1, first + 1 + 2 * dims, 2)
+    order = [0, *across, *within, 2 * dims + 1] if is_last else [0, *across, 1, *within]
+    image = write(call, aten.permute.default, image, order)
+    terms = channels * prod(window)
+    return _matrix(call, image, batch * prod(places), terms), _matrix(call, weight, outputs, terms)
 
 
 def _pixels(call: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """View the pixels of an image with channels last as rows [n · height · width, c], and the weight as [o, c]."""
+    """View the pixels of an image with channels last as rows [n · places, c], and the weight as [o, c]."""
     image, weight = _operands(call)
-    batch, channels, height, width = image.meta["val"].shape
-    image = write(call, aten.permute.default, image, [0, 2, 3, 1])
+    batch, channels, *sides = image.meta["val"].shape
+    image = write(call, aten.permute.default, image, _last(len(sides)))
     return (
-        write(call, aten.view.default, image, [batch * height * width, channels]),
+        write(call, aten.view.default, image, [batch * prod(sides), channels]),
         _matrix(call, weight, weight.meta["val"].shape[0], channels),
     )
+
+
+def _last(dims: int) -> list[int]:
+    """Return the order of dimensions that moves the channels of an image behind its `dims` others."""
+    return [0, *range(2, dims + 2), 1]
+
+
+def _first(dims: int) -> list[int]:
+    """Return the order of dimensions that moves the channels of an image back."""
+    return [0, dims + 1, *range(1, dims + 1)]
 
 
 def _matrix(call: fx.Node, node: fx.Node, rows: int, columns: int) -> fx.Node:
@@ -212,11 +228,13 @@ def _is_product(call: fx.Node) -> bool:
     image, weight = _operands(call)
     stride, padding, dilation, transposed, _, groups = _settings(call)
     values = [operand.meta["val"] for operand in (image, weight)]
-    if not all(value.ndim == 4 and is_known(value) and value.dtype in HALVES for value in values):
+    if not all(value.ndim > 2 and is_known(value) and value.dtype in HALVES for value in values):
         return False
-    if transposed or groups != 1 or {*_both(padding)} != {0} or {*_both(dilation)} != {1}:
+    window = [*values[1].shape[2:]]
+    padding, dilation, stride = (_each(setting, len(window)) for setting in (padding, dilation, stride))
+    if transposed or groups != 1 or {*padding} != {0} or {*dilation} != {1}:
         return False
-    return _both(stride) == [*values[1].shape[2:]] and on_matrix_units(values[0])
+    return stride == window and on_matrix_units(values[0])
 
 
 def _covers(image: object, weight: object) -> bool:
@@ -225,19 +243,24 @@ def _covers(image: object, weight: object) -> bool:
     return all(side % size == 0 for side, size in zip(*sides, strict=True))
 
 
-def _window(call: fx.Node) -> int:
+def _window(call: fx.Node) -> list[int]:
+    """Return the sizes of a convolution's window; 0 where they are not known."""
     weight = _operands(call)[1].meta["val"]
-    return weight.shape[2] * weight.shape[3] if weight.ndim == 4 and is_known(weight) else 0
+    return [*weight.shape[2:]] if is_known(weight) else [0]
 
 
 def _is_last(image: object) -> bool:
-    return isinstance(image, fx.Node) and has_channels_last(image.meta["val"])
+    """Return whether an image, or a volume, has its channels last."""
+    assert isinstance(image, fx.Node)
+    value = image.meta["val"]
+    order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.ndim)
+    return order is not None and value.is_contiguous(memory_format=order)
 
 
-def _both(setting: object) -> list[int]:
-    """Return a setting for each of two dimensions; it may be given once for both."""
+def _each(setting: object, dims: int) -> list[int]:
+    """Return a setting for each of `dims` dimensions; it may be given once for all."""
     values = [*cast("Sequence[int]", setting)]
-    return values * 2 if len(values) == 1 else values
+    return values * dims if len(values) == 1 else values
 
 
 def _operands(call: fx.Node) -> tuple[fx.Node, fx.Node]:

@@ -55,6 +55,41 @@ def test_windows_that_do_not_overlap(image: tuple[int, int], window: tuple[int, 
     compare(graph(*given), patched(*given), patched(*(each.double() for each in given)))
 
 
+SIGNALS: dict[str, tuple[tuple[int, ...], tuple[int, ...], torch.memory_format]] = {
+    "signal": ((2, 6, 23), (5,), torch.contiguous_format),
+    "video": ((2, 3, 4, 6, 9), (2, 3, 3), torch.contiguous_format),
+    "one patch of a video": ((7, 3, 2, 4, 4), (2, 4, 4), torch.contiguous_format),
+    "video with channels last": ((2, 3, 4, 6, 8), (2, 3, 4), torch.channels_last_3d),
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_signals_and_videos(name: str) -> None:
+    shape, window, order = SIGNALS[name]
+    weight = drawn(5, shape[1], *window)
+    given = drawn(*shape).contiguous(memory_format=order), weight
+    settings = None, window, [0] * len(window), [1] * len(window), False, [0] * len(window), 1
+
+    def patched(x: Tensor, weight: Tensor) -> Tensor:
+        return aten.convolution(x, weight, *settings)
+
+    graph = replaced(patched, *given)
+    assert convolutions(graph) == 0
+    compare(graph(*given), patched(*given), patched(*(each.double() for each in given)))
+    if any(side % size for side, size in zip(shape[2:], window, strict=True)):
+        return
+
+    def gradients(upstream: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return aten.convolution_backward(upstream, x, weight, *settings, [True, True, False])[:2]
+
+    given = patched(*given).cos(), *given
+    graph = replaced(gradients, *given)
+    assert convolutions(graph) == 0
+    exact = gradients(*(each.double() for each in given))
+    for each, eager, wide in zip(graph(*given), gradients(*given), exact, strict=True):
+        compare(each, eager, wide)
+
+
 @pytest.mark.parametrize("shape", [(2, 6, 5, 7), (3, 6, 1, 1)])
 def test_pixels_of_images_with_channels_last(shape: tuple[int, ...]) -> None:
     given = drawn(*shape, last=True), drawn(5, 6, 1, 1)
