@@ -62,7 +62,7 @@ def _products_us(kernel: Kernel, target: Target, form: str) -> float:
     if len(dots) == 1:
         return multiplied / target.efficiency(kernel)
     chain = _chain(kernel, dots, _columns_per_row(kernel, counted))
-    share = target.chained_share(chain, form or target.forms(kernel)[0].name)
+    share = _known_share(chain, target, form or target.forms(kernel)[0].name)
     return multiplied / share / _busy(kernel, target.capabilities)
 
 
@@ -74,9 +74,14 @@ def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
     """
     kernel = _as_traced(kernel_of(prices, cluster).kernel)
     chain = _chain(kernel, _dots(kernel), _columns_per_row(kernel, dict.fromkeys(statements(kernel.body, Loop), 1.0)))
+    return _known_share(chain, target, target.forms(kernel)[0].name)
+
+
+def _known_share(chain: Chain, target: Target, form: str) -> float:
+    """Return the efficiency of a chain in a form, or what is assumed where it was not measured for these operands."""
     try:
-        return target.chained_share(chain, target.forms(kernel)[0].name)
-    except Unsupported:  # not measured for these operands
+        return target.chained_share(chain, form)
+    except Unsupported:
         return target.capabilities.streamed
 
 

@@ -108,6 +108,16 @@ def heard(x: Tensor, w: Tensor, places: Tensor) -> Tensor:
     return given + F.layer_norm(given, given.shape[-1:]).cos()
 
 
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2)).masked_fill(~seen, float("-inf")).softmax(-1) @ v
+
+
+def gathered_maxima(q: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    """Maxima of products with gathered keys, of which each row sees those before it."""
+    seen = torch.arange(len(at)) < torch.arange(len(q))[:, None]
+    return torch.where(seen, q @ k[at].t(), -float("inf")).amax(-1)
+
+
 def checkpointed(x: Tensor) -> Tensor:
     return checkpoint(lambda y: F.dropout(y.sin(), 0.5) * y, x, use_reentrant=False)
 
@@ -294,6 +304,15 @@ def scattered_rows(normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tenso
     return normal(600, 4).to(F64), torch.arange(600).square() % 600, normal(600, 4).to(F64)
 
 
+def causal_mask(normal: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+    """Heads of so many scores that they are not stored, with a causal mask in memory."""
+    return *(normal(1, 1, 520, 4).to(F64) for _ in range(3)), torch.ones(520, 520, dtype=torch.bool).tril()
+
+
+def gathered_keys(normal: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+    return normal(1100, 4).to(F64), normal(50, 4).to(F64), torch.arange(256) % 50
+
+
 HEADS = ((1, 1, 20, 4),) * 3
 
 IMAGES = ((4, 16, 14, 14), (32, 16, 3, 3), (16, 32, 3, 3))
@@ -339,6 +358,8 @@ CASES: dict[str, Case] = {
     "statistics": Case(normalised_rows, of((5, 70), (70,), dtype=BF16), backward=True),
     "changed after use": Case(changed_after_use, lambda normal: (normal(5).double(), normal(5)), backward=True),
     "attention": Case(attentions.plain, of((3, 2, 200, 4), (3, 2, 220, 4), (3, 2, 220, 4), dtype=F32), backward=True),
+    "masked attention": Case(masked_attention, causal_mask),
+    "gathered maxima": Case(gathered_maxima, gathered_keys, options=C),
     "attention, widths": Case(attentions.plain, of(*HEADS), backward=True, dynamic=True),
     "attention, widths, inference": Case(attentions.plain, of(*HEADS), dynamic=True),
     "momentum": Case(momentum, of((40, 50), (40, 50))),

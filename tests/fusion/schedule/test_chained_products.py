@@ -128,3 +128,9 @@ def test_a_split_chain_agrees_with_eager(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "one product to a kernel" in {refusal.reason for refusal in explanation.refusals}
     fused = fusion.fuse(relative, options={"target": "reference", "strict": True})
     assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))
+
+
+def test_a_chain_of_operands_whose_speed_was_not_measured_is_priced() -> None:
+    given = [each.double() for each in operands(*((1, 520, 4),) * 3)]
+    program = scheduled(lambda q, k, v: (q @ k.transpose(-1, -2)).softmax(-1) @ v, *given)
+    assert [len(products(call.kernel)) for call in program.launches()] == [2]
