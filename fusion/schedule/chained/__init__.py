@@ -2,10 +2,10 @@
 
 Input: a Program; output: a Program in which the nodes of such kernels are together, and their clusters, from which
 `growth.py` grows on.  Nothing here is specific to attention.  A *tile* is the result of a contraction over a short
-axis, or a map of one: larger than its operands together, cheap to recompute.  A *sink* consumes tiles: a reduction, or
-a contraction over one of their axes.  From a sink, all its producers are placed in one iteration space: the sink's own
-parallel axes are spread over programs (the columns of a contraction are held whole), its reduced axis is looped over,
-the short axes are private to the tiles.
+axis, or a map of one: larger than its operands together, or half as large in a batch, and cheap to recompute.  A *sink*
+consumes tiles: a reduction, or a contraction over one of their axes.  From a sink, all its producers are placed in one
+iteration space: the sink's own parallel axes are spread over programs (the columns of a contraction are held whole),
+its reduced axis is looped over, the short axes are private to the tiles.
 
 A reduction on the way (a row maximum) is placed too if it runs over the looped axis, and becomes a running value by the
 online rule; if that refuses, it stays a sink of its own and is read from memory.  Each kernel recomputes the tiles that

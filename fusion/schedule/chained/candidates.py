@@ -48,7 +48,9 @@ def tiles_of(dependences: Dependences, stored: Collection[int] = ()) -> frozense
 
 
 def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
-    """Return whether a contraction's axis is short, and its result larger than its operands, or of few rows."""
+    """Return whether a contraction's axis is short, and its result larger than its operands, half as large in a batch,
+    or of few rows.
+    """
     if len(node.over) != 1 or not node.over[0].size.is_Integer or node.over[0].size > HELD:
         return False
     sizes = {axis.symbol: dependences.estimate(axis.size) for axis in node.axes}
