@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks cpu|gpu|contractions|training|inference|dynamic|scheduling|opinfo|random`."""
+"""Benchmarks: `python -m benchmarks cpu|gpu|contractions|training|inference|modes|dynamic|scheduling|opinfo|random`."""
