@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import pty
+import queue
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -18,11 +19,11 @@ import pytest
 import torch
 
 import fusion
-from fusion import waiting
+from fusion import region, waiting
 from fusion.cli import main
 from fusion.codegen.c.target import CTarget
 from fusion.lowering.kernel import Kernel
-from fusion.waiting import doing
+from fusion.waiting import Activity, doing
 
 FRESH = {"graph_cache": False}
 
@@ -37,17 +38,26 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     for name in ("TORCH_LOGS", "FUSION_PROGRESS"):
         monkeypatch.delenv(name, raising=False)
     ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
+    got: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def read() -> None:
+        with suppress(OSError):  # the other end was closed
+            while part := os.read(ours, 1 << 16):
+                got.put(part.decode())
 
     def shown() -> str:
-        try:
-            return os.read(ours, 1 << 20).decode()
-        except BlockingIOError:
-            return ""
+        os.write(theirs, b"\0")  # comes after all that has been written
+        text = ""
+        while not text.endswith("\0"):
+            text += got.get(timeout=60)
+        return text[:-1]
 
+    reader = threading.Thread(target=read)  # a terminal that is not read blocks its writers after 4 KiB
+    reader.start()
     with os.fdopen(theirs, "w") as stream, monkeypatch.context() as within:
         within.setattr(sys, "stderr", stream)
         yield shown
+    reader.join()
     os.close(ours)
 
 
@@ -62,6 +72,16 @@ def slow_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CTarget, "build", built)
 
 
+def slow_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the capture, which ends where tracing begins, take some time."""
+
+    def begun(activity: Activity) -> None:
+        time.sleep(0.15)
+        doing(activity)
+
+    monkeypatch.setattr(region, "doing", begun)
+
+
 def compiled(width: int) -> torch.Tensor:
     """Compile a program with two kernels that no other test builds."""
 
@@ -72,6 +92,7 @@ def compiled(width: int) -> torch.Tensor:
 
 
 def test_a_compilation_says_what_it_does_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_capture(monkeypatch)
     slow_builds(monkeypatch)
     with terminal(monkeypatch) as shown_so_far:
         compiled(1013)
