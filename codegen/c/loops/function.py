@@ -25,6 +25,7 @@ from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
+from fusion.codegen.c.plan.ahead import LINE, rows_ahead
 from fusion.codegen.c.plan.cuts import cut
 from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.plan.idle import busy, within
@@ -77,6 +78,7 @@ class _Nest:
         runs: how the folds accumulate.
         kept: axes of scalar loops that no fold reduces.
         tiles: those of stores that are turned.
+        steps: the loop over steps of as many lanes as `runs` has shares, and the start of the current step.
     """
 
     levels: list[Level]
@@ -88,6 +90,7 @@ class _Nest:
     runs: Runs
     kept: tuple[KernelAxis, ...]
     tiles: Tiles | None = None
+    steps: tuple[Level, str] | None = None
 
 
 class _Function:
@@ -128,9 +131,9 @@ class _Function:
             self.converted = convert_halves(self.halves, self.lanes, extent, self.names, self.params, array)
         body += self.converted.before
         read: dict[Expr, Code] = {**dict(staged.items()), **self.converted.loads}
-        for sweep in self.sweeps:
+        for position, sweep in enumerate(self.sweeps):
             for piece, lanes in self._pieces(sweep):
-                body += self._sweep(piece, lanes, read)
+                body += self._sweep(piece, lanes, read, self.sweeps[:position])
         body += self.converted.after
         arrays = [*self.arrays, *(self.table_writer.arrays if self.table_writer is not None else ())]
         lines = self.grid.around(body, arrays, tabled)
@@ -167,8 +170,10 @@ class _Function:
         )
         return list(zip((p.sweep for p in pieces), extents, strict=True)) or [(sweep, None)]
 
-    def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, Code]) -> list[str]:
-        """Return the lines of one sweep.  All loads precede all stores."""
+    def _sweep(
+        self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, Code], earlier: Sequence[Sweep]
+    ) -> list[str]:
+        """Return the lines of one sweep, after those of `earlier`.  All loads precede all stores."""
         sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
         nest = self._open(sweep, lanes)
         nest.levels[-2 if limits else -1].before += limits
@@ -177,6 +182,7 @@ class _Function:
             self.writer.learn_here(value, text)
         if lanes is None:
             self._gather(sweep, nest)
+            self._fetch_ahead(sweep, nest, earlier)
         place = self._place(nest)
         for scan in sweep.scans:
             scanned = self.writer.write(scan.args, named=frozenset(scan.args))
@@ -198,6 +204,16 @@ class _Function:
         for value, element in learned:
             self.writer.learn(value, element)
         return render(nest.levels)
+
+    def _fetch_ahead(self, sweep: Sweep, nest: _Nest, earlier: Sequence[Sweep]) -> None:
+        """Fetch the next row, in steps, where a sweep reads the current one again."""
+        if nest.steps is None or nest.lane is None or nest.runs.shares is None or self.lanes.axis is not None:
+            return
+        level, start = nest.steps
+        for load, offset in rows_ahead(self.kernel, sweep, earlier, nest.lane).items():
+            lines = f"for (int l = 0; l < {nest.runs.shares}; l += {LINE // load.dtype.itemsize})"
+            next_row = f"{self.params[load.buffer]} + {self.writer.position(offset)}"
+            level.before.append(f"{lines} __builtin_prefetch({next_row} + {start} + l, 0, 2);")
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
         """Return the values that a sweep keeps, folds and stores; then computed offsets, and conditions, of stores."""
@@ -260,7 +276,7 @@ class _Function:
         scalar = (*around, *inside)
         runs = runs_of(sweep, [axis for axis in scalar if axis.symbol in sweep.over], lane)
         levels, depth = [Level()], {}
-        outer = part = tiles = None
+        outer = part = tiles = steps = None
         turned = None if lane is None or lanes is not None or inside else self._turned(sweep, scalar, lane)
         for axis in (*around, *((lane,) if lane is not None else ()), *inside):
             if outer is None and axis.symbol in sweep.over:
@@ -273,7 +289,9 @@ class _Function:
                     levels.append(Level(chunks))
                 part = levels[-1]
                 if runs.shares is not None:
-                    turns = turns_of(extent, axis.size, runs.shares, self.space.fresh(f"{extent.name}_"), part)
+                    start = self.space.fresh(f"{extent.name}_")
+                    turns = turns_of(extent, axis.size, runs.shares, start, part)
+                    steps = turns[0], start
             if turned is not None and axis is turned.axis and lane is not None:
                 chunks, extent = chunks_of(extent, axis.size, turned.length)
                 levels.append(Level(chunks))
@@ -284,7 +302,7 @@ class _Function:
             levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()
         kept = tuple(axis for axis in scalar if axis.symbol not in sweep.over)
         chunked = runs.length is not None or (part is not outer and not runs.alone)
-        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept, tiles)
+        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept, tiles, steps)
 
     def _turned(self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis) -> Turned | None:
         """Return the stores of a sweep to turn: those of lanes whose number is bounded."""

@@ -30,12 +30,14 @@ from tests.codegen.kernels.making import BF16, F64, I8, I64, assert_same, expect
 from tests.codegen.kernels.rows import column_shift
 
 
-def softmax_body(role: Role, index: sympy.Expr) -> tuple[Stmt, ...]:
+def softmax_body(role: Role, index: sympy.Expr, written: sympy.Expr | None = None) -> tuple[Stmt, ...]:
     x = load("x", index)
     m = Fold("m", "max", (x,), (r0,), F32)
     e = op("exp", op("sub", x, m.ref))
     s = Fold("s", "sum", (e,), (r0,), F32)
-    return in_loops(role, (r0,), [m], [s], [Store("out", index, op("truediv", e, s.ref))])
+    return in_loops(
+        role, (r0,), [m], [s], [Store("out", index if written is None else written, op("truediv", e, s.ref))]
+    )
 
 
 @REDUCED
@@ -134,6 +136,26 @@ def test_the_exponential_of_a_softmax_is_computed_once_and_in_vectors():
     assert suffix == "s"
     assert isinstance(text, str)
     assert re.search(r"pslld\s|\bshl\s+v", text)  # the exponents of the results, put in their places in a vector
+
+
+@REDUCED
+@pytest.mark.parametrize(
+    ("rows", "columns", "apart", "fetched"),
+    [
+        (300, 1000, 1000, True),
+        (300, 1000, 1003, True),  # rows with a gap between them
+        (200, 1000, 1000, False),  # less than a megabyte stays in the cache
+        (300, 1000, 1, False),  # rows that overlap
+        (8, 40_000, 40_000, False),  # two rows are too long for the cache
+    ],
+)
+def test_the_second_sweep_over_a_row_fetches_the_next_one(role, rows, columns, apart, fetched):
+    x = torch.randn(max(300_000, rows * apart)).as_strided((rows, columns), (apart, 1))
+    out = torch.empty(rows, columns)
+    body = softmax_body(role, apart * i0 + r0, columns * i0 + r0)
+    source = run({"x": x}, {"out": out}, [axis(i0, rows), axis(r0, columns, role)], *body)
+    assert source.count("__builtin_prefetch(x + ") == fetched
+    assert_close_to_exact(out, x.softmax(1), x.double().softmax(1))
 
 
 def norm_body(role: Role, n: int, row: sympy.Expr, weight: sympy.Expr) -> tuple[Stmt, ...]:
