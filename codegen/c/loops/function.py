@@ -25,7 +25,7 @@ from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
-from fusion.codegen.c.plan.ahead import LINE, rows_ahead
+from fusion.codegen.c.plan.ahead import LINE, gathered_ahead, rows_ahead
 from fusion.codegen.c.plan.cuts import cut
 from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.plan.idle import busy, within
@@ -36,14 +36,14 @@ from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_pl
 from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
-from fusion.codegen.c.text.code import Code, element_of
+from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
 from fusion.codegen.c.text.storage import HELD, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.scaled import factor_in_place, unconverted
 from fusion.lowering.expr import Expr, Load, make_cast, postorder
-from fusion.lowering.kernel import Kernel, KernelAxis, Store, spans
+from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, spans
 
 
 def loops_function(kernel: Kernel) -> str:
@@ -183,6 +183,7 @@ class _Function:
         if lanes is None:
             self._gather(sweep, nest)
             self._fetch_ahead(sweep, nest, earlier)
+            self._fetch_gathered(sweep, nest, earlier)
         place = self._place(nest)
         for scan in sweep.scans:
             scanned = self.writer.write(scan.args, named=frozenset(scan.args))
@@ -214,6 +215,20 @@ class _Function:
             lines = f"for (int l = 0; l < {nest.runs.shares}; l += {LINE // load.dtype.itemsize})"
             next_row = f"{self.params[load.buffer]} + {self.writer.position(offset)}"
             level.before.append(f"{lines} __builtin_prefetch({next_row} + {start} + l, 0, 2);")
+
+    def _fetch_gathered(self, sweep: Sweep, nest: _Nest, earlier: Sequence[Sweep]) -> None:
+        """Fetch rows of tables that later programs read."""
+        lanes, grid = self.lanes, [axis for axis in self.kernel.with_role(Role.GRID) if axis is not self.lanes.axis]
+        if nest.lane is None or lanes.block is not None or lanes.tile is not None or not grid:
+            return
+        for row in gathered_ahead(self.kernel, sweep, earlier, nest.lane, grid[-1]):
+            extend_spans(self.where, [row.position])
+            (first,) = self.writer.write([row.position])
+            per_line = LINE // row.load.dtype.itemsize
+            lines = f"for (int l = 0; l < {row.lines * per_line}; l += {per_line})"
+            depth = max((nest.depth.get(axis, 0) for axis in self.where[row.position]), default=0)
+            fetch = f"__builtin_prefetch({self.params[row.load.buffer]} + {first.at(SUM)} + l, 0, 2);"
+            nest.levels[depth].before.append(f"{lines} {fetch}")
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
         """Return the values that a sweep keeps, folds and stores; then computed offsets, and conditions, of stores."""

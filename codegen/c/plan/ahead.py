@@ -1,21 +1,27 @@
-"""Decides which rows are fetched ahead, into the cache, while the row before them is computed.
+"""Decides which rows are fetched ahead, into the cache, while rows before them are computed.
 
-A program that reads its row in several sweeps waits for memory in the first and for arithmetic in the others; the
-processor's own prefetching follows the loop that runs and stops where it ends.  The second sweep over a row therefore
-fetches the next one.
+Two kinds of rows, which the processor's own prefetching does not find:
+
+- A program that reads its row in several sweeps waits for memory in the first and for arithmetic in the others: that
+  prefetching follows the loop that runs and stops where it ends.  The second sweep over a row fetches the next one.
+- Rows of a table whose numbers are data (embeddings): a program fetches those that programs some way ahead will read.
+
+Measured figures are in docs/performance.md, "Rows that are fetched ahead".
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import sympy
 
 from fusion.codegen.c.plan.sweeps import Sweep
-from fusion.lowering.expr import Expr, Load, loads
-from fusion.lowering.indexing import coefficient
+from fusion.lowering.checks import CHECKED
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, free_axes, loads, postorder, rewrite
+from fusion.lowering.indexing import coefficient, stride_along
 from fusion.lowering.kernel import Kernel, KernelAxis, Role
 
 LINE = 64
@@ -27,6 +33,15 @@ LONGEST = 1 << 17
 
 LEAST = 1 << 20
 """The least bytes of a tensor whose rows are fetched ahead: a smaller one is in the L2 cache already."""
+
+FAR, MOST_LINES = 32, 256
+"""How many rows of a table lie between a row that is fetched and the row that is read; how many cache lines at most."""
+
+LINES = 16
+"""The most cache lines that are fetched of one row of a table: a kilobyte."""
+
+PLAIN = frozenset(("add", "sub", "mul", CHECKED))
+"""Operations of a position that cannot fail at any point."""
 
 
 def rows_ahead(kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: KernelAxis) -> dict[Load, sympy.Expr]:
@@ -47,12 +62,99 @@ def rows_ahead(kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: Ker
         index = load.index[0]
         if counts[load] != 1 or load.mask is not None or isinstance(index, Expr) or others & index.free_symbols:
             continue
-        size, step = prod(kernel.param(load.buffer).shape) * load.dtype.itemsize, coefficient(index, row)
-        if sympy.sympify(size).is_Integer and size < LEAST:
+        step = coefficient(index, row)
+        if not _is_large(kernel, load):
             continue
         if step is not None and coefficient(index, along) == 1 and _are_apart(step, lane.size, load.dtype.itemsize):
             ahead[load] = index.subs({row: row + 1, along: 0})
     return ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A row of a table that a later program reads.
+
+    Attributes:
+        load: the load that will read it.
+        position: the offset of its first element.
+        lines: the number of cache lines to fetch.
+    """
+
+    load: Load
+    position: Expr
+    lines: int
+
+
+def gathered_ahead(
+    kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: KernelAxis, row: KernelAxis
+) -> list[Gathered]:
+    """Return the rows of tables that a sweep fetches for later programs, which follow each other along `row`.
+
+    Args:
+        earlier: the sweeps of the kernel before this one.
+        lane: the axis along a row of a table.
+    """
+    known = {*loads(*(root for each in earlier for root in each.roots))}
+    inner = {axis.symbol: axis.size for axis in sweep.axes if axis != lane}
+    ahead = []
+    for load in loads(*sweep.roots):
+        index = load.index[0]
+        if load in known or not isinstance(index, Expr) or not _is_large(kernel, load):
+            continue
+        if stride_along(index, lane.symbol) != 1 or not _follows(kernel, index, row.symbol):
+            continue
+        lines = _lines_of(lane.size, load.dtype.itemsize)
+        rows = sympy.Mul(*(inner[axis] for axis in free_axes(index) & inner.keys()))
+        distance = max(1, min(FAR // int(rows), MOST_LINES // (int(rows) * lines))) if rows.is_Integer else 1
+        later = {row.symbol: sympy.Min(row.symbol + distance, row.size - 1), lane.symbol: sympy.Integer(0)}
+        ahead.append(Gathered(load, _at(index, later), lines))
+    return ahead
+
+
+def _is_large(kernel: Kernel, load: Load) -> bool:
+    """Return whether the tensor that a load reads may be larger than the L2 cache."""
+    size = sympy.sympify(prod(kernel.param(load.buffer).shape) * load.dtype.itemsize)
+    return not size.is_Integer or bool(size >= LEAST)
+
+
+def _follows(kernel: Kernel, index: Expr, row: sympy.Symbol) -> bool:
+    """Return whether a position can be computed for another point of `row`, from elements that are not written."""
+    parts = list(postorder(index))
+    if not all(
+        isinstance(e, Load | Const | IndexValue | Cast) or (isinstance(e, Op) and e.name in PLAIN) for e in parts
+    ):
+        return False
+    follows = False
+    for part in parts:
+        if isinstance(part, Load):
+            place = part.index[0]
+            if isinstance(place, Expr) or part.mask is not None or kernel.param(part.buffer).written:
+                return False
+            follows |= row in place.free_symbols
+    return follows
+
+
+def _at(index: Expr, point: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
+    """Return a position at another point, not checked: fetching what does not exist has no effect."""
+
+    def moved(node: Expr) -> Expr | None:
+        match node:
+            case Load(index=(sympy.Expr() as place,)):
+                return replace(node, index=(place.subs(point),))
+            case IndexValue(place):
+                return replace(node, index=place.subs(point))
+            case Op(name, (place, *_)) if name == CHECKED:
+                return place
+            case Op("add", (term, IndexValue(place))) if place == 0:
+                return term
+        return None
+
+    return rewrite([index], moved)[0]
+
+
+def _lines_of(length: sympy.Expr, itemsize: int) -> int:
+    """Return how many cache lines of a row are fetched; the processor finds the others itself."""
+    return min(LINES, -(-int(length) * itemsize // LINE)) if length.is_Integer else LINES
 
 
 def _are_apart(step: sympy.Expr, length: sympy.Expr, itemsize: int) -> bool:
