@@ -137,12 +137,38 @@ def fits(number: int | float, dtype: torch.dtype) -> bool:
     return (info.min or -info.max) <= number <= info.max
 
 
-def leaving_integers(parts: Callable[..., object]) -> Callable[..., object]:
-    """Return the decomposition `parts` of such an operation, which leaves calls on integers as they are."""
+def leaving_integers(op: OpOverload, parts: Callable[..., object]) -> Callable[..., object]:
+    """Return the decomposition `parts` of such an operation, which leaves calls on integers as they are.
+
+    The decomposition raises `Unsupported` for an operation that may write to its arguments (batch norm), because a
+    traced graph has no writes: then the whole region runs eagerly, and eager refuses the call.
+    """
 
     @wraps(parts)
     def decomposed(x: torch.Tensor, *args: object, **kwargs: object) -> object:
-        return parts(x, *args, **kwargs) if _has_floats(x.dtype) else NotImplemented
+        if _has_floats(x.dtype):
+            return parts(x, *args, **kwargs)
+        if op._schema.is_mutable:
+            raise Unsupported(f"{op.overloadpacket.__name__} of {x.dtype}")
+        return NotImplemented
+
+    return decomposed
+
+
+def of_matching_dtypes(parts: Callable[..., object]) -> Callable[..., object]:
+    """Return the decomposition `parts` of a batch norm, which raises `Unsupported` for dtypes that eager refuses.
+
+    On a CPU eager has no batch norm of complex numbers, and takes weights, biases and statistics of the input's dtype,
+    or of float32 beside 16-bit floats; PyTorch's trace accepts all.  Where in doubt, eager decides.
+    """
+
+    @wraps(parts)
+    def decomposed(x: torch.Tensor, *args: object, **kwargs: object) -> object:
+        accepted = {x.dtype, torch.float32} if x.dtype.itemsize == 2 else {x.dtype}
+        others = {arg.dtype for arg in (*args[:4], *kwargs.values()) if isinstance(arg, torch.Tensor)}
+        if x.device.type == "cpu" and (x.dtype.is_complex or not others <= accepted):
+            raise Unsupported(f"a batch norm of {', '.join(sorted(map(str, {x.dtype, *others})))}")
+        return parts(x, *args, **kwargs)
 
     return decomposed
 
