@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusion.lowering import rules
 from fusion.lowering.foreach import foreach_decompositions
-from fusion.lowering.refused_calls import FLOATS_ONLY, leaving_integers, of_matching_dtypes
+from fusion.lowering.refused_calls import leaving_refused, of_matching_dtypes
 from fusion.lowering.registry import RULES
 from fusion.lowering.without_library import WITHOUT_LIBRARY
 
@@ -416,4 +416,4 @@ def decompositions(*, exact: bool = False, library: bool = True) -> dict[OpOverl
     if not library:
         kept.update(WITHOUT_LIBRARY.items())
     overloads = ((target, parts) for target, parts in kept.items() if isinstance(target, OpOverload))
-    return {op: leaving_integers(op, parts) if op.overloadpacket in FLOATS_ONLY else parts for op, parts in overloads}
+    return {op: leaving_refused(op, parts) for op, parts in overloads}

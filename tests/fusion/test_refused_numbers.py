@@ -175,3 +175,30 @@ def test_the_reason_names_the_batch_norm_of_integers() -> None:
     fused = fusion.fuse(lambda x: F.batch_norm(x, statistics, statistics) * 2, options={"strict": True})
     with pytest.raises(BackendCompilerFailed, match=r"Unsupported: \w*batch_norm\w* of torch.int64"):
         fused(torch.ones(4, 4, dtype=torch.int64))
+
+
+OF_ONE_DTYPE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "addmm": lambda x, y: torch.addmm(y[0], x, x),
+    "heaviside": lambda x, y: torch.heaviside(x, y),
+    "index_add": lambda x, y: x.index_add(0, torch.arange(4), y),
+    "index_add_": lambda x, y: x.clone().index_add_(0, torch.arange(4), y) * 2,
+    "index_put": lambda x, y: x.index_put((torch.arange(4),), y),
+    "index_reduce": lambda x, y: x.index_reduce(0, torch.arange(4), y, "amin"),
+    "cross": lambda x, y: torch.linalg.cross(x[:, :3], y[:, :3]),
+    "weights of a loss": lambda x, y: F.nll_loss(x, torch.arange(4), y[0]),
+    "weights of a loss of pictures": lambda x, y: F.nll_loss(x[..., None], torch.arange(4)[:, None], y[0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_ONE_DTYPE)
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+def test_two_dtypes_are_refused_where_eager_has_one(name: str, dynamic: bool) -> None:
+    function = OF_ONE_DTYPE[name]
+    x = torch.arange(16.0).view(4, 4)
+    fused = fusion.fuse(function, dynamic=dynamic)
+    torch.testing.assert_close(fused(x, x + 1), function(x, x + 1))
+    for other in (torch.int64, torch.float64, torch.bool):
+        expected, error = refused(function, x, x.to(other)), refused(fused, x, x.to(other))
+        if not isinstance(error, TorchRuntimeError):  # Dynamo's, where PyTorch's trace refuses them, too
+            assert str(error) == str(expected)
