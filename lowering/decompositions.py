@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fusion.lowering import rules
 from fusion.lowering.foreach import foreach_decompositions
-from fusion.lowering.refused_calls import FLOATS_ONLY, leaving_integers
+from fusion.lowering.refused_calls import leaving_refused, of_matching_dtypes
 from fusion.lowering.registry import RULES
 from fusion.lowering.without_library import WITHOUT_LIBRARY
 
@@ -78,6 +78,13 @@ a few numbers per row, where it would save the full result of the call."""
 def _asserted(condition: torch.Tensor) -> None:
     """Assert with a message: PyTorch's trace takes an assertion without one for dead code."""
     aten._assert_async.msg(condition, "Expected Tensor with single nonzero value, but got zero")
+
+
+def _asserted_by(condition: torch.Tensor, message: str) -> object:
+    """Assert with eager's message, where PyTorch's trace of `one_hot` puts a name before it."""
+    if not message.startswith("one_hot: "):
+        return NotImplemented
+    return aten._assert_async.msg(condition, message.removeprefix("one_hot: "))
 
 
 def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
@@ -391,11 +398,13 @@ def decompositions(*, exact: bool = False, library: bool = True) -> dict[OpOverl
     if not exact:
         kept.update(OTHERWISE_ROUNDED.items())
     kept[aten._assert_async.default] = _asserted
+    kept[aten._assert_async.msg] = _asserted_by
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept[aten._neg_view.default] = torch.neg  # a view whose memory holds the numbers that it negates
     volumes = aten.upsample_nearest3d, aten._upsample_nearest_exact3d
-    formats = get_decompositions((*BATCH_NORMS, aten.channel_shuffle, *volumes))
+    formats = get_decompositions((aten.channel_shuffle, *volumes))
+    formats.update((op, of_matching_dtypes(parts)) for op, parts in get_decompositions(BATCH_NORMS).items())
     kept.update({target: _with_eager_format(parts) for target, parts in formats.items()})
     shuffled = aten.channel_shuffle.default
     kept[shuffled] = _not_aliasing(kept[shuffled])
@@ -407,4 +416,4 @@ def decompositions(*, exact: bool = False, library: bool = True) -> dict[OpOverl
     if not library:
         kept.update(WITHOUT_LIBRARY.items())
     overloads = ((target, parts) for target, parts in kept.items() if isinstance(target, OpOverload))
-    return {op: leaving_integers(parts) if op.overloadpacket in FLOATS_ONLY else parts for op, parts in overloads}
+    return {op: leaving_refused(op, parts) for op, parts in overloads}

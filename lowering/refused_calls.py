@@ -1,4 +1,4 @@
-"""Calls that eager refuses although PyTorch traces them: for a number too large, or integers where floats have to be.
+"""Calls that eager refuses although PyTorch traces them: for numbers too large, or the dtypes of their operands.
 
 Input: a call; one that eager refuses is refused here, too, so that it stays a call and raises eager's own error.
 """
@@ -6,7 +6,7 @@ Input: a call; one that eager refuses is refused here, too, so that it stays a c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 
 import sympy
@@ -75,14 +75,30 @@ FLOATS_ONLY: frozenset[OpOverloadPacket] = frozenset(
 """Operations that eager has for floating-point tensors only, although PyTorch's trace accepts integers."""
 
 
+OF_ONE_DTYPE: dict[OpOverloadPacket, tuple[int, int]] = {
+    aten.addmm: (0, 1),
+    aten.heaviside: (0, 1),
+    aten.index_add: (0, 3),
+    aten.index_put: (0, 2),
+    aten.index_reduce: (0, 3),
+    aten.linalg_cross: (0, 1),
+    aten.nll_loss2d_forward: (0, 2),
+    aten.nll_loss_forward: (0, 2),
+}
+"""Operations that eager refuses where two operands differ in dtype, although PyTorch's trace promotes them."""
+
+
 def refuse_as_eager(node: fx.Node) -> None:
     """Refuse a call that eager refuses, for the numbers or the dtypes of its arguments.
 
     Raises:
-        Unsupported: a number does not fit into the dtype of the result, or there are integers where only floats may be.
+        Unsupported: a number does not fit into the dtype of the result, there are integers where only floats may be, or
+            operands differ in dtype that may not.
     """
     _refuse_overflow(node)
-    _refuse_integers(node)
+    if isinstance(node.target, OpOverload):
+        values = [arg.meta.get("val") if isinstance(arg, fx.Node) else None for arg in node.args]
+        _refuse_dtypes(node.target.overloadpacket, values)
 
 
 def _refuse_overflow(node: fx.Node) -> None:
@@ -101,14 +117,14 @@ def _refuse_overflow(node: fx.Node) -> None:
             raise Unsupported(f"{number} does not fit into {val.dtype}")
 
 
-def _refuse_integers(node: fx.Node) -> None:
-    target = node.target
-    if isinstance(target, OpOverload) and target.overloadpacket in FLOATS_ONLY:
-        first = node.args[0]
-        assert isinstance(first, fx.Node)
-        dtype = first.meta["val"].dtype
-        if not _has_floats(dtype):
-            raise Unsupported(f"{target.overloadpacket.__name__} of {dtype}")
+def _refuse_dtypes(packet: OpOverloadPacket, values: Sequence[object]) -> None:
+    """Refuse integers where eager has floats only, and two dtypes where it has one."""
+    dtypes = [value.dtype if isinstance(value, torch.Tensor) else None for value in values]
+    if packet in FLOATS_ONLY and dtypes[0] is not None and not _has_floats(dtypes[0]):
+        raise Unsupported(f"{packet.__name__} of {dtypes[0]}")
+    one, other = (dtypes[k] if k < len(dtypes) else None for k in OF_ONE_DTYPE.get(packet, (0, 0)))
+    if one is not None and other is not None and one is not other:
+        raise Unsupported(f"{packet.__name__} of {one} and {other}")
 
 
 def refuse_wide(number: sympy.Expr) -> None:
@@ -137,12 +153,42 @@ def fits(number: int | float, dtype: torch.dtype) -> bool:
     return (info.min or -info.max) <= number <= info.max
 
 
-def leaving_integers(parts: Callable[..., object]) -> Callable[..., object]:
-    """Return the decomposition `parts` of such an operation, which leaves calls on integers as they are."""
+def leaving_refused(op: OpOverload, parts: Callable[..., object]) -> Callable[..., object]:
+    """Return the decomposition `parts` of an operation, which leaves calls as they are whose dtypes eager refuses.
+
+    The decomposition raises `Unsupported` for an operation that may write to its arguments (batch norm), because a
+    traced graph has no writes: then the whole region runs eagerly, and eager refuses the call.
+    """
+    if op.overloadpacket not in FLOATS_ONLY and op.overloadpacket not in OF_ONE_DTYPE:
+        return parts
+
+    @wraps(parts)
+    def decomposed(*args: object, **kwargs: object) -> object:
+        try:
+            _refuse_dtypes(op.overloadpacket, args)
+        except Unsupported:
+            if op._schema.is_mutable:
+                raise
+            return NotImplemented
+        return parts(*args, **kwargs)
+
+    return decomposed
+
+
+def of_matching_dtypes(parts: Callable[..., object]) -> Callable[..., object]:
+    """Return the decomposition `parts` of a batch norm, which raises `Unsupported` for dtypes that eager refuses.
+
+    On a CPU eager has no batch norm of complex numbers, and takes weights, biases and statistics of the input's dtype,
+    or of float32 beside 16-bit floats; PyTorch's trace accepts all.  Where in doubt, eager decides.
+    """
 
     @wraps(parts)
     def decomposed(x: torch.Tensor, *args: object, **kwargs: object) -> object:
-        return parts(x, *args, **kwargs) if _has_floats(x.dtype) else NotImplemented
+        accepted = {x.dtype, torch.float32} if x.dtype.itemsize == 2 else {x.dtype}
+        others = {arg.dtype for arg in (*args[:4], *kwargs.values()) if isinstance(arg, torch.Tensor)}
+        if x.device.type == "cpu" and (x.dtype.is_complex or not others <= accepted):
+            raise Unsupported(f"a batch norm of {', '.join(sorted(map(str, {x.dtype, *others})))}")
+        return parts(x, *args, **kwargs)
 
     return decomposed
 

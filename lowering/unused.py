@@ -1,11 +1,13 @@
 """Results that nothing reads, but whose computation checks data: eager computes them, and raises an error.
 
 `KEEP` is an operation without a result that reads a tensor and has, to the passes over a graph, an effect.  A program
-keeps it where the tensor is computed for it alone, with a check on the way.
+keeps it where the tensor is computed for it alone, with a check on the way, or by a library call of data that the
+library may refuse.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -15,7 +17,7 @@ from fusion.lowering.checks import CHECKED
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Expr, Op, postorder
 from fusion.lowering.live import without_dead_nodes
-from fusion.lowering.program import BufferRef, Extern, Node, Program, reads, writes
+from fusion.lowering.program import Buffer, BufferRef, Extern, Node, Program, reads, writes
 from fusion.lowering.value import Value
 
 _LIBRARY: Final = torch.library.Library("fusion", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's own
@@ -26,6 +28,11 @@ KEEP: Final = torch.ops.fusion.keep.default
 """Reads a tensor, of any shape and dtype, and returns nothing."""
 
 fx.node.has_side_effect(KEEP)
+
+CHECKING = frozenset(
+    {"bernoulli", "binary_cross_entropy", "histc", "histogram", "histogramdd", "multinomial", "normal", "poisson"}
+)
+"""Functions that refuse some floats; others may refuse integers, their positions."""
 
 
 def keep(value: Value) -> Extern:
@@ -43,7 +50,7 @@ def without_needless_keeps(program: Program) -> Program:
     rest = without_dead_nodes(program.edited(node for node in program.nodes if not _is_keep(node)))
     live = {name for node in rest.nodes for name in writes(node)}
     writers = {name: node for node in program.nodes for name in writes(node) if name not in live}
-    needless = {id(call) for call in calls if not _needs_checks(call, writers)}
+    needless = {id(call) for call in calls if not _needs_checks(call, writers, program.buffers)}
     return program.edited(node for node in program.nodes if id(node) not in needless)
 
 
@@ -51,8 +58,8 @@ def _is_keep(node: Node) -> bool:
     return isinstance(node, Extern) and node.target is KEEP
 
 
-def _needs_checks(call: Node, writers: dict[str, Node]) -> bool:
-    """Return whether one of the dead nodes that a call depends on checks data."""
+def _needs_checks(call: Node, writers: Mapping[str, Node], buffers: Mapping[str, Buffer]) -> bool:
+    """Return whether one of the dead nodes that a call depends on checks data, or is a call that may refuse them."""
     stack, seen = list(reads(call)), set[str]()
     while stack:
         name = stack.pop()
@@ -60,14 +67,34 @@ def _needs_checks(call: Node, writers: dict[str, Node]) -> bool:
         if node is None or name in seen:
             continue
         seen.add(name)
-        if not isinstance(node, Extern | Chunked) and _checks(node.exprs):
+        if isinstance(node, Extern):
+            if _may_refuse(node, buffers):
+                return True
+        elif not isinstance(node, Chunked) and _checks(node.exprs):
             return True
         stack += reads(node)
     return False
+
+
+def _may_refuse(call: Extern, buffers: Mapping[str, Buffer]) -> bool:
+    """Return whether a library call looks at integers, which may be positions, or at floats that may be refused."""
+    if call.is_view:
+        return False
+    name = getattr(getattr(call.target, "overloadpacket", call.target), "__name__", "")
+    return name.rstrip("_") in CHECKING or any(is_integral(buffers[source].dtype) for source in call.reads)
+
+
+def is_integral(dtype: torch.dtype) -> bool:
+    """Return whether tensors of a dtype hold integers or bools.
+
+    >>> is_integral(torch.bool), is_integral(torch.bfloat16)
+    (True, False)
+    """
+    return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _checks(exprs: tuple[Expr, ...]) -> bool:
     return any(isinstance(part, Op) and part.name == CHECKED for part in postorder(*exprs))
 
 
-__all__ = ["KEEP", "keep", "without_needless_keeps"]
+__all__ = ["CHECKING", "KEEP", "is_integral", "keep", "without_needless_keeps"]

@@ -20,10 +20,7 @@ from torch import fx
 from torch._dynamo.output_graph import OutputGraph
 
 from fusion.dynamo.writes import written_by
-from fusion.lowering.unused import KEEP
-
-CHECKING = frozenset({"bernoulli", "binary_cross_entropy", "histc", "histogram", "multinomial", "normal"})
-"""Functions that refuse some floats."""
+from fusion.lowering.unused import CHECKING, KEEP, is_integral
 
 
 def keep_unused_results(graph: fx.GraphModule) -> None:
@@ -44,7 +41,7 @@ def keep_unused_results(graph: fx.GraphModule) -> None:
     unused = _unused(graph.graph)
     kept = [node for node in graph.graph.nodes if node in unused and not node.users and _may_refuse(node, unused)]
     for node in kept:
-        _keep(node)
+        _keep(_result(node), node)
     if kept:
         graph.recompile()
 
@@ -61,7 +58,7 @@ def unused_elements_kept() -> Iterator[None]:
         unused = _unused(output.graph)
         for node in list(output.graph.find_nodes(op="call_function", target=operator.getitem)):
             if not node.users and _may_refuse(node, unused):
-                _keep(node)
+                _keep(node, node)
         drop(output)
 
     with mock.patch.object(OutputGraph, "remove_unused_graphargs", keep_elements):
@@ -77,16 +74,22 @@ def _unused(graph: fx.Graph) -> set[fx.Node]:
     return unused
 
 
-def _keep(node: fx.Node) -> None:
+def _keep(result: fx.Node, node: fx.Node) -> None:
+    """Read a result of a node after it."""
     with node.graph.inserting_after(node):
-        call = node.graph.call_function(KEEP, (node,))
+        call = node.graph.call_function(KEEP, (result,))
         call.meta.update({key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta})
         call.meta["example_value"] = None
 
 
+def _result(node: fx.Node) -> fx.Node:
+    """Return what a call computes; that of an assignment (`x[i] = y`), which returns nothing, is what it updates."""
+    return node.args[0] if node.target is operator.setitem and isinstance(node.args[0], fx.Node) else node
+
+
 def _may_refuse(node: fx.Node, unused: set[fx.Node]) -> bool:
     """Return whether a result, a dense tensor that updates no other, depends on data that may be refused."""
-    value, written = node.meta.get("example_value"), written_by(node)
+    value, written = _result(node).meta.get("example_value"), written_by(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     if written is not None and written not in unused:
@@ -106,4 +109,4 @@ def _may_refuse(node: fx.Node, unused: set[fx.Node]) -> bool:
 
 def _holds_integers(node: fx.Node) -> bool:
     value = node.meta.get("example_value")
-    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
+    return isinstance(value, torch.Tensor) and is_integral(value.dtype)

@@ -155,4 +155,23 @@ GRADIENTS = {
         calls=({"A": 0, "B": 1, "C": 8},),
         backward=True,
     ),
+    "the gradient of a product of vectors of which one number is read": Program(
+        inputs=(
+            Input("x1", ("C", "B", 1), torch.float64, grad=True),
+            Input("x3", (1, "A"), torch.float64, layout="padded", values="positive", grad=True),
+            Input("x4", (), torch.bfloat16, grad=True),
+        ),
+        source="""
+            t0 = (x1 @ x3).reshape(-1)
+            t1 = t0[n % t0.shape[0]] * torch.clamp(1 / (x4.norm() + 0.5), max=1.0)
+            t2 = (x1.logit(0.1) * 2).contiguous()
+            t3 = torch.cat([t2, t2[:1].expand(3, *t2.shape[1:])], 0)
+            return (t1, t3, *torch.var_mean(t2, 2, correction=0),)
+        """,
+        calls=({"A": 16, "B": 40, "C": 4, "n": -5}, {"A": 15, "B": 42, "C": 5, "n": -8}),
+        dynamic=True,
+        backward=True,
+        seed=513,
+        integers=("n",),
+    ),
 }

@@ -211,6 +211,39 @@ def test_results_that_nothing_reads_are_checked(name: str, trains: bool) -> None
         assert torch.equal(x.grad, torch.full_like(x, 2))
 
 
+def assigned(x: Tensor, rows: Tensor, values: Tensor) -> None:
+    changed = x.clone()
+    changed[rows] = values
+
+
+BY_THE_LIBRARY: dict[str, tuple[Callable[[Tensor], object], Tensor, Tensor]] = {
+    # of a tensor that eager accepts, and one that it refuses
+    "offsets": (lambda n: F.embedding_bag(integers(0, 1, 2), TABLE, n, mode="sum"), integers(0, 2), integers(1, 2)),
+    "lengths": (lambda n: torch.segment_reduce(SIX, "sum", lengths=n), integers(2, 4), integers(2, 5)),
+    "sorter": (lambda n: torch.searchsorted(SIX, SIX, sorter=n), torch.arange(6), torch.arange(6) + 1),
+    "rates": (lambda n: torch.poisson(n) + 1, floats(1, 2), floats(1, -2)),
+    "assignments": (lambda n: assigned(TABLE, TABLE > 2, n), torch.ones(9), torch.ones(8)),
+    "assigned rows": (lambda n: assigned(TABLE, n, TABLE[:2] * 2), integers(0, 2), integers(0, 4)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", BY_THE_LIBRARY)
+def test_results_that_nothing_reads_are_checked_where_the_library_computes_them(name: str, dynamic: bool) -> None:
+    unused, accepted, refused = BY_THE_LIBRARY[name]
+
+    def program(x: Tensor, n: Tensor) -> Tensor:
+        unused(n)
+        return x * 2
+
+    fused = fusion.fuse(program, dynamic=dynamic)
+    for _ in range(2):
+        assert torch.equal(fused(TABLE, accepted), TABLE * 2)
+        for each in (program, fused):
+            with pytest.raises((RuntimeError, IndexError)):
+                each(TABLE, refused)
+
+
 PARTLY_READ: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rows": lambda x, i: (x[i] * 2)[:1],
     "one row": lambda x, i: x[i].unbind(0)[0] * 2,

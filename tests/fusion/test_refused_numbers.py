@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.exc import TorchRuntimeError
+from torch._dynamo.exc import BackendCompilerFailed, TorchRuntimeError
 
 import fusion
 from tests.fusion.test_out_of_range import Function, refused
@@ -137,3 +137,68 @@ def test_integers_are_refused_where_eager_has_floats_only(name: str, trains: boo
         fusion.fuse(program)(x, weight)
     if not isinstance(raised.value, TorchRuntimeError):  # Dynamo's, where PyTorch's trace refuses them, too
         assert str(raised.value) == str(expected.value)
+
+
+NORMS: dict[str, tuple[torch.dtype, torch.dtype, torch.dtype]] = {
+    # of the input, of the weights, of the statistics
+    "statistics too wide": (torch.float32, torch.float32, torch.float64),
+    "weights too wide": (torch.bfloat16, torch.float64, torch.float32),
+    "narrow parameters": (torch.float64, torch.float32, torch.float32),
+    "complex": (torch.complex64, torch.complex64, torch.complex64),
+}
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
+@pytest.mark.parametrize("name", NORMS)
+def test_batch_norms_of_dtypes_that_eager_refuses_are_refused(name: str, training: bool) -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, mean, mean + 1, weight, weight, training=training).relu()
+
+    dtypes = NORMS[name]
+    x, weight, mean = torch.ones(4, 3, dtype=dtypes[0]), torch.ones(3, dtype=dtypes[1]), torch.ones(3, dtype=dtypes[2])
+    assert str(refused(fusion.fuse(norm), x, weight, mean)) == str(refused(norm, x, weight, mean))
+
+
+def test_batch_norms_of_narrow_floats_and_wide_parameters_are_compiled() -> None:
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, None, None, weight, weight, training=True).sin()
+
+    fused = fusion.fuse(norm, options={"strict": True})
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        x, weight = torch.arange(12.0).view(4, 3).to(dtype), torch.ones(3)
+        torch.testing.assert_close(fused(x, weight), norm(x, weight))
+    assert not fusion.report(fused).externs
+
+
+def test_the_reason_names_the_batch_norm_of_integers() -> None:
+    statistics = torch.ones(4, dtype=torch.int64)
+    fused = fusion.fuse(lambda x: F.batch_norm(x, statistics, statistics) * 2, options={"strict": True})
+    with pytest.raises(BackendCompilerFailed, match=r"Unsupported: \w*batch_norm\w* of torch.int64"):
+        fused(torch.ones(4, 4, dtype=torch.int64))
+
+
+OF_ONE_DTYPE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "addmm": lambda x, y: torch.addmm(y[0], x, x),
+    "heaviside": lambda x, y: torch.heaviside(x, y),
+    "index_add": lambda x, y: x.index_add(0, torch.arange(4), y),
+    "index_add_": lambda x, y: x.clone().index_add_(0, torch.arange(4), y) * 2,
+    "index_put": lambda x, y: x.index_put((torch.arange(4),), y),
+    "index_reduce": lambda x, y: x.index_reduce(0, torch.arange(4), y, "amin"),
+    "cross": lambda x, y: torch.linalg.cross(x[:, :3], y[:, :3]),
+    "weights of a loss": lambda x, y: F.nll_loss(x, torch.arange(4), y[0]),
+    "weights of a loss of pictures": lambda x, y: F.nll_loss(x[..., None], torch.arange(4)[:, None], y[0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", OF_ONE_DTYPE)
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+def test_two_dtypes_are_refused_where_eager_has_one(name: str, dynamic: bool) -> None:
+    function = OF_ONE_DTYPE[name]
+    x = torch.arange(16.0).view(4, 4)
+    fused = fusion.fuse(function, dynamic=dynamic)
+    torch.testing.assert_close(fused(x, x + 1), function(x, x + 1))
+    for other in (torch.int64, torch.float64, torch.bool):
+        expected, error = refused(function, x, x.to(other)), refused(fused, x, x.to(other))
+        if not isinstance(error, TorchRuntimeError):  # Dynamo's, where PyTorch's trace refuses them, too
+            assert str(error) == str(expected)

@@ -127,6 +127,18 @@ def test_the_error_is_eagers_for_sizes_that_vary() -> None:
 BAD = torch.tensor([1, 90, 0])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_classes_beyond_those_of_one_hot_are_refused(dynamic: bool) -> None:
+    def classes(i: Tensor) -> Tensor:
+        return F.one_hot(i, 5)[..., 1:].float().sum(0)
+
+    fused = fusion.fuse(classes, dynamic=dynamic, options={"strict": True})
+    for beyond in (5, -1):
+        for i in (torch.tensor([1, beyond, 0]), torch.tensor([[0, 9, 4], [0, 9, beyond]])[:, ::2].t()):
+            assert str(refused(fused, i)) == str(refused(classes, i))
+    assert torch.equal(fused(torch.arange(5)), classes(torch.arange(5)))
+
+
 def test_wordings_have_numbers_of_their_own() -> None:
     numbers = {int(wording.number(dim).value): (wording, dim) for wording in Wording for dim in (0, 1, 63)}
     assert len(numbers) == 3 * len(Wording)

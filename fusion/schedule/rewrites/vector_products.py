@@ -118,7 +118,7 @@ def _arranging(program: Program, product: Contract, rates: Rates) -> float:
     for side in (product.lhs, product.rhs):
         read, total = 0, 0.0
         for load in loads(side):
-            if not over & free_axes(load):
+            if not load.index or not over & free_axes(load):  # a number may be read under a mask along the sum
                 continue
             last, size = load.index[-1], _bytes(program, load.buffer)
             across = isinstance(last, sympy.Expr) and not last.free_symbols & over
@@ -146,7 +146,8 @@ def _bytes(program: Program, name: str) -> int:
 def _is_read_along_rows(program: Program, product: Contract, matrix: Expr, across: Sequence[sympy.Symbol]) -> bool:
     """Return whether the largest tensor that a side reads is consecutive along the sum."""
     over, columns = {axis.symbol for axis in product.over}, set(across)
-    elements = [load for load in loads(matrix) if over & free_axes(load) and columns & free_axes(load)]
+    read = (load for load in loads(matrix) if load.index)
+    elements = [load for load in read if over & free_axes(load) and columns & free_axes(load)]
     if not elements or product.accumulate is not torch.float32:
         return False
     counts = {load: program.buffers[load.buffer].numel for load in elements}
