@@ -148,15 +148,6 @@ def test_programs_that_pytorch_compiles_have_a_report() -> None:
     assert len(fusion.report(function).kernels) == 1
 
 
-def test_modules_compiled_in_place_share_the_report_of_their_code() -> None:
-    torch._dynamo.reset()
-    modules = [Scaled(), Scaled()]
-    for module in modules:
-        module.compile(backend="fusion", options={"workspace": 1 << 20})
-        module(torch.ones(2, 3))
-        assert fusion.report(module).kernels
-
-
 def test_graph_breaks_are_in_the_report_of_what_pytorch_compiles() -> None:
     def broken(x: Tensor) -> Tensor:
         x = x.sin()
