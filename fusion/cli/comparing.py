@@ -18,14 +18,21 @@ from fusion.waiting import waiting
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Print how far each result is from eager and float64; exit with 1 if one is too far, or nothing was compiled."""
+    """Print how far each result is from eager and float64; exit with 1 if one is too far, or none was compiled."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("verifying"):
             compare = verified(case.program, **_tolerances(arguments), **case.settings)
             agreement = compare(*case.inputs, **case.kwargs)
     if arguments.json:
-        print_json({"agrees": agreement.agrees, "compiled": agreement.compiled, "values": agreement.values, "note": agreement.note})
+        print_json(
+            {
+                "agrees": agreement.agrees,
+                "compiled": agreement.compiled,
+                "values": agreement.values,
+                "note": agreement.note,
+            }
+        )
     else:
         print(agreement)
     _show_page(arguments, agreement, agreement)
@@ -41,7 +48,7 @@ def _show_page(arguments: argparse.Namespace, outcome: Agreement | Bisection, co
 
 
 def bisect(arguments: argparse.Namespace) -> int:
-    """Print the pass or kernel that makes results differ from eager; exit with 1 if they differ, or nothing was compiled."""
+    """Print what makes results differ from eager; exit with 1 if they differ, or if nothing was compiled."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("bisecting"):
