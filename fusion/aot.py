@@ -37,7 +37,7 @@ from fusion.lowering.printer import format_kernel
 from fusion.options import Options
 from fusion.prewarm import ours
 from fusion.region import RegionCompiler, compile_anew
-from fusion.reports import Reports
+from fusion.reports import RegionReports, Reports
 from fusion.runtime import Boxed
 from fusion.runtime.recording import Recorder
 from fusion.schedule import Schedule
@@ -201,8 +201,10 @@ class _Backend:
     regions: RegionCompiler
 
     @traced_as_eager()
-    def __call__(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        return self.regions.compile(graph, inputs, self, alone=True)
+    def __call__(
+        self, graph: fx.GraphModule, inputs: Sequence[object], within: RegionReports | None = None
+    ) -> Callable[..., object]:
+        return self.regions.compile(graph, inputs, self, within=within)
 
 
 def _run(

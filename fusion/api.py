@@ -17,12 +17,14 @@ from torch._dynamo import trace_rules
 from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend, backend_of
+from fusion.callers import calls_of
 from fusion.diagnosis.certifying import certify
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.agreement import cotangent
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.measurement import Measurement
+from fusion.inspect.report import Report
 from fusion.options import Options, options_of, torch_settings
 from fusion.region import compile_anew
 from fusion.uncaptured import unwatched, watch_forward, watch_steps, watched
@@ -131,6 +133,7 @@ def fuse(
         raise TypeError(f"fuse takes an nn.Module or a function, got {type(program).__name__}")
     backend = Backend.shared(_code_of(program), read, fullgraph)
     compiled = torch.compile(program, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    calls_of(compiled)  # they begin now
     name = getattr(program, "__qualname__", type(program).__qualname__)
     compiled = watched(compiled, backend, inspect.unwrap(program), name.rpartition("<locals>.")[2])
     compiled._fusion_backend = backend  # type: ignore[attr-defined]  # for `report`
@@ -211,6 +214,7 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgra
         fused.compile(backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     compiled = fused._compiled_call_impl
     assert callable(compiled)
+    calls_of(compiled)  # they begin now
     fused._compiled_call_impl = watched(compiled, backend, fused, type(module).__name__)
     watch_steps(fused)
     watch_forward(fused)
@@ -249,17 +253,16 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
 def report(fused: Callable[..., object]) -> Explanation:
     """Report the compilations so far of a compiled program, without running anything.
 
-    Compiled code belongs to the program text: modules of one class, or the results of fusing one function twice, share
-    it and its report.  What `torch.compile(program, backend="fusion")` returns has a report of its own.  Kernels have
-    their predicted times; `explain(program, measure=True)` measures them.
+    Kernels have their predicted times; `explain(program, measure=True)` measures them.
 
     Args:
         fused: the result of `fuse` or of `torch.compile(…, backend="fusion")`, or a module on which
             `compile(backend="fusion")` was called; whether it has been called or not.
 
     Returns:
-        Every graph compiled so far, forward and backward, in the order of compilation, and the places at which the
-            program leaves its graphs (`graph_breaks`).
+        Every graph that this program has run so far, forward and backward, in the order of its first calls, and the
+            places at which the program leaves its graphs (`graph_breaks`).  Equal programs, such as two modules of a
+            class, share compiled graphs; each reports those that its own calls run.
 
     Raises:
         TypeError: `fused` was not compiled by this compiler.
@@ -278,7 +281,11 @@ def report(fused: Callable[..., object]) -> Explanation:
             f'report takes what fuse or torch.compile(…, backend="fusion") returned, got {type(fused).__name__};'
             " for another program call fusion.explain(program)(*args)"
         )
-    return replace(_explanation(backend, _program_of(fused), backend.since), called=False)
+    calls = calls_of(fused)
+    if calls is None:  # of Dynamo's `aot_compile`: what was compiled is its own
+        return replace(_explanation(tuple(backend.reports), _program_of(fused), backend.since), called=False)
+    since = min(backend.since, calls.since) if calls.reports else calls.since
+    return replace(_explanation(calls.reports, _program_of(fused), since), called=False)
 
 
 def _program_of(compiled: Callable[..., object]) -> Callable[..., object]:
@@ -336,7 +343,7 @@ def explain(
         result = compile_anew(program, backend, **torch_settings(settings))(*args, **kwargs)
         if measure or backward:
             _backward(result, program, args, kwargs)
-        explanation = _explanation(backend, program, start)
+        explanation = _explanation(tuple(backend.reports), program, start)
         if measurement is not None:
             explanation = replace(explanation, graphs=measurement.measured(explanation.graphs))
         if verify:
@@ -395,8 +402,7 @@ def _backward(result: object, program: Callable[..., object], *given: object) ->
         torch.autograd.grad(starts, wanted, [cotangent(each) for each in starts], allow_unused=True)
 
 
-def _explanation(backend: Backend, program: Callable[..., object], since: float) -> Explanation:
-    """All that `backend` reports, and where the program leaves its graphs otherwise."""
-    graphs = tuple(backend.reports)
+def _explanation(graphs: tuple[Report, ...], program: Callable[..., object], since: float) -> Explanation:
+    """The reports of a program, and where it leaves its graphs otherwise."""
     known = [graph.graph_break for graph in graphs if graph.graph_break is not None]
     return Explanation(graphs, other_breaks(codes_of(program), since, known))

@@ -6,35 +6,32 @@ cause is raised instead.
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import CodeType
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list, _TorchDynamoContext
 
 from fusion.attention import Chooser
+from fusion.callers import context_of
 from fusion.close_calls import CLOCK
 from fusion.graph_cache.carried import take_part
 from fusion.graph_compiler import GraphCompiler
-from fusion.inspect.breaks import codes_of
 from fusion.inspect.report import Report
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import FusionWarning
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
 from fusion.precompiled import Precompiled, is_asked_for, precompile
-from fusion.prewarm import code_of_frame, ours
+from fusion.prewarm import ours
 from fusion.region import RegionCompiler
-from fusion.reports import Reports
+from fusion.reports import RegionReports, Reports
 from fusion.runtime.recording import forget_recordings
 from fusion.schedule.overrides import PRICED, Overrides
 
@@ -100,13 +97,13 @@ class Backend:
 
     @traced_as_eager()
     def __call__(
-        self, graph: fx.GraphModule, example_inputs: Sequence[object], *, alone: bool = True
+        self, graph: fx.GraphModule, example_inputs: Sequence[object], *, within: RegionReports | None = None
     ) -> Callable[..., object]:
-        """Compile a region that Dynamo captured; not `alone` if it is a part of a region captured before."""
+        """Compile a region that Dynamo captured; `within`: the region, captured before, that it is a part of."""
         with CLOCK.compiling():
-            if alone and is_asked_for():
-                return precompile(self._regions, graph, example_inputs, partial(self, alone=False))
-            return self._regions.compile(graph, example_inputs, partial(self, alone=False), alone=alone)
+            if within is None and is_asked_for():
+                return precompile(self._regions, graph, example_inputs, self)
+            return self._regions.compile(graph, example_inputs, self, within=within)
 
 
 @ours
@@ -139,15 +136,14 @@ def fusion_backend(
     if not hasattr(caller, KEPT):
         setattr(caller, KEPT, Backend(read))
     backend: Backend = getattr(caller, KEPT)
-    _BY_CODE[code_of_frame(), read] = backend
     return backend(graph, example_inputs)
 
 
 def backend_of(compiled: object) -> Backend | None:
     """Return the backend of a program that `fuse`, `torch.compile(…, backend="fusion")` or `Module.compile` returned.
 
-    One of `torch.compile` that was not called has no backend yet, so that an unused one is returned.  None for anything
-    else.
+    One of `torch.compile` for which nothing was compiled, as yet or because the code of an equal program was, has no
+    backend, so that an unused one is returned.  None for anything else.
     """
     own = getattr(compiled, KEPT, None)
     if isinstance(own, Backend):
@@ -155,31 +151,16 @@ def backend_of(compiled: object) -> Backend | None:
     precompiled = getattr(getattr(compiled, "_artifacts", None), "compiled_fn", None)  # of Dynamo's `aot_compile`
     if isinstance(precompiled, Precompiled):
         return Backend.of(precompiled.regions)
-    call = compiled._compiled_call_impl if isinstance(compiled, torch.nn.Module) else compiled
-    held = [
-        getattr(compiled, "dynamo_ctx", None),
-        *(cell.cell_contents for cell in getattr(call, "__closure__", None) or ()),
-    ]
-    context = next((each for each in held if isinstance(each, _TorchDynamoContext)), None)
-    wrapper = getattr(context, "callback", None)
+    wrapper = getattr(context_of(compiled), "callback", None)
     while wrapper is not None and not isinstance(wrapper, torch._TorchCompileWrapper):
         wrapper = getattr(wrapper, "_torchdynamo_orig_backend", None)
     if wrapper is None or wrapper.compiler_fn is not fusion_backend:
         return None
-    if isinstance(kept := getattr(wrapper, KEPT, None), Backend):
-        return kept
-    read = Options.read(**wrapper.kwargs)
-    program = inspect.unwrap(getattr(compiled, "_orig_mod", compiled))  # type: ignore[arg-type]  # it can be called
-    compiled_codes = filter(_debug_get_cache_entry_list, codes_of(program))  # once for all programs, until a reset
-    shared = (_BY_CODE.get((code, read)) for code in compiled_codes)
-    return next((backend for backend in shared if backend is not None), None) or Backend(read)
+    kept = getattr(wrapper, KEPT, None)
+    return kept if isinstance(kept, Backend) else Backend(Options.read(**wrapper.kwargs))
 
 
 take_part()
-
-_BY_CODE: WeakValueDictionary[tuple[CodeType | None, Options], Backend] = WeakValueDictionary()
-"""The backends of programs that `torch.compile` returned, by the code of the frames that they compiled."""
-
 
 KEPT = "_fusion_backend"
 """The attribute that holds the backend, on results of `fuse` and on PyTorch's wrapper of a backend."""

@@ -7,6 +7,7 @@ the rate of additions, and the rate of GEMMs by dtype.  It takes less than a min
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.calibration import Figures
 from fusion.codegen.tuning.timing import median_time
+from fusion.lowering.errors import FusionError, FusionWarning
 from fusion.options import Options
 from fusion.schedule.overrides import ONE_KERNEL, Overrides
 
@@ -61,6 +63,7 @@ def calibrate(device: str) -> tuple[Figures, Path]:
 
     Raises:
         BuildError: the cache directory cannot be written.
+        FusionError: nothing can be compiled here.
     """
     place = torch.device(device)
     if device == "cpu":
@@ -197,7 +200,13 @@ def _powers(x: torch.Tensor, start: float) -> torch.Tensor:
 def _time(function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]) -> float:
     """Return the microseconds of the one kernel of a function."""
     torch._dynamo.reset()
-    (kernel,) = fusion.explain(function, measure=True, dynamic=False)(*inputs).kernels
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FusionWarning)  # the error below says the same
+        explanation = fusion.explain(function, measure=True, dynamic=False)(*inputs)
+    if not explanation.kernels:
+        failure = next((graph.failure.partition("\n")[0] for graph in explanation.graphs if graph.failure), "no kernel")
+        raise FusionError(f"there is nothing to measure: {failure}", hint="`fusion doctor` says what is missing")
+    (kernel,) = explanation.kernels
     assert kernel.measured is not None, "a kernel that was compiled is measured"
     return kernel.measured
 

@@ -135,9 +135,11 @@ class GraphCompiler:
         Such calls are legal, so they run eagerly under strict, too; launches that are refused raise there.
         """
         instead: list[Boxed] = []
+        region = self.reports.current
 
         def eagerly(reason: Exception) -> Boxed:
-            return self._eagerly(graph(), f"{label}, called", reason)
+            with self.reports.again(region):
+                return self._eagerly(graph(), f"{label}, called", reason)
 
         def refused(refusal: BuildError) -> None:
             if not instead:

@@ -151,7 +151,7 @@ def precompile(
     # As any other region: PyTorch's own bundles hold what inductor compiles.
     own = {"bundled_autograd_cache": False, "bypass_autograd_cache_key": False, "strict_autograd_cache": False}
     with functorch_config.patch(own):
-        run = regions.compile(graph, inputs, part_backend, alone=True, noted=noted)
+        run = regions.compile(graph, inputs, part_backend, noted=noted)
     if noted.guards is None or not noted.key:
         return Precompiled(run, regions, _reason(regions, before))
     region = get(noted.key, "regions")

@@ -15,12 +15,11 @@ backend counts as another backend.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial, wraps
 from types import CodeType, MethodType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch._dynamo import convert_frame
@@ -37,8 +36,6 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 _OURS: list[Callable[..., object]] = []
-
-_FRAMES = threading.local()
 
 
 def ours(backend: Kind) -> Kind:
@@ -67,11 +64,6 @@ def _wrapped(backend: object) -> object:
     return getattr(backend, "_torchdynamo_orig_backend", None)
 
 
-def code_of_frame() -> CodeType | None:
-    """Return the code of the frame that Dynamo compiles in this thread for this backend; None outside of that."""
-    return getattr(_FRAMES, "code", None)
-
-
 def begin() -> None:
     """Prepare the target of an accelerator that is in use.  Errors are raised again by the first use."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # PyTorch's own
@@ -91,13 +83,9 @@ def _around(compile_frame: Callable[Given, Result]) -> Callable[Given, Result]:
         if not is_ours(args[place] if place < len(args) else kwargs["compiler_fn"]):
             return compile_frame(*args, **kwargs)
         begin()
-        outer = code_of_frame()
-        _FRAMES.code = args[code_place] if code_place < len(args) else kwargs["code"]
-        try:
-            with _shown(_FRAMES.code), traced_as_eager(), masks_as_given(), unused_elements_kept():
-                return compile_frame(*args, **kwargs)
-        finally:
-            _FRAMES.code = outer
+        code = cast("CodeType", args[code_place] if code_place < len(args) else kwargs["code"])
+        with _shown(code), traced_as_eager(), masks_as_given(), unused_elements_kept():
+            return compile_frame(*args, **kwargs)
 
     return compile_for
 
@@ -109,4 +97,4 @@ def _shown(code: CodeType) -> AbstractContextManager[None]:
 convert_frame._compile = _around(convert_frame._compile)
 
 
-__all__ = ["begin", "code_of_frame", "is_ours", "ours"]
+__all__ = ["begin", "is_ours", "ours"]

@@ -22,6 +22,7 @@ from torch._guards import TracingContext
 
 from fusion.attention import Chooser
 from fusion.autograd import aot_backend
+from fusion.callers import begun, noted_in
 from fusion.codegen.interpreter import for_compiling
 from fusion.codegen.targets import DEFAULTS
 from fusion.dumped.trace import Trace
@@ -37,6 +38,8 @@ from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
 from fusion.passes import PassLog, PassTime, run_stage
+from fusion.reports import RegionReports
+from fusion.runtime import Boxed
 from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder
 from fusion.stages import CAPTURED, PREPARED
@@ -88,21 +91,39 @@ class RegionCompiler:
         inputs: Sequence[object],
         part_backend: Run,
         *,
-        alone: bool,
+        within: RegionReports | None = None,
         noted: Noted | None = None,
     ) -> Run:
         """Compile a region.
 
         Args:
-            part_backend: the backend for the parts of a region that cannot be traced as a whole.
-            alone: whether it is no part of a region that Dynamo captured before.
+            part_backend: the backend for the parts of a region that cannot be traced as a whole; it takes the region
+                as `within`.
+            within: the region that this one is a part of.
             noted: receives the data with which the region is saved.
 
         Raises:
             FusionError: the options promise numerics that there are not on the devices of the inputs.
         """
         self._refuse_numerics(inputs)
-        with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
+        with self.graphs.reports.region(break_after(graph), within) as region:
+            if within is None:
+                begun(region)
+            run = self._compiled(graph, inputs, part_backend, region.times, noted or Noted(), alone=within is None)
+        return run if within is not None else noted_in(region, run)
+
+    def _compiled(
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[object],
+        part_backend: Run,
+        times: list[PassTime],
+        noted: Noted,
+        *,
+        alone: bool,
+    ) -> Run:
+        """Compile a region, with all that is eager beside it."""
+        with ExitStack() as within:
             at = Capturing(
                 self.options,
                 inputs,
@@ -120,7 +141,7 @@ class RegionCompiler:
                 return as_captured(graph)
             except Exception as failure:
                 return self._without_trace(graph, failure, part_backend)
-            return self._traced(graph, at, part_backend, log, noted or Noted(), alone=alone)
+            return self._traced(graph, at, part_backend, log, noted, alone=alone)
 
     def _traced(
         self, graph: fx.GraphModule, at: Capturing, part_backend: Run, log: PassLog, noted: Noted, *, alone: bool
@@ -176,7 +197,8 @@ class RegionCompiler:
         """Run `graph` in parts around untraceable operations; None if there are none, or it cannot be split."""
         inputs = graph.graph.find_nodes(op="placeholder")
         dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
-        compile_part = partial(torch.compile, backend=part_backend, dynamic=dynamic)
+        within = self.graphs.reports.current
+        compile_part = partial(torch.compile, backend=partial(part_backend, within=within), dynamic=dynamic)
         if not can_split(graph) or not (uncompiled := untraceable(graph)):
             return None
         parts = as_captured(compile_in_parts(graph, uncompiled, compile_part))
@@ -213,7 +235,7 @@ class RegionCompiler:
     ) -> Callable[[fx.GraphModule, Sequence[object]], Run]:
         """Return the Dynamo backend that derives gradients and compiles each half."""
         return aot_backend(
-            partial(self.graphs.compile, recorder),
+            self._compiling_graphs(recorder),
             lambda device: self.graphs.target(device).capabilities,
             self.options.workspace,
             exact=self.options.exact,
@@ -222,6 +244,16 @@ class RegionCompiler:
             log=lambda label, joint: self._log(log.times, label, joint),
             overrides=self.graphs.overrides,
         )
+
+    def _compiling_graphs(self, recorder: Recorder | None) -> Callable[[fx.GraphModule, str], Boxed]:
+        """Return the compiler of a region's graphs: PyTorch may ask for backward at its first call only."""
+        region = self.graphs.reports.current
+
+        def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
+            with self.graphs.reports.again(region):
+                return self.graphs.compile(recorder, graph, label)
+
+        return compile_one
 
     def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told], noted: Noted) -> Region | None:
         """Return the cache entry of a region; None if it is not to be cached."""
@@ -262,11 +294,17 @@ class _Captured:
     def __init__(self, compiler: RegionCompiler, graph: fx.GraphModule) -> None:
         self._options, self._graph = compiler.options, with_checkpoints(graph)
         # The caller may do anything with a result, also under strict.
-        self.say: Callable[[Unsupported], None] = partial(compiler.graphs.gave_up, graph, "called")
+        self._gave_up = partial(compiler.graphs.gave_up, graph, "called")
+        self._within = partial(compiler.graphs.reports.again, compiler.graphs.reports.current)
         self._line = first_line(graph)
 
     def __call__(self, *args: object) -> object:
         return self._graph(*args)
+
+    def say(self, reason: Unsupported) -> None:
+        """Warn, and report with the graphs of the region, that it runs eagerly."""
+        with self._within():
+            self._gave_up(reason)
 
     def instead(self, message: str, hint: str = "") -> Run:
         """Return the eager fallback, with one warning, for calls that the compiled graph is not for."""

@@ -1,7 +1,8 @@
 """Collects the reports of a backend: one for each graph that it compiled or left to eager, in order, from any thread.
 
 Information on a region before its graphs are compiled (attention choices, the reason of its end, the time of the passes
-before autograd) is added to the report of its first graph.
+before autograd) is added to the report of its first graph.  The reports of each region are also kept by themselves: a
+program's are those of the regions that it runs (`fusion/callers.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +18,26 @@ from fusion.inspect.report import Report
 from fusion.passes import PassTime
 
 MOST_REPORTS = 1 << 10
-"""The number of reports that a backend keeps, with the sources of kernels; the oldest are dropped."""
+"""The number of reports that a backend, or a program, keeps, with the sources of kernels; the oldest are dropped."""
 
 
-@dataclass(slots=True)
-class _Region:
-    """A region under compilation; `first` is the report of its first graph, once there is one."""
+@dataclass(slots=True, eq=False)
+class RegionReports:
+    """The reports of the graphs of one region, and what is to be added to the first of them.
+
+    Attributes:
+        graph_break: why the region ends before the program does.
+        notes: for its first report, until there is one.
+        times: of the passes before autograd, for its first report.
+        first: the report of its first graph, once there is one.
+        all: its reports, with those of its parts.
+    """
 
     graph_break: Break | None = None
     notes: tuple[str, ...] = ()
     times: list[PassTime] = field(default_factory=list)
     first: Report | None = None
+    all: list[Report] = field(default_factory=list)
 
 
 class Reports:
@@ -38,22 +48,32 @@ class Reports:
         self._lock = threading.Lock()
         self._compiling = threading.local()
 
+    @property
+    def current(self) -> RegionReports | None:
+        """The region that this thread compiles."""
+        return getattr(self._compiling, "region", None)
+
     @contextmanager
-    def region(self, graph_break: Break | None) -> Iterator[list[PassTime]]:
-        """Add notes from within to the first report; yield a list for the times of the region's passes."""
-        outer, region = self._region(), _Region(graph_break)
-        self._compiling.region = region
+    def region(self, graph_break: Break | None, within: RegionReports | None = None) -> Iterator[RegionReports]:
+        """Collect the reports of a region; `within`: the region that it is a part of."""
+        region = RegionReports(graph_break) if within is None else RegionReports(graph_break, all=within.all)
         try:
-            yield region.times
+            with self.again(region):
+                yield region
         finally:
-            self._compiling.region = outer
             self._finish(region)
 
     @contextmanager
     def nested(self) -> Iterator[None]:
         """Report graphs within (bodies of control flow) without the region's information."""
-        outer = self._region()
-        self._compiling.region = None
+        outer = self.current
+        with self.again(None if outer is None else RegionReports(all=outer.all)):
+            yield
+
+    @contextmanager
+    def again(self, region: RegionReports | None) -> Iterator[None]:
+        """Add what is reported within to a region, which may have been compiled before."""
+        outer, self._compiling.region = self.current, region
         try:
             yield
         finally:
@@ -61,40 +81,43 @@ class Reports:
 
     def add(self, report: Report) -> Report:
         """Add the report of a graph; return it with the facts of its region."""
-        region = self._region()
+        region = self.current
         with self._lock:
             if region is not None and region.first is None:
                 notes = (*region.notes, *report.notes)
                 region.first = report = replace(report, notes=notes, graph_break=region.graph_break)
-            self.all.append(report)
-            del self.all[:-MOST_REPORTS]
+            for reports in self._lists(region):
+                reports.append(report)
+                del reports[:-MOST_REPORTS]
         log_report(report)
         return report
 
     def note(self, note: str) -> None:
         """Add a note to the first report of the region that this thread compiles, else to the last report."""
-        region = self._region()
+        region = self.current
         with self._lock:
             if region is not None and region.first is None:
                 region.notes = (*region.notes, note)
                 return
             if self.all:
                 last = self.all[-1]
-                changed = self._replace(last, replace(last, notes=(*last.notes, note)))
+                changed = self._replace(region, last, replace(last, notes=(*last.notes, note)))
                 if region is not None and region.first is last:
                     region.first = changed
 
-    def _region(self) -> _Region | None:
-        return getattr(self._compiling, "region", None)
-
-    def _finish(self, region: _Region) -> None:
+    def _finish(self, region: RegionReports) -> None:
         """Add the times of a region's passes to its first report."""
         with self._lock:
             if region.first is not None:
-                self._replace(region.first, replace(region.first, passes=(*region.times, *region.first.passes)))
+                timed = replace(region.first, passes=(*region.times, *region.first.passes))
+                region.first = self._replace(region, region.first, timed)
 
-    def _replace(self, old: Report, new: Report) -> Report:
-        for number, report in enumerate(self.all):
-            if report is old:
-                self.all[number] = new
+    def _lists(self, region: RegionReports | None) -> list[list[Report]]:
+        return [self.all] if region is None else [self.all, region.all]
+
+    def _replace(self, region: RegionReports | None, old: Report, new: Report) -> Report:
+        for reports in self._lists(region):
+            for number, report in enumerate(reports):
+                if report is old:
+                    reports[number] = new
         return new

@@ -48,6 +48,11 @@ class _Calls:
         """Return how many calls of fused programs this thread is in."""
         return getattr(cls.inside, "depth", 0)
 
+    @classmethod
+    def by_name(cls) -> list[str] | None:
+        """Return which methods the step that this thread is in has called by name; None outside of steps."""
+        return getattr(cls.inside, "by_name", None)
+
 
 def watched(
     call: Callable[..., object], backend: Backend, program: Callable[..., object], name: str
@@ -154,11 +159,19 @@ class _Step:
         functools.update_wrapper(self, method)
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        before = _Calls.count
-        result = self._method(*args, **kwargs)
-        is_unseen = _Calls.count == before and not torch.compiler.is_compiling()
-        if is_unseen and _makes_tensors(self._module, (args, kwargs), result):
-            name = f"{type(self._module).__name__}.{self._method.__name__}"
+        if torch.compiler.is_compiling():
+            return self._method(*args, **kwargs)
+        before, outer = _Calls.count, _Calls.by_name()
+        by_name: list[str] = []
+        _Calls.inside.by_name = by_name
+        try:
+            result = self._method(*args, **kwargs)
+        finally:
+            _Calls.inside.by_name = outer
+        name = f"{type(self._module).__name__}.{self._method.__name__}"
+        if by_name:
+            warn_once(f"running eagerly: {name} calls {by_name[0]} by name: call the fused module, which calls it")
+        elif _Calls.count == before and _makes_tensors(self._module, (args, kwargs), result):
             what = "computes without a call of the fused module: fuse the network that it calls, and call that"
             warn_once(f"running eagerly: {name} {what}")
         return result
@@ -170,8 +183,11 @@ def watch_forward(module: torch.nn.Module) -> None:
 
     def forward(*args: object, **kwargs: object) -> object:
         if not torch.compiler.is_compiling() and not _Calls.depth():
-            name = type(module).__name__
-            warn_once(f"running eagerly: {name}.forward is called by name: call the fused module, which calls it")
+            name, step = f"{type(module).__name__}.forward", _Calls.by_name()
+            if step is not None:  # which says so itself, at its end
+                step.append(name)
+            else:
+                warn_once(f"running eagerly: {name} is called by name: call the fused module, which calls it")
         return type(module).forward(module, *args, **kwargs) if own is None else own(*args, **kwargs)
 
     functools.update_wrapper(forward, module.forward)

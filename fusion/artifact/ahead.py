@@ -74,7 +74,7 @@ def compiled(program: Captured, target: Target, options: Options, overrides: Ove
     regions = RegionCompiler(ahead, Chooser(ahead.target, generated=overrides.attention))
     context, asserted = TracingContext(program.mode), _asserted(program)
     with tracing(context), torch.no_grad(), sizes_from_one():
-        regions.compile(program.graph, program.inputs, _refuse_parts, alone=True)
+        regions.compile(program.graph, program.inputs, _refuse_parts)
     if unstated := _asserted(program) - asserted:  # those before are operations of the graph
         raise Unsupported(f"a program in which sizes that depend on data have to satisfy {min(unstated)} is not saved")
     if not ahead.graphs:
@@ -101,7 +101,7 @@ def _results(graph: fx.GraphModule) -> Sequence[object]:
     return results
 
 
-def _refuse_parts(graph: fx.GraphModule, inputs: Sequence[object]) -> object:
+def _refuse_parts(graph: fx.GraphModule, inputs: Sequence[object], **within: object) -> object:
     raise Unsupported("a program that PyTorch cannot trace as a whole is not saved")
 
 

@@ -113,9 +113,17 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 
 def folder(text: str) -> Path:
-    """Return a path that is no file."""
+    """Return a path of a directory that can be written; it is made if there is none."""
     if os.path.exists(text) and not os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"{text} is a file")
+    try:
+        os.makedirs(text, exist_ok=True)
+        writable = os.access(text, os.W_OK)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {reason}") from error
+    if not writable:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
     return Path(text)
 
 

@@ -156,6 +156,11 @@ def _refuse_for_export(arguments: argparse.Namespace) -> None:
 def calibrate(arguments: argparse.Namespace) -> int:
     """Measure the device and print its figures, which later compilations predict with."""
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CommandError(
+            "there is no GPU that PyTorch can use", hint="`fusion calibrate --device cpu`; `fusion doctor`"
+        )
+    kept("tuned")  # refuses a directory that cannot be used, before any time is spent
     with waiting("measuring"):
         figures = list(lines(*measured_speeds(device)))
     if arguments.json:

@@ -18,29 +18,37 @@ from fusion.waiting import waiting
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Print how far each result is from eager and float64; exit with 1 if one is too far."""
+    """Print how far each result is from eager and float64; exit with 1 if one is too far, or none was compiled."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("verifying"):
             compare = verified(case.program, **_tolerances(arguments), **case.settings)
             agreement = compare(*case.inputs, **case.kwargs)
     if arguments.json:
-        print_json({"agrees": agreement.agrees, "values": agreement.values, "note": agreement.note})
+        print_json(
+            {
+                "agrees": agreement.agrees,
+                "compiled": agreement.compiled,
+                "values": agreement.values,
+                "note": agreement.note,
+            }
+        )
     else:
         print(agreement)
     _show_page(arguments, agreement, agreement)
-    return 0 if agreement.agrees else 1
+    return 0 if agreement.agrees and agreement.compiled else 1
 
 
 def _show_page(arguments: argparse.Namespace, outcome: Agreement | Bisection, compared: Agreement) -> None:
     """Write the page of the graphs that were compared, if asked, and say where it is."""
-    line = write_page(arguments, fusion.Explanation(compared.reports), good=outcome.agrees, text=str(outcome))
+    good = outcome.agrees and compared.compiled
+    line = write_page(arguments, fusion.Explanation(compared.reports), good=good, text=str(outcome))
     if line and not arguments.json:
         print(f"\n{line}")
 
 
 def bisect(arguments: argparse.Namespace) -> int:
-    """Print the pass or kernel that makes results differ from eager; exit with 1 if they differ."""
+    """Print what makes results differ from eager; exit with 1 if they differ, or if nothing was compiled."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("bisecting"):
@@ -49,11 +57,11 @@ def bisect(arguments: argparse.Namespace) -> int:
     if arguments.json:
         fields = plain(bisection)
         assert isinstance(fields, dict)
-        print_json({"agrees": bisection.agrees, **fields})
+        print_json({"agrees": bisection.agrees, "compiled": bisection.agreement.compiled, **fields})
     else:
         print(bisection)
     _show_page(arguments, bisection, bisection.agreement)
-    return 0 if bisection.agrees else 1
+    return 0 if bisection.agrees and bisection.agreement.compiled else 1
 
 
 class _Tolerances(TypedDict):

@@ -10,6 +10,7 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import logging
 import math
 import os
 import sys
@@ -152,22 +153,27 @@ def load_program(spec: str) -> Callable[..., object]:
     program = getattr(module, name, None)
     if not callable(program):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        description = "has nothing" if program is None else f"has a {type(program).__name__}"
-        cannot = "" if program is None else ", which cannot be run"
-        raise CommandError(f"{place} {description} called {name!r}{cannot}", hint=f"it has: {', '.join(names) or '-'}")
+        hint = f"it has: {', '.join(names)}" if names else "it has no functions and modules"
+        if program is None:
+            raise CommandError(f"{place} has nothing called {name!r}", hint=hint)
+        kind = type(program).__name__
+        raise CommandError(f"{name!r} in {place} is of the type {kind}, which cannot be run", hint=hint)
     return _instance(program, spec) if isinstance(program, type) else program
 
 
 @cache
 def _exported(file: str) -> torch.export.ExportedProgram:
     """Load a program that `torch.export.save` saved."""
-    if not Path(file).is_file():
-        raise CommandError(f"there is no file {file!r}", hint=f"looked in {Path.cwd()}")
+    _check_file(file)
+    log = logging.getLogger("torch.export")  # it prints a traceback of its own
+    before, log.disabled = log.disabled, True
     try:
         return torch.export.load(file)
     except Exception as error:  # whatever a damaged file makes PyTorch raise
         message = f"{file} is no exported program: {type(error).__name__}: {brief(error)}"
-        raise CommandError(message, hint="save one with torch.export.save") from error
+        raise CommandError(message, hint="save one with torch.export.save, of the PyTorch that runs here") from error
+    finally:
+        log.disabled = before
 
 
 def _exported_inputs(arguments: argparse.Namespace) -> tuple[list[object], dict[str, object]] | None:
@@ -186,10 +192,16 @@ def _is_file(place: str) -> bool:
     return Path(place).exists() or place.endswith(".py") or not all(part.isidentifier() for part in place.split("."))
 
 
-def _file(file: str) -> ModuleType:
-    path = Path(file)
-    if not path.is_file():
+def _check_file(file: str) -> None:
+    if Path(file).is_dir():
+        raise CommandError(f"{file!r} is a directory", hint="write FILE.py:NAME, or the name of a .pt2 file")
+    if not Path(file).is_file():
         raise CommandError(f"there is no file {file!r}", hint=f"looked in {Path.cwd()}")
+
+
+def _file(file: str) -> ModuleType:
+    _check_file(file)
+    path = Path(file)
     source = importlib.util.spec_from_file_location(path.stem, path)
     if source is None or source.loader is None:
         raise CommandError(f"{file!r} is no Python file", hint="its name must end in .py")
@@ -265,7 +277,8 @@ def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
     if len(names) == 1:
         names = names * len(shapes)
     if len(names) != len(shapes):
-        raise CommandError(f"{len(names)} dtypes for {len(shapes)} shapes", hint="give one --dtype, or one per --shape")
+        message = f"{len(names)} times --dtype for {len(shapes)} times --shape"
+        raise CommandError(message, hint="give one --dtype, or one per --shape")
     pairs = [(shape, _dtype(name)) for shape, name in zip(shapes, names, strict=True)]
     generator = torch.Generator().manual_seed(arguments.seed)
     return [_placed(tensor, arguments) for tensor in _drawn(pairs, generator)]

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusion
 import fusion.graph_compiler
 import fusion.reports
+from fusion.backend import backend_of
 from fusion.codegen.build import Builder
 from fusion.codegen.targets import builder_for
 
@@ -356,9 +357,8 @@ def test_a_report_without_a_call_says_so() -> None:
         fusion.report(fusion.fuse(doubled))
     )
     first(torch.ones(3))
-    assert fusion.report(torch.compile(doubled, backend="fusion")).kernels, "compiled code belongs to the program text"
-    torch._dynamo.reset()
-    assert not fusion.report(torch.compile(doubled, backend="fusion")).graphs and fusion.report(first).graphs
+    assert fusion.report(first).kernels
+    assert not fusion.report(torch.compile(doubled, backend="fusion")).graphs
 
 
 def test_decorated_modules_have_a_code_each() -> None:
@@ -390,7 +390,8 @@ def test_decorated_modules_have_a_code_each() -> None:
         for _ in range(2):
             fused = fusion.fuse(kind().eval())
             torch.testing.assert_close(fused(x), torch.relu(fused.layer(x)) * 2)
-            graphs.append(len(fusion.report(fused).graphs))
+            graphs.append(len(backend_of(fused).reports))
+            assert len(fusion.report(fused).graphs) == 1
         assert graphs == [width, width], "every width is compiled, once"
         assert not fusion.report(fused).graph_breaks
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch._logging import _internal as torch_logging
+from torch.autograd import profiler
 
 import fusion
 
@@ -60,6 +64,30 @@ def test_changes_in_place_and_errors_are_the_same_under_a_profiler() -> None:
         assert x.tolist() == [1, 1, 1]
         with pytest.raises(IndexError):
             fused(x, torch.tensor([3]))
+
+
+def test_ranges_are_left_also_where_a_kernel_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `emit_nvtx` needs it, which pushes and pops NVTX ranges on a GPU: see `tests/gpu/test_nvtx_gpu.py`."""
+    steps: list[str] = []
+
+    @contextmanager
+    def ranged(name: str) -> Iterator[None]:
+        steps.append(f"push {name.split(' (')[0]}")
+        try:
+            yield
+        finally:
+            steps.append("pop")
+
+    fused, x = fusion.fuse(lambda x, i: (x.sin()[i], x.cumsum(0))), torch.zeros(3)
+    fused(x, torch.tensor([2]))
+    monkeypatch.setattr(profiler, "record_function", ranged)
+    monkeypatch.setattr(profiler, "_is_profiler_enabled", True)
+    fused(x, torch.tensor([2]))
+    assert steps[0].startswith("push ") and steps[1::2] == ["pop"] * (len(steps) // 2) and len(steps) % 2 == 0
+    del steps[:]
+    with pytest.raises(IndexError):
+        fused(x, torch.tensor([3]))
+    assert steps and steps.count("pop") * 2 == len(steps)
 
 
 class Messages(logging.Handler):
@@ -127,6 +155,16 @@ def test_a_trace_of_pytorch_has_an_artifact_for_each_graph(observed: tuple[str, 
     assert lines[start + 1].startswith("\tinference: ") and "kernel amax_sub_exp" in lines[start + 2]
 
 
+@pytest.mark.skipif(shutil.which("tlparse") is None, reason="needs tlparse")
+def test_tlparse_lists_the_report_of_each_graph(observed: tuple[str, str], tmp_path: Path) -> None:
+    trace, listed = tmp_path / "trace.log", tmp_path / "listed"
+    trace.write_text(observed[1])
+    subprocess.run(["tlparse", "--strict", "--no-browser", "-o", listed, trace], check=True, capture_output=True)
+    (report,) = listed.rglob("fusion_inference_*.txt")
+    assert f"{report.parent.name}/{report.name}" in (listed / "index.html").read_text()
+    assert "kernel amax_sub_exp" in report.read_text()
+
+
 # Reports of what PyTorch's own functions compile ----------------------------------------------------------------------
 
 
@@ -146,15 +184,6 @@ def test_programs_that_pytorch_compiles_have_a_report() -> None:
     assert [kernel.name for kernel in fusion.report(module).kernels][:1] == ["mul_sin"]
     assert all("mul_sin" not in kernel.name for kernel in fusion.report(function).kernels)
     assert len(fusion.report(function).kernels) == 1
-
-
-def test_modules_compiled_in_place_share_the_report_of_their_code() -> None:
-    torch._dynamo.reset()
-    modules = [Scaled(), Scaled()]
-    for module in modules:
-        module.compile(backend="fusion", options={"workspace": 1 << 20})
-        module(torch.ones(2, 3))
-        assert fusion.report(module).kernels
 
 
 def test_graph_breaks_are_in_the_report_of_what_pytorch_compiles() -> None:

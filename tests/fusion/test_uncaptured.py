@@ -208,6 +208,19 @@ def test_a_step_that_does_not_call_the_module() -> None:
     assert fused.stepped and isinstance(fused, Stepping) and fused.training_step.__name__ == "training_step"
 
 
+def test_a_step_that_calls_forward_by_name_says_one_thing() -> None:
+    class ByName(Stepping):
+        def training_step(self, batch: Tensor, number: int) -> Tensor:
+            return self.forward(batch).sum()
+
+    fused = fusion.fuse(ByName())
+    message = said(lambda: fused.training_step(X, 0))
+    assert message == (
+        "running eagerly: ByName.training_step calls ByName.forward by name: call the fused module, which calls it"
+    )
+    said(lambda: fused.forward(X))
+
+
 def test_a_step_that_calls_another_fused_module() -> None:
     module = Stepping()
     module.network = fusion.fuse(module.network)

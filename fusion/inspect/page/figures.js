@@ -72,7 +72,7 @@ function rowsOfRefusals(graphs, grouped) {
   const rows = new Map();
   graphs.forEach((graph, g) =>
     graph.refusals.forEach((refusal, r) => {
-      const ends = [refusal.from_step, refusal.to_step].map((s) => (s === null ? "?" : graph.steps[s].name));
+      const ends = [refusal.from_step, refusal.to_step].map((s) => (s === null ? "–" : graph.steps[s].name));
       const plain = refusal.reason.replace(/[\d.]+/g, "#");
       const key = grouped ? [plain, ...ends, refusal.place.text].join("\n") : `${g} ${r}`;
       if (!rows.has(key))

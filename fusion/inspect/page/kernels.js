@@ -146,7 +146,7 @@ function neighboursOf(g, s) {
 function refusalCard(g, refusal, here = null) {
   const graph = report.graphs[g];
   const end = (s) =>
-    s === null ? "?" : s === here ? "this one" : link(graph.steps[s].name, () => openStep(g, s));
+    s === null ? "a value that no kernel computes" : s === here ? "this one" : link(graph.steps[s].name, () => openStep(g, s));
   return element(
     "div",
     { class: "card" },

@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
 import pytest
+import torch
 
 from fusion import cli
 from fusion.cli import main
@@ -22,11 +24,15 @@ from fusion.cli.arguments import TARGETS as NAMED
         (["explain", "nothing"], "names no program", "FILE.py:NAME"),
         (["explain", "absent.py:f"], "there is no file", "looked in"),
         (["explain", "PROGRAM:absent"], "has nothing called 'absent'", "scaled"),
-        (["explain", "PROGRAM:FACTOR"], "has a float called 'FACTOR', which cannot be run", "scaled"),
+        (["explain", "PROGRAM:FACTOR"], "'FACTOR' in PROGRAM is of the type float, which cannot be run", "scaled"),
         (["explain", "PROGRAM:Needy"], "cannot be instantiated", "takes no arguments"),
         (["explain", "PROGRAM:scaled", "--shape", "8,x"], "is no shape", "--shape 8,128"),
         (["explain", "PROGRAM:scaled", "--shape", "8", "--dtype", "f"], "unknown dtype", "float32"),
-        (["explain", "PROGRAM:scaled", "--shape", "8", *["--dtype", "int8"] * 2], "2 dtypes for 1 shapes", "one per"),
+        (
+            ["explain", "PROGRAM:scaled", "--shape", "8", *["--dtype", "int8"] * 2],
+            "2 times --dtype for 1 times",
+            "one per",
+        ),
         (["explain", "PROGRAM:scaled", "--shape", "8"], "the program failed on (8,)", "one --shape per input"),
         (["explain", "PROGRAM:scaled", "--shape", "3", "--shape", "4"], "the program failed", "--shape"),
         (
@@ -51,7 +57,7 @@ def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hi
     assert main(words) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("fusion: error: ")
-    assert message in shown
+    assert message.replace("PROGRAM", program) in shown
     assert hint in shown.partition("hint:")[2]
     assert "Traceback" not in shown
 
@@ -81,17 +87,28 @@ PROGRAMS = ("explain", "accuracy", "kernels", "ptx", "bench", "verify", "bisect"
         (["PROGRAM:Net", "--kwarg", "x=[4]:f4"], "unknown dtype 'f4'", "float32"),
         (["PROGRAM:Net", "--kwarg", "x=[99999999999,9]"], "cannot be allocated", "smaller sizes"),
         (["PROGRAM:Net", "--shape", "4,16", "--kwarg", "y=3"], "unexpected keyword argument 'y'", "--shape"),
+        (["DIRECTORY:f"], "is a directory", "FILE.py:NAME"),
+        (["BROKEN:f"], "cannot be imported: SyntaxError: ", "as Python runs it"),
+        (["broken_package.model:f"], "cannot be imported: RuntimeError: half installed", "as Python runs it"),
         (["absent.pt2"], "there is no file 'absent.pt2'", "looked in"),
         (["DAMAGED.pt2"], "is no exported program", "torch.export.save"),
         (["PROGRAM:Net", "--shape", "4,16", "--device", "nowhere"], "'nowhere' cannot be used", "needs no GPU"),
     ],
 )
-def test_every_command_refuses_wrong_arguments(program, command, arguments, message, hint, tmp_path, capsys):
+def test_every_command_refuses_wrong_arguments(
+    program, command, arguments, message, hint, tmp_path, capsys, monkeypatch
+):
     (damaged := tmp_path / "damaged").with_suffix(".pt2").write_bytes(b"nothing")
-    words = [word.replace("PROGRAM", program).replace("DAMAGED", str(damaged)) for word in arguments]
+    (broken := tmp_path / "broken.py").write_text("def f(x:")
+    (package := tmp_path / "broken_package").mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('half installed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    names = {"PROGRAM": program, "DAMAGED": str(damaged), "DIRECTORY": str(tmp_path), "BROKEN": str(broken)}
+    words = [reduce(lambda text, name: text.replace(name, names[name]), names, word) for word in arguments]
     assert main([command, *words]) == 2
     shown = capsys.readouterr()
     assert shown.err.startswith("fusion: error: ") and shown.err.count("fusion: error") == 1
+    assert len(shown.err.splitlines()) <= 3, "a message, a place and a hint"
     assert message in shown.err
     assert hint in shown.err.partition("hint:")[2]
     assert "Traceback" not in shown.err and not shown.out
@@ -138,6 +155,7 @@ def test_every_command_that_compiles_refuses_wrong_settings(program, command, ar
         (["time", "--html", "absent/page.html"], "there is no directory absent"),
         (["time", "--html", "."], "'.' is no file"),
         (["time", "--html", ""], "'' is no file"),
+        (["explain", "--dump", "/dev/null/x"], "'/dev/null/x' cannot be written: Not a directory"),
         (["accuracy", "--html", "x"], "unrecognized arguments: --html"),
         (["ptx", "--train"], "unrecognized arguments: --train"),
     ],
@@ -150,6 +168,22 @@ def test_arguments_that_cannot_be_parsed_are_refused_with_code_2(program, argume
     shown = capsys.readouterr()
     assert message in shown.err and "usage" not in shown.err and not shown.out
     assert shown.err.startswith("fusion: error: ") and "--help" in shown.err.partition("hint:")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--device", "cuda"], "there is no GPU that PyTorch can use", "fusion doctor"),
+        (["--device", "cpu"], "the cache directory /dev/null/x cannot be used", "FUSION_CACHE_DIR"),
+    ],
+)
+def test_calibrate_says_why_it_cannot(arguments, message, hint, capsys, monkeypatch):
+    monkeypatch.setenv("FUSION_CACHE_DIR", "/dev/null/x")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["calibrate", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"fusion: error: {message}") and hint in shown.partition("hint:")[2]
+    assert len(shown.splitlines()) == 2
 
 
 def test_an_interrupted_command_says_so(program, capsys):

@@ -284,9 +284,13 @@ def test_verify_and_bisect_exit_with_1_where_results_differ(program, monkeypatch
 
 
 @pytest.mark.parametrize("command", ["verify", "bisect"])
-def test_a_comparison_says_that_nothing_was_compiled(program, command, capsys):
-    assert main([command, f"{program}:untouched", "--shape", "4"]) == 0
-    assert "note: no kernel was generated" in capsys.readouterr().out
+def test_a_comparison_of_nothing_fails(program, command, capsys):
+    assert main([command, f"{program}:untouched", "--shape", "4"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.count("note: no kernel was generated: eager was compared with itself") == 1 and not shown.err
+    assert main([command, f"{program}:untouched", "--shape", "4", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["agrees"] and not found["compiled"]
 
 
 def test_gradients_are_verified(program, capsys):
