@@ -75,7 +75,8 @@ class Steps:
         together: the same for one of the sums of products of a row of a matrix, which are combined together.
         near: bytes of the other factor that stay in the nearest cache, and
         refetched: the factor of products with more of them.
-        packed: a byte of an operand of a GEMM, which is brought into the order that blocks read.
+        packed: a byte of an operand of a generated GEMM, which is brought into the order that blocks read.
+        packed_by_library: the same of the library's.
         window: an element of a short window that overlaps others along the lanes, or reaches into padding.
         evaluated: the factor of all operations on the elements of such a window, with that.
         shared: the factor of operations on a factor of products that all lanes of a sum share: one lane computes them.
@@ -97,6 +98,7 @@ class Steps:
     near: float = math.inf
     refetched: float = 1.0
     packed: float = 0.0
+    packed_by_library: float = 0.0
     window: float = 0.0
     evaluated: float = 1.0
     shared: float = 1.0

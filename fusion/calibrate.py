@@ -26,6 +26,8 @@ from fusion.schedule.overrides import ONE_KERNEL, Overrides
 
 CPU_SIZES = tuple(1 << k for k in range(16, 28))
 """Bytes that one core touches in a measured sum of two tensors."""
+ROUNDS = 3
+"""Rounds in which a CPU is measured."""
 CLEAR = 3
 """Times a launch that a kernel takes at least, if its bandwidth is to show."""
 GPU_COUNT = 1 << 27
@@ -90,33 +92,65 @@ def lines(figures: Figures, path: Path) -> Iterator[str]:
 
 
 def _of_core(identity: str, place: torch.device, threads: int) -> Figures:
-    """Measure a CPU with all threads at work; the figures but the launch are those of one of them."""
-    launch = _time(_add, _tensors(64, place))
+    """Measure a CPU with all threads at work; the figures but the launch are those of one of them.
+
+    Of each time the least of several rounds counts: others that share the machine slow some of them down.
+    """
+    rounds = [_core_times(place, threads) for _ in range(ROUNDS)]
+    least = {key: min(times[key] for times in rounds) for key in rounds[0]}
+    launch = least["launch", ""]
     memory = []
     for touched in CPU_SIZES:
-        count = touched * threads // 12
-        took = _time(_add, _tensors(count, place))
+        took = least["sum", touched]
         if took > CLEAR * launch:
-            memory.append((float(touched), 12 * count / (took - launch) / threads))
-    additions = _additions(threads << 15, launch, place) / threads
-    gemms = {size: rate / threads for size, rate in _gemms(place).items()}
+            memory.append((float(touched), 12 * (touched * threads // 12) / (took - launch) / threads))
+    additions = _additions(threads << 15, least["additions", ""] - launch)
+    gemms = {each.itemsize: _operations(place, each) / least["gemm", each] / threads for each in DTYPES}
+    products = {each.itemsize: least["library", each] / least["generated", each] for each in DTYPES}
+    costs = {name: _cost((least[name, ""] - launch) * additions / (threads << 15)) for name in FUNCTIONS}
     names = (line.partition(":")[2].strip() for line in identity.splitlines() if line.startswith("model name"))
-    costs = _costs(threads << 15, launch, additions * threads, place)
-    return Figures(next(names, "CPU"), launch, _falling(memory), additions, gemms, _products(place), costs)
+    return Figures(next(names, "CPU"), launch, _falling(memory), additions / threads, gemms, products, costs)
+
+
+def _core_times(place: torch.device, threads: int) -> dict[tuple[str, object], float]:
+    """Return the microseconds of everything that is measured on a CPU."""
+    times: dict[tuple[str, object], float] = {("launch", ""): _time(_add, _tensors(64, place))}
+    for touched in CPU_SIZES:
+        times["sum", touched] = _time(_add, _tensors(touched * threads // 12, place))
+    x, _ = _tensors(threads << 15, place)
+    times["additions", ""] = _time(_chain, [x])
+    for dtype in DTYPES:
+        times["gemm", dtype] = median_time(partial(torch.mm, *_squares(place, dtype)), place)
+        left, right = (torch.randn(GEMM_ROWS[place.type], GEMM_ROWS[place.type]).to(dtype) for _ in range(2))
+        for name, product in (("library", _linear), ("generated", _compiled(ONE_KERNEL))):
+            product(left, right)
+            times[name, dtype] = median_time(partial(product, left, right), place)
+    for name, function in FUNCTIONS.items():
+        times[name, ""] = _time(partial(_sum_of, function), [x])
+    return times
 
 
 def _of_gpu(place: torch.device) -> Figures:
     launch = _time(_add, _tensors(64, place))
     moved = 12 * GPU_COUNT
     bandwidth = moved / (_time(_add, _tensors(GPU_COUNT, place)) - launch)
-    additions = _additions(GPU_COUNT // 8, launch, place)
-    return Figures(torch.cuda.get_device_name(), launch, ((float(moved), bandwidth),), additions, _gemms(place))
+    x, _ = _tensors(GPU_COUNT // 8, place)
+    additions = _additions(GPU_COUNT // 8, _time(_chain, [x]) - launch)
+    gemms = {
+        dtype.itemsize: _operations(place, dtype) / median_time(partial(torch.mm, *_squares(place, dtype)), place)
+        for dtype in DTYPES
+    }
+    return Figures(torch.cuda.get_device_name(), launch, ((float(moved), bandwidth),), additions, gemms)
 
 
-def _additions(count: int, launch: float, place: torch.device) -> float:
+def _additions(count: int, took: float) -> float:
     """Return the additions per microsecond of a kernel over `count` elements that arithmetic bounds."""
-    x, _ = _tensors(count, place)
-    return 2 * CHAINS * LENGTH * count / (_time(_chain, [x]) - launch)
+    return 2 * CHAINS * LENGTH * count / took
+
+
+def _cost(additions: float) -> float:
+    """Return the cost of a function; with a sum, a product and a difference it takes `additions` in each chain."""
+    return max(LEAST_COST, round(additions / CHAINS - 3, 1))
 
 
 def _falling(memory: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -128,50 +162,27 @@ def _falling(memory: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return falling
 
 
-def _gemms(place: torch.device) -> dict[int, float]:
-    """Return the library's operations per microsecond, for each size of an element."""
-    rates = {}
-    for dtype in DTYPES:
-        rows = GEMM_ROWS[place.type] * 2 // max(2, dtype.itemsize)
-        left, right = (torch.randn(rows, rows, device=place).to(dtype) for _ in range(2))
-        torch.mm(left, right)
-        rates[dtype.itemsize] = 2 * rows**3 / median_time(partial(torch.mm, left, right), place)
-    return rates
+def _squares(place: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the factors of the measured GEMM, which PyTorch has multiplied once."""
+    rows = GEMM_ROWS[place.type] * 2 // max(2, dtype.itemsize)
+    left, right = (torch.randn(rows, rows, device=place).to(dtype) for _ in range(2))
+    torch.mm(left, right)
+    return left, right
 
 
-def _products(place: torch.device) -> dict[int, float]:
-    """Return the speed of generated GEMMs relative to the library's, measured beside them, by size of an element."""
-    shares = {}
-    size = GEMM_ROWS[place.type]
-    for dtype in DTYPES:
-        left, right = (torch.randn(size, size, device=place).to(dtype) for _ in range(2))
-        library = _rate(lambda left, right: torch.mm(left, right.t()), left, right)
-        shares[dtype.itemsize] = _rate(_compiled(ONE_KERNEL), left, right) / library
-    return shares
+def _operations(place: torch.device, dtype: torch.dtype) -> int:
+    """Return the operations of the measured GEMM."""
+    return 2 * (GEMM_ROWS[place.type] * 2 // max(2, dtype.itemsize)) ** 3
 
 
-def _rate(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], *operands: torch.Tensor) -> float:
-    """Return the operations per microsecond of a GEMM."""
-    call = partial(product, *operands)
-    call()
-    return 2 * operands[0].shape[0] * operands[1].numel() / median_time(call, operands[0].device)
+def _linear(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return torch.mm(left, right.t())
 
 
 def _compiled(way: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     torch._dynamo.reset()
     backend = Backend(Options.read(options={"graph_cache": False}), overrides=Overrides(products=way))
-    return torch.compile(lambda left, right: torch.mm(left, right.t()), backend=backend, dynamic=False)
-
-
-def _costs(count: int, launch: float, additions: float, place: torch.device) -> dict[str, float]:
-    """Return the cost of each function in additions, of which the device does `additions` per microsecond."""
-    x, _ = _tensors(count, place)
-    costs = {}
-    for name, function in FUNCTIONS.items():
-        took = _time(partial(_sum_of, function), [x]) - launch
-        own = took * additions / (count * CHAINS) - 3  # beside the sum, a product and a difference
-        costs[name] = max(LEAST_COST, round(own, 1))
-    return costs
+    return torch.compile(_linear, backend=backend, dynamic=False)
 
 
 def _sum_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:

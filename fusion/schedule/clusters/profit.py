@@ -241,12 +241,12 @@ class Prices:
         if self.capabilities.alignment > 1:
             calls, shares = program.library.get(node.out, ()), self.capabilities.odd_rows.library
             share = share_of_library(calls, program.buffers, shares)
-        return self.contraction(cluster, node) / share + self.packing(node)
+        return self.contraction(cluster, node) / share + self.packing(node, library=True)
 
-    def packing(self, node: Contract) -> float:
+    def packing(self, node: Contract, *, library: bool = False) -> float:
         """Return the microseconds in which the operands of a product are brought into the order that blocks read."""
-        operands = sum(self.dependences.bytes(load.buffer) for load in loads(*node.exprs))
-        return self.rates.scalar_us(self.rates.steps.packed * operands)
+        operands, steps = sum(self.dependences.bytes(load.buffer) for load in loads(*node.exprs)), self.rates.steps
+        return self.rates.scalar_us((steps.packed_by_library if library else steps.packed) * operands)
 
     def _odd(self, cluster: Cluster, node: Contract) -> bool:
         """Return whether a contraction reads misaligned rows, itself or through members of its cluster."""

@@ -97,7 +97,7 @@ def _is_faster(program: Program, product: Contract, maps: Mapping[str, Map], rat
     computed = {name: _computing(program, maps, name, rates) for name in operands if name in maps}
 
     items = max(product.lhs.dtype.itemsize, product.rhs.dtype.itemsize)
-    packing = rates.scalar_us(rates.steps.packed * stored)
+    packing = rates.scalar_us(rates.steps.packed_by_library * stored)
     library = rates.price(stored + written, products=rates.product_us_of(2 * points, items), scalars=packing).total
     library += rates.product_us
     for name, (read, scalars) in computed.items():
