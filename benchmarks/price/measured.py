@@ -111,8 +111,8 @@ def _stepping(
             return results
         parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         cotangent = torch.ones_like(results[0])
-        gradients = torch.autograd.grad(results[0], parameters, cotangent, allow_unused=True)
-        return results[0].detach(), *(gradient for gradient in gradients if gradient is not None)
+        # TorchInductor returns zeros where eager returns nothing
+        return results[0].detach(), *torch.autograd.grad(results[0], parameters, cotangent, materialize_grads=True)
 
     return step
 
