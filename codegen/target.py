@@ -93,10 +93,12 @@ class Layouts:
         begins: the launch of a copy's kernel.
         multiplication: forward and backward, the extra time per multiplication of the library's depthwise convolution
             in channels-first layout.
+        blocks: whether the library's convolutions bring images with channels first into blocks of channels, and back.
     """
 
     begins: float
     multiplication: tuple[float, float]
+    blocks: bool = False
 
 
 ALIGNED = OddRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})

@@ -144,7 +144,7 @@ EPYC = Cpu(
         (GENERATED, 4): ChainSpeed(plain={64: (0.95, 0.5)}, skipping={64: (0.75, 0.5)}, masked={64: (0.8, 0.5)}),
         (GENERATED, 2): ChainSpeed(plain={64: (0.75, 0.25)}, skipping={64: (0.5, 0.25)}, masked={64: (0.6, 0.25)}),
     },
-    layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),  # an H200's: not measured
+    layouts=Layouts(begins=4e4, multiplication=(0.0, 0.0), blocks=torch._C._has_mkldnn),
 )
 
 

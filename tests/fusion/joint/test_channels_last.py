@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -223,7 +224,9 @@ def test_a_gradient_in_the_same_memory_is_not_copied() -> None:
     check(graph, backward, *shapes)
 
 
-def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: str = "cpu") -> list[float]:
+def gains(
+    dtype: torch.dtype, channels: int, groups: int, window: int, device: str = "cpu", *, layouts: Layouts = LAYOUTS
+) -> list[float]:
     """Of a convolution and its gradient."""
 
     def both(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -235,11 +238,36 @@ def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: s
     with FakeTensorMode():
         shapes = (8, channels, 14, 14), (channels, channels // groups, window, window)
         graph = make_fx(both)(*(torch.empty(shape, dtype=dtype, device=device) for shape in shapes))
-    return [formats.saved_bytes(node, LAYOUTS) for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS]
+    return [formats.saved_bytes(node, layouts) for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS]
+
+
+def test_on_cpus_convolutions_run_with_channels_last_but_group_norms_do_not() -> None:
+    def chain(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.conv2d(F.max_pool2d(F.conv2d(x, w).relu(), 2), v).mean((2, 3))
+
+    def normed(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return F.conv2d(F.group_norm(F.conv2d(x, w), 8), v).mean((2, 3))
+
+    shapes = (8, 16, 32, 32), (64, 16, 3, 3), (64, 64, 3, 3)
+    layouts = replace(LAYOUTS, begins=0.0, blocks=True)
+    graph = traced(chain, *shapes)
+    assert prefer_channels_last(graph, layouts)
+    assert copies_of(graph) == [(8, 32, 32, 16), (64, 3, 3, 16), (64, 3, 3, 64)]
+    check(graph, chain, *shapes)
+    graph = traced(normed, *shapes)
+    assert prefer_channels_last(graph, layouts)
+    (norm,) = graph.graph.find_nodes(op="call_function", target=aten.native_group_norm.default)
+    assert norm.args[0].meta["val"].is_contiguous()
+    check(graph, normed, *shapes)
 
 
 def test_the_gain_of_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gains(torch.float32, 64, 1, 3) == [0, 0]  # on a CPU
+    image, blocks = 8 * 64 * 14 * 14 * 4, replace(LAYOUTS, blocks=True)
+    for groups, window in ((1, 3), (1, 1), (64, 3)):
+        moved = [2 * image + 2 * LAYOUTS.begins, 3 * image + 2 * LAYOUTS.begins]
+        assert gains(torch.float32, 64, groups, window, layouts=blocks) == moved
+    assert gains(torch.float32, 64, 4, 3, layouts=blocks) == gains(torch.float64, 64, 1, 3, layouts=blocks) == [0, 0]
+    assert gains(torch.float32, 64, 1, 3) == [0, 0]
     monkeypatch.setattr(formats, "on_matrix_units", lambda image: True)
     image, weight = 8 * 64 * 14 * 14 * 2, 64 * 64 * 9 * 2
     assert gains(torch.bfloat16, 64, 1, 3) == [
