@@ -110,7 +110,7 @@ class Cpu:
                 near=float(1 << 15),
                 refetched=1.7,
                 packed=0.07 * nanosecond,
-                packed_by_library=0.15 * nanosecond,  # products of 16 rows, one and two threads
+                packed_by_library=0.08 * nanosecond * self.threads,  # threads do not divide it
                 window=0.035 * nanosecond,
                 evaluated=8.0,
                 shared=16.0,  # tanh of a 40 × 40 factor: 16 µs; as a map 1
