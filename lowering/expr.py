@@ -15,6 +15,7 @@ visits a shared part once.  All traversals are iterative: a chain of ten thousan
 
 from __future__ import annotations
 
+import math
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -95,13 +96,18 @@ class Load(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Const(Expr):
-    """A constant.  Its identity includes dtype and bit pattern: `1`, `1.0`, `True` and `-0.0` all differ."""
+    """A constant.  Its identity includes dtype and bit pattern: `1`, `1.0`, `True` and `-0.0` all differ.
+
+    All NaNs are one: no text keeps their sign.
+    """
 
     value: Scalar
     dtype: torch.dtype
 
     def _key(self) -> tuple[object, ...]:
-        bits = struct.pack("<d", self.value) if isinstance(self.value, float) else self.value
+        bits: object = self.value
+        if isinstance(self.value, float):
+            bits = struct.pack("<d", math.nan if math.isnan(self.value) else self.value)
         return (type(self.value), bits, self.dtype)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import math
 import struct
 from collections import Counter
 
@@ -73,6 +74,7 @@ def test_the_identity_of_a_constant_is_its_dtype_and_bits() -> None:
     assert Const(0.0, F32) is Const(0.0, F32)
     assert struct.pack("<d", Const(-0.0, F32).value) == struct.pack("<d", -0.0)
     assert Const(1.0, F32) is not Const(True, torch.bool)
+    assert Const(math.nan, F32) is Const(-math.nan, F32)
 
 
 def test_nan_is_equal_to_itself() -> None:
