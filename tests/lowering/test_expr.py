@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle
 import math
+import pickle
 import struct
 from collections import Counter
 
