@@ -30,7 +30,6 @@ LINE = 64
 LONGEST = 1 << 17
 """The most bytes of a row whose successor is fetched: both stay in the L2 cache."""
 
-
 LEAST = 1 << 20
 """The least bytes of a tensor whose rows are fetched ahead: a smaller one is in the L2 cache already."""
 
@@ -63,9 +62,9 @@ def rows_ahead(kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: Ker
         if counts[load] != 1 or load.mask is not None or isinstance(index, Expr) or others & index.free_symbols:
             continue
         step = coefficient(index, row)
-        if not _is_large(kernel, load):
+        if step is None or coefficient(index, along) != 1 or not _is_large(kernel, load):
             continue
-        if step is not None and coefficient(index, along) == 1 and _are_apart(step, lane.size, load.dtype.itemsize):
+        if _are_apart(step, lane.size, load.dtype.itemsize):
             ahead[load] = index.subs({row: row + 1, along: 0})
     return ahead
 
