@@ -25,7 +25,7 @@ from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
-from fusion.codegen.c.plan.ahead import LINE, gathered_ahead, rows_ahead
+from fusion.codegen.c.plan.ahead import LINE, gathered_ahead, prefetch, rows_ahead
 from fusion.codegen.c.plan.cuts import cut
 from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.plan.idle import busy, within
@@ -212,9 +212,8 @@ class _Function:
             return
         level, start = nest.steps
         for load, offset in rows_ahead(self.kernel, sweep, earlier, nest.lane).items():
-            lines = f"for (int l = 0; l < {nest.runs.shares}; l += {LINE // load.dtype.itemsize})"
-            next_row = f"{self.params[load.buffer]} + {self.writer.position(offset)}"
-            level.before.append(f"{lines} __builtin_prefetch({next_row} + {start} + l, 0, 2);")
+            first = f"{self.params[load.buffer]} + {self.writer.position(offset)} + {start}"
+            level.before.append(prefetch(first, nest.runs.shares, load.dtype.itemsize))
 
     def _fetch_gathered(self, sweep: Sweep, nest: _Nest, earlier: Sequence[Sweep]) -> None:
         """Fetch rows of tables that later programs read."""
@@ -224,11 +223,9 @@ class _Function:
         for row in gathered_ahead(self.kernel, sweep, earlier, nest.lane, grid[-1]):
             extend_spans(self.where, [row.position])
             (first,) = self.writer.write([row.position])
-            per_line = LINE // row.load.dtype.itemsize
-            lines = f"for (int l = 0; l < {row.lines * per_line}; l += {per_line})"
             depth = max((nest.depth.get(axis, 0) for axis in self.where[row.position]), default=0)
-            fetch = f"__builtin_prefetch({self.params[row.load.buffer]} + {first.at(SUM)} + l, 0, 2);"
-            nest.levels[depth].before.append(f"{lines} {fetch}")
+            address, itemsize = f"{self.params[row.load.buffer]} + {first.at(SUM)}", row.load.dtype.itemsize
+            nest.levels[depth].before.append(prefetch(address, row.lines * LINE // itemsize, itemsize))
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
         """Return the values that a sweep keeps, folds and stores; then computed offsets, and conditions, of stores."""

@@ -43,6 +43,15 @@ PLAIN = frozenset(("add", "sub", "mul", CHECKED))
 """Operations of a position that cannot fail at any point."""
 
 
+def prefetch(first: str, count: int, itemsize: int) -> str:
+    """Return the statement that fetches `count` elements of `itemsize` bytes, from the address `first`, into L2.
+
+    >>> prefetch("in0 + 8*i0", 32, 4)
+    'for (int l = 0; l < 32; l += 16) __builtin_prefetch(in0 + 8*i0 + l, 0, 2);'
+    """
+    return f"for (int l = 0; l < {count}; l += {LINE // itemsize}) __builtin_prefetch({first} + l, 0, 2);"
+
+
 def rows_ahead(kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: KernelAxis) -> dict[Load, sympy.Expr]:
     """Return the loads of a sweep whose next row it fetches → the offset at which that row starts.
 
