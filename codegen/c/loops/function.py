@@ -35,6 +35,7 @@ from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
+from fusion.codegen.c.plan.unmasked import unmasked
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
 from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.folds import store_statement
@@ -177,7 +178,7 @@ class _Function:
         sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
         nest = self._open(sweep, lanes)
         nest.levels[-2 if limits else -1].before += limits
-        self.writer.open(nest.levels, nest.depth)
+        self.writer.open(nest.levels, nest.depth, self._unmasked(sweep, nest))
         for value, text in staged.items():
             self.writer.learn_here(value, text)
         if lanes is None:
@@ -205,6 +206,12 @@ class _Function:
         for value, element in learned:
             self.writer.learn(value, element)
         return render(nest.levels)
+
+    def _unmasked(self, sweep: Sweep, nest: _Nest) -> frozenset[Load]:
+        """Return the loads of a sweep that need no mask in its innermost loop."""
+        if nest.lane is None or nest.depth[nest.lane.symbol] < len(nest.levels) - 1:
+            return frozenset()
+        return unmasked(self.kernel, sweep, nest.lane, self.where)
 
     def _fetch_ahead(self, sweep: Sweep, nest: _Nest, earlier: Sequence[Sweep]) -> None:
         """Fetch the next row, in steps, where a sweep reads the current one again."""

@@ -50,6 +50,9 @@ STREAM = 4096
 FEW = 16
 """A reduced axis of at most so many points is too short to fill lanes."""
 
+HALF = 8
+"""An axis of at least so many points fills lanes better than one of `FEWER` does."""
+
 FEWER = 4
 """An axis of at most so many points leaves most lanes idle, and vectors can be sorted by its points."""
 
@@ -204,7 +207,7 @@ def continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Acce
         return None
     along = [access for access in used if access.stride(inner) == 1]
     fitting = (axis for axis in grid if all(access.stride(axis) == inner.size for access in along))
-    return next((axis for axis in fitting if along and axis.size.is_Integer and axis.size >= FEW), None)
+    return next((axis for axis in fitting if along and axis.size.is_Integer and axis.size >= HALF), None)
 
 
 def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:

@@ -25,6 +25,7 @@ from fusion.lowering.kernel import (
     Loop,
     Prefix,
     Role,
+    Spans,
     Stmt,
     Store,
     spans,
@@ -62,18 +63,25 @@ def with_unrolled_folds(kernel: Kernel) -> Kernel:
     folds = [stmt for stmt in every if isinstance(stmt, Fold)]
     if len(reduced) < 2 or any(isinstance(stmt, Prefix) or (isinstance(stmt, Fold) and stmt.carry) for stmt in every):
         return kernel
-    used = accesses(sweeps_of(kernel), spans(kernel))
+    where = spans(kernel)
+    used = accesses(sweeps_of(kernel), where)
     axis = best_axis(reduced, used)
     over = [fold for fold in folds if axis.symbol in fold.over]
-    outside = [stmt for stmt in every if isinstance(stmt, Store) and axis.symbol in _spanned(stmt, kernel)]
-    if continued(axis, reduced, used) is None or outside or not all(fold.op in _JOINS for fold in over):
+    along = [stmt for stmt in every if isinstance(stmt, Store) and axis.symbol in _spanned(stmt, where)]
+    if continued(axis, reduced, used) is None or not all(fold.op in _JOINS for fold in over):
         return kernel
-    if int(axis.size) * len(postorder(*(arg for fold in over for arg in fold.args))) > MOST_NODES:
+    if any(store not in kernel.body or store.axes is not None or isinstance(store.offset, Expr) for store in along):
+        return kernel
+    if int(axis.size) * len(postorder(*(value for stmt in (*over, *along) for value in values_of(stmt)))) > MOST_NODES:
         return kernel
     return replace(
         kernel,
         axes=tuple(other for other in kernel.axes if other is not axis),
-        body=tuple(_folded(stmt, axis, kernel) for stmt in kernel.body),
+        body=tuple(
+            part
+            for stmt in kernel.body
+            for part in (_parts(stmt, axis, kernel) if stmt in along else [_folded(stmt, axis, kernel)])
+        ),
     )
 
 
@@ -81,8 +89,8 @@ _JOINS: Mapping[str, ScalarName] = {"sum": "add", "max": "maximum", "min": "mini
 """Fold → the operation that joins two of its elements."""
 
 
-def _spanned(store: Store, kernel: Kernel) -> frozenset[sympy.Symbol]:
-    where = spans(kernel)
+def _spanned(store: Store, where: Spans) -> frozenset[sympy.Symbol]:
+    """Return the axes that a store varies along."""
     own = store.offset.free_symbols if isinstance(store.offset, sympy.Expr) else frozenset()
     return frozenset(own).union(store.axes or (), *(where[value] for value in values_of(store)))
 

@@ -29,6 +29,9 @@ from fusion.lowering.kernel import Spans
 FARTHEST_UNROLLED = 64
 """The largest stride of a loop whose loads GCC may group once inner loops are unrolled."""
 
+MOST_APART = 4
+"""The largest stride between lanes whose neighbours are loaded together, as whole vectors, and sorted."""
+
 CHOICES = frozenset(("where", "minimum", "maximum", "sign"))
 """Operations that C computes by a condition."""
 
@@ -53,15 +56,23 @@ class ValueWriter:
         self._local: dict[Expr, Code] = {}  # valid in the open sweep
         self._known_offsets: dict[sympy.Expr, str] = {}
         self._local_offsets: dict[sympy.Expr, str] = {}
+        self._local_bases: dict[tuple[str, str], str] = {}  # base, condition → the base where it holds, else 0
         self._levels: Sequence[Level] = ()
         self._depth: Mapping[sympy.Symbol, int] = {}
+        self._unmasked: frozenset[Load] = frozenset()
         self._chosen: frozenset[Expr] = frozenset()
         self._places: dict[str, Code] = {}  # the name of a checked index → the index before its check
 
-    def open(self, levels: Sequence[Level], depth: Mapping[sympy.Symbol, int]) -> None:
-        """Start a nest in which the loop over axis `a` is `levels[depth[a]]`; other axes are bound at level 0."""
-        self._levels, self._depth = levels, depth
-        self._local, self._local_offsets = {}, {}
+    def open(
+        self, levels: Sequence[Level], depth: Mapping[sympy.Symbol, int], unmasked: frozenset[Load] = frozenset()
+    ) -> None:
+        """Start a nest in which the loop over axis `a` is `levels[depth[a]]`; other axes are bound at level 0.
+
+        Args:
+            unmasked: loads that read the start of their tensor where their mask is false.
+        """
+        self._levels, self._depth, self._unmasked = levels, depth, unmasked
+        self._local, self._local_offsets, self._local_bases = {}, {}, {}
         self._chosen = chosen_positions(self._where)
 
     def learn(self, value: Expr, code: Code) -> None:
@@ -170,6 +181,8 @@ class ValueWriter:
     def _element(self, load: Load) -> Code:
         """Return the element that a load reads; 0 if its mask is false."""
         index = load.index[0]
+        if load in self._unmasked and load.mask is not None and not isinstance(index, Expr):
+            return self._chosen_after(load, index, load.mask)
         position = self._get(index) if isinstance(index, Expr) else self._index(index)
         if load.mask is not None and self._may_be_grouped(load, load.mask):
             position = self._hidden(position)
@@ -180,6 +193,19 @@ class ValueWriter:
         if self._depth_of(load.mask) == len(self._levels) - 1:
             mask = f"({mask} & {self._space.unknown(YES)})"
         return Code(f"{mask} ? {element} : 0", CHOICE, elements=True)
+
+    def _chosen_after(self, load: Load, index: sympy.Expr, mask: Expr) -> Code:
+        """Load an element whatever its mask says, at the start of the tensor where that is false; then choose."""
+        base, rest = self._base_and_rest(index)
+        condition, innermost = self._get(mask).at(COMPARE), len(self._levels) - 1
+        if base:
+            at = self._local_bases.get((base, condition))
+            if at is None:
+                at = self._local_bases[base, condition] = self._space.fresh("at")
+                self._levels[innermost - 1].before.append(f"const int64_t {at} = {condition} ? {base} : 0;")
+            rest = Code(f"{at} + {rest}", SUM)
+        element = loaded(load.dtype, element_of(self._params[load.buffer], rest))
+        return Code(f"{condition} ? {self._named(load, element, innermost)} : 0", CHOICE)
 
     def _may_be_grouped(self, node: Load, mask: Expr) -> bool:
         """Return whether lanes may read neighbours of this element under the same mask, with a stride between lanes.
@@ -236,18 +262,29 @@ class ValueWriter:
 
     def _index(self, expr: sympy.Expr) -> Code:
         """Return `expr`, with its loop-invariant parts named outside of the inner loops."""
+        base, rest = self._base_and_rest(expr)
+        return Code(f"{base} + {rest}", SUM) if base else rest
+
+    def _base_and_rest(self, expr: sympy.Expr) -> tuple[str, Code]:
+        """Return the name of the loop-invariant part of `expr`, "" for none, and the rest.
+
+        Neighbours that the innermost loop reads with a stride differ in the rest: compilers then see that they are.
+        """
         groups: dict[int, list[sympy.Expr]] = {}
         for term in sympy.Add.make_args(sympy.expand_mul(expr)):
             depth = max((self._depth.get(symbol, 0) for symbol in term.free_symbols), default=0)
             groups.setdefault(depth, []).append(term)
         *outer, inner = sorted(groups)
+        if outer and outer[0] == 0 and inner == len(self._levels) - 1:
+            groups[0], near = _without_nearest(groups[0], groups[inner])
+            groups[inner].append(near)
+            outer = outer if groups[0] else outer[1:]
         named: sympy.Expr = sympy.Integer(0)
         base = ""
         for depth in outer:
             named += sympy.Add(*groups[depth])
             base = self._named_offset(named, sympy.Add(*groups[depth]), base, depth)
-        rest = index_code(sympy.Add(*groups[inner]), self._axes)
-        return Code(f"{base} + {rest}", SUM) if base else rest
+        return base, index_code(sympy.Add(*groups[inner]), self._axes)
 
     def _named_offset(self, total: sympy.Expr, part: sympy.Expr, base: str, depth: int) -> str:
         text = self._local_offsets.get(total) or self._known_offsets.get(total)
@@ -275,6 +312,25 @@ def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
         and node.dtype is not torch.bool
         and (node.arg.dtype is torch.bool if isinstance(node, Cast) else isinstance(node, Op) and node.name in CHOICES)
     )
+
+
+def _without_nearest(
+    terms: Sequence[sympy.Expr], inner: Sequence[sympy.Expr]
+) -> tuple[list[sympy.Expr], sympy.Expr]:
+    """Return invariant terms without the part of their number that tells neighbours apart, and that part.
+
+    `inner`: the terms of the innermost loop.  The part is 0 unless they step by 2 to `MOST_APART` elements.
+
+    >>> i, r = sympy.symbols("i r", integer=True)
+    >>> _without_nearest([3 * i, sympy.Integer(-63)], [2 * r]), _without_nearest([3 * i, sympy.Integer(-63)], [r])
+    (([3*i, -64], 1), ([3*i, -63], 0))
+    """
+    number, step = sum(term for term in terms if term.is_Integer), inner[0].as_coeff_Mul()[0]
+    if len(inner) != 1 or not step.is_Integer or not 1 < step <= MOST_APART:
+        return list(terms), sympy.Integer(0)
+    near = number % step
+    far = [number - near] if number != near else []
+    return [*(term for term in terms if not term.is_Integer), *far], sympy.Integer(near)
 
 
 def _is_literal(node: Expr) -> bool:
