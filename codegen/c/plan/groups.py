@@ -36,21 +36,21 @@ def with_groups(kernel: Kernel) -> Kernel:
     if any(isinstance(stmt, Prefix) or (isinstance(stmt, Store) and stmt.axes) for stmt in statements(kernel.body)):
         return kernel
     for axis in kernel.axes:
-        length = None if axis.role is Role.GRID else _group(kernel, axis)
-        if length is not None:
-            kernel = _split(kernel, axis, length)
+        length = None if axis.role is Role.GRID else group_length(kernel, axis)
+        if length is not None and length >= LEAST:
+            kernel = with_split_axis(kernel, axis, length)
     return kernel
 
 
-def _group(kernel: Kernel, axis: KernelAxis) -> int | None:
-    """Return the length of the groups of an axis; None if no index counts them, or lanes would not be full."""
+def group_length(kernel: Kernel, axis: KernelAxis) -> int | None:
+    """Return the length of the shortest groups of an axis that an index counts; None if none does."""
     values = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
     indices = [index for node in postorder(*values) for index in index_of(node)]
     points = split_points(indices, axis.symbol, axis.size)
-    return points[0] if points and points[0] >= LEAST else None
+    return points[0] if points else None
 
 
-def _split(kernel: Kernel, axis: KernelAxis, length: int) -> Kernel:
+def with_split_axis(kernel: Kernel, axis: KernelAxis, length: int) -> Kernel:
     """Return a kernel with `axis` as groups of a length, and the points of a group."""
     taken = {other.symbol for other in kernel.axes}
     inner = replace(axis, symbol=next(s for s in map(over_symbol, range(len(taken) + 1)) if s not in taken))

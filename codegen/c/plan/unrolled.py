@@ -8,13 +8,14 @@ takes in both at once.  Input: a kernel that only stores, or folds; output: the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 
 import sympy
 
-from fusion.codegen.c.plan.lanes import accesses, best_axis, continued
+from fusion.codegen.c.plan.groups import group_length, with_split_axis
+from fusion.codegen.c.plan.lanes import FEWER, accesses, best_axis, continued
 from fusion.codegen.c.plan.sweeps import sweeps_of
 from fusion.lowering.expr import Expr, Op, postorder
 from fusion.lowering.indexing import replace_axes, substitute_all
@@ -42,6 +43,30 @@ MOST_NODES = 200
 
 def with_unrolled_axis(kernel: Kernel) -> Kernel:
     """Write a store for each point of the very short axis that most memory of `kernel` is contiguous along."""
+    return _unrolled(kernel, _with_unrolled_axis)
+
+
+def with_unrolled_folds(kernel: Kernel) -> Kernel:
+    """Fold all points at once of a very short axis that most memory of the folds is contiguous along."""
+    return _unrolled(kernel, _with_unrolled_folds)
+
+
+def _unrolled(kernel: Kernel, unroll: Callable[[Kernel], Kernel]) -> Kernel:
+    """Unroll the very short axis of `kernel`, or that of an axis whose very short groups read the same element."""
+    result = unroll(kernel)
+    if result is not kernel or any(stmt for stmt in statements(kernel.body) if isinstance(stmt, Prefix)):
+        return result
+    for axis in kernel.axes:
+        length = group_length(kernel, axis)
+        if length is not None and length <= FEWER:
+            split = with_split_axis(kernel, axis, length)
+            result = unroll(split)
+            if result is not split:
+                return result
+    return kernel
+
+
+def _with_unrolled_axis(kernel: Kernel) -> Kernel:
     grid = kernel.with_role(Role.GRID)
     stores = [stmt for stmt in kernel.body if isinstance(stmt, Store) and stmt.axes is None]
     if len(grid) < 2 or len(grid) < len(kernel.axes) or len(stores) < len(kernel.body):
@@ -56,8 +81,7 @@ def with_unrolled_axis(kernel: Kernel) -> Kernel:
     return replace(kernel, axes=tuple(other for other in kernel.axes if other is not axis), body=tuple(body))
 
 
-def with_unrolled_folds(kernel: Kernel) -> Kernel:
-    """Fold all points at once of a very short axis that most memory of the folds is contiguous along."""
+def _with_unrolled_folds(kernel: Kernel) -> Kernel:
     reduced = [axis for axis in kernel.axes if axis.role is not Role.GRID]
     every = list(statements(kernel.body))
     folds = [stmt for stmt in every if isinstance(stmt, Fold)]
