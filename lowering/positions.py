@@ -159,15 +159,41 @@ _Case = tuple[tuple[Expr, ...], sympy.Expr]
 """The conditions of a case, and the position in it."""
 
 
-def _decided(node: Op, sizes: Sizes) -> Expr | None:
+def decided_within(node: Op, sizes: Sizes, within: Mapping[sympy.Symbol, Range]) -> Expr | None:
+    """Return a comparison of positions as a constant, if it has the same truth value wherever axes are in ranges."""
+    return _decided(node, sizes, within) if node.name in _TRUTHS else None
+
+
+def ranges_of(sizes: Sizes) -> dict[sympy.Symbol, Range]:
+    """Return the range of each axis: from 0 to its size less one."""
+    return {symbol: (0.0, int(size) - 1.0 if size.is_Integer else math.inf) for symbol, size in sizes.items()}
+
+
+def narrowed(within: Mapping[sympy.Symbol, Range], conditions: Sequence[Expr]) -> dict[sympy.Symbol, Range] | None:
+    """Return the ranges of axes under all conditions; None if these exclude each other."""
+    ranges = dict(within)
+    for condition in conditions:
+        for part in _conjuncts(condition):
+            if isinstance(part, Const):
+                if not part.value:
+                    return None
+                continue
+            for symbol, (low, high) in _bounds_from(part):
+                least, most = ranges.get(symbol, (-math.inf, math.inf))
+                ranges[symbol] = max(low, least), min(high, most)
+    return None if any(low > high for low, high in ranges.values()) else ranges
+
+
+def _decided(node: Op, sizes: Sizes, within: Mapping[sympy.Symbol, Range] | None = None) -> Expr | None:
     """Return a comparison of positions as a constant, if it has the same truth value in all cases."""
+    within = ranges_of(sizes) if within is None else within
     known: dict[Expr, list[_Case] | None] = {}
     first, second = (_cases(arg, known) for arg in node.args)
     if first is None or second is None or len(first) * len(second) > MOST_CASES:
         return None
     truths: set[bool | None] = set()
     for (held, a), (also, b) in product(first, second):
-        ranges = _under((*held, *also), sizes)
+        ranges = narrowed(within, (*held, *also))
         if ranges is not None:
             truths.add(_TRUTHS[node.name](*_range(expanded(a - b), ranges)))
     truth = truths.pop() if len(truths) == 1 else None
@@ -206,20 +232,6 @@ def _new_cases(expr: Expr, known: dict[Expr, list[_Case] | None]) -> list[_Case]
             return None
         cases.append((tuple(condition for held, _ in choice for condition in held), number))
     return cases
-
-
-def _under(conditions: Sequence[Expr], sizes: Sizes) -> dict[sympy.Symbol, Range] | None:
-    """Return the ranges of the axes under all conditions; None if these exclude each other."""
-    ranges = {symbol: (0.0, int(size) - 1.0 if size.is_Integer else math.inf) for symbol, size in sizes.items()}
-    for condition in conditions:
-        if isinstance(condition, Const):
-            if not condition.value:
-                return None
-            continue
-        for symbol, (low, high) in _bounds_from(condition):
-            least, most = ranges.get(symbol, (-math.inf, math.inf))
-            ranges[symbol] = max(low, least), min(high, most)
-    return None if any(low > high for low, high in ranges.values()) else ranges
 
 
 def _bounds_from(condition: Expr) -> Iterator[tuple[sympy.Symbol, Range]]:

@@ -35,7 +35,7 @@ from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
-from fusion.codegen.c.plan.unmasked import unmasked
+from fusion.codegen.c.plan.uniform import unmasked, with_chosen_positions
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
 from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.folds import store_statement
@@ -176,6 +176,7 @@ class _Function:
     ) -> list[str]:
         """Return the lines of one sweep, after those of `earlier`.  All loads precede all stores."""
         sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
+        sweep = self._with_chosen_positions(sweep)
         nest = self._open(sweep, lanes)
         nest.levels[-2 if limits else -1].before += limits
         self.writer.open(nest.levels, nest.depth, self._unmasked(sweep, nest))
@@ -206,6 +207,15 @@ class _Function:
         for value, element in learned:
             self.writer.learn(value, element)
         return render(nest.levels)
+
+    def _with_chosen_positions(self, sweep: Sweep) -> Sweep:
+        """Return a sweep with one load for each choice between elements of a tensor, if its lanes stay as they are."""
+        order = _, lane = loop_order(sweep, self.lanes, self.where)
+        if lane is None:
+            return sweep
+        chosen = with_chosen_positions(sweep, lane, self.kernel.axis_sizes())
+        extend_spans(self.where, chosen.roots)
+        return chosen if loop_order(chosen, self.lanes, self.where) == order else sweep
 
     def _unmasked(self, sweep: Sweep, nest: _Nest) -> frozenset[Load]:
         """Return the loads of a sweep that need no mask in its innermost loop."""

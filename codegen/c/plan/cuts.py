@@ -21,8 +21,9 @@ from fusion.lowering.kernel import KernelAxis, values_of, with_values
 from fusion.lowering.positions import simplify_all
 from fusion.lowering.scalar_ops import ScalarName
 
-SHORTEST = 48
-"""The shortest axis that is split: the pieces have to fill registers."""
+SHORTEST, SHORTEST_PIECE = 48, 16
+"""The shortest axis that is split whatever the pieces; of a shorter one, one piece has to be so long, and half of it:
+the pieces have to fill registers."""
 
 MOST_CUTS = 7
 """The most splits: pieces repeat the text of the sweep, so beyond this masks are cheaper."""
@@ -47,7 +48,7 @@ class Piece:
 
 def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
     """Return the pieces of `lane`, in order; none if it is better not split.  `sizes`: those of all axes."""
-    if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST:
+    if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST_PIECE:
         return ()
     nodes = len(postorder(*sweep.roots))
     done: list[Piece] = []
@@ -62,6 +63,9 @@ def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
             return ()
         # the piece that comes first is taken from the stack first
         pending += [_part(piece, lane.symbol, at, piece.end, sizes), _part(piece, lane.symbol, piece.start, at, sizes)]
+    longest = max(piece.end - piece.start for piece in done)
+    if lane.size < SHORTEST and (longest < SHORTEST_PIECE or 2 * longest < lane.size):
+        return ()
     return tuple(done) if len(done) > 1 else ()
 
 

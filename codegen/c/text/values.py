@@ -202,7 +202,8 @@ class ValueWriter:
             at = self._local_bases.get((base, condition))
             if at is None:
                 at = self._local_bases[base, condition] = self._space.fresh("at")
-                self._levels[innermost - 1].before.append(f"const int64_t {at} = {condition} ? {base} : 0;")
+                outside = next(each for each in reversed(self._levels[:innermost]) if not each.turns)
+                outside.before.append(f"const int64_t {at} = {condition} ? {base} : 0;")
             rest = Code(f"{at} + {rest}", SUM)
         element = loaded(load.dtype, element_of(self._params[load.buffer], rest))
         return Code(f"{condition} ? {self._named(load, element, innermost)} : 0", CHOICE)
@@ -314,9 +315,7 @@ def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
     )
 
 
-def _without_nearest(
-    terms: Sequence[sympy.Expr], inner: Sequence[sympy.Expr]
-) -> tuple[list[sympy.Expr], sympy.Expr]:
+def _without_nearest(terms: Sequence[sympy.Expr], inner: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], sympy.Expr]:
     """Return invariant terms without the part of their number that tells neighbours apart, and that part.
 
     `inner`: the terms of the innermost loop.  The part is 0 unless they step by 2 to `MOST_APART` elements.

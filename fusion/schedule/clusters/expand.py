@@ -33,10 +33,11 @@ from fusion.lowering.expr import (
     rewrite,
 )
 from fusion.lowering.hoist import Hoisted, hoist
-from fusion.lowering.indexing import flatten, substitute, substitute_all
+from fusion.lowering.indexing import Sizes, flatten, substitute, substitute_all
 from fusion.lowering.kernel import Fold, Prefix
 from fusion.lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
 from fusion.lowering.scalar_ops import ScatterName
+from fusion.lowering.settled import settled
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement
@@ -79,6 +80,25 @@ class Expanded:
         ]
         held = (write.where for write in self.writes if write.where is not None)
         return (*args, *(write.value for write in self.writes), *held)
+
+    def settled(self, sizes: Sizes) -> Expanded:
+        """Return it with conditions decided by the choices around them; `sizes`: those of its axes."""
+        roots = [*self.values]
+        decided = dict(zip(roots, settled(roots, sizes), strict=True))
+        if all(old is new for old, new in decided.items()):
+            return self
+
+        def each(args: Sequence[Expr]) -> tuple[Expr, ...]:
+            return tuple(decided[arg] for arg in args)
+
+        return Expanded(
+            tuple(replace(fold, args=each(fold.args)) for fold in self.folds),
+            tuple(
+                replace(write, value=decided[write.value], where=write.where and decided[write.where])
+                for write in self.writes
+            ),
+            tuple(replace(scan, args=each(scan.args)) for scan in self.prefixes),
+        )
 
     @property
     def offsets(self) -> tuple[Expr, ...]:

@@ -25,7 +25,7 @@ from fusion.schedule.kernels.streamed import streamed_body
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     """Build the kernel of one cluster of computed nodes."""
     dependences, capabilities = prices.dependences, prices.capabilities
-    expanded = expand(dependences, cluster, hoists=not capabilities.invariant)
+    expanded = expand(dependences, cluster, hoists=not capabilities.invariant).settled(cluster.space.sizes)
     if cluster.space.streamed:
         axes, body = streamed_body(cluster, expanded)
         return finished(prices, cluster, axes, body, expanded)
