@@ -1,11 +1,12 @@
 """Decides which values are kept in a scratch array rather than recomputed.
 
-Two reasons to keep a value:
+Three reasons to keep a value:
 
 - a later sweep over the same resident axes needs it and recomputing costs more than reading it back (the exponential of
   a softmax; not `x - mean`, nor a load);
 - it is invariant in a loop that is outside of a loop it varies in, and would be recomputed in every iteration (a
-  reciprocal per column, used for every row of a block).
+  reciprocal per column, used for every row of a block);
+- it is scanned along the lanes, which then run in order, one after the other: a loop before computes it in lanes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,35 @@ def plan_scratch(
     sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str], tabled: Set[Expr] = frozenset()
 ) -> tuple[Sweep, ...]:
     """Return `sweeps` with keeps added, and sweeps added that only keep; `tabled`: values that are kept already."""
-    return _hoist(_carry(sweeps, lanes, where, fresh, tabled), lanes, where, fresh, tabled)
+    return _hoist(
+        _before_scans(_carry(sweeps, lanes, where, fresh, tabled), lanes, where, fresh), lanes, where, fresh, tabled
+    )
+
+
+def _before_scans(
+    sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]
+) -> tuple[Sweep, ...]:
+    """Keep costly values that are scanned in order."""
+    result: list[Sweep] = []
+    for sweep in sweeps:
+        order, lane = loop_order(sweep, lanes, where)
+        if sweep.scans and lane is not None and lane.symbol in sweep.over:
+            axes = (*order, lane)
+            symbols, own = {axis.symbol for axis in axes}, {keep.value for keep in sweep.keeps}
+            keeps = []
+            for node in outermost([arg for scan in sweep.scans for arg in scan.args], own, _is_plain):
+                spanned = tuple(axis for axis in axes if axis.symbol in where[node])
+                if lane in spanned and costs(node, WORTH_KEEPING, symbols, where) and _fits(spanned, lanes, node):
+                    keeps.append(Keep(fresh("kept"), node, tuple(axis.symbol for axis in spanned)))
+            if keeps:
+                result.append(replace(sweep, folds=(), stores=(), scans=(), keeps=tuple(keeps)))
+        result.append(sweep)
+    return tuple(result)
+
+
+def _is_plain(node: Expr) -> bool:
+    """Return whether no scan or fold is part of a value."""
+    return not any(isinstance(part, TileRef) for part in postorder(node))
 
 
 def _carry(
