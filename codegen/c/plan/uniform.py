@@ -31,7 +31,7 @@ def with_chosen_positions(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> Sweep
         sizes: the sizes of all axes.
     """
 
-    chosen = {
+    chosen: dict[Expr, Load] = {
         node: load
         for node in postorder(*sweep.roots)
         if isinstance(node, Op) and node.name == "where" and (load := _one_of(node, lane.symbol, sizes)) is not None
@@ -92,7 +92,7 @@ def _is_safe(load: Load, kernel: Kernel, lane: KernelAxis, where: Spans) -> bool
     if step is None or not step.is_Integer or not 1 <= step <= MOST_APART:
         return False
     farthest = step * lane.size  # less than a step of the base is left in the lanes
-    return bool(sympy.Lt(farthest, tensor.extent) == sympy.true)
+    return bool((tensor.extent - farthest).is_positive)
 
 
 __all__ = ["unmasked", "with_chosen_positions"]

@@ -96,7 +96,8 @@ def _with_unrolled_folds(kernel: Kernel) -> Kernel:
         return kernel
     if any(store not in kernel.body or store.axes is not None or isinstance(store.offset, Expr) for store in along):
         return kernel
-    if int(axis.size) * len(postorder(*(value for stmt in (*over, *along) for value in values_of(stmt)))) > MOST_NODES:
+    unrolled: list[Stmt] = [*over, *along]
+    if int(axis.size) * len(postorder(*(value for stmt in unrolled for value in values_of(stmt)))) > MOST_NODES:
         return kernel
     return replace(
         kernel,

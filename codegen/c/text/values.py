@@ -324,11 +324,11 @@ def _without_nearest(terms: Sequence[sympy.Expr], inner: Sequence[sympy.Expr]) -
     >>> _without_nearest([3 * i, sympy.Integer(-63)], [2 * r]), _without_nearest([3 * i, sympy.Integer(-63)], [r])
     (([3*i, -64], 1), ([3*i, -63], 0))
     """
-    number, step = sum(term for term in terms if term.is_Integer), inner[0].as_coeff_Mul()[0]
-    if len(inner) != 1 or not step.is_Integer or not 1 < step <= MOST_APART:
+    number, step = sum(int(term) for term in terms if term.is_Integer), inner[0].as_coeff_Mul()[0]
+    if len(inner) != 1 or not step.is_Integer or not 1 < int(step) <= MOST_APART:
         return list(terms), sympy.Integer(0)
-    near = number % step
-    far = [number - near] if number != near else []
+    near = number % int(step)
+    far = [sympy.Integer(number - near)] if number != near else []
     return [*(term for term in terms if not term.is_Integer), *far], sympy.Integer(near)
 
 

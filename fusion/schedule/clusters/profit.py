@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import TypeAlias
 
@@ -189,7 +189,7 @@ class Prices:
                 points[member] = max(points.get(member, 1), 1)
             else:
                 spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
-                points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
+                points[member] = max(points.get(member, 1), self._points(cluster, spanned, sizes))
                 evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
                 evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.evaluated
                 if lanes is not None and lanes not in spanned and not spanned.isdisjoint(folded):
@@ -204,6 +204,18 @@ class Prices:
                     points[producer] = points.get(producer, 0) + points[member]
                     evaluated[producer] = max(evaluated.get(producer, 1), evaluated.get(member, 1))
         return times
+
+    def _points(self, cluster: Cluster, spanned: Collection[sympy.Symbol], sizes: Mapping[sympy.Symbol, int]) -> int:
+        """Return how many points of a member a kernel evaluates.
+
+        One without reductions has a loop for each axis: it computes a value in the loop over the last axis that this
+        spans, at each point of those around it, unless it spans the last axis alone: then it is in a register or in a
+        table.  Kernels with reductions hold what several rows share.
+        """
+        axes = [axis.symbol for axis in cluster.space.parallel]
+        if cluster.space.reduced or cluster.space.rigid or len(spanned) < 2 or not axes or axes[-1] not in spanned:
+            return math.prod(sizes[s] for s in spanned)
+        return math.prod(sizes[s] for s in {*axes, *spanned})
 
     def _lanes(self, cluster: Cluster) -> sympy.Symbol | None:
         """Return the axis of the results along which the lanes of a sum lie: columns that are consecutive in a factor;

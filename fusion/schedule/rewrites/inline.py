@@ -46,6 +46,9 @@ from fusion.lowering.program import (
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
 
+OFTEN, FREE_OFTEN = 8, 8
+"""A reader with this many times more points recomputes no map of a larger cost: the price of both decides."""
+
 CACHED = 1 << 20
 """Bytes of operands that stay in a cache between two readers."""
 
@@ -177,8 +180,18 @@ class _Stored:
 def _inlined_into(node: Compute, cheap: Mapping[str, Map], maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:
     """Return the maps that are substituted into a node."""
     read = {name: cheap[name] for name in reads(node) if name in cheap}
-    known = {name: producer for name, producer in read.items() if not stored.is_cheaper(node.out, producer)}
+    known = {
+        name: producer
+        for name, producer in read.items()
+        if not stored.is_cheaper(node.out, producer) and not _is_repeated(node, producer)
+    }
     return known | _read_at_few_points(node, maps, stored) | _of_few_bytes(node, maps, stored.inputs)
+
+
+def _is_repeated(node: Compute, producer: Map) -> bool:
+    """Return whether a node would evaluate each point of a map often, and that costs more than to read it."""
+    ratio = _points(node) / sympy.Max(1, _points(producer))
+    return bool((ratio - OFTEN).is_nonnegative) and cost(producer.expr) > FREE_OFTEN
 
 
 def _of_few_bytes(node: Compute, maps: Mapping[str, Map], inputs: Set[str]) -> dict[str, Map]:
