@@ -7,6 +7,7 @@ change, and choices of which the condition is known.  What is never chosen disap
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -17,13 +18,13 @@ from fusion.lowering.scalar_ops import ScalarName
 
 _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
 _OPPOSITE: dict[ScalarName, ScalarName] = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "lt": int.__lt__,
-    "le": int.__le__,
-    "gt": int.__gt__,
-    "ge": int.__ge__,
-    "eq": int.__eq__,
-    "ne": int.__ne__,
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
 }
 
 
@@ -89,7 +90,7 @@ def simpler(node: Expr) -> Expr | None:
     if node.name == "where":
         return _chosen(node)
     if node.name in _COMPARE:
-        a, b = map(_integer, node.args)
+        a, b = map(_number, node.args)
         return None if a is None or b is None else const(_COMPARE[node.name](a, b), torch.bool)
     if node.dtype is not torch.bool or node.name not in ("and", "or", "not"):
         return None
@@ -126,7 +127,7 @@ def _joined(name: Literal["and", "or"], a: Expr, b: Expr) -> Expr:
     return Op(name, (a, b), torch.bool)
 
 
-def _integer(expr: Expr) -> int | None:
+def _number(expr: Expr) -> int | float | None:
     if isinstance(expr, IndexValue) and expr.index.is_Integer and expr.dtype is torch.int64:
         return int(expr.index)
-    return expr.value if isinstance(expr, Const) and type(expr.value) is int else None
+    return expr.value if isinstance(expr, Const) and type(expr.value) in (int, float) else None

@@ -6,7 +6,8 @@ concatenations of concatenations.  Input: expressions and the sizes of their axe
 What is never chosen disappears with its loads, unless it checks an index: eager would.
 
 Masks of loads hold by themselves, also where a target evaluates both arms of a choice: the conditions around a load
-never shorten its mask, they only tell whether it is read.
+never shorten its mask, they only tell whether it is read; except where the same element is read without a mask anyway,
+as the position at which an image is sampled, which decides whether it is sampled.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sympy
 
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.conditions import negated, simpler
-from fusion.lowering.expr import Const, Expr, Load, Op, const, postorder
+from fusion.lowering.expr import Const, Expr, Load, Op, const, loads, postorder
 from fusion.lowering.indexing import Sizes
 from fusion.lowering.positions import Range, decided_within, narrowed, ranges_of
 
@@ -29,6 +30,7 @@ DEEPEST = 150
 """The deepest nest that is examined."""
 
 _Ranges: TypeAlias = Mapping[sympy.Symbol, Range]
+_Held: TypeAlias = frozenset[Expr]
 
 
 def settled(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
@@ -49,7 +51,7 @@ def settled(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
         return list(roots)
     try:
         settler = _Settler(roots, choosing, sizes)
-        return [settler.value(root, settler.start, 0) for root in roots]
+        return [settler.value(root, settler.start, frozenset(), 0) for root in roots]
     except _TooMany:
         return list(roots)
 
@@ -100,67 +102,83 @@ def _nested(roots: Sequence[Expr]) -> frozenset[Expr]:
 
 
 class _Settler:
-    """Simplifies expressions under ranges of their axes."""
+    """Simplifies expressions under ranges of their axes, and under conditions that hold: masks of some loads."""
 
     def __init__(self, roots: Sequence[Expr], choosing: frozenset[Expr], sizes: Sizes) -> None:
         self.start = ranges_of(sizes)
         self._choosing, self._sizes = choosing, sizes
-        self._done: dict[tuple[Expr, tuple[Range, ...]], Expr] = {}
+        self._done: dict[tuple[Expr, tuple[Range, ...], _Held], Expr] = {}
         self._checking: set[Expr] = set()
         for node in postorder(*roots):
             is_check = isinstance(node, Op) and node.name == CHECKED
             if is_check or not self._checking.isdisjoint(node.children()):
                 self._checking.add(node)
+        read = [*loads(*roots)]
+        self._anyway = {(load.buffer, load.index): load for load in read if load.mask is None}
+        twins = (load.mask for load in read if load.mask is not None and (load.buffer, load.index) in self._anyway)
+        self._masks = frozenset(twins)
 
-    def value(self, node: Expr, ranges: _Ranges, depth: int) -> Expr:
-        """Return `node`, simplified where the axes are in these ranges."""
+    def value(self, node: Expr, ranges: _Ranges, held: _Held, depth: int) -> Expr:
+        """Return `node`, simplified where the axes are in these ranges and conditions hold."""
         if node not in self._choosing:
             return node
-        key = node, tuple(ranges.values())
+        held = frozenset() if node in self._checking else held  # a check is of every point
+        key = node, tuple(ranges.values()), held
         if key not in self._done:
             if len(self._done) > MOST or depth > DEEPEST:
                 raise _TooMany
-            self._done[key] = self._simplified(node, ranges, depth + 1)
+            self._done[key] = self._simplified(node, ranges, held, depth + 1)
         return self._done[key]
 
-    def _simplified(self, node: Expr, ranges: _Ranges, depth: int) -> Expr:
+    def _simplified(self, node: Expr, ranges: _Ranges, held: _Held, depth: int) -> Expr:
         if isinstance(node, Load):
-            return self._loaded(node, ranges, depth)
+            return self._loaded(node, ranges, held, depth)
         if isinstance(node, Op) and node.name == "where":
-            return self._chosen(node, ranges, depth)
-        rebuilt = node.rebuild([self.value(child, ranges, depth) for child in node.children()])
+            return self._chosen(node, ranges, held, depth)
+        rebuilt = node.rebuild([self.value(child, ranges, held, depth) for child in node.children()])
         return simpler(rebuilt) or rebuilt
 
-    def _loaded(self, load: Load, ranges: _Ranges, depth: int) -> Expr:
+    def _loaded(self, load: Load, ranges: _Ranges, held: _Held, depth: int) -> Expr:
         """Return a load with the shortest mask; 0 where that is false in these ranges."""
         if load.mask is None:
-            return load.rebuild([self.value(child, ranges, depth) for child in load.children()])
+            return load.rebuild([self.value(child, ranges, held, depth) for child in load.children()])
+        if load.mask in held and (load.buffer, load.index) in self._anyway:
+            return self._anyway[load.buffer, load.index]
         mask = self._condition(load.mask, self.start)
-        held = self._condition(mask, ranges)
-        if isinstance(held, Const) and not held.value and load not in self._checking:
+        decided = self._condition(mask, ranges)
+        if isinstance(decided, Const) and not decided.value and load not in self._checking:
             return const(0, load.dtype)
-        if mask is load.mask or load.mask in self._checking:
+        if load.mask in self._checking:
             return load
-        return Load(load.buffer, load.index, load.dtype, None if mask == const(True, mask.dtype) else mask)
+        inside = self._held(load.mask, held)
+        index = tuple(i if isinstance(i, sympy.Expr) else self.value(i, ranges, inside, depth) for i in load.index)
+        return Load(load.buffer, index, load.dtype, None if mask == const(True, mask.dtype) else mask)
 
-    def _chosen(self, node: Op, ranges: _Ranges, depth: int) -> Expr:
+    def _held(self, condition: Expr, held: _Held) -> _Held:
+        """Return the conditions that hold where `condition` does, too."""
+        return held | {condition} if condition in self._masks else held
+
+    def _chosen(self, node: Op, ranges: _Ranges, held: _Held, depth: int) -> Expr:
         """Return a choice whose arms are simplified where each is chosen, or the arm that always is."""
         condition, first, second = node.args
         if condition in self._checking:
             return node
-        held = self._condition(condition, ranges)
-        if isinstance(held, Const):
-            taken, left = (first, second) if held.value else (second, first)
+        if condition in held and second not in self._checking:
+            return self.value(first, ranges, held, depth)
+        decided = self._condition(condition, ranges)
+        if isinstance(decided, Const):
+            taken, left = (first, second) if decided.value else (second, first)
             if left not in self._checking:
-                return self.value(taken, ranges, depth)
-            held = condition
+                return self.value(taken, ranges, held, depth)
+            decided = condition
         arms = []
-        for arm, holds in ((first, held), (second, negated(held))):
-            inside = narrowed(ranges, [holds])
-            arms.append(arm if inside is None else self.value(arm, inside, depth))
-        if arms[0] is arms[1] and condition not in self._checking:
+        for arm, true in ((first, decided), (second, negated(decided))):
+            inside = narrowed(ranges, [true])
+            also = self._held(condition, held) if arm is first else held
+            arms.append(arm if inside is None else self.value(arm, inside, also, depth))
+        if arms[0] is arms[1]:
             return arms[0]
-        chosen = Op("where", (held, *arms), node.dtype)
+        chosen = Op("where", (decided, *arms), node.dtype)
         return simpler(chosen) or chosen
 
     def _condition(self, node: Expr, ranges: _Ranges) -> Expr:

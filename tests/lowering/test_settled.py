@@ -97,3 +97,15 @@ def test_nests_that_are_too_large_stay() -> None:
         nest = op("where", op("lt", Load("y", (I0,), torch.float32), const(float(n), torch.float32)), nest, nest)
         nest = op("add", nest, const(1.0, torch.float32))
     assert settled([nest], SIZES)[0] is nest
+
+
+def test_an_element_that_is_read_anyway_is_read_once() -> None:
+    """As the position at which an image is sampled, which tells whether there is a pixel."""
+    place = Load("x", (I0,), torch.float32)
+    inside = op("lt", place, const(4.0, torch.float32))
+    sample = op("add", Load("x", (I0,), torch.float32, inside), const(1.0, torch.float32))
+    (root,) = settled([op("where", inside, sample, const(0.0, torch.float32))], SIZES)
+    assert [*loads(root)] == [place]
+    alone = Load("x", (I0,), torch.float32, op("lt", Load("y", (I0,), torch.float32), const(4.0, torch.float32)))
+    (root,) = settled([op("where", alone.mask, op("neg", alone), const(0.0, torch.float32))], SIZES)
+    assert alone in [*loads(root)]
