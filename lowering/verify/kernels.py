@@ -125,8 +125,6 @@ class _KernelRules:
         require(len(self.params) == len(kernel.params), "two params have the same name")
         require(len(self.roles) == len(kernel.axes), "an axis occurs twice")
         for axis in kernel.axes:
-            whole = axis.role is Role.WHOLE
-            require(not whole or axis.size.is_Integer, "the axis {} of size {} is held whole", axis.symbol, axis.size)
             for symbol in symbols_of(axis.size):
                 require(symbol in kernel.sizes, "the size {} of axis {} is not passed", symbol, axis.symbol)
         for param in kernel.params:

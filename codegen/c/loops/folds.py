@@ -236,7 +236,7 @@ def _sum(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
         return _plain_sum(fold, value, place, space)
     name, total = _chunked_sum(fold, value, place, space)
     text = f"(float){total}"
-    return Code(text, elements=True) if place.lanes is not None else _finish("float", name, text, place)
+    return Code(text, unconditional=True) if place.lanes is not None else _finish("float", name, text, place)
 
 
 def _plain_sum(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:

@@ -12,12 +12,13 @@ CHOICE, BITS, COMPARE, SUM, QUOTIENT, PRODUCT, UNARY, ATOM = range(8)
 class Code:
     """An expression: its text, and the precedence of its loosest operator.
 
-    `elements`: it reads elements of arrays, or an operand of it does.
+    `unconditional`: it reads elements of arrays, or calls functions of the library, or an operand does: lanes need no
+    masks if it is computed before a choice.
     """
 
     text: str
     binds: int = ATOM
-    elements: bool = False
+    unconditional: bool = False
 
     def at(self, level: int = ATOM) -> str:
         """Return the text as an operand with at least the precedence `level`.
@@ -33,4 +34,4 @@ class Code:
 
 def element_of(array: str, position: Code | str) -> Code:
     """Return the element of an array at a position."""
-    return Code(f"{array}[{position}]", elements=True)
+    return Code(f"{array}[{position}]", unconditional=True)

@@ -6,12 +6,13 @@ A row is a `Template`, or one each for floats, integers and bools; None if eager
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 
 from fusion.codegen.c.text.code import ATOM, BITS, CHOICE, COMPARE, PRODUCT, QUOTIENT, SUM, UNARY, Code
+from fusion.codegen.c.text.library import FLOATS, LIBRARY
 from fusion.codegen.c.text.storage import COMPUTED, HELD, narrowed, widened
 from fusion.lowering.errors import BuildError
 
@@ -148,6 +149,8 @@ def operation_code(name: str, dtype: torch.dtype, result: torch.dtype, operands:
     if name in _OWN and held == "float":
         template = call(f"{name}_float")
     code = template.of([widened(dtype, each) for each in operands], held)
+    if f"{name}{FLOATS.get(held, '')}" in LIBRARY:
+        code = replace(code, unconditional=True)
     if result is torch.bool:
         return code
     if kind == 1 and dtype.itemsize < 4 and template.promotes:  # wrap as the narrow type does

@@ -55,7 +55,7 @@ def loaded(dtype: torch.dtype, element: Code) -> Code:
     >>> str(loaded(torch.bool, Code("x[i0]"))), str(loaded(torch.float32, Code("x[i0]")))
     ('(x[i0] != 0)', 'x[i0]')
     """
-    return Code(f"({element} != 0)", elements=True) if dtype is torch.bool else element
+    return Code(f"({element} != 0)", unconditional=True) if dtype is torch.bool else element
 
 
 def widened(dtype: torch.dtype, value: Code) -> Code:

@@ -102,12 +102,12 @@ class ValueWriter:
                 (self._local if depth else self._known)[node] = self._checked(node, depth)
                 continue
             code = self._code(node)
-            if any(self._get(child).elements for child in node.children()):
-                code = replace(code, elements=True)
+            if any(self._get(child).unconditional for child in node.children()):
+                code = replace(code, unconditional=True)
             here = reader_depth.get(node, len(self._levels) - 1) == depth
             longest = LONGEST if node in reader_depth else LONGEST_ROOT
             once = uses[node] == 1 and here and len(code.text) <= longest and node not in named
-            once = once and not (node in arms and code.elements) and not self._is_updated(node)
+            once = once and not (node in arms and code.unconditional) and not self._is_updated(node)
             if not (once or _is_literal(node)):
                 code = self._named(node, code, depth)
             (self._local if depth or once else self._known)[node] = code
@@ -192,7 +192,7 @@ class ValueWriter:
         mask = self._get(load.mask).at(COMPARE)
         if self._depth_of(load.mask) == len(self._levels) - 1:
             mask = f"({mask} & {self._space.unknown(YES)})"
-        return Code(f"{mask} ? {element} : 0", CHOICE, elements=True)
+        return Code(f"{mask} ? {element} : 0", CHOICE, unconditional=True)
 
     def _chosen_after(self, load: Load, index: sympy.Expr, mask: Expr) -> Code:
         """Load an element whatever its mask says, at the start of the tensor where that is false; then choose."""

@@ -33,7 +33,7 @@ def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
         axes, body = crossed_body(cluster, expanded)
         return finished(prices, cluster, axes, body, expanded)
     parallel, reduced, expanded = kernel_axes(cluster, expanded, reorders=not capabilities.invariant)
-    role = role_of(capabilities, expanded, cluster, reduced)
+    role = role_of(capabilities, expanded, cluster, reduced, dependences)
     parallel, reduced, expanded = canonical(parallel, reduced, expanded)
     body = body_of(expanded, parallel, reduced, role, follows=capabilities.follows)
     axes = (

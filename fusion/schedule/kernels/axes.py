@@ -16,6 +16,7 @@ from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.expand import Expanded
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
+from fusion.schedule.iteration.dependences import Dependences
 
 
 def kernel_axes(
@@ -117,9 +118,16 @@ With one load, rows of 2048 to 32768 take the same time either way.)
 """
 
 
-def role_of(capabilities: Capabilities, expanded: Expanded, cluster: Cluster, reduced: Sequence[Axis]) -> Role:
-    """Return the role of the reduced axes: WHOLE, or LOOP."""
+def role_of(
+    capabilities: Capabilities, expanded: Expanded, cluster: Cluster, reduced: Sequence[Axis], dependences: Dependences
+) -> Role:
+    """Return the role of the reduced axes: WHOLE, or LOOP.
+
+    Where nothing is padded, rows whose length is not known are taken as they were when the graph was traced.
+    """
     length = sympy.Mul(*(axis.size for axis in reduced))
+    if not capabilities.padded and length.free_symbols <= dependences.hints.keys():
+        length = sympy.Integer(dependences.estimate(length))
     if capabilities.ordered and any(write.points is not None for write in expanded.writes):
         return Role.LOOP
     if cluster.space.rigid or not length.is_Integer or length > capabilities.whole_limit:
