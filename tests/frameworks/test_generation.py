@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -16,13 +19,12 @@ LONG = 256
 WORDS = {"vocab_size": 512, "bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 
 
-def gpt2() -> torch.nn.Module:
+def gpt2() -> Any:
     config = transformers.GPT2Config(**WORDS, n_layer=2, n_embd=64, n_head=2, n_positions=512)
-    model: torch.nn.Module = transformers.GPT2LMHeadModel(config)
-    return model.eval()
+    return transformers.GPT2LMHeadModel(config).eval()
 
 
-def llama() -> torch.nn.Module:
+def llama() -> Any:
     config = transformers.LlamaConfig(
         **WORDS,
         hidden_size=64,
@@ -32,13 +34,12 @@ def llama() -> torch.nn.Module:
         num_key_value_heads=2,
         max_position_embeddings=512,
     )
-    model: torch.nn.Module = transformers.LlamaForCausalLM(config)
-    return model.eval()
+    return transformers.LlamaForCausalLM(config).eval()
 
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("build", [gpt2, llama])
-def test_256_tokens_take_three_compilations(build, cache) -> None:
+def test_256_tokens_take_three_compilations(build: Callable[[], Any], cache: str) -> None:
     """The prompt, one token, and one token after a cache of any length; a static cache needs the first two."""
     torch._dynamo.reset()
     torch.manual_seed(0)
