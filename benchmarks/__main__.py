@@ -32,6 +32,9 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller graphs, no cold compilation")
     parser.add_argument("--json", metavar="FILE", help="of price: write all figures")
+    parser.add_argument(
+        "--systems", nargs="+", default=(), metavar="NAME", help="of generation: beside eager, only these"
+    )
     arguments = parser.parse_args()
     suite = arguments.suite or ("gpu" if torch.cuda.is_available() else "cpu")
     if suite in ON_GPU and not torch.cuda.is_available():
@@ -40,7 +43,9 @@ def main() -> int:
     if arguments.json is not None and suite != "price":
         parser.error("only price writes its figures as JSON")
     module = importlib.import_module(f"benchmarks.{suite}")
-    settings = {"json": arguments.json} if suite == "price" else {}
+    if arguments.systems and suite != "generation":
+        parser.error("only generation takes --systems")
+    settings = {"price": {"json": arguments.json}, "generation": {"systems": arguments.systems}}.get(suite, {})
     return int(module.run(only=arguments.only, quick=arguments.quick, **settings))
 
 

@@ -91,6 +91,7 @@ class Steps:
         shifted: the factor of that where lanes load at another distance than that of vectors.
         strided: the same where lanes skip elements.
         wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
+        attended: a number of 16 bits of the keys and values in the library's attention of a single query.
     """
 
     fold: float = 0.0
@@ -113,6 +114,7 @@ class Steps:
     shifted: float = 1.0
     strided: float = 1.0
     wide: float = 0.0
+    attended: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

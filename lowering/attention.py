@@ -29,6 +29,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     order: Sequence[int] | None = None,
+    wide: bool = False,
 ) -> Tensor:
     """Compute softmax(query · keyᵀ · scale + mask) · value, with dropout on the weights.
 
@@ -39,6 +40,7 @@ def attention(
         scale: factor of the scores; 1/√e by default.
         enable_gqa: each head of the keys serves heads // (heads of keys) consecutive heads of the query.
         order: dimensions of the result from the outermost in memory to the innermost; as they come by default.
+        wide: without gradients, scores are products in float32: stored, those of narrower operands would be rounded.
 
     >>> q, k, v = torch.ones(2, 4, 3, 8), torch.ones(2, 2, 5, 8), torch.ones(2, 2, 5, 6)
     >>> attention(q, k, v, is_causal=True, enable_gqa=True).shape
@@ -62,7 +64,7 @@ def attention(
         arguments = query, key, value, attn_mask, dropout_p, scale, order
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
             return _Attention.apply(*arguments)[0]  # type: ignore[no-any-return, no-untyped-call]  # nor here
-        return _forward(*arguments)[0]
+        return _forward(*arguments, wide=wide)[0]
 
 
 def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -91,9 +93,11 @@ def _laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
     return x.permute(*order).contiguous().permute(*back)
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Compute the scores [..., l, s] for softmax, in float32 or wider."""
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float, *, converted: bool = False) -> Tensor:
+    """Compute the scores [..., l, s] for softmax, in float32 or wider; also their products, if `converted`."""
     wide = torch.promote_types(query.dtype, torch.float32)
+    if converted:
+        query, key = query.to(wide), key.to(wide)
     scores = (query @ key.mT).to(wide) * scale
     if mask is None:
         return scores
@@ -101,10 +105,18 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Te
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, order: tuple[int, ...]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scale: float,
+    order: tuple[int, ...],
+    *,
+    wide: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the result, the logsumexp of each row, and the dropout mask (None without dropout)."""
-    scores = _scores(query, key, mask, scale)
+    scores = _scores(query, key, mask, scale, converted=wide)
     largest = scores.amax(-1, keepdim=True)
     if mask is not None:
         largest = largest.masked_fill(largest == -math.inf, 0)

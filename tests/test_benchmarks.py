@@ -20,6 +20,7 @@ from benchmarks import (
     inference,
     models,
     modes,
+    packed,
     programs,
     scheduling,
     small,
@@ -31,6 +32,7 @@ from benchmarks.harness import Refused
 from benchmarks.programs import Case, Draw
 from benchmarks.scheduled_models import CheckedNetwork
 from benchmarks.small_models import Model
+from fusion.quantize import quantized
 
 SMALL = (Draw((16, 32), torch.float32),)
 
@@ -45,7 +47,7 @@ def without_inductor(monkeypatch):
     """Replace inductor by eager: its C++ takes ten seconds to build, and capturing a model as long as for Fusion."""
     compiled = torch.compile
 
-    def stand_in(program, *, backend, mode=None, **settings):
+    def stand_in(program, *, backend, mode=None, options=None, **settings):
         if backend == "inductor" or getattr(backend, "backend", backend) is _inductor:
             return program
         return compiled(program, backend=backend, **settings)
@@ -203,11 +205,29 @@ def test_a_step_of_a_language_model_is_checked_and_timed(bits, monkeypatch):
     case = generation.Case("tiny", sizes, bits, None if bits == 16 else 32)
     times = {"eager": [4e-3], "inductor": [2e-3], "fusion": [1e-3, 3e-3], "read": [5e-4]}
     monkeypatch.setattr(generation, "seconds_in_turn", lambda calls, device, rounds: times)
-    (row,) = generation.measured(case, 2)
-    assert row.startswith("tiny") and case.weights in row
-    assert row.split("(", 1)[0].endswith(" 250.0 ") and [part.split(")")[0] for part in row.split("(")[1:]] == [
-        *("0.12", "0.25", "0.50"),
+    head, *rows = generation.measured(case, 2)
+    assert head.startswith(f"tiny, {case.weights}: ")
+    assert [row.split(", error")[0].split() for row in rows] == [
+        ["eager", "250.0", "(0.12)"],
+        ["inductor", "500.0", "(0.25)"],
+        ["fusion", "1000.0", "(0.50)"],
     ]
+
+
+@pytest.mark.usefixtures("without_inductor")
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (4, 32)])
+def test_packed_weights_stand_for_the_same_numbers(bits, group, monkeypatch):
+    pytest.importorskip("transformers")
+    sizes = {"hidden_size": 256, "intermediate_size": 320, "num_hidden_layers": 1}
+    case = generation.Case("tiny", sizes, bits, group, 16, ("eager", "packed, tuned"))
+    monkeypatch.setattr(generation, "seconds_in_turn", lambda calls, *_: {name: [1e-3] for name in calls})
+    _, eager, tuned = generation.measured(case, 2)
+    assert eager.split()[1] == "16000.0," and tuned.split()[:3] == ["packed,", "tuned", "16000.0,"]
+
+
+def test_weights_without_a_product_of_their_own_are_not_packed():
+    one = quantized(torch.nn.Linear(64, 8, bias=False), bits=8, group=32)
+    assert packed.packed(torch.nn.Sequential(one)) is None and packed.packed(torch.nn.Linear(4, 4)) is None
 
 
 def test_a_refused_case_is_printed_and_others_continue(capsys):

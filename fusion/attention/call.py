@@ -19,7 +19,6 @@ from torch.fx.node import Argument
 from fusion.attention.masks import Mask
 from fusion.attention.recipe import number, tensor_of, value_of, without_data
 from fusion.lowering.errors import Unsupported
-from fusion.schedule.chained.candidates import LEAST_TILE
 
 TARGETS: tuple[Callable[..., object], ...] = (
     torch.nn.functional.scaled_dot_product_attention,
@@ -178,6 +177,4 @@ def read(attention_node: AttentionNode, mask: Mask | None, mode: FakeTensorMode)
         raise Unsupported("operands of other dtypes or devices")
     if any(x.dim() < 2 or not x.numel() for x in call.operands):
         raise Unsupported("operands without elements, or that are not matrices")
-    if call.scores < LEAST_TILE:
-        raise Unsupported("few scores, not worth a loop over tiles")
     return call

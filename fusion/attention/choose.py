@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from fusion.attention.call import AttentionNode, Call, calls, read, settle
 from fusion.attention.masks import Mask, read_mask
-from fusion.attention.price import generated_time, library_kernel, library_time
+from fusion.attention.price import generated_time, library_kernel, library_time, refuse_small, stores_scores
 from fusion.codegen.target import Target
 from fusion.lowering.attention import attention
 from fusion.lowering.builder import origin_of
@@ -111,6 +111,8 @@ class Chooser:
             if choice.generated:
                 node.target = attention
                 node.kwargs = {**node.kwargs, "order": call.order}
+                if stores_scores(call, self._target_of(call.query.device)):
+                    node.kwargs = {**node.kwargs, "wide": True}
                 changed.add(node.graph.owning_module)
             yield choice
         for module in filter(None, changed):
@@ -143,6 +145,7 @@ def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) 
         return Choice(origin, False, reason=f"{target.name} generates no products")
     kernel = ""
     try:
+        refuse_small(call, target)
         kernel = library_kernel(call, target)
         library = library_time(call, kernel, target)
         generated = generated_time(call, target)

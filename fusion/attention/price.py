@@ -4,6 +4,9 @@ Either is the arithmetic of its GEMMs at the target's efficiency of that kernel,
 traffic of its operands, where that takes longer.  Generated kernels skip the tiles that a mask hides by positions.
 Where the scores are in memory, as in the calls that PyTorch decomposes, the time is that of GEMMs and of the trips of
 the scores through memory.
+
+A single query, as in the generation of text, has few scores: generated kernels may write them, since most of the time
+is that of reading keys and values.  On CPUs the library takes many times as long for keys and values of 16 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from fusion.codegen.target import Capabilities, Target, busy
 from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.scalar_ops import ScalarName
-from fusion.schedule.chained.candidates import LEAST_SHARE
+from fusion.schedule.chained.candidates import LEAST_SHARE, LEAST_TILE
 from fusion.schedule.chained.occupancy import SHORTEST
 from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.chained.rows import FEW
@@ -42,6 +45,9 @@ TRIPS, TRIPS_BACKWARD = 4, 7
 again.
 """
 
+STORED = 4 * LEAST_TILE
+"""Numbers of keys, repeated for each head, below which the scores of a single query are stored."""
+
 KERNELS = (
     ("_flash_attention_for_cpu", "flash"),
     ("_flash_attention", "flash"),
@@ -49,6 +55,32 @@ KERNELS = (
     ("_cudnn_attention", "cudnn"),
 )
 """Part of the name of an operation → the library's kernel."""
+
+
+def _is_single(call: Call, capabilities: Capabilities) -> bool:
+    """Return whether a call has one query for each head, for which the library is known to be slow."""
+    return (
+        call.rows == 1
+        and call.query.dtype.itemsize == 2
+        and not call.training
+        and not call.options.get("dropout_p")
+        and capabilities.rates.steps.attended > 0
+    )
+
+
+def stores_scores(call: Call, target: Target) -> bool:
+    """Return whether generated kernels of a single query are expected to store its scores: not after a long cache."""
+    return _is_single(call, target.capabilities) and call.operands[1].numel() < STORED
+
+
+def refuse_small(call: Call, target: Target) -> None:
+    """Refuse a call whose scores are few, unless it is a single query that the library is slow for.
+
+    Raises:
+        Unsupported: it is not worth generating kernels.
+    """
+    if call.scores < LEAST_TILE and not _is_single(call, target.capabilities):
+        raise Unsupported("few scores, not worth a loop over tiles")
 
 
 def library_kernel(call: Call, target: Target) -> str:
@@ -85,6 +117,9 @@ def library_time(call: Call, kernel: str, target: Target) -> float:
             continue
         share = target.chained_share(_chain(call, (loop,), left, backward=backward), kernel)
         products = (BACKWARD if backward else FORWARD) * left * _product(call, call.query.dtype, capabilities) / share
+        if _is_single(call, capabilities):
+            rates = capabilities.rates
+            products = max(products, rates.scalar_us(rates.steps.attended * call.scores * sum(call.widths)))
         total += capabilities.rates.launch_us + max(products, _moved(call, capabilities, backward))
     return total
 
@@ -96,6 +131,8 @@ def generated_time(call: Call, target: Target) -> float:
         Unsupported: the target has no efficiency for them, or the scores would be in memory.
     """
     capabilities, left, mask, total = target.capabilities, _tiles(call), call.mask, 0.0
+    if _is_single(call, capabilities):
+        return _single_time(call, capabilities)
     _refuse_stored_scores(call, capabilities)
     masked = mask is not None and mask.loads_each
     skips = call.is_causal or (mask is not None and mask.where is not None)
@@ -109,6 +146,14 @@ def generated_time(call: Call, target: Target) -> float:
         launches = len(kernels) + backward  # before those of backward, one computes a number for each row
         total += launches * capabilities.rates.launch_us + max(loops_us, _moved(call, capabilities, backward))
     return total
+
+
+def _single_time(call: Call, capabilities: Capabilities) -> float:
+    """Return the microseconds of a single query: its products with keys, softmax, and its products with values."""
+    rates = capabilities.rates
+    operations = sum(map(rates.cost_by_name, OPERATIONS)) + 2 * sum(call.widths)
+    computed = rates.scalar_us(operations * call.scores)
+    return rates.launch_us * (FORWARD + 1) + max(computed, _moved(call, capabilities, False))
 
 
 def _padding(size: int) -> float:

@@ -298,6 +298,31 @@ def test_calls_alike_are_priced_once(chosen: Chosen, monkeypatch: pytest.MonkeyP
     assert len(chosen.choices) == 3 and all(choice.generated for choice in chosen.choices) and len(priced) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_single_query_of_16_bits_is_generated_on_a_cpu(dtype: torch.dtype) -> None:
+    """One token attends to a cache: the library takes many times as long as reading keys and values of 16 bits does."""
+    torch._dynamo.reset()
+    inputs = (
+        *(x.to(dtype) for x in (torch.randn(1, 8, 1, 64), *torch.randn(2, 1, 2, 256, 64))),
+        torch.arange(256) < 99,
+    )
+
+    def decoding(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, mask[None], enable_gqa=True)
+
+    fused = fusion.fuse(decoding, options=STRICT)
+    with torch.no_grad():
+        exact = decoding(*(x.double() if x.is_floating_point() else x for x in inputs))
+        assert error(fused(*inputs), exact) <= 2 * error(decoding(*inputs), exact)
+    (graph,) = fusion.report(fused).graphs
+    assert graph.kernels and not graph.externs and "generated" in graph.notes[0]
+    longer = tuple(x.to(dtype) for x in (torch.randn(1, 8, 2, 64), *torch.randn(2, 1, 8, 256, 64)))
+    with torch.no_grad():
+        fused = fusion.fuse(plain, options=STRICT)
+        fused(*longer)
+    assert "few scores" in fusion.report(fused).graphs[0].notes[0]
+
+
 def test_attention_that_would_store_its_scores_is_left_to_the_library(chosen: Chosen) -> None:
     """Few scores are not worth a loop over tiles; stored, they are not worth leaving the library's kernel."""
     torch.compile(masked, backend=chosen)(*(x.bfloat16() for x in operands(1, 64, 64)), some()[:64, :64])

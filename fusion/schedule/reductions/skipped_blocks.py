@@ -92,7 +92,8 @@ def is_known(part: Expr) -> bool:
 
 def _is_plain_flag(load: Load) -> bool:
     """Return whether this loads an integer or a bool at an index that is not itself loaded."""
-    return load.mask is None and not load.dtype.is_floating_point and not isinstance(load.index[0], Expr)
+    plain = not any(isinstance(index, Expr) for index in load.index)  # a number has no index
+    return load.mask is None and not load.dtype.is_floating_point and plain
 
 
 def _selects_identity(fold: Fold, node: Op) -> bool:

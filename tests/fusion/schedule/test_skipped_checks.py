@@ -16,6 +16,7 @@ ROWS, COLUMNS, WIDTH = 600, 1200, 16
 TABLE = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(1))
 QUERIES = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2))
 PLACES = torch.randint(0, 50, (COLUMNS,), generator=torch.Generator().manual_seed(3))
+LENGTH = torch.tensor(ROWS)
 HALF = torch.arange(COLUMNS) < ROWS
 
 
@@ -37,6 +38,11 @@ def by_data(q: Tensor, table: Tensor, at: Tensor) -> Tensor:
 def by_two(q: Tensor, table: Tensor, at: Tensor) -> Tensor:
     keys = F.embedding(at, table)
     return weighted(q @ keys.t(), HALF, table[at.flip(0)] * 2)
+
+
+def by_length(q: Tensor, table: Tensor, at: Tensor) -> Tensor:
+    keys = table[at]
+    return weighted(q @ keys.t(), torch.arange(COLUMNS) < LENGTH, keys)  # as a cache counts what it holds
 
 
 def by_call(q: Tensor, table: Tensor, at: Tensor) -> Tensor:
@@ -64,7 +70,9 @@ def test_places_in_skipped_blocks_are_refused() -> None:
     check(by_rows)
 
 
-@pytest.mark.parametrize(("function", "dynamic"), [(by_data, True), (by_two, False), (by_call, False)])
+@pytest.mark.parametrize(
+    ("function", "dynamic"), [(by_data, True), (by_two, False), (by_length, False), (by_call, False)]
+)
 def test_places_are_refused_whatever_skips_them(function: Callable[..., Tensor], dynamic: bool) -> None:
     check(function, dynamic=dynamic)
 
