@@ -127,7 +127,7 @@ def role_of(
     """
     length = sympy.Mul(*(axis.size for axis in reduced))
     if not capabilities.padded and length.free_symbols <= dependences.hints.keys():
-        length = sympy.Integer(dependences.estimate(length))
+        length = sympy.Mul(dependences.estimate(length))
     if capabilities.ordered and any(write.points is not None for write in expanded.writes):
         return Role.LOOP
     if cluster.space.rigid or not length.is_Integer or length > capabilities.whole_limit:
