@@ -227,7 +227,7 @@ def continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Acce
         return None
     along = [access for access in used if access.stride(inner) == 1]
     fitting = (axis for axis in grid if all(access.stride(axis) == inner.size for access in along))
-    return next((axis for axis in fitting if along and axis.size.is_Integer and axis.size >= HALF), None)
+    return next((axis for axis in fitting if along and (not axis.size.is_Integer or axis.size >= HALF)), None)
 
 
 def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:

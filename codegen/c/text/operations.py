@@ -146,10 +146,11 @@ def operation_code(name: str, dtype: torch.dtype, result: torch.dtype, operands:
     if name == "where":  # nothing is computed, so nothing is widened
         return template.of(operands)
     held = COMPUTED[dtype]
-    if name in _OWN and held == "float":
+    is_own = name in _OWN and held == "float"
+    if is_own:
         template = call(f"{name}_float")
     code = template.of([widened(dtype, each) for each in operands], held)
-    if f"{name}{FLOATS.get(held, '')}" in LIBRARY:
+    if not is_own and f"{name}{FLOATS.get(held, '')}" in LIBRARY:
         code = replace(code, unconditional=True)
     if result is torch.bool:
         return code

@@ -189,9 +189,9 @@ def _inlined_into(node: Compute, cheap: Mapping[str, Map], maps: Mapping[str, Ma
 
 
 def _is_repeated(node: Compute, producer: Map) -> bool:
-    """Return whether a node would evaluate each point of a map often, and that costs more than to read it."""
+    """Return whether a node would evaluate each point of a costly map often, or nobody knows how often."""
     ratio = _points(node) / sympy.Max(1, _points(producer))
-    return bool((ratio - OFTEN).is_nonnegative) and cost(producer.expr) > FREE_OFTEN
+    return not (OFTEN - ratio).is_positive and cost(producer.expr) > FREE_OFTEN
 
 
 def _of_few_bytes(node: Compute, maps: Mapping[str, Map], inputs: Set[str]) -> dict[str, Map]:
