@@ -40,7 +40,7 @@ LEAST = {"torch": (2, 11), "triton": (3, 6)}
 OK, ABSENT, FAILS = "ok", "absent", "FAILS"
 
 DEVICE_FILES = ("/dev/nvidia0", "/dev/kfd")
-"""What the drivers of NVIDIA and AMD GPUs create on Linux."""
+"""The files that the drivers of NVIDIA and AMD GPUs create on Linux."""
 
 
 @dataclass(frozen=True, slots=True)

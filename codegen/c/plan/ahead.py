@@ -143,7 +143,7 @@ def _follows(kernel: Kernel, index: Expr, row: sympy.Symbol) -> bool:
 
 
 def _at(index: Expr, point: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
-    """Return a position at another point, not checked: fetching what does not exist has no effect."""
+    """Return a position at another point, not checked: prefetching an address outside the table has no effect."""
 
     def moved(node: Expr) -> Expr | None:
         match node:
@@ -161,7 +161,7 @@ def _at(index: Expr, point: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
 
 
 def _lines_of(length: sympy.Expr, itemsize: int) -> int:
-    """Return how many cache lines of a row are fetched; the processor finds the others itself."""
+    """Return how many cache lines of a row are fetched; the hardware prefetches the rest of a row."""
     return min(LINES, -(-int(length) * itemsize // LINE)) if length.is_Integer else LINES
 
 

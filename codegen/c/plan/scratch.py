@@ -120,7 +120,7 @@ def outermost(roots: Sequence[Expr], kept: Set[Expr], wanted: Callable[[Expr], b
 def costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, before: Set[Expr] = frozenset()) -> bool:
     """Return whether one evaluation costs `least` inside the loops over `symbols`.  Loads are free: they are repeated.
 
-    So is what has been computed `before` the loops.
+    So are values computed `before` the loops.
     """
     seen = {node}
     stack = [node]

@@ -82,7 +82,7 @@ class Plan:
         rows, columns: the axes of its grid, of x and of the weights.
         depth: the number of terms.
         before: folds of the rows, in order.
-        stores: what follows.
+        stores: the statements after the product.
     """
 
     kernel: Kernel

@@ -126,7 +126,7 @@ def _in_groups(fold: Fold, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
 
 
 def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[sympy.Symbol]) -> bool:
-    """Return whether a matrix of single bytes is loaded that is contiguous along an axis of `other`, [k, n]."""
+    """Return whether `operand` loads a matrix [k, n] of bytes whose contiguous axis is n (`other`), not k (`over`)."""
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
     tall = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
     return any(coefficient(offset, axis) == 1 for offset in tall for axis in other)
