@@ -25,7 +25,7 @@ from fusion.lowering.sizes import may_be_empty
 
 MOST_CASES = 16
 """The largest number of cases that are examined together."""
-LARGEST = 1 << 31
+LARGEST_POSITION = 1 << 31
 """Larger numbers and multiples of axes do not count as positions: sums of them might overflow 64 bits."""
 FREE = 8
 """Largest cost (in additions) of a position or a condition on positions that each reader recomputes."""
@@ -126,7 +126,7 @@ def _position(expr: Expr) -> sympy.Expr | None:
     """Return the index that an expression stands for, if it is a position."""
     if isinstance(expr, IndexValue) and expr.dtype is torch.int64:
         return expr.index
-    if isinstance(expr, Const) and expr.dtype is torch.int64 and abs(int(expr.value)) < LARGEST:
+    if isinstance(expr, Const) and expr.dtype is torch.int64 and abs(int(expr.value)) < LARGEST_POSITION:
         return sympy.Integer(int(expr.value))
     return None
 
@@ -137,7 +137,7 @@ def _computed(name: str, args: Sequence[sympy.Expr]) -> sympy.Expr | None:
         return None
     first, second = (sympy.Integer(0), *args) if name == "neg" else args
     result = expanded(first * second if name == "mul" else first + second if name == "add" else first - second)
-    return result if all(abs(factor) < LARGEST for factor in result.as_coefficients_dict().values()) else None
+    return result if all(abs(factor) < LARGEST_POSITION for factor in result.as_coefficients_dict().values()) else None
 
 
 def _bounded(node: Op, sizes: Sizes) -> Expr | None:

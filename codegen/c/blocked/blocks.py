@@ -32,7 +32,7 @@ COLUMNS = 192
 FOOTPRINT = 1 << 16
 """Elements of a tile with all of its columns, however many: fewer rows then."""
 
-MANY = 64
+MANY_PROGRAMS = 64
 """A number of programs that gives every thread some."""
 
 UNKNOWN = 1 << 20
@@ -165,7 +165,7 @@ def _even(size: sympy.Expr, most: int, multiple: int) -> int:
 def _row_width(kernel: Kernel, axis: KernelAxis, width: int, names: Names, before: list[str]) -> str:
     """Return C text of the width of row blocks: narrower at launch if threads would have no work."""
     points = sympy.Mul(ONE, *(other.size for other in kernel.with_role(Role.GRID)))
-    if width <= FEWEST_ROWS or (points.is_Integer and points >= MANY * width):
+    if width <= FEWEST_ROWS or (points.is_Integer and points >= MANY_PROGRAMS * width):
         return str(width)
     name = f"{names[axis.symbol]}_step"
     share = f"({index_text(points, names)}) / (2 * threads) / {ROW_BLOCK} * {ROW_BLOCK}"

@@ -21,7 +21,7 @@ from fusion.lowering.kernel import KernelAxis, values_of, with_values
 from fusion.lowering.positions import simplify_all
 from fusion.lowering.scalar_ops import ScalarName
 
-SHORTEST = 48
+SHORTEST_SPLIT = 48
 """The shortest axis that is split: the pieces have to fill registers."""
 
 MOST_CUTS = 7
@@ -47,7 +47,7 @@ class Piece:
 
 def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
     """Return the pieces of `lane`, in order; none if it is better not split.  `sizes`: those of all axes."""
-    if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST:
+    if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST_SPLIT:
         return ()
     nodes = len(postorder(*sweep.roots))
     done: list[Piece] = []

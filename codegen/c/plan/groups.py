@@ -27,7 +27,7 @@ from fusion.lowering.kernel import (
     with_values,
 )
 
-LEAST = 32
+SHORTEST_GROUP = 32
 """The shortest group whose lanes are full."""
 
 
@@ -47,7 +47,7 @@ def _group(kernel: Kernel, axis: KernelAxis) -> int | None:
     values = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
     indices = [index for node in postorder(*values) for index in index_of(node)]
     points = split_points(indices, axis.symbol, axis.size)
-    return points[0] if points and points[0] >= LEAST else None
+    return points[0] if points and points[0] >= SHORTEST_GROUP else None
 
 
 def _split(kernel: Kernel, axis: KernelAxis, length: int) -> Kernel:

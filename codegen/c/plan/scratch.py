@@ -27,7 +27,7 @@ WORTH_KEEPING = 6
 WORTH_HOISTING = 4
 """The least cost of a value that is hoisted out of a loop."""
 
-LIMIT = 1 << 22
+MOST_SCRATCH = 1 << 22
 """The most bytes of one scratch array; beyond, a value is recomputed."""
 
 
@@ -141,4 +141,4 @@ def _fits(axes: Sequence[KernelAxis], lanes: Lanes, value: Expr) -> bool:
     for axis in axes:
         block = lanes.block if axis is lanes.axis else None
         size *= axis.size if block is None else block
-    return not size.is_Integer or int(size) <= LIMIT
+    return not size.is_Integer or int(size) <= MOST_SCRATCH

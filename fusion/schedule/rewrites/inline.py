@@ -49,7 +49,7 @@ FREE_LOADLESS, FREE_SINGLE = 40, 4
 CACHED = 1 << 20
 """Bytes of operands that stay in a cache between two readers."""
 
-FEW = 64
+FEWER_POINTS = 64
 """A reader with this many times fewer points than a map computes the points it needs itself."""
 
 
@@ -212,7 +212,7 @@ def _points(node: Compute) -> sympy.Expr:
 
 def _is_few(node: Compute, total: sympy.Expr) -> bool:
     """Return whether a node has few points, compared with `total`."""
-    points = FEW * _points(node)
+    points = FEWER_POINTS * _points(node)
     return bool(points.is_Integer and total.is_Integer and points <= total)
 
 
