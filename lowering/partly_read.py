@@ -90,7 +90,7 @@ def _parts(value: FxValue) -> Iterator[Value]:
 def partly_read(
     graph: fx.Graph, checking: Collection[fx.Node], effect_of: Callable[[fx.Node], Effect | None]
 ) -> Iterator[fx.Node]:
-    """Yield the calls whose result, one tensor, is not certainly read whole, in reverse order.
+    """Yield the calls with one tensor as result of which some elements may be unread, in reverse order.
 
     Args:
         checking: the calls in question.

@@ -79,7 +79,7 @@ class Blocks:
         return extent.end if extent.start == "0" else f"({extent.end} - {extent.start})"
 
     def terms(self, symbol: sympy.Symbol | None) -> int:
-        """Return the number of terms of a sum along an axis that are added before others, the same for every role."""
+        """Return how many terms of a sum along an axis one partial sum takes, whatever the axis's role."""
         return 1 if symbol is None else _even(self.of[symbol].axis.size, COLUMNS, COLUMN_BLOCK)
 
     def points(self, symbol: sympy.Symbol) -> int:

@@ -84,7 +84,7 @@ class TableWriter:
         return Tabled(self.tables, [*render(levels), *(line for line in lines if line)])
 
     def _windows(self, gather: Gather, place: str) -> str:
-        """Return the line that finds the windows of a gather whose positions are in `place`; none if it is there."""
+        """Return the line that finds the windows of a gather from its positions; empty if another gather has it."""
         lanes = lanes_of(memory_type(gather.load.dtype))
         if (gather.place, lanes) in self.places:
             return ""
