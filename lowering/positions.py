@@ -15,7 +15,7 @@ from itertools import product
 import sympy
 import torch
 
-from fusion.lowering.conditions import negated, simpler
+from fusion.lowering.conditions import conjuncts, negated, simpler
 from fusion.lowering.exact_floats import truncated
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, make_cast, position, postorder, rewrite
 from fusion.lowering.indexing import Sizes, simplify, symbols_of, within
@@ -101,17 +101,10 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
 
 def _index(index: Expr | sympy.Expr, mask: Expr | None) -> Expr | sympy.Expr:
     """Simplify an index of a load, which is evaluated where its mask holds alone: a choice by that mask is decided."""
-    holds = _conjuncts(mask) if mask is not None else ()
+    holds = () if mask is None else tuple(conjuncts(mask))
     while isinstance(index, Op) and index.name == "where" and index.args[0] in holds:
         index = index.args[1]
     return index.index if isinstance(index, IndexValue) and index.dtype is torch.int64 else index
-
-
-def _conjuncts(condition: Expr) -> tuple[Expr, ...]:
-    """Return the conditions that all hold where `condition` does, itself included."""
-    if not isinstance(condition, Op) or condition.name != "and":
-        return (condition,)
-    return (condition, *(part for arg in condition.args for part in _conjuncts(arg)))
 
 
 def _unchecked(node: Op, sizes: Sizes) -> Expr | None:
