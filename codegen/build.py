@@ -1,6 +1,6 @@
 """Builds kernels: turns them into launchers, each distinct one once, several at a time.
 
-Equal kernels (every layer of a transformer) are one build.  The `MOST` recently requested ones are cached in the
+Equal kernels (every layer of a transformer) are one build.  The `MOST_CACHED` recently requested ones are cached in the
 process; targets manage their files on disk themselves (`cache`).  Compilers run in threads, concurrently with other
 work: they are subprocesses or release the interpreter lock, and no worker uses a device before it launches.
 """
@@ -20,7 +20,7 @@ from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel, Role
 from fusion.lowering.printer import format_kernel
 
-MOST = 1 << 12
+MOST_CACHED = 1 << 12
 """The most kernels that a builder caches: more than any program has.  Evicted ones live on in their users."""
 
 
@@ -99,7 +99,7 @@ class Builder:
                 begun = _Begun(source, Future())
                 workers.submit(self._build_one, kernel, begun)
         self._begun[kernel] = begun  # the most recently used
-        while len(self._begun) > MOST:
+        while len(self._begun) > MOST_CACHED:
             del self._begun[next(iter(self._begun))]
         return begun
 

@@ -25,7 +25,7 @@ Launcher: TypeAlias = Callable[..., None]
 place.
 """
 
-Refused: TypeAlias = Callable[[BuildError, Sequence[object]], None]
+OnRefusedLaunch: TypeAlias = Callable[[BuildError, Sequence[object]], None]
 """Replaces a launch: called with the reason why it is not possible, and its arguments."""
 
 
@@ -36,7 +36,7 @@ class LateLauncher(Protocol):
     def __call__(self, *args: object) -> None:
         """Run the kernel."""
 
-    def or_else(self, refused: Refused | None) -> Launcher:
+    def or_else(self, refused: OnRefusedLaunch | None) -> Launcher:
         """Return a cheaper launcher, which calls `refused`, if given, instead of raising; nothing is stored before."""
 
 

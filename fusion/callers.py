@@ -56,7 +56,7 @@ class Calls:
 
 
 _CALLS: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()
-"""The callback of a compiled program → what it has called."""
+"""The callback of a compiled program → the calls of that program."""
 
 _ADDING = Lock()
 
@@ -68,7 +68,7 @@ def calls_of(compiled: object) -> Calls | None:
 
 
 def context_of(compiled: object) -> _TorchDynamoContext | None:
-    """Return what PyTorch has made of a program that `torch.compile`, `Module.compile` or `fuse` returned."""
+    """Return Dynamo's context of a program that `torch.compile`, `Module.compile` or `fuse` returned."""
     if isinstance(context := getattr(compiled, "dynamo_ctx", None), _TorchDynamoContext):
         return context
     call = compiled._compiled_call_impl if isinstance(compiled, torch.nn.Module) else compiled

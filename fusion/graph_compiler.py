@@ -39,7 +39,7 @@ from fusion.runtime.recording import Recorder
 from fusion.schedule.overrides import PRICED, Overrides
 from fusion.waiting import waiting
 
-Refused: TypeAlias = Callable[[BuildError], object]
+OnRefusal: TypeAlias = Callable[[BuildError], object]
 
 
 class GraphCompiler:
@@ -69,7 +69,7 @@ class GraphCompiler:
         compile_bodies(graph, partial(self._compile_body, label))
         keys: list[str] = []
 
-        def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
+        def compiled(refused: OnRefusal | None) -> tuple[Boxed, Report]:
             told = refused, keys.append, self.watch, self.overrides
             return compile_graph(graph, self.options, label, recorder, *told)
 
@@ -128,7 +128,7 @@ class GraphCompiler:
         label: str,
         tangents: Sequence[int],
         graph: Callable[[], fx.GraphModule],
-        compiled: Callable[[Refused | None], tuple[Boxed, Report]],
+        compiled: Callable[[OnRefusal | None], tuple[Boxed, Report]],
     ) -> tuple[Boxed, Report]:
         """Call `compiled`, and add guards that run `graph` eagerly at calls for which the kernels are wrong.
 

@@ -157,14 +157,14 @@ def _switch(variable: str, *, default: bool) -> bool:
 
 
 def _known(what: str, name: object, names: Iterable[str]) -> str:
-    """`name`, if it is one of `names`."""
+    """Return `name` if it is one of `names`, else raise ValueError; `what` is named in the message."""
     if not isinstance(name, str) or name not in names:
         raise ValueError(f"unknown {what} {name!r}; known: {', '.join(names)}")
     return name
 
 
 def _checked(key: str, value: object) -> object:
-    """The value of an option, as it is kept."""
+    """Check the value of an option, and return it in the form in which `Options` keeps it."""
     match key:
         case "target":
             return None if value is None else _known(key, value, sorted(TARGETS))

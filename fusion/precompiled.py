@@ -165,7 +165,7 @@ def precompile(
 
 
 def _reason(regions: RegionCompiler, before: int) -> str:
-    """Return why a region that was compiled last cannot be saved; `before`: the number of earlier reports."""
+    """Return why the last compiled region cannot be saved; `before`: the number of reports before it."""
     options = regions.options
     if not keeps_graphs(options):
         return "it is not kept in the graph cache, which an option, a dump, edited kernels or max-autotune rule out"

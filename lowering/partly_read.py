@@ -71,7 +71,7 @@ def calls_library(nodes: Iterable[Node]) -> bool:
 
 
 def _computed_by(node: fx.Node, calls: Calls, added: Iterable[Node]) -> Iterator[Value]:
-    """Return the results of a call, and what it stores, as values."""
+    """Return the results of a call, and the values it stores."""
     yield from _parts(calls.values[node])
     for each in added:
         if isinstance(each, Map):
@@ -90,7 +90,7 @@ def _parts(value: FxValue) -> Iterator[Value]:
 def partly_read(
     graph: fx.Graph, checking: Collection[fx.Node], effect_of: Callable[[fx.Node], Effect | None]
 ) -> Iterator[fx.Node]:
-    """Yield the calls whose result, one tensor, is not certainly read whole, in reverse order.
+    """Yield the calls with one tensor as result of which some elements may be unread, in reverse order.
 
     Args:
         checking: the calls in question.
@@ -130,7 +130,7 @@ class _Reads:
         return any(WHOLE in self._read_by(user, node, dict.fromkeys(_shapes_of(user), ())) for user in node.users)
 
     def join(self, node: fx.Node) -> None:
-        """Join what the users of a node read of it."""
+        """Join the boxes of a node that its users read."""
         shapes, parts = _shapes_of(node), self.known[node]
         for user in node.users:
             position = user.args[1] if user.target is operator.getitem else 0

@@ -15,7 +15,7 @@ from itertools import product
 import sympy
 import torch
 
-from fusion.lowering.conditions import negated, simpler
+from fusion.lowering.conditions import conjuncts, negated, simpler
 from fusion.lowering.exact_floats import truncated
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, make_cast, position, postorder, rewrite
 from fusion.lowering.indexing import Sizes, simplify, symbols_of, within
@@ -25,7 +25,7 @@ from fusion.lowering.sizes import may_be_empty
 
 MOST_CASES = 16
 """The largest number of cases that are examined together."""
-LARGEST = 1 << 31
+LARGEST_POSITION = 1 << 31
 """Larger numbers and multiples of axes do not count as positions: sums of them might overflow 64 bits."""
 FREE = 8
 """Largest cost (in additions) of a position or a condition on positions that each reader recomputes."""
@@ -101,17 +101,10 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
 
 def _index(index: Expr | sympy.Expr, mask: Expr | None) -> Expr | sympy.Expr:
     """Simplify an index of a load, which is evaluated where its mask holds alone: a choice by that mask is decided."""
-    holds = _conjuncts(mask) if mask is not None else ()
+    holds = () if mask is None else tuple(conjuncts(mask))
     while isinstance(index, Op) and index.name == "where" and index.args[0] in holds:
         index = index.args[1]
     return index.index if isinstance(index, IndexValue) and index.dtype is torch.int64 else index
-
-
-def _conjuncts(condition: Expr) -> tuple[Expr, ...]:
-    """Return the conditions that all hold where `condition` does, itself included."""
-    if not isinstance(condition, Op) or condition.name != "and":
-        return (condition,)
-    return (condition, *(part for arg in condition.args for part in _conjuncts(arg)))
 
 
 def _unchecked(node: Op, sizes: Sizes) -> Expr | None:
@@ -126,7 +119,7 @@ def _position(expr: Expr) -> sympy.Expr | None:
     """Return the index that an expression stands for, if it is a position."""
     if isinstance(expr, IndexValue) and expr.dtype is torch.int64:
         return expr.index
-    if isinstance(expr, Const) and expr.dtype is torch.int64 and abs(int(expr.value)) < LARGEST:
+    if isinstance(expr, Const) and expr.dtype is torch.int64 and abs(int(expr.value)) < LARGEST_POSITION:
         return sympy.Integer(int(expr.value))
     return None
 
@@ -137,7 +130,7 @@ def _computed(name: str, args: Sequence[sympy.Expr]) -> sympy.Expr | None:
         return None
     first, second = (sympy.Integer(0), *args) if name == "neg" else args
     result = expanded(first * second if name == "mul" else first + second if name == "add" else first - second)
-    return result if all(abs(factor) < LARGEST for factor in result.as_coefficients_dict().values()) else None
+    return result if all(abs(factor) < LARGEST_POSITION for factor in result.as_coefficients_dict().values()) else None
 
 
 def _bounded(node: Op, sizes: Sizes) -> Expr | None:
@@ -173,7 +166,7 @@ def narrowed(within: Mapping[sympy.Symbol, Range], conditions: Sequence[Expr]) -
     """Return the ranges of axes under all conditions; None if these exclude each other."""
     ranges = dict(within)
     for condition in conditions:
-        for part in _conjuncts(condition):
+        for part in conjuncts(condition):
             if isinstance(part, Const):
                 if not part.value:
                     return None

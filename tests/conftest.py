@@ -16,6 +16,7 @@ import pytest
 
 # Two workers with two threads each share two cores: a thread that waits for the others should not spin meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read where PyTorch loads its run time library
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, for small tiles under Triton's interpreter
 
 import torch
 

@@ -25,6 +25,17 @@ MAX_UNTYPED = 20
 LAUNCHES = "codegen/triton/launch/"
 """The modules that handle objects of Triton, which has no annotations."""
 
+OPTIONAL = ("rich", "torch._inductor", "transformers", "triton")
+"""Libraries that some programs or machines do without, or that take seconds to import: functions may import them."""
+
+DEFERRED = {
+    "codegen/targets.py": "fusion.codegen.triton",  # without Triton, as outside Linux, the C target remains
+    "fusion/artifact/load.py": "fusion.artifact.kernels",  # artifacts load without the IRs, but for an error's message
+    "fusion/cli/commands.py": "fusion.cli.demo",  # the demonstration needs transformers
+    "fusion/graph_cache/carried.py": "fusion.codegen.triton.launch.carried",  # likewise needs Triton
+}
+"""File → the module of ours that its functions import at their call."""
+
 DATA_SUFFIXES = (".c", ".css", ".h", ".html", ".js", ".txt")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper"}
 
@@ -329,6 +340,42 @@ def test_few_values_are_untyped():
     ]
     assert untyped, "no line says Any: the pattern is wrong, or the limit can be 0"
     complain([f"{len(untyped)} lines, more than {MAX_UNTYPED}:", *untyped] if len(untyped) > MAX_UNTYPED else [])
+
+
+def test_functions_import_only_what_may_be_absent():
+    """An import in a function hides a dependence, and fails late."""
+    complain(
+        [
+            f"{shown(path)}:{line}: import {name} at the top of the file"
+            for path in all_package_modules()
+            for function in ast.walk(tree_of(path))
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for line, name in imported_in(function)
+            if not any(is_below(name, library) for library in (*OPTIONAL, DEFERRED.get(shown(path), "none")))
+        ]
+    )
+
+
+def imported_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted module) of each import statement in a function."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, node.module or "."
+
+
+def test_whatever_a_checker_ignores_has_a_code_and_a_reason():
+    """The reason is on the line, or in a comment on the line before."""
+    unexplained: list[str] = []
+    for path in all_package_modules():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, (before, line) in enumerate(zip(["", *lines], lines, strict=False), 1):
+            for ignored in re.finditer(r"# (type: ignore|noqa)(\[[a-z, -]+\]|: [A-Z0-9, ]+)?(.*)", line):
+                reason = re.search(r"# (?!type: ignore|noqa)\S", ignored[3]) or before.lstrip().startswith("# ")
+                if not (ignored[2] and reason):
+                    unexplained.append(f"{shown(path)}:{number}: {ignored[0]}")
+    complain(unexplained)
 
 
 def test_files_can_be_read_in_one_sitting():

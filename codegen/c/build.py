@@ -34,7 +34,7 @@ from fusion.codegen.cache import Damaged, digest, get, put
 from fusion.lowering.errors import BuildError, Unsupported
 
 Loaded = TypeVar("Loaded")
-"""What an object is loaded as."""
+"""The type as which an object is loaded."""
 
 LINK_FLAGS = ("-shared", "-nostdlib")
 """For objects that PyTorch's process loads."""

@@ -1,7 +1,7 @@
 """Calls generated functions on tensors.
 
 Input: an object in memory, with the name of a function and the numbers of its tensors and sizes; output: a launcher,
-which passes data pointers, sizes and the number of threads, and raises what the function's result says.
+which passes data pointers, sizes and the number of threads, and raises an error if the function returns a failed check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ has failed."""
 
 
 def launcher_of(binary: bytes, callee: Callee, failed: Failed) -> Callable[..., None]:
-    """Load a function of an object, and return what launches it.
+    """Load a function of an object, and return its launcher.
 
     Raises:
         OSError: the object cannot be loaded.

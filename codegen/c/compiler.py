@@ -127,7 +127,7 @@ class Compiler:
         return () if self.is_cross else _TUNED.get(self.machine, ())
 
     def call(self, *arguments: str) -> str:
-        """Run the compiler, and return what it writes.
+        """Run the compiler, and return its standard output.
 
         Raises:
             BuildError: it failed, with its message.

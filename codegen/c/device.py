@@ -94,7 +94,7 @@ class Cpu:
 
     @property
     def rates(self) -> Rates:
-        """What the threads do together in a microsecond."""
+        """The rates of all threads together, per microsecond."""
         cores = min(self.threads, self.memory_cores)
         nanosecond = self.core_flops / 1e3  # in additions
         return Rates(

@@ -17,7 +17,7 @@ from fusion.lowering.kernel import Kernel
 
 
 def build_kernel(kernel: Kernel, source: str, unkept: Callable[[str], object] = lambda reason: None) -> Launcher:
-    """Load what was compiled from `source`, or compile it, and return its launcher.
+    """Load the object compiled from `source`, or compile it, and return its launcher.
 
     Args:
         unkept: is called with the reason why the object cannot be kept for later processes.

@@ -1,7 +1,7 @@
 """Describes which instructions a CPU has, and which an object may contain.
 
-An object for `native` may contain what the CPU has that it was compiled on; one for a level of x86-64, such as
-`x86-64-v3`, what the psABI of x86-64 lists for it.  Names are those of Linux' `/proc/cpuinfo`.
+An object for `native` may use every feature of the CPU that compiled it; one for a level of x86-64, such as
+`x86-64-v3`, the features that the psABI of x86-64 lists for it.  Names are those of Linux' `/proc/cpuinfo`.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class CTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What can be generated in C, and its costs on the threads that PyTorch uses."""
+        """The operations that can be generated in C, and their costs on the threads that PyTorch uses."""
         device = self.device
         return Capabilities(
             fold_ops=frozenset(FOLD_OPS),

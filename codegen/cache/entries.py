@@ -6,7 +6,7 @@ what is returned.  Anything else under its name (a folder, a pipe, a link, anoth
 that others may write) reads as `Damaged`, and is replaced by the next `put`.
 
 How much a folder holds is counted in a file beside it, by a byte for each block stored, so that storing an entry does
-not look at all others.  Once the count exceeds `LIMIT`, the folder is read and its least recently used entries are
+not look at all others.  Once the count exceeds `MOST_BYTES`, the folder is read and its least recently used entries are
 removed.
 """
 
@@ -26,13 +26,13 @@ from typing import TypeAlias
 from fusion.codegen.cache.folders import Folder, FolderName, is_own, opened, opened_root, others_write
 from fusion.lowering.errors import BuildError
 
-LIMIT = 256 << 20
+MOST_BYTES = 256 << 20
 """The most bytes that the entries of a folder may take."""
 
 SPARED = 0.75
-"""The share of `LIMIT` that remains after entries were removed."""
+"""The share of `MOST_BYTES` that remains after entries were removed."""
 
-BLOCK = 4096
+DISK_BLOCK = 4096
 """Bytes in which a file system stores a file, and by which the files of a folder are counted."""
 
 SEAL_BYTES = 64
@@ -174,7 +174,7 @@ def _read(at: Folder, name: str) -> bytes:
     descriptor = at.open(name, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)
-        regular = stat.S_ISREG(status.st_mode) and status.st_size <= LIMIT
+        regular = stat.S_ISREG(status.st_mode) and status.st_size <= MOST_BYTES
         if not regular or not is_own(status) or others_write(status):
             raise PermissionError(f"{name} is no file of the user's alone")
         with open(descriptor, "rb", closefd=False) as file:
@@ -218,14 +218,14 @@ def _count(root: Folder, at: Folder, folder: FolderName, newest: str, size: int)
             counted = os.fstat(descriptor).st_size
             added = _blocks(size)
             os.write(descriptor, bytes(added))
-            if counted == 0 or counted + added > _blocks(LIMIT):
+            if counted == 0 or counted + added > _blocks(MOST_BYTES):
                 os.ftruncate(descriptor, _make_room(at, newest))
         finally:
             os.close(descriptor)
 
 
 def _blocks(size: int) -> int:
-    return -(-size // BLOCK)
+    return -(-size // DISK_BLOCK)
 
 
 def _make_room(at: Folder, newest: str) -> int:
@@ -235,7 +235,7 @@ def _make_room(at: Folder, newest: str) -> int:
     """
     files = sorted((status.st_mtime, _blocks(status.st_size), name) for name, status in at.files())
     total = sum(blocks for _, blocks, _ in files)
-    limit = _blocks(LIMIT) if total <= _blocks(LIMIT) else int(_blocks(LIMIT) * SPARED)
+    limit = _blocks(MOST_BYTES) if total <= _blocks(MOST_BYTES) else int(_blocks(MOST_BYTES) * SPARED)
     for _, blocks, name in files:
         if total > limit and name != newest:
             total -= blocks

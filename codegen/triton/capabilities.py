@@ -19,7 +19,7 @@ WINDOWED = 8.0
 """Additions that take as long as a load of a window from a cache, as whole vectors: measured on an H100 with pools of
 3 x 3 and 5 x 5 in bfloat16 and float32, 8 to 11; shifted 20 to 27, with gaps 41 to 86."""
 
-LONGEST = 1 << 15
+LONGEST_HELD = 1 << 15
 """Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""
 
 FOLLOWED = 4
@@ -47,7 +47,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     share = {**measured.matrix_share, 4: measured.tf32_share} if numerics.tf32 else measured.matrix_share
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
-        whole_limit=HELD if numerics.invariant else LONGEST,
+        whole_limit=HELD if numerics.invariant else LONGEST_HELD,
         window_limit=25,  # longer windows are folded across threads: a pool of 3 by 3 took 13 times as long
         parallelism=2 * device.multiprocessors,
         rates=Rates(

@@ -30,7 +30,7 @@ from fusion.lowering.errors import FusionError, brief
 from fusion.lowering.expr import free_axes
 from fusion.lowering.kernel import Fold, Kernel, loaded, statements
 
-MOST = 10
+MOST_TRIED = 10
 """The most configurations of a kernel that are tried."""
 
 
@@ -50,7 +50,7 @@ class Tuner:
         """
         with self._lock:  # one at a time on the device, so that they do not disturb each other's timing
             new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._known]
-            choices = {kernel: self._builder.target.alternatives(kernel)[:MOST] for kernel in new}
+            choices = {kernel: self._builder.target.alternatives(kernel)[:MOST_TRIED] for kernel in new}
             kept = {kernel: record.read(self._key(kernel, ways), len(ways)) for kernel, ways in choices.items()}
             pending: list[tuple[Kernel, Alternative]] = []
             for kernel, alternatives in choices.items():

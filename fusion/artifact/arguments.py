@@ -49,7 +49,7 @@ class Tensor:
 
     @classmethod
     def of(cls, entry: TensorArgument, names: Sequence[str]) -> Tensor:
-        """Return what the manifest says."""
+        """Read an entry of the manifest."""
         shape, strides = (
             tuple(size_function(size, names) for size in sizes) for sizes in (entry["shape"], entry["strides"])
         )
@@ -157,7 +157,7 @@ class Arguments:
 
     @classmethod
     def of(cls, entry: ArgumentsEntry) -> Arguments:
-        """Return what the manifest says."""
+        """Read an entry of the manifest."""
         sizes = entry["sizes"]
         names = tuple(size["name"] for size in sizes)
         return cls(

@@ -26,12 +26,13 @@ Instruction: TypeAlias = "tuple[Call, Getter, int, tuple[int, ...]]"
 
 @dataclass(slots=True)
 class Program:
-    """Steps that run.
+    """Runs the steps of a saved program over registers.
 
     Attributes:
-        registers: their number.
-        constants: registers with a value that does not change.
-        instructions: a function, how to get its arguments, the register of its result, the registers to clear.
+        registers: the number of registers.
+        constants: register → its value, where that is the same in every call.
+        instructions: for each step its function, a getter of its arguments, the register of its result, and the
+            registers that are not needed any more.
     """
 
     registers: int

@@ -52,7 +52,7 @@ class Mask:
 
     @property
     def hides_nothing(self) -> bool:
-        """Whether all scores stay as they are, whatever the data."""
+        """Whether the mask changes no score, whatever the data."""
         return self.exact and _hides_none(self.value)
 
     @property

@@ -23,10 +23,10 @@ from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.scalar_ops import ScalarName
 from fusion.schedule.chained.candidates import LEAST_SHARE, LEAST_TILE
-from fusion.schedule.chained.occupancy import SHORTEST
+from fusion.schedule.chained.occupancy import SHORTEST_PART
 from fusion.schedule.chained.place_producers import HELD
-from fusion.schedule.chained.rows import FEW
-from fusion.schedule.kernels.time import BLOCK, share_of_blocks
+from fusion.schedule.chained.rows import FEW_ROWS
+from fusion.schedule.kernels.time import SKIPPED_BLOCK, share_of_blocks
 
 BACKWARD, AGAIN = 5, 7
 """GEMMs of backward in one kernel, and in two kernels, which both compute the scores."""
@@ -158,7 +158,7 @@ def _single_time(call: Call, capabilities: Capabilities) -> float:
 
 def _padding(size: int) -> float:
     """Return how many rows or columns of whole blocks are computed for each of these."""
-    return -(-size // BLOCK) * BLOCK / size if size > BLOCK else 1.0
+    return -(-size // SKIPPED_BLOCK) * SKIPPED_BLOCK / size if size > SKIPPED_BLOCK else 1.0
 
 
 def _loop_time(busy_us: float, counts: tuple[int, int], capabilities: Capabilities) -> float:
@@ -172,7 +172,7 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
     query, key, _ = call.operands
     if max(call.widths) > HELD:
         raise Unsupported("heads too wide to be held")
-    if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > FEW:
+    if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > FEW_ROWS:
         raise Unsupported("fewer scores than operands, not worth a loop over tiles")
     if call.training and call.mask is not None and call.mask.tensor.requires_grad:
         raise Unsupported("the gradient of the mask would need the scores whole")
@@ -196,7 +196,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
     loops = 0.0
     for products, (blocks, parts) in kernels:
         whole, split = (busy(min(count, slots), slots) for count in (blocks, blocks * parts))
-        merged = rates.price(2 * 4 * parts * blocks * BLOCK * call.widths[1]).total
+        merged = rates.price(2 * 4 * parts * blocks * SKIPPED_BLOCK * call.widths[1]).total
         loop = rates.price(operands, products=products * each, scalars=computed).busy
         loops += rates.launch_us + min(loop / whole, loop / split + merged)
     trips = tiles * call.scores * (size + max(size, 4))  # products in their dtype, maps wider
@@ -230,7 +230,7 @@ def _product(call: Call, dtype: torch.dtype, capabilities: Capabilities) -> floa
 def _tiles(call: Call) -> float:
     """Return the share of the tiles of scores that a mask leaves, as far as positions determine it."""
     if call.is_causal:
-        rows, columns = (-(-size // BLOCK) for size in (call.rows, call.columns))
+        rows, columns = (-(-size // SKIPPED_BLOCK) for size in (call.rows, call.columns))
         return sum(min(row + 1, columns) for row in range(rows)) / (rows * columns)
     if call.mask is None:
         return 1.0
@@ -254,7 +254,7 @@ def _kernels(call: Call, capabilities: Capabilities, backward: bool) -> list[tup
     sizes = [(AGAIN // 2, call.rows, call.columns), (AGAIN - AGAIN // 2, call.columns, call.rows)]
     kernels = []
     for products, rows, columns in sizes if backward else [(FORWARD, call.rows, call.columns)]:
-        blocks = heads * -(-rows // BLOCK)
-        parts = max(1, min(capabilities.parallelism // blocks, columns // SHORTEST))
+        blocks = heads * -(-rows // SKIPPED_BLOCK)
+        parts = max(1, min(capabilities.parallelism // blocks, columns // SHORTEST_PART))
         kernels.append((products, (blocks, parts)))
     return kernels

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from fusion.dynamo.writes import memory_of, written_memories
 from fusion.lowering.errors import Unsupported
 
-LONGEST = 64
+LONGEST_RECIPE = 64
 """The most operations of a mask that are copied."""
 
 
@@ -81,7 +81,7 @@ def _made_of(mask: fx.Node, size: int) -> dict[fx.Node, bool] | None:
     def visit(node: fx.Node) -> None:
         if node in nodes:
             return
-        if len(nodes) > LONGEST:
+        if len(nodes) > LONGEST_RECIPE:
             raise Unsupported("too many operations")
         value = value_of(node)
         copied = _is_computed(node, written) and (_is_constant(node, constant, written) or _elements(value) >= size)

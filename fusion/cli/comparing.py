@@ -48,7 +48,7 @@ def _show_page(arguments: argparse.Namespace, outcome: Agreement | Bisection, co
 
 
 def bisect(arguments: argparse.Namespace) -> int:
-    """Print what makes results differ from eager; exit with 1 if they differ, or if nothing was compiled."""
+    """Print the kernel or pass that makes results differ from eager; exit with 1 if there is one, or no graph."""
     with torch.set_grad_enabled(arguments.train):
         case = prepared(arguments)
         with waiting("bisecting"):

@@ -34,13 +34,13 @@ from fusion.lowering.printer import format_bytes
 from fusion.options import Options
 from fusion.region import compile_anew
 
-LEAST = {"torch": (2, 11), "triton": (3, 6)}
+OLDEST = {"torch": (2, 11), "triton": (3, 6)}
 """The oldest versions that are supported, as in `pyproject.toml`."""
 
 OK, ABSENT, FAILS = "ok", "absent", "FAILS"
 
 DEVICE_FILES = ("/dev/nvidia0", "/dev/kfd")
-"""What the drivers of NVIDIA and AMD GPUs create on Linux."""
+"""The files that the drivers of NVIDIA and AMD GPUs create on Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,8 @@ def _refuse_older(name: str, installed: str) -> None:
         FusionError: it is older.
     """
     numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
-    if numbers < LEAST[name]:
-        wanted = ".".join(map(str, LEAST[name]))
+    if numbers < OLDEST[name]:
+        wanted = ".".join(map(str, OLDEST[name]))
         raise FusionError(f"{installed}; {wanted} is needed", hint=f"pip install '{name}>={wanted}'")
 
 

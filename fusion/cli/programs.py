@@ -249,7 +249,7 @@ def _instance(kind: type, spec: str) -> Callable[..., object]:
 
 
 def _failed(error: BaseException, how: str) -> str:
-    """Return what a program did in place of what was asked of it: it failed, or ended the process."""
+    """Return a message: the exception of a program, or the exit code with which it ended the process."""
     if isinstance(error, SystemExit):
         return f"{how}: it ends the process, with exit code {0 if error.code is None else error.code}"
     return f"{how}: {type(error).__name__}: {brief(error)}"

@@ -70,7 +70,7 @@ def _masked(tensors: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
 
 
 def _apart(row: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape and strides of a row, without elements that share memory."""
+    """Return the shape and strides of a row whose broadcast dimensions are reduced to one element."""
     shape = tuple(1 if stride == 0 else size for size, stride in zip(row.shape, row.stride(), strict=True))
     return shape, row.stride()
 

@@ -27,7 +27,7 @@ from fusion.lowering.program import BufferRef, Extern, Map, Node, Program, Reduc
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.lowering.seeded import draws, seeded
 
-_MOST = 600
+_MOST_NODES = 600
 """Nodes of a part; a larger one is not cut out."""
 
 
@@ -257,7 +257,7 @@ def extracted(program: Program, inputs: frozenset[str], wanted: Sequence[str]) -
             _refuse_effects(node)
         nodes.append(node)
         needed |= {name for name in reads(node) if name not in inputs}
-    if len(nodes) > _MOST:
+    if len(nodes) > _MOST_NODES:
         raise Unsupported(f"it is a part of {len(nodes)} nodes")
     results = {name for node in nodes for name in writes(node)}
     used = [*dict.fromkeys((*_read(reversed(nodes)), *wanted))]

@@ -1,8 +1,8 @@
 """Decides where a process writes its dumps: processes that share `FUSION_DUMP` have folders of their own.
 
 Input: the folder that the user named; output: that folder, if no other running process writes there, else a new one
-below it.  A lock on the folder tells: it ends with its process, so that a later run overwrites the dumps of an earlier
-one.  A process that was forked is another process.
+below it.  A process holds a lock on its folder until it ends, so a later run overwrites the dumps of an earlier one.  A
+forked process counts as another one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ except ImportError:  # Windows
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """The folder of a process, and the open folder on which its lock is, if it got that."""
+    """The folder of a process, and the descriptor that holds its lock; None if it has no lock."""
 
     folder: Path
     locked: int | None
@@ -32,7 +32,7 @@ _claims: dict[tuple[int, Path], _Claim] = {}
 
 
 def own_folder(root: Path) -> Path:
-    """Return the folder below which this process writes the dumps that were wished for below `root`.
+    """Return the folder below which this process writes the dumps requested below `root`.
 
     Raises:
         OSError: it cannot be created.

@@ -75,7 +75,7 @@ def kernel(module: str, path: str) -> Launcher:
 
 
 def in_chunks(module: str, bodies: Sequence[str], form: str) -> InChunks:
-    """Return a call that runs modules in folders beside the module, chunk by chunk."""
+    """Return a call that runs modules chunk by chunk; `bodies` are their folders, beside the file `module`."""
     node, results = cast("tuple[Chunked[Program], tuple[Buffer, ...]]", read(form, KINDS))
     folder = Path(module).parent
     return InChunks(node, results, [_loaded(folder / name / Path(module).name)["module"].forward for name in bodies])

@@ -16,7 +16,7 @@ import torch
 from fusion.lowering.evaluate import flat_view
 
 _SEED = 20
-_SMALL = 127
+_LARGEST_DRAWN = 127
 """The largest drawn integer that is not known to be a position."""
 
 UNWRITTEN = -77
@@ -78,7 +78,7 @@ class Draw:
         info = torch.iinfo(dtype)
         if low is None or high is None:
             self.unranged = True
-            low, high = (-_SMALL - 1, _SMALL) if self.limit is None else (0, self.limit - 1)
+            low, high = (-_LARGEST_DRAWN - 1, _LARGEST_DRAWN) if self.limit is None else (0, self.limit - 1)
         low, high = max(low, info.min), min(high, info.max)
         drawn = torch.randint(low, max(high, low) + 1, flat.shape, device=flat.device, generator=generator)
         flat.copy_(drawn)

@@ -54,7 +54,7 @@ class Interface:
 
     @classmethod
     def of(cls, graph: fx.GraphModule, label: str, device: torch.device, kept: frozenset[int]) -> Interface:
-        """Return the interface of a graph on `device`, of whose results only backward gets those at `kept`."""
+        """Return the interface of a graph on `device`; `kept`: the positions of results that only backward gets."""
         return cls(label, device, kept, tangents_of(graph))
 
 

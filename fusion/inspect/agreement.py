@@ -371,7 +371,7 @@ def _named(name: str, tree: object) -> Iterator[tuple[str, object]]:
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that can be copied: without the operations that compute it."""
+    """Return a leaf of autograd's graph with the values of `tensor`: only leaves can be deep-copied."""
     return tensor if tensor.is_leaf else tensor.detach().requires_grad_(tensor.requires_grad)
 
 

@@ -290,6 +290,7 @@ def on_matrix_units(image: torch.Tensor) -> bool:
     if image.device.type != "cuda" or not torch.backends.cudnn.enabled or torch.version.hip is not None:
         return False
     matrix_units = torch.cuda.is_available() and torch.cuda.get_device_capability(image.device) >= (8, 0)
+    # PyTorch does not annotate the setting.
     rounded = image.dtype is torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
     return matrix_units and (rounded or image.dtype.itemsize == 2)
 

@@ -35,7 +35,7 @@ _HOMOGENEOUS = (_Kind.ZERO, _Kind.LINEAR)
 
 
 def is_linear(node: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Return whether a call's one result is linear in its operands `inside`, together, while the others are fixed.
+    """Return whether a call has one result, which is jointly linear in its operands `inside`; others count as constant.
 
     Up to rounding; a result that is always 0 is linear, too.
     """

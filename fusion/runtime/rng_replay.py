@@ -95,7 +95,7 @@ class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch
 
 
 def _functional(func: OpOverload) -> OpOverload:
-    """Return the functional form of `func`, with the same arguments.
+    """Return the overload that does not mutate its arguments and otherwise has the signature of `func`.
 
     Raises:
         Unsupported: there is none.

@@ -19,7 +19,7 @@ from torch import fx
 
 Call: TypeAlias = Callable[..., object]
 
-NARROW = 1 << 31
+WIDE_FROM = 1 << 31
 """Integers below are not looked at further, unless the graph computes with a constant that is not below."""
 
 
@@ -50,11 +50,11 @@ class Integers:
         places, symbols, computed = tuple(self.symbols), self.symbols.values(), self.computed
         if not places:
             return compiled
-        always = any(abs(number) >= NARROW for expr in computed for number in expr.atoms(sympy.Integer))
+        always = any(abs(number) >= WIDE_FROM for expr in computed for number in expr.atoms(sympy.Integer))
 
         def run(*args: object) -> object:
             numbers = [number if isinstance(number := args[k], int) else 0 for k in places]  # a nested tensor's is none
-            narrow = not always and all(-NARROW <= number < NARROW for number in numbers)
+            narrow = not always and all(-WIDE_FROM <= number < WIDE_FROM for number in numbers)
             if narrow or _fit(computed, dict(zip(symbols, numbers, strict=True))):
                 return compiled(*args)
             return captured(*args)

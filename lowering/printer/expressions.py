@@ -12,7 +12,7 @@ from typing_extensions import assert_never
 from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 from fusion.lowering.indexing import FloorDiv, Mod
 
-SHORT = 16
+SHORT_TEXT = 16
 """Text up to this length is repeated rather than named."""
 
 
@@ -130,7 +130,7 @@ class Names:
         return self.texts[root][0]
 
     def _named(self, node: Expr, text: str, precedence: int, last: bool) -> tuple[str, int]:
-        shared = self.users.get(node, 0) > 1 and len(text) > SHORT
+        shared = self.users.get(node, 0) > 1 and len(text) > SHORT_TEXT
         if isinstance(node, (Const, TileRef)) or not (shared or (len(text) > LONG and not last)):
             return text, precedence
         self.count += 1

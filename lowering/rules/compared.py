@@ -19,15 +19,15 @@ from fusion.lowering.rules.formula import Term, both, eq, literal
 from fusion.lowering.scalar_ops import FoldName, identity
 from fusion.lowering.value import Value, axes_of, reshape
 
-MOST = 1 << 20
+MOST_COMPARISONS = 1 << 20
 """Comparisons of an element with a source that a call may cost."""
-FEW = 32
+FEW_SOURCES = 32
 """Sources per row that each element is compared with, whatever the size of the tensor."""
 
 
 def is_few(work: sympy.Expr) -> bool:
     """Return whether this is a known number of comparisons that a call may cost."""
-    return bool(work.is_Integer and work <= MOST)
+    return bool(work.is_Integer and work <= MOST_COMPARISONS)
 
 
 def is_compared(x: Value, dim: int, index: Value) -> bool:
@@ -41,7 +41,7 @@ def is_compared(x: Value, dim: int, index: Value) -> bool:
     if index.rank != x.rank:
         raise Unsupported("a scatter by a number")
     count = index.shape[dim]
-    return bool(count.is_Integer and count <= FEW) or is_few(sympy.Mul(*x.shape) * count)
+    return bool(count.is_Integer and count <= FEW_SOURCES) or is_few(sympy.Mul(*x.shape) * count)
 
 
 def is_one(x: Value, dim: int, index: Value) -> bool:

@@ -92,7 +92,7 @@ def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, di
 # Among the rows of one matrix: pairs are numbered (0, 1), (0, 2), …, (1, 2), … ------------------------------------
 
 
-MANY = 64
+MANY_ROWS = 64
 """Rows beyond which a CPU's library, which enumerates pairs in order, beats computing the pair of each result."""
 
 
@@ -101,7 +101,7 @@ def _refuse_many(x: Value, p: float) -> None:
 
     On a CPU, distances of 1000 rows took 10 to 18 times as long generated, gradients 8 to 22 times; powers 0.4 times.
     """
-    if x.device.type == "cpu" and p in (1.0, 2.0, math.inf) and not (x.shape[0].is_Integer and x.shape[0] <= MANY):
+    if x.device.type == "cpu" and p in (1.0, 2.0, math.inf) and not (x.shape[0].is_Integer and x.shape[0] <= MANY_ROWS):
         raise Unsupported("the library takes the pairs of many rows in their order")
 
 

@@ -20,7 +20,7 @@ from fusion.lowering.indexing import ZERO, axis_symbol
 from fusion.lowering.rules.formula import Term, eq, literal, where
 from fusion.lowering.value import Shape, Value, broadcast_shapes
 
-LARGEST = 8
+LARGEST_SIDE = 8
 """The largest number of rows or columns of a matrix that is unrolled into entries."""
 
 
@@ -59,8 +59,8 @@ def sides(ctx: Builder, *matrices: Value) -> tuple[int, int]:
         raise Unsupported("strict numerics leave matrices to the library")
     if any(matrix.dtype not in (torch.float32, torch.float64) for matrix in matrices):
         raise Unsupported(f"matrices of {matrices[0].dtype}")
-    if not (rows.is_Integer and columns.is_Integer) or rows > LARGEST or columns > LARGEST:
-        raise Unsupported(f"matrices of more than {LARGEST} rows or columns")
+    if not (rows.is_Integer and columns.is_Integer) or rows > LARGEST_SIDE or columns > LARGEST_SIDE:
+        raise Unsupported(f"matrices of more than {LARGEST_SIDE} rows or columns")
     return int(rows), int(columns)
 
 

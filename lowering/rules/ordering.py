@@ -24,7 +24,7 @@ from fusion.lowering.value import Shape, Value, reshape
 
 aten = torch.ops.aten
 
-LONGEST = 64
+LONGEST_SORTED = 64
 """The longest row that is sorted here."""
 
 MOST_TESTED = 128
@@ -52,7 +52,7 @@ def sort_stable(
 def keys_and_ranks(ctx: Builder, x: Value, dim: int, *, descending: bool = False) -> tuple[Value, Value]:
     """(the keys by which x is compared, the rank of each element in its row along `dim`)."""
     length = x.shape[dim]
-    if not length.is_Integer or length > LONGEST:
+    if not length.is_Integer or length > LONGEST_SORTED:
         raise Unsupported("a sort of long rows")
     keys = convert(x, torch.uint8) if x.dtype is torch.bool else widen(x)
     return keys, ctx.map(_ranks(ctx, keys, dim, descending=descending))

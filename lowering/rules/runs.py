@@ -26,7 +26,7 @@ from fusion.lowering.rules.promotion import combine, convert, rounded, widen, wi
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.value import Shape, Value, axis_bounds
 
-LONGEST, MOST_TAPS = 1 << 16, 32
+LONGEST_RUN, MOST_TAPS = 1 << 16, 32
 """Sources along a dimension whose targets are evaluated, and the longest run of an element."""
 
 EXACT_OPERATIONS = frozenset(
@@ -112,7 +112,7 @@ def _run(ctx: Builder, index: Expr, size: sympy.Expr, own: dict[sympy.Symbol, sy
         return None
     (axis,) = symbols
     count = own[axis]
-    if not count.is_Integer or not 0 < count <= LONGEST or not 0 < size <= LONGEST:
+    if not count.is_Integer or not 0 < count <= LONGEST_RUN or not 0 < size <= LONGEST_RUN:
         return None
     (evaluated,) = evaluate([known], {axis: range(int(count))}, Scope({}, {}, {}))
     places = evaluated.expand(int(count)) if evaluated.ndim else evaluated.expand(1)

@@ -77,7 +77,7 @@ class Segments:
         return folded(ctx, op, begin, self.place(source), source, self.inside)
 
     def _gathered(self, ctx: Builder, op: JoinName, source: Value, start: float) -> Value:
-        """The same without a scatter: each segment compares itself with all elements."""
+        """Fold as `fold` does, without a scatter: each segment reads all elements, and selects its own."""
         behind = (ONE,) * (source.rank - self.dim - 1)
         owned = combine(lambda own, inside: where(inside, own, -1), self.own, shaped_as(self.own, self.inside))
         segment = Value(self.shape, torch.int64, source.device, IndexValue(axis_symbol(self.dim)))
@@ -95,7 +95,7 @@ class Segments:
 def _segments(ctx: Builder, data: Value, dim: int, lengths: Value | None, offsets: Value | None) -> Segments:
     given_by = lengths if lengths is not None else offsets
     if given_by is None or given_by.rank != dim + 1:
-        raise Unsupported("segments told by indices")
+        raise Unsupported("segments given by indices")
     given_by = convert(given_by, torch.int64)
     if lengths is not None:
         count, sizes = given_by.shape[-1], given_by

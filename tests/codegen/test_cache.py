@@ -304,7 +304,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return files(self)
 
     monkeypatch.setattr(Folder, "files", watched)
-    monkeypatch.setattr(entries, "LIMIT", 8 * entries.BLOCK)
+    monkeypatch.setattr(entries, "MOST_BYTES", 8 * entries.DISK_BLOCK)
     return looked
 
 

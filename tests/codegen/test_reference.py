@@ -85,7 +85,7 @@ def test_the_builder_builds_equal_kernels_once() -> None:
 
 
 def test_the_builder_keeps_the_most_recent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion.codegen.build, "MOST", 2)
+    monkeypatch.setattr(fusion.codegen.build, "MOST_CACHED", 2)
     builder = Builder(ReferenceTarget())
     one, two = builder.build([row_means("one"), row_means("two")])
     assert builder.build([row_means("one")]) == [one]

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--trials", type=int, default=112, help="how many, of all kinds together")
     parser.add_argument("--first", type=int, default=0, help="the number of the first")
-    parser.add_argument("--kind", action="append", choices=sorted(KINDS), help="only this kind (may be repeated)")
+    parser.add_argument(
+        "--kind", action="append", choices=sorted(KINDS), help="only this kind; several take turns, in the order given"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--compiler", choices=("fusion", "inductor", "eager"), default="fusion")
     parser.add_argument("--faults", action="store_true", help="a row for each fault, not for each kind")

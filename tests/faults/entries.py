@@ -192,7 +192,7 @@ def eviction(trial: Trial) -> tuple[str, Outcome]:
 
 
 def _no_room() -> None:
-    entries.LIMIT = 1 << 14
+    entries.MOST_BYTES = 1 << 14
 
 
 def _removing(trial: Trial, share: float = 0.5) -> Callable[[], None]:

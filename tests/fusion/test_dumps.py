@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,12 +92,23 @@ def test_two_processes_dump_into_one_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems want text")
-def test_folders_whose_names_are_no_text(tmp_path: Path) -> None:
-    """The program's own file has a name that is text: PyTorch compiles no other, for any backend."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+def test_folders_whose_names_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of programs' files are text: PyTorch compiles no other, for any backend."""
     names = [os.fsdecode(os.path.join(os.fsencode(tmp_path), b"caf\xe9", name)) for name in (b"cache", b"tmp")]
     os.makedirs(names[1])
-    settings = {"FUSION_CACHE_DIR": names[0], "FUSION_GRAPH_CACHE": "1", "TMPDIR": names[1]}
-    assert ran(os.fsencode(program), **settings).startswith("()")
-    assert ran(os.fsencode(program), **settings).startswith("('from the cache',)")
+    monkeypatch.setenv("FUSION_CACHE_DIR", names[0])
+    monkeypatch.setenv("FUSION_GRAPH_CACHE", "1")
+    monkeypatch.setenv("TMPDIR", names[1])  # for the C compiler
+    monkeypatch.setattr(tempfile, "tempdir", names[1])
+    x = torch.arange(12.0).reshape(3, 4)
+    notes = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        fused = fusion.fuse(scaled_softmax, options={"strict": True})
+        torch.testing.assert_close(fused(x), scaled_softmax(x))
+        notes.append(fusion.report(fused).graphs[-1].notes)
+    assert notes == [(), ("from the cache",)]
+
+
+def scaled_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 3.03125, -1)  # no other test has compiled its kernel

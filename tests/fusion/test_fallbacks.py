@@ -17,7 +17,7 @@ import fusion
 import fusion.graph_compiler
 import fusion.stages
 from fusion.codegen.reference import ReferenceTarget
-from fusion.codegen.target import Launcher, Refused
+from fusion.codegen.target import Launcher, OnRefusedLaunch
 from fusion.codegen.targets import TARGETS
 from fusion.lowering.errors import BuildError, Unsupported
 from fusion.lowering.kernel import Kernel
@@ -127,7 +127,7 @@ class Late(ReferenceTarget):
     def build(self, kernel: Kernel, source: str) -> Launcher:
         evaluate = super().build(kernel, source)
 
-        def launcher(refused: Refused | None = None) -> Launcher:
+        def launcher(refused: OnRefusedLaunch | None = None) -> Launcher:
             def launch(*args: Tensor | int) -> None:
                 if not any(isinstance(arg, Tensor) and arg.shape[-1:] == (7,) for arg in args):
                     return evaluate(*args)

@@ -53,7 +53,7 @@ def test_the_last_program_of_a_tile_adds_up_its_parts(
 ) -> None:
     """If the loop over groups is longer than two lines of memory, a program takes the groups of two lines."""
     monkeypatch.setattr(split_k, "_price", lambda *args: 0.0)
-    monkeypatch.setattr(split_k, "MOST", 4)
+    monkeypatch.setattr(split_k, "MOST_PARTS", 4)
     function = LINEARS[name]
     given = inputs(function, m, 72, k)
     kernel = only_kernel(function, *given)

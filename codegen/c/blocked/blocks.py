@@ -32,7 +32,7 @@ COLUMNS = 192
 FOOTPRINT = 1 << 16
 """Elements of a tile with all of its columns, however many: fewer rows then."""
 
-MANY = 64
+MANY_PROGRAMS = 64
 """A number of programs that gives every thread some."""
 
 UNKNOWN = 1 << 20
@@ -79,7 +79,7 @@ class Blocks:
         return extent.end if extent.start == "0" else f"({extent.end} - {extent.start})"
 
     def terms(self, symbol: sympy.Symbol | None) -> int:
-        """Return the number of terms of a sum along an axis that are added before others, the same for every role."""
+        """Return how many terms of a sum along an axis one partial sum takes, whatever the axis's role."""
         return 1 if symbol is None else _even(self.of[symbol].axis.size, COLUMNS, COLUMN_BLOCK)
 
     def points(self, symbol: sympy.Symbol) -> int:
@@ -165,7 +165,7 @@ def _even(size: sympy.Expr, most: int, multiple: int) -> int:
 def _row_width(kernel: Kernel, axis: KernelAxis, width: int, names: Names, before: list[str]) -> str:
     """Return C text of the width of row blocks: narrower at launch if threads would have no work."""
     points = sympy.Mul(ONE, *(other.size for other in kernel.with_role(Role.GRID)))
-    if width <= FEWEST_ROWS or (points.is_Integer and points >= MANY * width):
+    if width <= FEWEST_ROWS or (points.is_Integer and points >= MANY_PROGRAMS * width):
         return str(width)
     name = f"{names[axis.symbol]}_step"
     share = f"({index_text(points, names)}) / (2 * threads) / {ROW_BLOCK} * {ROW_BLOCK}"

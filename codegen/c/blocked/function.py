@@ -216,7 +216,7 @@ class _Blocked:
         return lines
 
     def _copies(self, loop: Loop) -> list[str]:
-        """Return copies of running values whose previous value is read after their update."""
+        """Return the lines that save running values before their update, where the previous value is read after it."""
         lines: list[str] = []
         for fold in loop_folds(loop):
             tile = self.scope.known[fold.ref]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.codegen.c.plan.lanes import FEW, FEWER
+from fusion.codegen.c.plan.lanes import FEW_POINTS, FEWER_POINTS
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, compared_as, sign, started, take
@@ -37,9 +37,9 @@ EXTREME_SHARES = 64
 """The same for maxima and minima, which come with as many notes of NaN."""
 
 FEW_SHARES = 32
-"""The same along an axis of at most `SHORT` points."""
+"""The same along an axis of at most `SHORT_AXIS` points."""
 
-SHORT = 256
+SHORT_AXIS = 256
 """The longest axis with `FEW_SHARES`; shorter axes that are no multiple of it have one register."""
 
 CHUNK_ACROSS = 512
@@ -117,14 +117,14 @@ def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None)
 
 def _keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:
     """Return whether lanes along a folded axis are too few to combine them in each iteration over `folded`."""
-    few = bool(folded) and lane.size.is_Integer and bool(lane.size <= FEW)
+    few = bool(folded) and lane.size.is_Integer and bool(lane.size <= FEW_POINTS)
     return few and not sweep.scans and all(fold.op == "sum" for fold in sweep.folds)
 
 
 def _chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]:
     """Return the innermost of the folded axes, except for very short ones, and how many points these have."""
     run, rest = 1, list(folded)
-    while len(rest) > 1 and rest[-1].size.is_Integer and run * rest[-1].size <= FEWER:
+    while len(rest) > 1 and rest[-1].size.is_Integer and run * rest[-1].size <= FEWER_POINTS:
         run *= int(rest.pop().size)
     return (rest[-1] if rest else None), run
 
@@ -135,7 +135,7 @@ def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
         return ARG_SHARES
     if sweep.scans:
         return None
-    if lane.size.is_Integer and lane.size <= SHORT:
+    if lane.size.is_Integer and lane.size <= SHORT_AXIS:
         return FEW_SHARES if lane.size % FEW_SHARES == 0 else None
     return EXTREME_SHARES if all(fold.op in ("max", "min") for fold in sweep.folds) else SHARES
 

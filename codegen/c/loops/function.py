@@ -145,7 +145,7 @@ class _Function:
         return self.frame.function(lines)
 
     def _gather(self, sweep: Sweep, nest: _Nest) -> None:
-        """Gather what the lanes of a sweep read by a table, outside of their loop."""
+        """Gather the elements that the lanes of a sweep read through a table, before their loop."""
         lane = nest.lane
         if self.table_writer is None or lane is None or lane is not self.lanes.axis or sweep.scans:
             return

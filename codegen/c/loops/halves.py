@@ -22,11 +22,11 @@ from fusion.lowering.expr import Cast, Expr, Index, Load, make_cast, postorder
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Kernel, Store
 
-BLOCK = 1024
+CONVERTED_BLOCK = 1024
 """Numbers that are converted at once: arrays of so many floats stay in the L1 cache."""
 
 
-SHORTEST = 16
+SHORTEST_AXIS = 16
 """The shortest axis whose blocks are converted: one register."""
 
 
@@ -58,7 +58,7 @@ def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves
     """Return the conversions of a kernel to do in blocks of its lanes."""
     if len(sweeps) != 1 or sweeps[0].axes or lanes.axis is None or lanes.tile is not None:
         return Halves()
-    if lanes.axis.size.is_Integer and lanes.axis.size < SHORTEST:
+    if lanes.axis.size.is_Integer and lanes.axis.size < SHORTEST_AXIS:
         return Halves()
     (sweep,), lane = sweeps, lanes.axis.symbol
     order = postorder(*sweep.roots)
@@ -100,7 +100,7 @@ def _along(offset: Index, lane: sympy.Symbol) -> bool:
 
 def lanes_for(kernel: Kernel, lanes: Lanes, halves: Halves, *, shared: bool) -> Lanes:
     """Return the lanes in blocks that are converted at once; unchanged if there are no conversions."""
-    return in_blocks(kernel, lanes, BLOCK, shared=shared) if halves.loads or halves.stores else lanes
+    return in_blocks(kernel, lanes, CONVERTED_BLOCK, shared=shared) if halves.loads or halves.stores else lanes
 
 
 def convert_halves(

@@ -22,16 +22,20 @@ from fusion.lowering.expr import Expr
 from fusion.lowering.indexing import FloorDiv
 from fusion.lowering.kernel import Kernel, KernelAxis
 
-BLOCK = 1024
+GATHERED_BLOCK = 1024
 """The most lanes of a block whose elements are gathered: arrays of so many stay in the L1 cache."""
 
 
 def lanes_that_gather(kernel: Kernel, lanes: Lanes, tables: Tables, *, shared: bool) -> Lanes:
     """Return the lanes in blocks whose elements can be gathered; unchanged if there are none, or they are few."""
     axis = lanes.axis
-    if axis is None or not tables.gathers or (axis.size.is_Integer and axis.size <= BLOCK):
+    if axis is None or not tables.gathers or (axis.size.is_Integer and axis.size <= GATHERED_BLOCK):
         return lanes
-    return lanes if lanes.block is not None and lanes.block <= BLOCK else in_blocks(kernel, lanes, BLOCK, shared=shared)
+    return (
+        lanes
+        if lanes.block is not None and lanes.block <= GATHERED_BLOCK
+        else in_blocks(kernel, lanes, GATHERED_BLOCK, shared=shared)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class TableWriter:
         return Tabled(self.tables, [*render(levels), *(line for line in lines if line)])
 
     def _windows(self, gather: Gather, place: str) -> str:
-        """Return the line that finds the windows of a gather whose positions are in `place`; none if it is there."""
+        """Return the line that finds the windows of a gather from its positions; empty if another gather has it."""
         lanes = lanes_of(memory_type(gather.load.dtype))
         if (gather.place, lanes) in self.places:
             return ""
@@ -115,4 +119,4 @@ class TableWriter:
             writer.learn_here(load, loaded(load.dtype, element_of(name, extent.slot)))
 
 
-__all__ = ["BLOCK", "TableWriter", "lanes_that_gather"]
+__all__ = ["GATHERED_BLOCK", "TableWriter", "lanes_that_gather"]

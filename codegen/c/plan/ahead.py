@@ -27,10 +27,10 @@ from fusion.lowering.kernel import Kernel, KernelAxis, Role
 LINE = 64
 """Bytes of a cache line."""
 
-LONGEST = 1 << 17
+LONGEST_ROW = 1 << 17
 """The most bytes of a row whose successor is fetched: both stay in the L2 cache."""
 
-LEAST = 1 << 20
+SMALLEST_TENSOR = 1 << 20
 """The least bytes of a tensor whose rows are fetched ahead: a smaller one is in the L2 cache already."""
 
 FAR, MOST_LINES = 32, 256
@@ -122,7 +122,7 @@ def gathered_ahead(
 def _is_large(kernel: Kernel, load: Load) -> bool:
     """Return whether the tensor that a load reads may be larger than the L2 cache."""
     size = sympy.sympify(prod(kernel.param(load.buffer).shape) * load.dtype.itemsize)
-    return not size.is_Integer or bool(size >= LEAST)
+    return not size.is_Integer or bool(size >= SMALLEST_TENSOR)
 
 
 def _follows(kernel: Kernel, index: Expr, row: sympy.Symbol) -> bool:
@@ -143,7 +143,7 @@ def _follows(kernel: Kernel, index: Expr, row: sympy.Symbol) -> bool:
 
 
 def _at(index: Expr, point: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
-    """Return a position at another point, not checked: fetching what does not exist has no effect."""
+    """Return a position at another point, not checked: prefetching an address outside the table has no effect."""
 
     def moved(node: Expr) -> Expr | None:
         match node:
@@ -161,11 +161,11 @@ def _at(index: Expr, point: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
 
 
 def _lines_of(length: sympy.Expr, itemsize: int) -> int:
-    """Return how many cache lines of a row are fetched; the processor finds the others itself."""
+    """Return how many cache lines of a row are fetched; the hardware prefetches the rest of a row."""
     return min(LINES, -(-int(length) * itemsize // LINE)) if length.is_Integer else LINES
 
 
 def _are_apart(step: sympy.Expr, length: sympy.Expr, itemsize: int) -> bool:
     """Return whether rows that start `step` elements apart do not overlap, and two of them fit the cache."""
-    fit = not length.is_Integer or bool(length * itemsize <= LONGEST)
+    fit = not length.is_Integer or bool(length * itemsize <= LONGEST_ROW)
     return fit and bool((step - length).is_nonnegative)

@@ -21,7 +21,7 @@ from fusion.lowering.kernel import KernelAxis, values_of, with_values
 from fusion.lowering.positions import simplify_all
 from fusion.lowering.scalar_ops import ScalarName
 
-SHORTEST, SHORTEST_PIECE = 48, 16
+SHORTEST_SPLIT, SHORTEST_PIECE = 48, 16
 """The shortest axis that is split whatever the pieces; of a shorter one, one piece has to be so long, and half of it:
 the pieces have to fill registers."""
 
@@ -64,7 +64,7 @@ def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
         # the piece that comes first is taken from the stack first
         pending += [_part(piece, lane.symbol, at, piece.end, sizes), _part(piece, lane.symbol, piece.start, at, sizes)]
     longest = max(piece.end - piece.start for piece in done)
-    if lane.size < SHORTEST and (longest < SHORTEST_PIECE or 2 * longest < lane.size):
+    if lane.size < SHORTEST_SPLIT and (longest < SHORTEST_PIECE or 2 * longest < lane.size):
         return ()
     return tuple(done) if len(done) > 1 else ()
 

@@ -27,7 +27,7 @@ from fusion.lowering.kernel import (
     with_values,
 )
 
-LEAST = 32
+SHORTEST_GROUP = 32
 """The shortest group whose lanes are full."""
 
 
@@ -37,7 +37,7 @@ def with_groups(kernel: Kernel) -> Kernel:
         return kernel
     for axis in kernel.axes:
         length = None if axis.role is Role.GRID else group_length(kernel, axis)
-        if length is not None and length >= LEAST:
+        if length is not None and length >= SHORTEST_GROUP:
             kernel = with_split_axis(kernel, axis, length)
     return kernel
 

@@ -26,7 +26,7 @@ from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Spans
 
 TILE = 16
-BLOCK = 1024
+LANE_BLOCK = 1024
 """The most lanes of a block with accumulators: 4 KiB of each row, a page, which the prefetcher follows.
 
 Sums of columns of 4096 × 1024 in float32, AMD EPYC, one thread: 0.42 ms of processor time, with 256 lanes 0.62 to 0.81.
@@ -47,16 +47,16 @@ SUM = 12
 STREAM = 4096
 """Points of a block of element-wise work: large enough for prefetching, small enough to distribute."""
 
-FEW = 16
+FEW_POINTS = 16
 """A reduced axis of at most so many points is too short to fill lanes."""
 
-HALF = 8
-"""An axis of at least so many points fills lanes better than one of `FEWER` does."""
+HALF_A_VECTOR = 8
+"""An axis of at least so many points fills lanes better than one of `FEWER_POINTS` does."""
 
-FEWER = 4
+FEWER_POINTS = 4
 """An axis of at most so many points leaves most lanes idle, and vectors can be sorted by its points."""
 
-CONFLICT = 128
+CONFLICTING = 128
 """Elements between rows that share few sets of the L1 cache: a block of them does not stay there.
 
 Sums over 7 of |x[i] - x[j]|, 64 × 128 × 128 results: rows 100 elements apart 3.8 ms, 128 apart 31, 512 apart 198; with
@@ -66,10 +66,10 @@ lanes along the 7 terms 14.  Over 8 terms: 2.7, 41, 264 and 2.6.
 FOOTPRINT = 1 << 18
 """Bytes of a block that several sweeps read: it should stay in the L2 cache."""
 
-MANY = 64
+MANY_PROGRAMS = 64
 """A number of programs that gives every thread some."""
 
-NARROW = 64
+NARROWEST_BLOCK = 64
 """The least width of a block: shorter rows would be too short for the prefetcher."""
 
 
@@ -190,7 +190,7 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
     varying = [access for access in used if access.axes & symbols]
     outside, inside = best_axis(grid, varying), best_axis(inner, varying)
     length = sympy.Mul(*(axis.size for axis in inner))
-    fewer = outside.size.is_Integer and inside.size.is_Integer and int(outside.size) < min(FEW, int(inside.size))
+    fewer = outside.size.is_Integer and inside.size.is_Integer and int(outside.size) < min(FEW_POINTS, int(inside.size))
     gain = _score(outside, varying) - _score(inside, varying)
     # a window is contiguous along both, and its own axis fills no register
     short = not fewer and (_is_short(inside.size) if gain >= 0 else _is_too_short(length, outside, varying))
@@ -205,7 +205,7 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
 
 
 def _is_short(size: sympy.Expr) -> bool:
-    return size.is_Integer and bool(size <= FEW)
+    return size.is_Integer and bool(size <= FEW_POINTS)
 
 
 def _is_too_short(size: sympy.Expr, outside: KernelAxis, used: Iterable[Access]) -> bool:
@@ -214,38 +214,38 @@ def _is_too_short(size: sympy.Expr, outside: KernelAxis, used: Iterable[Access])
     Half a vector is enough.  Fewer or odd numbers are not, unless the gathered rows are so far apart that they displace
     each other in the cache.
     """
-    if not _is_short(size) or (size >= HALF and size % FEWER == 0):
+    if not _is_short(size) or (size >= HALF_A_VECTOR and size % FEWER_POINTS == 0):
         return False
     return not any(
-        stride is not None and stride and stride % CONFLICT == 0 for stride in (a.stride(outside) for a in used)
+        stride is not None and stride and stride % CONFLICTING == 0 for stride in (a.stride(outside) for a in used)
     )
 
 
 def continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis | None:
     """Return the axis of `grid` that continues a very short `inner` in all memory that is contiguous along that."""
-    if not inner.size.is_Integer or not 1 < inner.size <= FEWER:
+    if not inner.size.is_Integer or not 1 < inner.size <= FEWER_POINTS:
         return None
     along = [access for access in used if access.stride(inner) == 1]
     fitting = (axis for axis in grid if all(access.stride(axis) == inner.size for access in along))
-    return next((axis for axis in fitting if along and (not axis.size.is_Integer or axis.size >= HALF)), None)
+    return next((axis for axis in fitting if along and (not axis.size.is_Integer or axis.size >= HALF_A_VECTOR)), None)
 
 
 def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:
     """Return the width of a block with accumulators."""
-    width = SHORT_BLOCK if length.is_Integer and length <= SHORT_FOLD else BLOCK
+    width = SHORT_BLOCK if length.is_Integer and length <= SHORT_FOLD else LANE_BLOCK
     folds = max((len(sweep.folds) for sweep in sweeps), default=0)
-    while width > NARROW and width * folds * SUM > ACCUMULATORS:
+    while width > NARROWEST_BLOCK and width * folds * SUM > ACCUMULATORS:
         width //= 2
     if sum(bool(sweep.axes) for sweep in sweeps) > 1:
         rows = int(length) if length.is_Integer else STREAM
-        while width > NARROW and width * rows * 8 > FOOTPRINT:
+        while width > NARROWEST_BLOCK and width * rows * 8 > FOOTPRINT:
             width //= 2
     return width
 
 
 def _blocks(axis: KernelAxis, width: int, points: sympy.Expr, *, shared: bool) -> Lanes:
     """Split `axis` into blocks of `width`, or narrower ones if threads would have no work."""
-    varies = shared and not (points.is_Integer and points >= MANY * width)
+    varies = shared and not (points.is_Integer and points >= MANY_PROGRAMS * width)
     if axis.size.is_Integer and axis.size <= width:
         if not varies or axis.size <= TILE:
             return Lanes(axis)
@@ -265,7 +265,7 @@ def _pointwise(grid: Sequence[KernelAxis], used: Sequence[Access]) -> Lanes:
     if not others:
         return Lanes(axis, streams=True)
     points = sympy.Mul(*(other.size for other in others))
-    whole = (points.is_Integer and points >= MANY) or (axis.size.is_Integer and axis.size <= STREAM)
+    whole = (points.is_Integer and points >= MANY_PROGRAMS) or (axis.size.is_Integer and axis.size <= STREAM)
     return Lanes(axis, None if whole else STREAM)
 
 

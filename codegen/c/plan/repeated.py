@@ -22,7 +22,7 @@ UNROLLED = 4
 MOST_POINTS = 64
 """The most points of a matrix in one program: results of a block of programs stay in the L1 cache."""
 
-FEWEST = 16
+FEWEST_MATRICES = 16
 """The number of matrices that fill lanes."""
 
 
@@ -33,7 +33,7 @@ def with_inner_axes(kernel: Kernel) -> Kernel:
     plain = all(isinstance(stmt, Store) and stmt.axes is None for stmt in kernel.body)
     if first is None or not plain or not all(size.is_Integer for size in sizes):
         return kernel
-    lanes_fill = not first.size.is_Integer or first.size >= FEWEST
+    lanes_fill = not first.size.is_Integer or first.size >= FEWEST_MATRICES
     if not lanes_fill or sympy.Mul(*sizes[:-1]) <= UNROLLED or sympy.Mul(*sizes) > MOST_POINTS:
         return kernel
     spans_of, within = spans(kernel), {axis.symbol for axis in inner}

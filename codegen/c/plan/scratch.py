@@ -28,7 +28,7 @@ WORTH_KEEPING = 6
 WORTH_HOISTING = 4
 """The least cost of a value that is hoisted out of a loop."""
 
-LIMIT = 1 << 22
+MOST_SCRATCH = 1 << 22
 """The most bytes of one scratch array; beyond, a value is recomputed."""
 
 
@@ -149,7 +149,7 @@ def outermost(roots: Sequence[Expr], kept: Set[Expr], wanted: Callable[[Expr], b
 def costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, before: Set[Expr] = frozenset()) -> bool:
     """Return whether one evaluation costs `least` inside the loops over `symbols`.  Loads are free: they are repeated.
 
-    So is what has been computed `before` the loops.
+    So are values computed `before` the loops.
     """
     seen = {node}
     stack = [node]
@@ -170,4 +170,4 @@ def _fits(axes: Sequence[KernelAxis], lanes: Lanes, value: Expr) -> bool:
     for axis in axes:
         block = lanes.block if axis is lanes.axis else None
         size *= axis.size if block is None else block
-    return not size.is_Integer or int(size) <= LIMIT
+    return not size.is_Integer or int(size) <= MOST_SCRATCH

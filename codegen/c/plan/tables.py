@@ -23,10 +23,10 @@ from fusion.lowering.expr import Expr, IndexValue, Load, Op, TileRef, postorder
 from fusion.lowering.indexing import coefficient, symbols_of
 from fusion.lowering.kernel import Kernel, Role
 
-LEAST = 32
+FEWEST_READERS = 32
 """The fewest rows that read a table: one thread computes it, while all others wait."""
 
-LONGEST = 1 << 12
+LONGEST_TABLE = 1 << 12
 """The longest axis of a table: some of them stay in the L1 cache beside what is computed with them."""
 
 
@@ -51,11 +51,11 @@ def find_tables(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes, where: di
     """Return the tables over the lanes of a kernel; `where` is extended by the parts of positions."""
     if lanes.axis is None or lanes.tile is not None or lanes.inner is not None:
         return Tables()
-    if lanes.axis.size.is_Integer and lanes.axis.size > LONGEST:
+    if lanes.axis.size.is_Integer and lanes.axis.size > LONGEST_TABLE:
         return Tables()
     others = [axis.size for axis in kernel.with_role(Role.GRID) if axis is not lanes.axis]
     rows = sympy.Mul(*others)
-    if not others or (rows.is_Integer and rows < LEAST):
+    if not others or (rows.is_Integer and rows < FEWEST_READERS):
         return Tables()
     tables = _of(sweeps, kernel, lanes.axis.symbol, where)
     if lanes.block is None and (tables.values or tables.gathers):

@@ -15,7 +15,7 @@ from functools import reduce
 import sympy
 
 from fusion.codegen.c.plan.groups import group_length, with_split_axis
-from fusion.codegen.c.plan.lanes import FEWER, accesses, best_axis, continued
+from fusion.codegen.c.plan.lanes import FEWER_POINTS, accesses, best_axis, continued
 from fusion.codegen.c.plan.sweeps import sweeps_of
 from fusion.lowering.expr import Expr, Op, postorder
 from fusion.lowering.indexing import replace_axes, substitute_all
@@ -58,7 +58,7 @@ def _unrolled(kernel: Kernel, unroll: Callable[[Kernel], Kernel]) -> Kernel:
         return result
     for axis in kernel.axes:
         length = group_length(kernel, axis)
-        if length is not None and length <= FEWER:
+        if length is not None and length <= FEWER_POINTS:
             split = with_split_axis(kernel, axis, length)
             result = unroll(split)
             if result is not split:

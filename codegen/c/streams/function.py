@@ -1,4 +1,4 @@
-"""Writes a kernel of products: the function that computes what is multiplied, and the loop over the columns.
+"""Writes a kernel of products: the function that computes the rows it multiplies, and the loop over the columns.
 
 Input: a kernel with a plan; output: the texts of its C functions.  A kernel of its own computes x into scratch memory;
 that is arranged in the order in which a register gives out the weights (`text/streams`).  Each column is then one call

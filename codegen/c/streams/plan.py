@@ -41,13 +41,13 @@ from fusion.lowering.kernel import (
     with_values,
 )
 
-SHORTEST = 128
+SHORTEST_ROW = 128
 """The shortest rows of weights: along others, a call for each would take longer than the sums."""
 
-FEWEST = 8
+FEWEST_COLUMNS = 8
 """The smallest number of columns."""
 
-LONGEST = 1 << 18
+LONGEST_ROW = 1 << 18
 """The longest rows, which are kept as a whole."""
 
 MOST_GROUPS = 2048
@@ -82,7 +82,7 @@ class Plan:
         rows, columns: the axes of its grid, of x and of the weights.
         depth: the number of terms.
         before: folds of the rows, in order.
-        stores: what follows.
+        stores: the statements after the product.
     """
 
     kernel: Kernel
@@ -118,10 +118,17 @@ def plan_of(kernel: Kernel) -> Plan | None:
     products = [_product(kernel, fold, rows, across, where) for fold in folds if fold not in before]
     streamed = tuple(product for product in products if product is not None)
     depths = {_count(product.order) for product in streamed}
-    if len(streamed) < len(products) or len(depths) != 1 or _count(rows) > MOST_ROWS or _count(columns) < FEWEST:
+    if (
+        len(streamed) < len(products)
+        or len(depths) != 1
+        or _count(rows) > MOST_ROWS
+        or _count(columns) < FEWEST_COLUMNS
+    ):
         return None
     (depth,) = depths
-    return Plan(kernel, rows, columns, depth, before, streamed, stores) if SHORTEST <= depth <= LONGEST else None
+    return (
+        Plan(kernel, rows, columns, depth, before, streamed, stores) if SHORTEST_ROW <= depth <= LONGEST_ROW else None
+    )
 
 
 def _in_float32(stmt: Stmt) -> Stmt:

@@ -83,7 +83,7 @@ def _halved(table: Tensor, weights: Weights) -> Weights | None:
 
 
 def _integers(values: Tensor, bits: Tensor, width: int) -> tuple[bool, int] | None:
-    """Return whether the integers that `bits` stand for have a sign, and what is added to them in `values`."""
+    """Return whether the integers that `bits` stand for have a sign, and the number that `values` adds to them."""
     for signed in (False, True):
         whole = torch.where(bits >= 1 << (width - 1), bits - (1 << width), bits) if signed else bits
         added = values.double() - whole

@@ -33,7 +33,7 @@ SUMS = 8
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The form of the weights, and of what they are multiplied with.
+    """The form of the weights, and of the rows they multiply.
 
     Attributes:
         bits: of a weight: 32 (float32), 16 (bfloat16), 8 or 4 (integers).

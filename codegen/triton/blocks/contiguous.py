@@ -13,7 +13,7 @@ from fusion.lowering.expr import Expr, Index, Load, free_axes, postorder
 from fusion.lowering.indexing import RUN, ZERO, coefficient, direct_part, within_run
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
 
-LARGEST = 4
+DECIDING_RATIO = 4
 """Loads of at least a quarter of the bytes of the largest one decide which dimension is contiguous."""
 
 
@@ -48,7 +48,7 @@ def contiguous_along(kernel: Kernel, dim: Dim) -> int:
     last = dim.axes[-1].symbol
     loads = [(_bytes_read(load, kernel), load.index[0]) for load in _all_loads(kernel)]
     most = max((count for count, _ in loads), default=0)
-    return sum(count for count, offset in loads if count * LARGEST >= most and _steps_by_one(offset, last))
+    return sum(count for count, offset in loads if count * DECIDING_RATIO >= most and _steps_by_one(offset, last))
 
 
 def _bytes_read(load: Load, kernel: Kernel) -> int:

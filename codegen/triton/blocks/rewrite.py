@@ -1,4 +1,4 @@
-"""A kernel over block dimensions: its dimensions, and every axis as a digit of the linear index of one."""
+"""Rewrites a kernel over block dimensions: each axis becomes a digit of the linear index of one dimension."""
 
 from __future__ import annotations
 

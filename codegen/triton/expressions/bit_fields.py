@@ -79,7 +79,7 @@ class Field:
         return _bits(self.byte, value - self.up, 8 - value, signed=signed)
 
     def normalised(self) -> Field:
-        """Return the same number; a shifted part of a signed byte as bits of which the highest is the sign."""
+        """Return the same number; a signed byte that is shifted down becomes a mask and an offset for its sign bit."""
         if self.mask is not None or not 0 < self.shift < 8:
             return self
         return _bits(self.byte, self.shift, 8 - self.shift, signed=True)
@@ -140,7 +140,7 @@ def field_of(expr: Expr) -> Field | None:
 
 
 def _inner(expr: Expr) -> tuple[Expr, int] | None:
-    """Return the operand of one step of a field, and its constant (0 for a conversion)."""
+    """Return the operand and the constant of an operation on integers (0 for a conversion); None for any other."""
     if not _is_integral(expr.dtype):
         return None
     if isinstance(expr, Cast):

@@ -51,7 +51,7 @@ Operand: TypeAlias = "Code | str | int"
 
 
 def compose(template: str, *operands: Operand, binds: int = ATOM) -> Code:
-    """Return `template` with `operands` in place of its `{}`; it reads what they read.
+    """Return `template` with `operands` in place of its `{}`, and with the names that they read.
 
     >>> compose("{}({}, {})", "_maximum", compose("{} + {}", "a", 1, binds=SUM), "b").text
     '_maximum(a + 1, b)'

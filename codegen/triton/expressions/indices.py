@@ -19,7 +19,7 @@ from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.indexing import FloorDiv, Mod, bounds
 from fusion.lowering.kernel import Loop, Role, Stmt, Store, statements, values_of
 
-LIMIT = 2**31
+INT32_END = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Layout:
         """Return the block sizes that the function of the kernel takes, by name."""
         return {dim.constant: self.config.block(dim.name) for dim in self.blocked.dims if dim in self.tiled}
 
-    def in_parts(self, dim: Dim) -> Layout:
+    def with_parts(self, dim: Dim) -> Layout:
         """Return the layout of the epilogue, in which a loop divides `dim` into parts."""
         if self.parts == 1:
             return self
@@ -148,7 +148,7 @@ def lay_out(
 
 def fits(span: tuple[int, int] | None) -> bool:
     """Return whether all values between these bounds fit into int32."""
-    return span is not None and span[0] > -LIMIT and span[1] < LIMIT
+    return span is not None and span[0] > -INT32_END and span[1] < INT32_END
 
 
 def _wide(layout: Layout) -> frozenset[Dim]:
@@ -157,7 +157,7 @@ def _wide(layout: Layout) -> frozenset[Dim]:
     wide: set[Dim] = set()
     for dim in layout.blocked.dims:
         reach = dim.reach + layout.config.block(dim.name)
-        if not (reach.is_Integer and int(reach) < LIMIT):
+        if not (reach.is_Integer and int(reach) < INT32_END):
             wide.add(dim)
     for index in summands(layout):
         for widen_grid in (True, False):

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import sympy
 
-from fusion.codegen.triton.expressions.indices import LIMIT, Layout, summands
+from fusion.codegen.triton.expressions.indices import INT32_END, Layout, summands
 from fusion.lowering.division import may_be_negative
 from fusion.lowering.indexing import FloorDiv, Mod
 
@@ -39,7 +39,7 @@ def limit_of(layouts: Sequence[Layout]) -> str | None:
                 bound |= ceiling  # the greater coefficient for each product
     except _Unbounded:
         return None
-    if max(map(len, bound), default=0) == 0 or bound[()] >= LIMIT:
+    if max(map(len, bound), default=0) == 0 or bound[()] >= INT32_END:
         return None
     return " + ".join(_text(bound[term], term) for term in sorted(bound))
 

@@ -12,14 +12,14 @@ from typing import TypeAlias
 
 import torch
 
-from fusion.codegen.triton.expressions.indices import LIMIT, Layout
+from fusion.codegen.triton.expressions.indices import INT32_END, Layout
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
 from fusion.lowering.indexing import bounds
 
 Range: TypeAlias = "tuple[int, int]"
 
-_SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
+_AT_MOST_32_BITS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
 def int32_ranges(roots: Sequence[Expr], layout: Layout) -> dict[Expr, Range]:
@@ -28,7 +28,7 @@ def int32_ranges(roots: Sequence[Expr], layout: Layout) -> dict[Expr, Range]:
     for node in postorder(*roots):
         if node.dtype is torch.int64:
             span = _range(node, ranges, layout)
-            if span is not None and span[0] >= -LIMIT and span[1] < LIMIT:
+            if span is not None and span[0] >= -INT32_END and span[1] < INT32_END:
                 ranges[node] = span
     return ranges
 
@@ -39,7 +39,7 @@ def _range(node: Expr, known: dict[Expr, Range], layout: Layout) -> Range | None
     if isinstance(node, IndexValue) and layout.narrow(node.index):
         span = bounds(node.index, layout.blocked.sizes())
         return None if span is None else (int(span[0]), int(span[1]))
-    if isinstance(node, Cast) and node.arg.dtype in _SMALL:
+    if isinstance(node, Cast) and node.arg.dtype in _AT_MOST_32_BITS:
         if node.arg.dtype is torch.bool:
             return 0, 1
         info = torch.iinfo(node.arg.dtype)

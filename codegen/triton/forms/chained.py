@@ -127,7 +127,7 @@ class Chained(Form):
         """
         blocked, configs = self.blocked, [self._adapted(config) for config in _listed(self.blocked)]
         busy = [config for config in configs if keeps_busy(blocked, config)]
-        short = long_loops.steps(blocked) <= long_loops.SHORT
+        short = long_loops.steps(blocked) <= long_loops.SHORT_LOOP
         through_pointers = [config for config in busy if not isinstance(config, DescribedConfig)] if short else []
         default = (through_pointers or busy or sorted(configs, key=lambda config: -programs(blocked, config)))[0]
         return tuple(dict.fromkeys((default, *configs)))

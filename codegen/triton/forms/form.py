@@ -112,7 +112,7 @@ class Form(ABC):
     # Source -----------------------------------------------------------------------------------------------------------
 
     def emit(self, config: Config, writer: Writer) -> str | None:
-        """Return the source in a configuration; None if it is to be for sizes within a limit, and there is none."""
+        """Return the source in a configuration; None if `writer` asks for a limit of sizes and there is none."""
         layout = self.lay_out(config, writer)
         limit = writer.limit([layout])
         if writer.within_limit and limit is None:

@@ -10,7 +10,7 @@ from fusion.lowering.expr import index_of, loads
 from fusion.lowering.kernel import Loop, Role, statements, values_of
 from fusion.lowering.sizes import with_values
 
-SHORT = 1024
+SHORT_LOOP = 1024
 """Steps of a loop that is too short for descriptors to repay their creation."""
 
 _CACHED = 0.64  # the share of the L2 cache that operands shared by concurrent programs may take and still stay in it

@@ -22,8 +22,8 @@ from fusion.lowering.kernel import Fold, Prefix, Role, statements
 # (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
 _BYTES = ((1, 2048, 1), (4, 2048, 4), (2, 2048, 2), (2, 1024, 1))
 _HALVES = ((1, 2048, 1), (2, 4096, 2), (4, 2048, 2), (2, 1024, 2))
-_ROWS = ((2, 1024, 2), (2, 4096, 2), (4, 2048, 4), (1, 2048, 1))  # times several rows
-_GROUPS = ((4, 2048, 4), (2, 2048, 2), (2, 1024, 1), (2, 1024, 4))
+_ROW_CONFIGS = ((2, 1024, 2), (2, 4096, 2), (4, 2048, 4), (1, 2048, 1))  # times several rows
+_GROUP_CONFIGS = ((4, 2048, 4), (2, 2048, 2), (2, 1024, 1), (2, 1024, 4))
 _PACKED = ((8, 1024, 4), (8, 1024, 8), (4, 2048, 8), (4, 1024, 8))
 
 
@@ -73,9 +73,9 @@ def _shapes(sums: Sequence[Fold], size: int, *, grouped: bool) -> tuple[tuple[in
     if any(map(holds_several, sums)):
         return _PACKED
     if grouped:
-        return _GROUPS
+        return _GROUP_CONFIGS
     if len(sums) > 1:
-        return _ROWS
+        return _ROW_CONFIGS
     return _BYTES if size == 1 else _HALVES
 
 

@@ -20,7 +20,7 @@ from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import matrix_itemsize
-from fusion.codegen.triton.rewrites.vectors import NARROW
+from fusion.codegen.triton.rewrites.vectors import NARROW_ROWS
 from fusion.lowering.expr import Expr, Load, index_of, loads, postorder
 from fusion.lowering.indexing import coefficient, split_points
 from fusion.lowering.kernel import Role
@@ -61,7 +61,7 @@ class Skinny(Form):
             return Refused("its dimensions are not rows, columns and one sum")
         if dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
             return Refused("its sum is no loop, or its columns are")
-        if not extent(dims["n"].size) <= NARROW < extent(dims["m"].size):
+        if not extent(dims["n"].size) <= NARROW_ROWS < extent(dims["m"].size):
             return Refused("its columns are not few, or its rows not many")
         if not all(dot.args[0].dtype in HALVES for dot in blocked.dots):
             return Refused("it does not multiply halves")

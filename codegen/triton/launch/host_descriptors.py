@@ -19,7 +19,7 @@ import torch
 from fusion.codegen.triton.arguments import POINTERS
 from fusion.lowering.kernel import Kernel
 
-MOST = 1024
+MOST_CACHED = 1024
 """Addresses, and sizes, for which descriptors are cached."""
 
 
@@ -72,7 +72,7 @@ class DescriptorCache:
     def _slots(self, sizes: tuple[int, ...]) -> list[_Slot]:
         positions = [16 * position for position in range(len(self._kernel.params))]
         descriptors = descriptors_of(self._kernel, self._module, [*positions, *sizes])
-        if len(self._of_sizes) >= MOST:
+        if len(self._of_sizes) >= MOST_CACHED:
             self._of_sizes.clear()
         slots = [
             _Slot(each.base.address // 16, each, form) for each, form in zip(descriptors, self._forms, strict=True)
@@ -93,7 +93,7 @@ class _Slot:
     def at(self, address: int) -> list[Any]:
         from triton.backends.nvidia.driver import make_tensordesc_arg  # no other backend has it
 
-        if len(self.by_address) >= MOST:
+        if len(self.by_address) >= MOST_CACHED:
             self.by_address.clear()
         descriptor = replace(self.described, base=_Address(address, self.described.base.dtype))
         self.by_address[address] = make_tensordesc_arg(descriptor, self.form)

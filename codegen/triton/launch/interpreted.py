@@ -146,6 +146,26 @@ def _complete_interpreter() -> None:
     builder.create_inline_asm = _run_assembly
     interpreter.ReduceOps.generic_reduce = _reduce_by_pairs
     interpreter.ReduceOps.sum = _sum
+    interpreter.InterpretedFunction.__call__ = _call_on_device
+    numpy_dtype = functools.cache(interpreter._get_np_dtype)  # which makes a table of all dtypes at each call
+    interpreter._get_np_dtype = lambda dtype: numpy_dtype(tl.uint64 if dtype.scalar.is_ptr() else dtype.scalar)
+
+
+def _call_on_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function of the kernel or of Triton's library.  Triton's version patches the language at each call."""
+    _patch_library(self.fn)
+    try:
+        return self.rewrite()(*args, **kwargs)
+    except Exception as error:
+        raise interpreter.InterpreterError(repr(error)) from error
+
+
+@functools.cache
+def _patch_library(function: Any) -> None:
+    """Patch the modules that a function reads the language from.  Triton never reverts that for other than `tl`, which
+    each launch patches anew.
+    """
+    interpreter._patch_lang(function)
 
 
 def _sum(self: Any, tile: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from fusion.codegen.target import Launcher, Refused
+from fusion.codegen.target import Launcher, OnRefusedLaunch
 from fusion.codegen.triton.arguments import on_device
 from fusion.codegen.triton.launch.counters import Run
 from fusion.codegen.triton.launch.direct import Binary, Launch, launch_of
@@ -61,7 +61,7 @@ class Ready(Protocol):
 class Either:
     """A launcher that raises if a launch is refused, or returns launchers that call something else then."""
 
-    def __init__(self, launcher: Callable[[Refused | None], Launcher]) -> None:
+    def __init__(self, launcher: Callable[[OnRefusedLaunch | None], Launcher]) -> None:
         self._launcher = launcher
         self._raises: Launcher | None = None
 
@@ -70,12 +70,12 @@ class Either:
             self._raises = self._launcher(None)
         self._raises(*args)
 
-    def or_else(self, refused: Refused | None) -> Launcher:
+    def or_else(self, refused: OnRefusedLaunch | None) -> Launcher:
         """Return a launcher that calls `refused` if it cannot launch."""
         return self._launcher(refused)
 
 
-def launcher(ready: Ready, kernel: Kernel, refused: Refused | None = None, *, near: bool = False) -> Launcher:
+def launcher(ready: Ready, kernel: Kernel, refused: OnRefusedLaunch | None = None, *, near: bool = False) -> Launcher:
     """Return a launcher of `kernel` that calls `refused`, if there is one, where it cannot launch.
 
     Args:
@@ -88,7 +88,7 @@ def launcher(ready: Ready, kernel: Kernel, refused: Refused | None = None, *, ne
 class _Launches:
     """Launches of one kernel, which look up their binaries."""
 
-    def __init__(self, ready: Ready, kernel: Kernel, refused: Refused | None, *, near: bool) -> None:
+    def __init__(self, ready: Ready, kernel: Kernel, refused: OnRefusedLaunch | None, *, near: bool) -> None:
         self._ready, self._kernel, self._refused, self._near = ready, kernel, refused, near
         self._runs: dict[tuple[int, ...], tuple[Run, int]] = {}  # by device, alignment and sizes
         self._relevant = sizes_that_matter(kernel)

@@ -24,7 +24,7 @@ from fusion.lowering.expr import Expr, Load
 from fusion.lowering.indexing import FloorDiv
 from fusion.lowering.kernel import Role
 
-_MOST = 4
+_MOST_GROUPS = 4
 """Groups of the rows of a program whose numbers are read."""
 
 _DTYPES = (torch.int32, torch.int64)
@@ -90,6 +90,6 @@ def _groups(layout: Layout, index: sympy.Expr) -> tuple[Dim | None, range] | Non
     (size,) = sizes
     if dim.symbol in index.xreplace({FloorDiv(dim.symbol, sympy.Integer(size)): sympy.Integer(0)}).free_symbols:
         return None
-    if (block % size and size % block) or block > _MOST * size:
+    if (block % size and size % block) or block > _MOST_GROUPS * size:
         return None
     return dim, range(0, block, size)

@@ -171,7 +171,7 @@ def _around_a_run(values: Values, loops: tuple[Loop, Loop], dim: Dim, within: Ra
 
 
 def _with_gap(values: Values, loops: tuple[Loop, Loop], dim: Dim, within: Range, run: Range) -> tuple[Part, Part]:
-    """Return the blocks of a run, which need no condition, and the others within a range, from the loops of either."""
+    """Return two parts of a range: the blocks of `run`, which need no condition, and all others, which do."""
     inside, loop = loops
     assert within.start is not None and within.end is not None and run.start is not None and run.end is not None
     length = _named(values, f"{dim.name}_run", compose("{} - {}", run.end, run.start))

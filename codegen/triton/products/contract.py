@@ -7,7 +7,7 @@ types without a matrix instruction are multiplied and summed.
 
 float32 keeps its precision on the matrix units of sm_80 and later: each operand is split into two parts of 19 bits, and
 three of their four products are summed (`tf32x3`).  On an H200 that is more exact than multiplying in float32, and
-faster.  Sums of up to SHORT terms are then less exact, and no faster: these are multiplied in float32, except in
+faster.  Sums of up to SHORT_SUM terms are then less exact, and no faster: these are multiplied in float32, except in
 chained products, where attention with heads of 16 would take 2.5 times as long.
 
 Where an operand is infinite or NaN its lower part is NaN; Triton drops a correction that is NaN, so the sum equals
@@ -34,14 +34,14 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.fixed_order import in_pairs
 from fusion.codegen.triton.rewrites.totals import Total, total_of
-from fusion.codegen.triton.rewrites.vectors import NARROW
+from fusion.codegen.triton.rewrites.vectors import NARROW_ROWS
 from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
 from fusion.lowering.hoist import Hoisted, Scale, hoist
 from fusion.lowering.indexing import ZERO, substitute_all
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import accumulator
 
-SHORT = 16
+SHORT_SUM = 16
 """Terms of a sum of float32 up to which splitting gains nothing: the least depth of a block.
 
 On an H200 mean errors of sums of 5, 8 and 16 terms were 2.1, 1.8 and 1.5 times eager's with the split, and equal to
@@ -122,7 +122,7 @@ def _precision(values: Values) -> str:
     blocked = values.layout.blocked
     precision = values.device.input_precision(values.layout.config.tf32)
     sizes = [blocked.sides(dot)[2].size for dot in blocked.dots]
-    short = not blocked.chained and all(size.is_Integer and size <= SHORT for size in sizes)
+    short = not blocked.chained and all(size.is_Integer and size <= SHORT_SUM for size in sizes)
     return "ieee" if precision == "tf32x3" and short else precision
 
 
@@ -188,7 +188,7 @@ def _hoisted(values: Values, fold: Fold) -> Hoisted:
     """
     layout = values.layout
     rows, columns, over = layout.blocked.sides(fold)
-    narrow = min(layout.config.block(dim.name) for dim in (rows, columns)) <= NARROW
+    narrow = min(layout.config.block(dim.name) for dim in (rows, columns)) <= NARROW_ROWS
 
     def at_start(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or isinstance(node.index[0], Expr):

@@ -31,7 +31,7 @@ from fusion.lowering.kernel import (
     with_values,
 )
 
-SHORTEST = 128
+SMALLEST_SIDE = 128
 """The fewest rows or columns of a matrix of a batch."""
 WORD = 16
 """Bytes of which the strides of rows and of matrices have to be multiples."""
@@ -118,7 +118,7 @@ def _unused(kernel: Kernel) -> sympy.Symbol:
 
 
 def _long(axis: KernelAxis) -> bool:
-    return bool(axis.size.is_Integer and axis.size >= SHORTEST)
+    return bool(axis.size.is_Integer and axis.size >= SMALLEST_SIDE)
 
 
 def _tiles(kernel: Kernel, dots: Sequence[Fold]) -> Iterator[tuple[Index, int]]:

@@ -31,10 +31,10 @@ from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, S
 LINE = 128
 """Bytes of a request for which memory is fastest."""
 
-SHORTEST = 32
+SHORTEST_GROUP = 32
 """Bytes of the shortest group that is a step of a warp."""
 
-MOST = 4
+MOST_WARPS = 4
 """The most warps of a program, each with a group."""
 
 
@@ -78,7 +78,7 @@ def group_per_warp(kernel: Kernel) -> Kernel:
 def _bytes_at_once(kernel: Kernel, axis: KernelAxis, group: int) -> int:
     """Return the bytes whose groups a program takes at once: one line, or two for split-K."""
     two = 2 * LINE
-    fits = axis.size > two and axis.size % two == 0 and two <= MOST * group
+    fits = axis.size > two and axis.size % two == 0 and two <= MOST_WARPS * group
     return two if kernel.awaited and fits else LINE
 
 
@@ -89,5 +89,5 @@ def _group(folds: tuple[Fold, ...], axis: KernelAxis) -> int | None:
     nodes = postorder(*(arg for fold in folds for arg in fold.args))
     indices = [index for node in nodes for index in index_of(node)]
     group = next(iter(split_points(indices, axis.symbol, axis.size)), LINE)
-    fits = SHORTEST <= group < LINE and LINE % group == 0
+    fits = SHORTEST_GROUP <= group < LINE and LINE % group == 0
     return group if fits and axis.size.is_Integer and axis.size > LINE and axis.size % LINE == 0 else None

@@ -25,7 +25,7 @@ from fusion.lowering.hoist import hoist
 from fusion.lowering.indexing import coefficient, over_symbol, split_points, substitute_all
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
-LEAST, MOST = 16, 1024
+SMALLEST_GROUP, LARGEST_GROUP = 16, 1024
 """The shortest and longest group that is held whole."""
 
 WORD = 16
@@ -74,7 +74,7 @@ def _group(folds: list[Fold], axis: KernelAxis) -> int | None:
     """Return the length of the groups; None if no load is the same for several neighbours."""
     indices = [index for fold in folds for node in postorder(*fold.args) for index in index_of(node)]
     points = split_points(indices, axis.symbol, axis.size)
-    return points[0] if points and LEAST <= points[0] <= MOST else None
+    return points[0] if points and SMALLEST_GROUP <= points[0] <= LARGEST_GROUP else None
 
 
 def _word(kernel: Kernel, axis: KernelAxis) -> int | None:

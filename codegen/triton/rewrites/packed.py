@@ -33,7 +33,7 @@ from fusion.lowering.kernel import (
     with_values,
 )
 
-MOST = 8
+MOST_PACKED = 8
 """The most positions in a stored element: bits of a byte."""
 
 
@@ -73,7 +73,7 @@ def _packing(kernel: Kernel) -> _Packing | None:
     for axis in folds[0].over:
         points = split_points(indices, axis, sizes[axis])
         digits = [node.index for node in nodes if isinstance(node, IndexValue) and axis in node.index.free_symbols]
-        if points and points[0] <= MOST and digits and not _stored_along(kernel, axis):
+        if points and points[0] <= MOST_PACKED and digits and not _stored_along(kernel, axis):
             return _Packing(folds, axis, points[0])
     return None
 

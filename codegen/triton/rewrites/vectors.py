@@ -1,8 +1,8 @@
 """Vectors: a contraction with a few rows (GEMV) becomes multiply-and-sum.
 
-Input: a Kernel with one `dot`, one side of which has at most `FEW` rows, or with several that have the same few rows;
-output: a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that a tile of
-the other operand is loaded once for all of its rows.  Such a product is bound by the memory traffic of the larger
+Input: a Kernel with one `dot`, one side of which has at most `FEW_ROWS` rows, or with several that have the same few
+rows; output: a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that a tile
+of the other operand is loaded once for all of its rows.  Such a product is bound by the memory traffic of the larger
 operand: the matrix units would pad the few rows to 16, and their pipeline keeps less of that traffic in flight than
 plain loads of 16 bytes do.
 
@@ -28,19 +28,19 @@ import sympy
 import torch
 
 from fusion.codegen.triton.devices import Device
-from fusion.codegen.triton.rewrites.packed import MOST
+from fusion.codegen.triton.rewrites.packed import MOST_PACKED
 from fusion.lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, coefficient, simplify, split_points, substitute_all
 from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, map_statements, statements
 from fusion.lowering.scalar_ops import HALVES
 
-FEW = 4
+FEW_ROWS = 4
 """The most rows for which every thread holds a sum of its own."""
 
 FILLED = 64
 """Rows of a matrix per multiprocessor that give each of them a block of the matrix units."""
 
-NARROW = 32
+NARROW_ROWS = 32
 """The most rows that are the narrow side of the matrix units: 64 rows by 8, 16, 24 or 32 columns at a time."""
 
 _BYTES = (torch.bool, torch.int8, torch.uint8)  # any float type holds them exactly
@@ -58,7 +58,7 @@ def unrolled(kernel: Kernel, device: Device) -> Kernel:
     if any(fold.carry is not None or _reads_fold(fold) for fold in folds):
         return kernel
     points = list(_points(kernel, few))
-    if len(points) * len(folds) > 2 * FEW:
+    if len(points) * len(folds) > 2 * FEW_ROWS:
         return kernel
     axes = tuple(axis for axis in kernel.axes if axis.symbol not in few)
     return replace(kernel, axes=axes, body=_unroll(kernel, folds, points))
@@ -75,7 +75,7 @@ def is_narrow(kernel: Kernel, rows: Collection[sympy.Symbol], columns: Collectio
     """
     sizes = kernel.axis_sizes()
     count, longer = (math.prod((sizes[symbol] for symbol in side), start=sympy.Integer(1)) for side in (rows, columns))
-    return bool(count.is_Integer and count <= NARROW and (not longer.is_Integer or longer >= 2 * NARROW))
+    return bool(count.is_Integer and count <= NARROW_ROWS and (not longer.is_Integer or longer >= 2 * NARROW_ROWS))
 
 
 def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] | None:
@@ -88,7 +88,7 @@ def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] 
             continue
         count = math.prod(int(sizes[symbol]) for symbol in side)
         longer = sympy.Mul(*(sizes[symbol] for symbol in other if symbol in sizes))
-        most = FEW
+        most = FEW_ROWS
         if fold.args[0].dtype in HALVES and _of_bytes(operand, set(other)):
             alone = sum(isinstance(stmt, Fold) for stmt in statements(kernel.body)) == 1
             filled = bool(longer.is_Integer and longer >= FILLED * device.multiprocessors)
@@ -122,11 +122,11 @@ def _in_groups(fold: Fold, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
     element.
     """
     indices = [index for node in postorder(*fold.args) for index in index_of(node)]
-    return any(point > MOST for axis in fold.over for point in split_points(indices, axis, sizes[axis]))
+    return any(point > MOST_PACKED for axis in fold.over for point in split_points(indices, axis, sizes[axis]))
 
 
 def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[sympy.Symbol]) -> bool:
-    """Return whether a matrix of single bytes is loaded that is contiguous along an axis of `other`, [k, n]."""
+    """Return whether `operand` loads a matrix [k, n] of bytes whose contiguous axis is n (`other`), not k (`over`)."""
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
     tall = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
     return any(coefficient(offset, axis) == 1 for offset in tall for axis in other)
@@ -140,7 +140,7 @@ def _of_bytes(operand: Expr, other: set[sympy.Symbol]) -> bool:
 
 def _with_stored_axis(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
     """Return `offset` with `axis // n`, the stored element of which `packed` makes an axis, replaced by the axis."""
-    packed = {atom: axis for atom in offset.atoms(FloorDiv) if atom.args[0] == axis and atom.args[1] <= MOST}
+    packed = {atom: axis for atom in offset.atoms(FloorDiv) if atom.args[0] == axis and atom.args[1] <= MOST_PACKED}
     return offset.xreplace(packed)
 
 

@@ -40,7 +40,7 @@ from fusion.lowering.scalar_ops import HALVES, identity
 
 _COMBINE = {"max": "_maximum", "min": "_minimum", "prod": "_multiply", "argmax": "_argmax", "argmin": "_argmin"}
 _SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT), "any": ("|", OR), "all": ("&", AND)}
-_SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
+_BELOW_32_BITS = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
 def fold_now(values: Values, fold: Fold, over: Sequence[Dim]) -> None:
@@ -182,7 +182,7 @@ def _carrier(fold: Fold, position: int, tile: Tile) -> torch.dtype:
         return torch.bool
     if dtype in HALVES:
         return torch.float32
-    return torch.int32 if dtype in _SMALL or tile.narrow else dtype
+    return torch.int32 if dtype in _BELOW_32_BITS or tile.narrow else dtype
 
 
 def _identity(fold: Fold, position: int, carried: torch.dtype) -> bool | int | float:

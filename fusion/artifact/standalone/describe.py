@@ -270,7 +270,7 @@ class _Describer:
         return Tensor(name, value.dtype, shape, _packed(shape)), source
 
     def _copied(self, number: int, output: tuple[Tensor, Buffer | _View]) -> Iterator[Copy]:
-        """Yield the copy of a result that lies in memory of its own nowhere."""
+        """Yield the copy into an output's memory; nothing where steps have written the result there."""
         tensor, source = output
         to, item = Place(Memory.OUTPUT, number), tensor.dtype.itemsize
         if isinstance(source, Buffer):

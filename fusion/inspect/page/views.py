@@ -1,8 +1,8 @@
 """Draws the graphs of a report: as operations before fusion, and as launches and calls after it.
 
-Input: the document of a report; output: for each graph two trees of views.  A view has at most `MOST` boxes: parts of
-a large graph are collapsed by module, and long lists of operations without modules by their position.  A collapsed part
-has a view of its own.
+Input: the document of a report; output: for each graph two trees of views.  A view has at most `MOST_BOXES` boxes:
+parts of a large graph are collapsed by module, and long lists of operations without modules by their position.  A
+collapsed part has a view of its own.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing_extensions import TypedDict
 from fusion.inspect.document.structure import GraphEntry
 from fusion.inspect.page.layout import layered
 
-MOST = 120
+MOST_BOXES = 120
 """The most boxes of a view, without those at its border."""
-FEW = 40
+FEW_BOXES = 40
 """The boxes up to which a view shows parts of parts."""
 BORDER = 12
 """The most boxes for neighbours outside a view, in either direction."""
@@ -150,7 +150,7 @@ def _edges(items: Sequence[Item]) -> list[tuple[int, int, str]]:
 def _collapsed(title: str, numbers: list[int], items: Sequence[Item], depth: int) -> Part:
     """Return a part, in which modules are parts of their own if it has too many items."""
     part = Part(title, numbers)
-    if len(numbers) <= MOST:
+    if len(numbers) <= MOST_BOXES:
         part.parts = [*numbers]
         return part
     groups: dict[str, list[int]] = {}
@@ -171,7 +171,7 @@ def _opened(parts: list[Part | int]) -> list[Part | int]:
         largest = max(
             (each for each in parts if isinstance(each, Part)), key=lambda each: len(each.items), default=None
         )
-        if largest is None or len(parts) + len(largest.parts) - 1 > FEW:
+        if largest is None or len(parts) + len(largest.parts) - 1 > FEW_BOXES:
             return parts
         inner = [_named_within(largest, each) for each in largest.parts]
         parts = [each for each in parts if each is not largest] + inner
@@ -183,8 +183,8 @@ def _named_within(outer: Part, part: Part | int) -> Part | int:
 
 
 def _bundled(parts: list[Part | int], items: Sequence[Item]) -> list[Part | int]:
-    """Return at most `MOST` parts: of more, consecutive ones are parts of parts."""
-    if len(parts) <= MOST:
+    """Return at most `MOST_BOXES` parts: of more, consecutive ones are parts of parts."""
+    if len(parts) <= MOST_BOXES:
         return parts
     size = math.ceil(len(parts) / math.ceil(math.sqrt(len(parts))))
     bundles: list[Part | int] = []

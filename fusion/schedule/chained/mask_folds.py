@@ -174,7 +174,7 @@ class _Fold:
 
 
 def _of_rows(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> tuple[Reduce, ...]:
-    """Return the bounds of groups whose rows are lines."""
+    """Return the reductions of per-row bounds, in the buffers `lines`, to the bounds of groups of rows."""
     size = sympy.Integer(GROUP)
     member, length = Axis(over_symbol(0), size), IndexValue(mask.column.size, _INT)
     place = group.symbol * size + member.symbol

@@ -23,10 +23,10 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd
 from fusion.schedule.iteration.dependences import Dependences
 
-BLOCK = 64
+LOOP_BLOCK = 64
 """Elements of the looped axis that a program processes at once, and rows of a tile: parts end with a block."""
 
-SHORTEST = 4 * BLOCK
+SHORTEST_PART = 4 * LOOP_BLOCK
 """The shortest part: below it, filling the pipeline of a loop takes longer than the loop."""
 
 
@@ -35,7 +35,9 @@ def programs(dependences: Dependences, chain: Chain | Cluster) -> int:
     spread = [axis for axis in chain.space.parallel if axis.symbol not in chain.space.held]
     rows = rows_of(dependences, chain)
     count = math.prod(dependences.estimate(axis.size) for axis in spread if axis.symbol not in rows)
-    return count * -(-math.prod(dependences.estimate(axis.size) for axis in spread if axis.symbol in rows) // BLOCK)
+    return count * -(
+        -math.prod(dependences.estimate(axis.size) for axis in spread if axis.symbol in rows) // LOOP_BLOCK
+    )
 
 
 def rows_of(dependences: Dependences, chain: Chain | Cluster) -> frozenset[sympy.Symbol]:
@@ -58,12 +60,12 @@ def counts_of(dependences: Dependences, chain: Chain | Cluster, capabilities: Ca
     if len(chain.space.reduced) != 1:
         return []
     length, blocks = chain.space.reduced[0].size, max(1, programs(dependences, chain))
-    most = min(capabilities.parallelism // blocks, dependences.estimate(length) // SHORTEST)
+    most = min(capabilities.parallelism // blocks, dependences.estimate(length) // SHORTEST_PART)
     if most < 2:
         return []
     counts = [most]
     if length.is_Integer:
-        even = [d for d in range(most, 1, -1) if length % (d * BLOCK) == 0][:1]
+        even = [d for d in range(most, 1, -1) if length % (d * LOOP_BLOCK) == 0][:1]
         near = [count for count in even if 4 * count > 3 * most]
         counts = near or [-(-int(length) // int(length_of_part(length, most))), *even]
     uncut = time_in_parts(dependences, chain, 1, capabilities)
@@ -96,7 +98,7 @@ def length_of_part(length: sympy.Expr, parts: int) -> sympy.Expr:
     """
     if length.is_Integer and length % parts == 0:
         return length / parts
-    return BLOCK * FloorDiv(length + parts * BLOCK - 1, sympy.Integer(parts * BLOCK))
+    return LOOP_BLOCK * FloorDiv(length + parts * LOOP_BLOCK - 1, sympy.Integer(parts * LOOP_BLOCK))
 
 
 def time_alone(dependences: Dependences, position: int, capabilities: Capabilities) -> float:

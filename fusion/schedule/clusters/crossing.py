@@ -20,7 +20,7 @@ from fusion.lowering.program import Buffer, Reduce, Scan
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
 
-LEAST = 1 << 16
+SMALLEST_TENSOR = 1 << 16
 """Bytes of the smallest tensor that counts: a smaller one stays in a cache close to the multiprocessor."""
 
 
@@ -73,7 +73,7 @@ class Crossings:
     def _access(self, load: Load) -> Access | None:
         """Return the access of a load at known positions; None if it is small, or contiguous along no axis."""
         buffer = self._dependences.program.buffers[load.buffer]
-        if self._dependences.bytes(load.buffer) < LEAST:
+        if self._dependences.bytes(load.buffer) < SMALLEST_TENSOR:
             return None
         for size, stride, index in zip(buffer.shape, buffer.strides, load.index, strict=True):
             if stride == ONE and size != ONE and not isinstance(index, Expr):
@@ -84,7 +84,7 @@ class Crossings:
     def _stored(self, member: int) -> tuple[Access, ...]:
         node = self._dependences.compute(member)
         buffer = self._dependences.program.buffers[self._dependences.outs[member]]
-        if self._dependences.bytes(buffer.name) < LEAST or len(node.axes) != len(buffer.shape):
+        if self._dependences.bytes(buffer.name) < SMALLEST_TENSOR or len(node.axes) != len(buffer.shape):
             return ()
         dims = zip(node.axes, buffer.shape, buffer.strides, strict=True)
         return tuple(Access(buffer, axis.symbol) for axis, size, stride in dims if stride == ONE and size != ONE)[:1]

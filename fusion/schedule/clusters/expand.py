@@ -270,7 +270,7 @@ class _Expansion:
         return free_axes(*exprs).union(*(self.spans[name] for name in refs))
 
     def _of_rows(self, expr: Expr) -> Expr:
-        """Return `expr` with loads and checks that vary along the rows suppressed where there is none."""
+        """Return `expr` with its loads and checks along the rows masked beyond the last row."""
         where = self.cluster.space.where
         if where is None:
             return expr

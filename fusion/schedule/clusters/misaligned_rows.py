@@ -11,7 +11,7 @@ from fusion.lowering.indexing import ONE
 from fusion.lowering.program import Buffer, Extern, Node, reads, writes
 
 BYTES = 16
-SHORTEST = 8 * BYTES
+SHORTEST_ALIGNED = 8 * BYTES
 """Bytes of the shortest row that is aligned."""
 
 
@@ -39,7 +39,7 @@ def padded_strides(buffer: Buffer) -> tuple[sympy.Expr, ...] | None:
     if len(buffer.shape) < 2 or not all(length.is_Integer and length > 0 for length in buffer.shape):
         return None
     row = int(buffer.shape[-1])
-    if row * size % BYTES == 0 or row * size < SHORTEST:
+    if row * size % BYTES == 0 or row * size < SHORTEST_ALIGNED:
         return None
     strides: list[sympy.Expr] = []
     row_major, padded = ONE, ONE

@@ -27,7 +27,7 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.kernels import KernelCall, kernel_of
 
-BLOCK = 64
+SKIPPED_BLOCK = 64
 """Rows and columns of a block that is skipped as a whole."""
 BANDS = 16
 """The number of blocks of rows that are sampled for skipped blocks."""
@@ -177,24 +177,24 @@ def share_of_blocks(
         return 1.0
     asked = free_axes(where)
     spread = max((axis for axis in sizes if axis in asked and axis not in looped), key=sizes.__getitem__, default=None)
-    blocks = 1 if spread is None else -(-sizes[spread] // BLOCK)
+    blocks = 1 if spread is None else -(-sizes[spread] // SKIPPED_BLOCK)
     first = sorted({band * blocks // min(BANDS, blocks) for band in range(min(BANDS, blocks))})
     shares = []
     for block in first:
         box = {axis: range(size if axis in looped else 1) for axis, size in sizes.items() if axis in asked}
         if spread is not None:
-            box[spread] = range(block * BLOCK, min((block + 1) * BLOCK, sizes[spread]))
+            box[spread] = range(block * SKIPPED_BLOCK, min((block + 1) * SKIPPED_BLOCK, sizes[spread]))
         (held,) = evaluate([where], box, Scope({}, known, {}))
         keep = [k for k, axis in enumerate(box) if axis in looped]
         along = held.any(dim=tuple(k for k in range(held.dim()) if k not in keep)) if len(keep) < held.dim() else held
         flat = along.flatten()
-        padded = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK))
-        shares.append(float(padded.view(-1, BLOCK).any(1).double().mean()))
+        padded = torch.nn.functional.pad(flat, (0, -len(flat) % SKIPPED_BLOCK))
+        shares.append(float(padded.view(-1, SKIPPED_BLOCK).any(1).double().mean()))
     return sum(shares) / len(shares)
 
 
 def _busy(kernel: Kernel, capabilities: Capabilities) -> float:
     """Return the occupancy, as a share of the device: a program takes a block of the last grid axis."""
     grid = [int(axis.size) for axis in kernel.with_role(Role.GRID)]
-    programs = math.prod(grid[:-1]) * -(-grid[-1] // BLOCK) if grid else 1
+    programs = math.prod(grid[:-1]) * -(-grid[-1] // SKIPPED_BLOCK) if grid else 1
     return min(1.0, 2 * programs / capabilities.parallelism)

@@ -25,7 +25,7 @@ from fusion.schedule.iteration.space import Placement, place
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 
-MOST = 16
+MOST_PARTS = 16
 """Parts of a sum above which one program would add them for too long."""
 
 
@@ -67,7 +67,7 @@ def part_axis(kernel: Kernel) -> KernelAxis | None:
 def _joined(host: KernelCall, last: KernelCall, program: Program, target: Target) -> KernelCall | None:
     """Return one launch for both; None unless the second only sums the parts that the first one computes."""
     axis = part_axis(host.kernel)
-    if axis is None or host.kernel.then is not None or not axis.size.is_Integer or axis.size > MOST:
+    if axis is None or host.kernel.then is not None or not axis.size.is_Integer or axis.size > MOST_PARTS:
         return None
     (parts_buffer,) = host.written if len(host.written) == 1 and not host.over else (None,)
     if (

@@ -30,7 +30,7 @@ from fusion.schedule.launches.launch import makes, share, takes
 WINDOW = 64
 """How many steps apart kernels with small results may be: early results occupy memory until they are needed."""
 
-MOST = 16
+MOST_KERNELS = 16
 """Kernels in one launch.  More save little and make one long compilation."""
 
 NEAR = 8
@@ -104,7 +104,7 @@ class _Packing:
 
     def _fits(self, host: int, number: int) -> bool:
         first, second = self.calls[host], self.calls[number]
-        if second.kernel.then is not None or len(first.kernel.beside) + 2 > MOST:
+        if second.kernel.then is not None or len(first.kernel.beside) + 2 > MOST_KERNELS:
             return False
         if self._device(first) != self._device(second):
             return False

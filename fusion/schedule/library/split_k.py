@@ -20,16 +20,16 @@ from fusion.schedule.clusters.legality import Cluster, single
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.kernels import kernel_of
-from fusion.schedule.launches.last_block import MOST, part_axis
+from fusion.schedule.launches.last_block import MOST_PARTS, part_axis
 from fusion.schedule.reductions.partial import cut, with_cuts
 
-BLOCK = 64
+SUM_BLOCK = 64
 """Parts end with a block of the sum, the largest that any kernel processes at once."""
 TILE_ROWS, TILE_COLUMNS = 128, 64
 """A tile of which two fit on a multiprocessor."""
-SHORTEST = 8 * BLOCK
+SHORTEST_PART = 8 * SUM_BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
-FEWEST = 2
+FEWEST_ROWS = 2
 """Rows or columns below which a product is summed without matrix units, by enough programs.
 
 Unless several numbers are packed in an element of the matrix: unpacking costs more than the sums.  (One row and int4
@@ -46,7 +46,7 @@ def split_k(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], 
     ((position, product),) = products.items()
     packed = _is_packed(prices, cluster, product)
     count = parts_of(product, prices.capabilities)
-    if count < 2 or (min(_sides(product)) < FEWEST and not packed):
+    if count < 2 or (min(_sides(product)) < FEWEST_ROWS and not packed):
         return None
     dependences = prices.dependences
     product_alone = single(dependences, prices.capabilities, position)
@@ -69,11 +69,13 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
     rows, columns = _sides(product)
     results, length = math.prod(int(axis.size) for axis in product.axes), int(product.over[0].size)
     batch = results // (rows * columns)
-    counts = [count for count in range(1, length // SHORTEST + 1) if count == 1 or length % (count * BLOCK) == 0]
-    if min(rows, columns) < BLOCK:
+    counts = [
+        count for count in range(1, length // SHORTEST_PART + 1) if count == 1 or length % (count * SUM_BLOCK) == 0
+    ]
+    if min(rows, columns) < SUM_BLOCK:
         room = capabilities.narrow_tiles * capabilities.parallelism // 2
-        tiles = batch * math.ceil(max(rows, columns) / BLOCK)
-        return max((count for count in counts if count * tiles <= room and count <= MOST), default=1)
+        tiles = batch * math.ceil(max(rows, columns) / SUM_BLOCK)
+        return max((count for count in counts if count * tiles <= room and count <= MOST_PARTS), default=1)
     tiles = batch * math.ceil(rows / TILE_ROWS) * math.ceil(columns / TILE_COLUMNS)
     rates = capabilities.rates
     multiplied = rates.product_us_of(2 * results * length, product.lhs.dtype.itemsize)
@@ -115,7 +117,7 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Alternative
     total = next(node for node in changed.nodes if isinstance(node, Reduce))
     sums = 4 * math.prod(int(axis.size) for axis in (*total.axes, *total.over))
     multiplied, share = prices.contraction(cluster, product), target.efficiency(kernel)
-    if min(_sides(product)) < BLOCK:
+    if min(_sides(product)) < SUM_BLOCK:
         share = min(share, capabilities.narrow_share)
     first = capabilities.rates.price(sum(prices.traffic(cluster)) + sums, products=multiplied, share=share)
     axis = part_axis(kernel)

@@ -287,7 +287,7 @@ def cores(expr: Expr) -> set[Expr]:
     return factors
 
 
-_SMALL = 100
+_SAFE_IN_FLOAT16 = 100
 """A bound of values of which products of a few stay within float16."""
 
 
@@ -296,7 +296,7 @@ def _is_small(node: Expr) -> bool:
     if not isinstance(node, Op):
         return False
     row = SCALAR_OPS[node.name]
-    return row.logarithm is not None or max(-row.low, row.high) <= _SMALL
+    return row.logarithm is not None or max(-row.low, row.high) <= _SAFE_IN_FLOAT16
 
 
 def fits_half(expr: Expr) -> bool:
@@ -309,7 +309,7 @@ def fits_half(expr: Expr) -> bool:
         if isinstance(node, Op) and node.name in ("mul", "neg", "abs", "where"):
             stack.extend(node.args[1:] if node.name == "where" else node.args)
         elif isinstance(node, Const):
-            if abs(node.value) > _SMALL:
+            if abs(node.value) > _SAFE_IN_FLOAT16:
                 return False
         elif isinstance(node, Cast) and node.arg.dtype.is_floating_point:
             stack.append(node.arg)

@@ -32,7 +32,9 @@ _LEAST_ROW = 256
 def beside_rows(
     program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
 ) -> Mapping[int, tuple[Reduce, Axis, int]]:
-    """Return the sums of columns of matrices whose rows are folded, each with the axis to split, and its parts.
+    """Return the column sums of matrices whose rows are folded, too.
+
+    Node → its sum over flat axes, the axis to split, the number of parts.
 
     Args:
         hints: the values of symbolic sizes when the graph was traced.

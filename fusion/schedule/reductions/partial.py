@@ -182,7 +182,7 @@ class _Cutting:
         return make_cast(make_op("maximum", most, const(0, torch.int64)), dtype)
 
     def _took(self) -> dict[str, tuple[str, ...]]:
-        """Assign the operations before each fold, and removed maps, to the first node that follows them."""
+        """Credit the original operations of folds and removed maps to the first node that replaces or follows them."""
         operations: dict[str, tuple[str, ...]] = {}
         names: tuple[str, ...] = ()
         for member in self.after:

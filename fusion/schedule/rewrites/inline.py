@@ -52,7 +52,7 @@ OFTEN, FREE_OFTEN = 8, 8
 CACHED = 1 << 20
 """Bytes of operands that stay in a cache between two readers."""
 
-FEW = 64
+FEWER_POINTS = 64
 """A reader with this many times fewer points than a map computes the points it needs itself."""
 
 
@@ -225,7 +225,7 @@ def _points(node: Compute) -> sympy.Expr:
 
 def _is_few(node: Compute, total: sympy.Expr) -> bool:
     """Return whether a node has few points, compared with `total`."""
-    points = FEW * _points(node)
+    points = FEWER_POINTS * _points(node)
     return bool(points.is_Integer and total.is_Integer and points <= total)
 
 

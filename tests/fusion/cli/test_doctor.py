@@ -84,7 +84,7 @@ def test_old_versions_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_least_versions_are_those_of_the_package() -> None:
     text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text(encoding="utf-8")
-    for name, least in doctor.LEAST.items():
+    for name, least in doctor.OLDEST.items():
         assert f'"{name}>={".".join(map(str, least))}' in text
 
 

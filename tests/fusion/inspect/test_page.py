@@ -26,7 +26,7 @@ from fusion.codegen.price import along
 from fusion.inspect.document.structure import Document, FindingEntry, GraphEntry, OperationEntry, Place
 from fusion.inspect.page import SCRIPTS, frame_of, page_of
 from fusion.inspect.page.layout import layered
-from fusion.inspect.page.views import MOST, views_of
+from fusion.inspect.page.views import MOST_BOXES, views_of
 from fusion.lowering.printer import format_bytes
 
 PAGE = Path(fusion.__file__).parent / "inspect" / "page"
@@ -227,7 +227,7 @@ def graph_of(operations: list[OperationEntry]) -> GraphEntry:
 def test_a_large_graph_is_collapsed_into_views_with_few_boxes(modules: bool) -> None:
     names = [f"layers.{k // 100}.part{k % 100 // 25}" if modules else "" for k in range(2000)]
     views = views_of(graph_of([operation(k, name) for k, name in enumerate(names)]))["before"]
-    assert max(len(view["boxes"]) for view in views.values()) <= MOST + 24
+    assert max(len(view["boxes"]) for view in views.values()) <= MOST_BOXES + 24
     shown = [box["item"] for view in views.values() for box in view["boxes"] if box["count"] == 1]
     assert sorted(cast("list[int]", shown)) == [*range(2000)]
     parts = [box["view"] for view in views.values() for box in view["boxes"] if box["view"] is not None]

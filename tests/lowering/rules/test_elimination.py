@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusion.lowering.lower import lower
-from fusion.lowering.rules.entries import LARGEST
+from fusion.lowering.rules.entries import LARGEST_SIDE
 from tests.lowering.lowered import calls, check, lowered, traced
 
 aten = torch.ops.aten
@@ -85,7 +85,7 @@ def test_factors_without_exchanged_rows_agree_with_a_gpu() -> None:
 
 
 def test_large_matrices_stay_calls() -> None:
-    for size in (7, LARGEST + 1):
+    for size in (7, LARGEST_SIDE + 1):
         program = lowered(lambda a: torch.linalg.inv_ex(a)[0], matrices(size, size))
         assert list(calls(program)) == ["linalg_inv_ex.default"]
 

@@ -152,8 +152,8 @@ def test_several_positions():
 @pytest.fixture
 def one_by_one(monkeypatch):
     """No element looks for its sources, however few there are."""
-    monkeypatch.setattr(compared, "MOST", 0)
-    monkeypatch.setattr(compared, "FEW", 0)
+    monkeypatch.setattr(compared, "MOST_COMPARISONS", 0)
+    monkeypatch.setattr(compared, "FEW_SOURCES", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion.lowering.rules.entries import LARGEST
+from fusion.lowering.rules.entries import LARGEST_SIDE
 from tests.lowering.lowered import calls, check, lowered
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
@@ -19,7 +19,9 @@ def triangles(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("batch", "size"), [((), 5), ((3,), LARGEST), ((2, 1), 2), ((0,), 2), ((3,), 1), ((2,), 0)])
+@pytest.mark.parametrize(
+    ("batch", "size"), [((), 5), ((3,), LARGEST_SIDE), ((2, 1), 2), ((0,), 2), ((3,), 1), ((2,), 0)]
+)
 def test_triangular_systems(batch: tuple[int, ...], size: int, dtype: torch.dtype) -> None:
     a, b = triangles(*batch, size, size, dtype=dtype), torch.rand(*batch, size, 3, dtype=dtype)
 
@@ -67,8 +69,10 @@ def test_gradients_of_a_factor() -> None:
 
 
 def test_large_matrices_and_16_bit_floats_stay_calls() -> None:
-    large = triangles(LARGEST + 1, LARGEST + 1)
+    large = triangles(LARGEST_SIDE + 1, LARGEST_SIDE + 1)
     program = lowered(lambda a: torch.linalg.solve_triangular(a, a, upper=True), large)
-    assert calls(program) == {"linalg_solve_triangular.default": f"matrices of more than {LARGEST} rows or columns"}
+    assert calls(program) == {
+        "linalg_solve_triangular.default": f"matrices of more than {LARGEST_SIDE} rows or columns"
+    }
     program = lowered(lambda a: torch.linalg.solve_triangular(a, a, upper=True), torch.eye(2, dtype=torch.float16))
     assert "linalg_solve_triangular.default" in calls(program)

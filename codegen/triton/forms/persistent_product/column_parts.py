@@ -40,7 +40,7 @@ def in_parts(values: Values) -> Iterator[None]:
         )
     start = values.starts[n]
     part = values.open("part")
-    values.layout = layout.in_parts(n)
+    values.layout = layout.with_parts(n)
     code = compose("{} + {} * ({})", start, part, values.layout.width(n), binds=SUM)
     values.starts[n] = values.name("n1", Tile(code, depth=values.depth)).code
     for ref, tile in halves.items():

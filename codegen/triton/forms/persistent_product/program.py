@@ -57,7 +57,7 @@ def _open(values: Values) -> Code:
 def _describe_all(values: Values) -> None:
     """Add the descriptors of the operands, and of the tiles that the epilogue loads and stores."""
     blocked, described = values.layout.blocked, Descriptors(values)
-    end = values.layout.in_parts(blocked.named("n"))
+    end = values.layout.with_parts(blocked.named("n"))
     for factor, sides in factors(blocked):
         assert isinstance(factor, Load)
         if factor not in values.load_through:

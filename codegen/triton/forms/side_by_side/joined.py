@@ -205,7 +205,7 @@ def _lines(values: Values, layouts: Sequence[Layout]) -> list[Code]:
     choices: list[list[Transfer]] = []
     limits: list[Code] = []
     for layout, moves in zip(layouts, products, strict=True):
-        end = layout.in_parts(layout.blocked.named("n"))
+        end = layout.with_parts(layout.blocked.named("n"))
         choices.append([descriptors.describe(values, moves.of_columns, layout)])
         choices[-1] += [descriptors.describe(values, matrix, end) for matrix in (*moves.of_tiles, moves.of_result)]
         count = blocks_of(values, layout.blocked.named("n"))

@@ -64,7 +64,7 @@ class WarpSpecialised(Form):
         blocked, least = self.blocked, self._config(2, 1)
         if not keeps_busy(blocked, least):
             return f"{programs(blocked, least)} blocks of rows leave multiprocessors idle"
-        if long_loops.steps(blocked) < (_SHORT_WIDE if _wide(blocked) else long_loops.SHORT):
+        if long_loops.steps(blocked) < (_SHORT_WIDE if _wide(blocked) else long_loops.SHORT_LOOP):
             return f"a loop of {long_loops.steps(blocked)} is over before the ring is full"
         if not _wide(blocked) and long_loops.skips(blocked):
             return "narrow heads with a mask are faster in smaller blocks"
@@ -78,7 +78,7 @@ class WarpSpecialised(Form):
     def _config(self, count: int, together: int) -> Config:
         wide, dims = _wide(self.blocked), self.blocked.dims
         held = {dim.name: power_of_two(extent(dim.size)) for dim in dims if dim.role is Role.WHOLE}
-        blocks = {"m": count * groups.ROWS, "n": STEP[max(held.values())], **held}
+        blocks = {"m": count * groups.GROUP_ROWS, "n": STEP[max(held.values())], **held}
         return WarpSpecialisedConfig(
             tuple(blocks.items()),
             num_warps=4,
@@ -140,7 +140,7 @@ def _counts(blocked: Blocked) -> tuple[int, ...]:
     if _wide(blocked):
         return (2,)
     rows = next(extent(dim.size) for dim in blocked.grid() if dim.name == "m")
-    full = {count: rows / (-(-rows // (count * groups.ROWS)) * count * groups.ROWS) for count in _SPEED}
+    full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in _SPEED}
     return tuple(sorted(_SPEED, key=lambda count: -full[count] * _SPEED[count]))
 
 

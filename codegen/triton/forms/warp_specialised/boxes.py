@@ -20,7 +20,7 @@ from fusion.codegen.triton.expressions.scalar_code import TYPES
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, bounds
 
-_MOST = 3
+_MOST_DIMS = 3
 """Dimensions that a descriptor has in addition to rows and columns."""
 
 _MANY = sympy.Integer(2**30)
@@ -61,7 +61,7 @@ def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
         if span is not None and span[0] < 0:
             return None
         outer.append((index, _MANY if span is None else span[1] + 1, step))
-    return Box(matrix, start, tuple(outer)) if len(outer) <= _MOST else None
+    return Box(matrix, start, tuple(outer)) if len(outer) <= _MOST_DIMS else None
 
 
 def describe(values: Values, name: str, box: Box, block: Sequence[Code], slots: int) -> None:

@@ -28,7 +28,7 @@ from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.values import Values
 
 GROUP = "group"
-ROWS = 64
+GROUP_ROWS = 64
 """Rows of a block that one group computes."""
 
 _FETCH_REGISTERS = 24

@@ -245,7 +245,7 @@ def _here(dependences: Dependences, joined: Cluster, load: Load, placement: Plac
 
 
 def _added(dependences: Dependences, columns: Cluster, rows: Cluster, members: tuple[int, ...]) -> Cluster | CannotJoin:
-    """Return a cluster that sums columns already, with the sums of `columns` over the same parts of the same rows."""
+    """Add the column sums of `columns` to `rows`, which sums columns already, over the same parts of the same rows."""
     space = replace(rows.space, where=None)
     for first, second, buffer in _common(dependences, columns, rows):
         placed = placed_in(dependences, replace(rows, space=space), columns, second, first, buffer)
