@@ -1,4 +1,4 @@
-"""Describes a program that runs without PyTorch: what it takes and returns, its memory, and its launches in order.
+"""Describes a program that runs without PyTorch: its inputs and results, its memory, and its launches in order.
 
 A compiled graph becomes such a description (`fusion/artifact/standalone/`), and a target that has libraries makes one
 of it.  Sizes and conditions are text in Python's form over the names of the program's sizes, such as `4*batch // 2`.

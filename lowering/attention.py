@@ -2,7 +2,7 @@
 
 Input: a call as eager takes it; output: the same result from products, maps and reductions over rows, which the rules
 lower like attention written by hand.  Backward is given by formula from the logarithm of each row's sum, one number per
-row: what a library kernel keeps too.
+row, as a library kernel does.
 
 A row that attends to nothing gives zeros and has no gradient, as in eager: its maximum is -inf, and the logarithm of
 its sum counts as 0, so that every exp(score - 0) = exp(-inf) is 0.

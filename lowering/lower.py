@@ -60,7 +60,7 @@ def lower(
         rounded: the result of each call is rounded to its dtype also where it is not stored.
         small: matrix products of at most this many multiplications that are not contractions become sums of products.
         scans: scans of floats are generated; else only those of which the order does not matter.
-        invariant: what is not part of a row may not change the order in which its floats are combined.
+        invariant: elements outside a row may not change the order in which its floats are combined.
 
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).

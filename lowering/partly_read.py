@@ -49,7 +49,7 @@ def keep_checks(
     Args:
         calls: the values of all calls; the folds are added to its builder.
         added: the nodes that each call has added.  One without any entry reads its operands whole.
-        effect_of: what a call reads that adds no call of PyTorch's operations.
+        effect_of: the effect of a call that adds no call of PyTorch's operations.
     """
     known = lru_cache(lambda node: None if node not in added or calls_library(added[node]) else effect_of(node))
     own = {
@@ -94,7 +94,7 @@ def partly_read(
 
     Args:
         checking: the calls in question.
-        effect_of: what a call reads; None for one that reads its operands whole.
+        effect_of: the effect of a call; None if it reads its operands whole.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> from fusion.lowering.lower import effect

@@ -74,7 +74,7 @@ class Compiler:
 
     Attributes:
         version: its text.
-        file: what tells it from others of that version: its file, with size and age.
+        file: its file with size and age, which distinguishes it from others of that version.
         compiles_for: the machine and system that it compiles for, such as "x86_64-linux-gnu".
     """
 

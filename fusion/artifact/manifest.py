@@ -45,7 +45,7 @@ class DictOf(TypedDict):
 
 @final
 class Registered(TypedDict):
-    """A type that is registered with PyTorch's pytree under a name, with what that type's functions write."""
+    """A type that is registered with PyTorch's pytree under a name, with the text that the type's functions write."""
 
     type: str
     context: object

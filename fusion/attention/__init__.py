@@ -1,7 +1,7 @@
 """Attention in one call (`F.scaled_dot_product_attention`): the library's kernel, or generated kernels.
 
 `call` reads a call in Dynamo's graph, `price` predicts the time of either, `choose` decides.  The decision precedes the
-tracing of forward and backward, so that backward is the gradient of what runs forward.
+tracing of forward and backward, so that backward is the gradient of the chosen forward.
 """
 
 from fusion.attention.choose import Choice, Chooser

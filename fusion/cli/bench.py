@@ -1,7 +1,7 @@
 """Measures each kernel and library call of a program (`fusion bench`).
 
 Input: a program with its inputs; output: for each distinct kernel and call the time of one run in its place, the bytes
-and additions per second, and the share of what memory and arithmetic of the device allow.
+and additions per second, and the share of the device's peak bandwidth and arithmetic.
 """
 
 from __future__ import annotations

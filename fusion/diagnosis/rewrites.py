@@ -64,7 +64,7 @@ infinity where zeros times it are NaN (docs/numerics.md).
 """
 
 _OTHER = 77
-"""What a written tensor holds before a launch."""
+"""The content of a written tensor before a launch."""
 
 Results = list[torch.Tensor]
 Form = Callable[[Sequence[torch.Tensor], bool], Results]

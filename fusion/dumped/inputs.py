@@ -20,7 +20,7 @@ _LARGEST_DRAWN = 127
 """The largest drawn integer that is not known to be a position."""
 
 UNWRITTEN = -77
-"""What a written tensor of integers holds before the launch."""
+"""The content of a written tensor of integers before the launch."""
 
 
 @dataclass(slots=True)

@@ -43,11 +43,11 @@ INTERPRETED = (
     '    os.environ["TRITON_INTERPRET"] = "1"  # decided before Triton is imported',
     "",
 )
-"""What stands above the imports of a file with kernels in Triton: without a GPU, its interpreter runs them."""
+"""The lines above the imports of a file with kernels in Triton: without a GPU, its interpreter runs them."""
 
 _WIDTH = 100
 _DAMAGE = (ValueError, KeyError, IndexError, TypeError, AttributeError)
-"""What reading a form that is malformed, or of another version, raises."""
+"""The errors of reading a form that is malformed, or of another version."""
 
 
 class Unreadable(FusionError):

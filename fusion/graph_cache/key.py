@@ -231,6 +231,6 @@ __all__ = ["Form", "compiler_version", "held_by", "key_for", "key_of", "surround
 
 
 def _name_of(function: object) -> str:
-    """Return the qualified name of a function, or the text of what has none."""
+    """Return the qualified name of a function, or the text of an object without one."""
     names = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     return f"{names[0]}.{names[1]}" if all(names) else str(function)

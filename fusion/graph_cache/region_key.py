@@ -2,7 +2,7 @@
 
 Input: Dynamo's graph with its inputs, and AOTAutograd's configuration; output: the key.  Beside what `key.py` covers of
 a graph it covers what decides how PyTorch traces: modes of autograd and autocast, switches of its libraries, its
-configurations, which inputs are views, and of what.
+configurations, which inputs are views, and of which tensors.
 
 Refused is what may differ under the same name in another process: operations and functions that are not PyTorch's own,
 tensor subclasses, hooks and modes; and data-dependent sizes.

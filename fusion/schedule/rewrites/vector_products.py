@@ -107,7 +107,7 @@ def _is_faster(program: Program, product: Contract, maps: Mapping[str, Map], rat
     *_, total = (node for node in _sum(program, product, {}) if isinstance(node, Reduce))
     terms = rates.scalar_us(additions_per_point(program, total, rates) * points + _arranging(program, product, rates))
     summed = rates.price(read + written, scalars=terms + sum(us for _, us in computed.values()))
-    # what is read again from the next cache stands in the way of what memory delivers
+    # second reads, from the next cache, compete with first reads, from memory
     return summed.total + (summed.hidden if is_refetched(total, rates.steps) else 0.0) <= library
 
 
