@@ -122,7 +122,8 @@ class _Settler:
         """Return `node`, simplified where the axes are in these ranges and conditions hold."""
         if node not in self._choosing:
             return node
-        held = frozenset() if node in self._checking else held  # a check is of every point
+        if node in self._checking:  # of every point, also where its result is not chosen
+            ranges, held = self.start, frozenset()
         key = node, tuple(ranges.values()), held
         if key not in self._done:
             if len(self._done) > MOST or depth > DEEPEST:

@@ -83,6 +83,14 @@ def test_an_arm_that_checks_an_index_stays() -> None:
     assert settled([op("where", less[0], inner, c)], SIZES)[0].args[1] is inner
 
 
+def test_an_index_that_is_safe_where_it_is_not_chosen_stays_so() -> None:
+    chosen = op("ge", IndexValue(I0), const(1, torch.int64))
+    place = op("where", chosen, Load("y", (I0,), torch.int64), const(0, torch.int64))
+    index = Op(CHECKED, (place, const(0, torch.int64), const(12, torch.int64)), torch.int64)
+    root = op("where", chosen, Load("x", (index,), torch.float32), const(0.0, torch.float32))
+    assert settled([root], SIZES)[0] is root
+
+
 def test_masks_do_without_conditions_that_others_imply() -> None:
     low, lower = (op("lt", IndexValue(I0), const(n, torch.int64)) for n in (5, 3))
     load = Load("x", (I0,), torch.float32, op("and", lower, low))

@@ -22,6 +22,7 @@ from tests.codegen.kernels.making import BF16, F16, LOOP
 from tests.codegen.kernels.products import matmul
 from tests.codegen.kernels.rows import softmax
 from tests.codegen.triton.texts import compiles
+from tests.golden.models import MODELS
 from tests.golden.programs import PROGRAMS
 from tests.golden.recording import kernels_for
 
@@ -189,3 +190,13 @@ def test_kernels_of_programs_fit(arch: str, monkeypatch: pytest.MonkeyPatch) -> 
             kernels = kernels_for(program, arch, patched)
         for kernel, source in kernels.items():
             fits(kernel, source, KNOWN[arch])
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("arch", KNOWN)
+@pytest.mark.parametrize("name", MODELS)
+def test_kernels_of_models_fit(name: str, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kernel, source in kernels_for(MODELS[name], arch, monkeypatch).items():
+        fits(kernel, source, KNOWN[arch])

@@ -17,7 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import fusion.graph_compiler
-from fusion.attention import Choice, call, choose
+from fusion.attention import Choice, choose
 from fusion.backend import Backend, FusionWarning
 from fusion.options import Options
 from tests.fusion.graph_cache.starts import leaf, no_tracing, notes, run, started
@@ -106,7 +106,6 @@ def attended(x: Tensor) -> Tensor:
 
 def test_a_second_start_traces_no_decomposed_attention(monkeypatch):
     """The call of its operations, a function of this compiler, must not count as one of the program's."""
-    monkeypatch.setattr(call, "LEAST_TILE", 0)
     monkeypatch.setattr(choose, "choose", lambda call, origin, *_, **others: Choice(origin, True, "", 2.0, 1.0))
     given = (leaf(20, 4),)
     first, cold, strides = run(attended, given)
