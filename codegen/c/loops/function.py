@@ -1,8 +1,8 @@
 """Writes a kernel as loops over its grid and its folded axes, with SIMD lanes along one of them.
 
-Input: a kernel; output: the text of its C function.  Other files decide which
-axes are inside a program (`repeated`), which statements share a loop (`sweeps`), which axis the lanes run along
-(`lanes`), where their loops are split (`cuts`) and where they are `idle`, which values are kept (`scratch`), how folds
+Input: a kernel; output: the text of its C function.  Other files decide which axes are inside a program (`repeated`),
+which statements share a loop (`sweeps`), which axis the lanes run along (`lanes`), where their loops are split (`cuts`)
+and where they are `idle`, which conditions are `uniform` in them, which values are kept (`scratch`), how folds
 accumulate (`folds`), whether threads pay (`threads`); this file writes the loops.  Kernels with contractions or running
 values are written by `blocked`.
 
