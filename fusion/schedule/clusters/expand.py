@@ -91,13 +91,15 @@ class Expanded:
         def each(args: Sequence[Expr]) -> tuple[Expr, ...]:
             return tuple(decided[arg] for arg in args)
 
-        return Expanded(
-            tuple(replace(fold, args=each(fold.args)) for fold in self.folds),
-            tuple(
-                replace(write, value=decided[write.value], where=write.where and decided[write.where])
-                for write in self.writes
-            ),
-            tuple(replace(scan, args=each(scan.args)) for scan in self.prefixes),
+        return _without_dead_folds(
+            Expanded(
+                tuple(replace(fold, args=each(fold.args)) for fold in self.folds),
+                tuple(
+                    replace(write, value=decided[write.value], where=write.where and decided[write.where])
+                    for write in self.writes
+                ),
+                tuple(replace(scan, args=each(scan.args)) for scan in self.prefixes),
+            )
         )
 
     @property

@@ -111,3 +111,22 @@ def test_a_tensor_that_is_too_small_to_be_read_from_its_start_keeps_its_mask() -
 def test_elements_of_pairs_are_read_once() -> None:
     text = source(enlarged, torch.randn(2, 8, 32, 32))
     assert text.count("in0[") == 1 and len(re.findall(r"out0\[.*\] = ", text)) == 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_fold_that_is_never_chosen(dynamic: bool) -> None:
+    """The choices around it decide that only once the kernel is formed."""
+
+    def chosen(x: Tensor) -> Tensor:
+        place = torch.arange(20)
+        inner = torch.where(place < 9, x, x.amax(-1, keepdim=True))
+        return torch.where(place < 5, inner * 2, x.sum(-1, keepdim=True))
+
+    def all_chosen(x: Tensor) -> Tensor:
+        place = torch.arange(20)
+        return torch.where(place < 5, torch.where(place < 9, x + 1, x.amax(-1, keepdim=True)), x)
+
+    for program in (chosen, all_chosen):
+        fused = torch.compile(program, backend="fusion", dynamic=dynamic, options={"target": "c", "strict": True})
+        x = torch.randn(7, 20)
+        torch.testing.assert_close(fused(x), program(x))
