@@ -208,6 +208,10 @@ def _uncover(halves: Halves, at: Deriving) -> None:
     uncover(halves.backward)
 
 
+def _on_saved(edit: Callable[[fx.GraphModule, fx.GraphModule, int], None]) -> Callable[[Halves, Deriving], None]:
+    return lambda halves, at: edit(halves.forward, halves.backward, halves.results)
+
+
 PARTED: Stage[Halves, Deriving] = Stage(
     "parted",
     (
@@ -215,15 +219,9 @@ PARTED: Stage[Halves, Deriving] = Stage(
         in_place(
             "drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned), needed=True
         ),
-        in_place(
-            "widen_statistics",
-            lambda halves, at: widen_statistics(halves.forward, halves.backward, halves.results),
-            when=_inexact,
-        ),
-        in_place("keep_unchanged", lambda halves, at: keep_unchanged(halves.forward, halves.results), needed=True),
-        in_place(
-            "mark_spare", lambda halves, at: mark_spare(halves.forward, halves.backward, halves.results), when=_inexact
-        ),
+        in_place("widen_statistics", _on_saved(widen_statistics), when=_inexact),
+        in_place("keep_unchanged", _on_saved(keep_unchanged), needed=True),
+        in_place("mark_spare", _on_saved(mark_spare), when=_inexact),
     ),
     check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
     text=lambda halves: chain(graph_text(halves.forward, "forward."), graph_text(halves.backward, "backward.")),

@@ -96,19 +96,20 @@ def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs:
             graph.recompile()
 
 
-def keep_unchanged(forward: fx.GraphModule, outputs: int) -> None:
-    """Save copies of inputs that the program changes in place, and of views of them.
+def keep_unchanged(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
+    """Save copies of inputs that the program changes in place, and of views of them; backward gets their strides.
 
     Args:
         outputs: the number of forward results that are the program's own; the others are saved for backward.
 
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty
+    >>> backward = fx.GraphModule({}, fx.Graph())
     >>> def f(x):
     ...     y, z = x.cos(), x.t()
     ...     x.copy_(x.sin())
     ...     return y, z
-    >>> show_graph(lambda graph: keep_unchanged(graph, 1), f, empty(2, 3))
+    >>> show_graph(lambda graph: keep_unchanged(graph, backward, 1), f, empty(2, 3))
       cos = cos(x)
       t = t(x)
     + clone = clone(t)
@@ -121,10 +122,15 @@ def keep_unchanged(forward: fx.GraphModule, outputs: int) -> None:
     output = forward.graph.output_node()
     results = list(cast("list[fx.Node]", output.args[0]))
     positions = [k for k in range(outputs, len(results)) if _memory_of(results[k]) in changed] if changed else []
+    backward_inputs = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     for position in positions:
         node = results[position]
         with forward.graph.inserting_after(node):  # before the mutation, which comes last
-            results[position] = write(node, aten.clone.default, node)
+            copy = results[position] = write(node, aten.clone.default, node)
+        if node.name in backward_inputs:  # the copy has no gaps between its elements
+            placeholder = backward_inputs[node.name]
+            placeholder.meta = {**placeholder.meta, "val": value_of(copy)}
+            placeholder.meta.pop("tensor_meta", None)
     if positions:
         output.args = (tuple(results),)
         forward.graph.lint()
