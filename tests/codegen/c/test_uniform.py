@@ -70,7 +70,9 @@ def test_with_strides_and_sizes_of_one(program: Callable[[Tensor], Tensor]) -> N
     for x in (X.mT.contiguous().mT, X[..., ::2, :].repeat(1, 1, 2, 1)[:, :, 1::2].repeat(1, 1, 2, 1), X[:1].clone()):
         if program is written and len(x) == 1:
             continue
-        torch.testing.assert_close(fusion.fuse(program, options={"target": "c"})(x), program(x))
+        fused = fusion.fuse(program, options={"target": "c"})
+        torch.testing.assert_close(fused(x), program(x))
+        assert fusion.report(fused).kernels
 
 
 def source(program: Callable[..., Tensor], *inputs: Tensor) -> str:
@@ -106,6 +108,7 @@ def test_a_tensor_that_is_too_small_to_be_read_from_its_start_keeps_its_mask() -
     for rows in (0, 1, 5):
         x, y = torch.randn(1, 1), torch.randn(rows, 32)
         torch.testing.assert_close(fused(x, y), shifted(x, y))
+        assert fusion.report(fused).kernels
 
 
 def test_elements_of_pairs_are_read_once() -> None:
