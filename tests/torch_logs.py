@@ -47,8 +47,7 @@ def leave_out_logs() -> None:
     if random is not None:
         random.PhiloxState.reset = _reset
     for (module, name), stand_in in _STAND_INS.items():
-        if module in sys.modules:
-            assert hasattr(sys.modules[module], name), f"{module}.{name} is gone"
+        if hasattr(sys.modules.get(module), name):  # PyTorch 2.11 lacks some
             setattr(sys.modules[module], name, stand_in)
 
 
