@@ -239,12 +239,14 @@ def answer(case: Case, device: str, rounds: int, wait: Callable[[], object]) -> 
 
 def _settle(case: Case, module: nn.Module, batch: Batch) -> None:
     """Let batch norms see the batch: with their first statistics random weights lead to numbers near 0 or infinity."""
-    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
-    for norm in norms:
+    momentum = {norm: norm.momentum for norm in module.modules() if isinstance(norm, nn.BatchNorm2d)}
+    for norm in momentum:
         norm.momentum = None  # the average of what was seen
-    if norms:
+    if momentum:
         with torch.no_grad():
             case.model.call(module.train(), batch)
+    for norm, usual in momentum.items():
+        norm.momentum = usual  # None reads a number of the device in each step
 
 
 def _late(number: int, frame: object) -> None:
