@@ -28,6 +28,24 @@ def test_a_refused_call_that_the_capture_gives_other_views_is_not_held_against_t
     assert verdict.status == "skipped" and "a result is a view of it" in verdict.reason
 
 
+def test_strides_are_also_excused_by_the_metadata_of_the_decomposed_graph() -> None:
+    """Fake tensors forget the stride of an axis of size 1, which decides the layout of the product."""
+    program = Program(
+        inputs=(Input("x0", ("A", 1), torch.float32, layout="transposed"),),
+        source="""
+            t0 = x0 * 1
+            t0.transpose(0, -1).cumsum_(0)
+            return (torch.einsum('id,jd->ij', t0, t0.sort(1)[0] * 2),)
+        """,
+        calls=({"A": 16},),
+    )
+    verdict = judge(program)
+    assert verdict.status == "pass"
+    assert verdict.excused == [
+        "call 0: result 0 of shape [16, 16] has strides (1, 16), eager's (16, 1), as PyTorch's fake tensors say"
+    ]
+
+
 DATA_SIZED = Program(
     inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", ("A",), torch.int64)),
     source="""
