@@ -17,13 +17,13 @@ import sympy
 
 from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, loads
-from fusion.lowering.indexing import flatten
-from fusion.lowering.program import Contract, Reduce, Scatter, axis_sizes
+from fusion.lowering.expr import Expr, Index, free_axes, loads
+from fusion.lowering.indexing import Sizes, flatten
+from fusion.lowering.program import Contract, Map, Reduce, Scatter, axis_sizes
 from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
-from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_split_window
+from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, factors_of, is_split_window
 from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
 from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
@@ -34,6 +34,10 @@ CONTRACTION_TILE = 128
 
 EARLY = 1 << 22
 """Bytes that a kernel may compute long before they are needed, to share a launch: they are live that long."""
+
+
+MOST_COPIES = 64
+"""The most indices of one member that are told apart."""
 
 
 ChainedShare: TypeAlias = "Callable[[Prices, Cluster], float]"
@@ -181,6 +185,7 @@ class Prices:
         points: dict[int, int] = {}
         evaluated: dict[int, float] = {}
         windows, lanes = self._split_windows(cluster), self._lanes(cluster)
+        copies = self.copies(cluster)
         times: dict[int, float] = {}
         folded = {axis.symbol for axis in cluster.space.reduced}
         for member in reversed(cluster.members):  # readers come before what they read
@@ -189,7 +194,7 @@ class Prices:
                 points[member] = max(points.get(member, 1), 1)
             else:
                 spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
-                points[member] = max(points.get(member, 1), self._points(cluster, spanned, sizes))
+                points[member] = max(points.get(member, 1), self._points(cluster, spanned, sizes, lanes))
                 evaluated[member] = self._evaluations(cluster, spanned) if cluster.space.rigid else 1
                 evaluated[member] *= 1 if windows.isdisjoint(spanned) else self.rates.steps.evaluated
                 if lanes is not None and lanes not in spanned and not spanned.isdisjoint(folded):
@@ -197,7 +202,8 @@ class Prices:
             if isinstance(self.dependences.node(member), Contract):
                 continue
             work = self.work_in_tiles if cluster.space.rigid else self.work
-            times[member] = self.rates.scalar_us(work[member] * points[member] * evaluated.get(member, 1))
+            additions = work[member] * points[member] * evaluated.get(member, 1) * copies.get(member, 1)
+            times[member] = self.rates.scalar_us(additions)
             for load in self.dependences.loads[member]:
                 producer = inside.get(load.buffer)
                 if producer is not None and producer not in cluster.places:
@@ -205,17 +211,66 @@ class Prices:
                     evaluated[producer] = max(evaluated.get(producer, 1), evaluated.get(member, 1))
         return times
 
-    def _points(self, cluster: Cluster, spanned: Collection[sympy.Symbol], sizes: Mapping[sympy.Symbol, int]) -> int:
+    def copies(self, cluster: Cluster) -> Mapping[int, int]:
+        """Return how often a kernel evaluates members at one point: once for each index at which others read them.
+
+        A member that is not in the result is evaluated once; no more than `MOST_COPIES` indices are told apart.
+        """
+        inside = {self.dependences.outs[member]: member for member in cluster.places}
+        read: dict[int, dict[tuple[Index, ...], None]] = {}
+        for member in reversed(cluster.members):  # readers come before what they read
+            if member not in cluster.places:
+                continue
+            node, placement = self.dependences.compute(member), cluster.places[member]
+            own = tuple(placement[axis.symbol] for axis in node.axes)
+            at = read.get(member, {}) if isinstance(node, Map) else {}  # a fold is computed where it is placed
+            read[member] = at = at or {own: None}
+            inner = [load for load in self.dependences.loads[member] if load.buffer in inside]
+            for index in at if inner and len(at) <= MOST_COPIES else ():
+                moved = {**placement, **dict(zip((axis.symbol for axis in node.axes), index, strict=True))}
+                for load in inner:
+                    there = tuple(_moved(part, moved, cluster.space.sizes) for part in load.index)
+                    read.setdefault(inside[load.buffer], {})[there] = None
+        return {member: min(len(at), MOST_COPIES) for member, at in read.items() if len(at) > 1}
+
+    def _points(
+        self,
+        cluster: Cluster,
+        spanned: Collection[sympy.Symbol],
+        sizes: Mapping[sympy.Symbol, int],
+        lanes: sympy.Symbol | None,
+    ) -> int:
         """Return how many points of a member a kernel evaluates.
 
-        One without reductions has a loop for each axis: it computes a value in the loop over the last axis that this
-        spans, at each point of those around it, unless it spans the last axis alone: then it is in a register or in a
-        table.  Kernels with reductions hold what several rows share.
+        A kernel without reductions has a loop for each axis: it computes a value in the loop over the last axis that
+        this spans, at each point of those around it, unless it spans the last axis alone: then it is in a register or
+        in a table.  One with reductions computes the elements of a row for each row, unless its lanes are columns, or
+        it multiplies few rows by many columns: both factors are then computed once.
         """
-        axes = [axis.symbol for axis in cluster.space.parallel]
-        if cluster.space.reduced or cluster.space.rigid or len(spanned) < 2 or not axes or axes[-1] not in spanned:
-            return math.prod(sizes[s] for s in spanned)
-        return math.prod(sizes[s] for s in {*axes, *spanned})
+        space, around = cluster.space, set[sympy.Symbol]()
+        if space.reduced and not space.rigid:
+            inside = space.held.union(axis.symbol for axis in space.reduced)
+            if lanes is None and not inside.isdisjoint(spanned) and not self._multiplies_few_rows(cluster):
+                around = {axis.symbol for axis in space.parallel} - space.held
+        elif space.parallel and not space.rigid and len(spanned) > 1 and space.parallel[-1].symbol in spanned:
+            around = {axis.symbol for axis in space.parallel}
+        return math.prod(sizes[s] for s in around.union(spanned))
+
+    def _multiplies_few_rows(self, cluster: Cluster) -> bool:
+        """Return whether a cluster's only sums over its columns are products of few rows with them."""
+        few = self.capabilities.few_rows
+        if not few:
+            return False
+        for member in cluster.places:
+            node = self.dependences.compute(member)
+            factors = factors_of(node) if isinstance(node, Reduce) else None
+            if factors is None:
+                continue
+            wide = {axis.symbol: self.dependences.estimate(axis.size) for axis in node.axes if axis.size != 1}
+            rows, columns = ({*free_axes(side)} & wide.keys() for side in factors)
+            if not rows & columns and min(math.prod(wide[axis] for axis in side) for side in (rows, columns)) <= few:
+                return True
+        return False
 
     def _lanes(self, cluster: Cluster) -> sympy.Symbol | None:
         """Return the axis of the results along which the lanes of a sum lie: columns that are consecutive in a factor;
@@ -227,8 +282,12 @@ class Prices:
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)
             for load in self.dependences.loads[member] if isinstance(node, Reduce) else ():
-                last = load.index[-1] if load.index else None
-                if isinstance(last, sympy.Expr) and columns in last.xreplace(dict(placement)).free_symbols:
+                buffer = self.dependences.program.buffers[load.buffer]
+                along = (part for part, stride in zip(load.index, buffer.strides, strict=True) if stride == 1)
+                if any(
+                    isinstance(part, sympy.Expr) and columns in part.xreplace(dict(placement)).free_symbols
+                    for part in along
+                ):
                     return columns
         return None
 
@@ -312,3 +371,11 @@ class Prices:
             points = math.prod(sizes[s] for s in spanned)
             total += points * (2 if isinstance(node, Contract) else self.work[member])
         return round(total)
+
+
+def _moved(part: Index, placement: Mapping[sympy.Symbol, Index], sizes: Sizes) -> Index:
+    """Return a part of an index in the axes of a cluster; those that depend on data are told apart as they are."""
+    if isinstance(part, Expr):
+        return part
+    known = {axis: there for axis, there in placement.items() if not isinstance(there, Expr)}
+    return place(part, known, sizes) if len(known) == len(placement) else part

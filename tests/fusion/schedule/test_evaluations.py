@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+import fusion
 from fusion.inspect.examples import lowered
-from fusion.lowering.program import Contract
+from fusion.lowering.program import Contract, Program
 from fusion.schedule.chained import stream
 from fusion.schedule.clusters.growth import grow
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.profit import Prices
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import Space
 from tests.fusion.schedule.test_schedule import GPU
 
 LONG, SHORT = 1 << 16, 128
@@ -55,3 +60,60 @@ def test_keys_are_computed_before_the_loop_over_them() -> None:
     (keys,) = (m for m, node in enumerate(program.nodes) if getattr(node, "out", "") == "cos")
     (own,) = (cluster for cluster in clusters if keys in cluster.members)
     assert not any(isinstance(program.nodes[member], Contract) for member in own.members)
+
+
+def test_a_row_that_many_sums_share_is_computed_before_them() -> None:
+    """Each of the 256 sums of a head would compute the row again."""
+
+    def scores(q: Tensor, k: Tensor) -> Tensor:
+        return q.sin().mul(2) @ k.mT
+
+    q, k = torch.randn(16, 1, 64), torch.randn(16, 256, 64)
+    explanation = fusion.explain(scores, options={"target": "c"})(q, k)
+    assert len(explanation.kernels) == 2, str(explanation)
+
+
+def test_few_rows_are_computed_once_for_all_columns() -> None:
+    x, w = torch.randn(2, 4096), torch.randn(4096, 512).t().contiguous().t()
+    explanation = fusion.explain(lambda x, w: (x * 2 + 1) @ w, options={"target": "c"})(x, w)
+    assert len(explanation.kernels) == 1, str(explanation)
+
+
+def shifted(x: Tensor) -> Tensor:
+    y = expensive(x)
+    return y[1:] + y[:-1] * y[1:]
+
+
+def one_cluster(program: Program) -> tuple[Prices, Cluster]:
+    """Return prices, and all nodes as one cluster whose readers are at the last node's axes."""
+    prices = Prices(Dependences(program), GPU)
+    axes = program.nodes[-1].axes
+    here = {axis.symbol: axis.symbol for axis in axes}
+    return prices, Cluster.of(Space(axes, ()), dict.fromkeys(range(len(program.nodes)), here))
+
+
+def test_a_value_that_is_read_at_two_places_is_evaluated_twice() -> None:
+    program = lowered(shifted, torch.empty(1024))
+    prices, cluster = one_cluster(program)
+    (cos,) = (m for m, node in enumerate(program.nodes) if getattr(node, "out", "") == "cos")
+    assert prices.copies(cluster)[cos] == 2
+
+
+def test_a_value_that_is_read_twice_at_one_place_is_evaluated_once() -> None:
+    program = lowered(lambda x: expensive(x) * expensive(x).exp(), torch.empty(1024))
+    prices, cluster = one_cluster(program)
+    assert not prices.copies(cluster)
+
+
+def doubling(x: Tensor) -> Tensor:
+    """Add neighbours at distances 1, 2, 4, ...: a scan in parallel steps."""
+    for k in range(8):
+        x = torch.cat([x[: 1 << k], x[1 << k :] * x[: -(1 << k)].tanh()])
+    return x
+
+
+def test_steps_of_a_scan_are_not_evaluated_exponentially_often() -> None:
+    """In one kernel the first step would be evaluated at 256 places for each element."""
+    x = torch.randn(1 << 16)
+    explanation = fusion.explain(doubling, options={"target": "c"})(x)
+    assert 2 <= len(explanation.kernels) <= 8, str(explanation)

@@ -176,7 +176,7 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         CTarget,
         "capabilities",
-        property(lambda self: replace(few, parallelism=16, rates=replace(few.rates, launch_us=0.1))),
+        property(lambda self: replace(few, parallelism=16, rates=replace(few.rates, launch_us=0.3))),
     )
 
 
