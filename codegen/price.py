@@ -91,6 +91,8 @@ class Steps:
         shifted: the factor of that where lanes load at another distance than that of vectors.
         strided: the same where lanes skip elements.
         wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
+        widened: a float of 16 bits that is loaded, and
+        narrowed: one that is stored: conversions from and to 32 bits.
         attended: a number of 16 bits of the keys and values in the library's attention of a single query.
     """
 
@@ -114,6 +116,8 @@ class Steps:
     shifted: float = 1.0
     strided: float = 1.0
     wide: float = 0.0
+    widened: float = 0.0
+    narrowed: float = 0.0
     attended: float = 0.0
 
 

@@ -121,6 +121,8 @@ class Cpu:
                 gathered=0.45 * nanosecond,
                 computed=0.05 * nanosecond,
                 looked_up=25 * nanosecond,
+                widened=2.0,  # instructions: of bfloat16 a move and a shift
+                narrowed=6.0,  # rounding to nearest, and NaN
                 attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 it takes what memory takes
             ),
             overlap=2.0,

@@ -37,7 +37,6 @@ class Halves:
     Attributes:
         loads: conversions of a loaded number to float.
         stores: those whose last step is a conversion from float.
-        stores: those whose last step is a conversion from float.
     """
 
     loads: tuple[Cast, ...] = ()

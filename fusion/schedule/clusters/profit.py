@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 import sympy
+import torch
 
 from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
@@ -35,6 +36,8 @@ CONTRACTION_TILE = 128
 EARLY = 1 << 22
 """Bytes that a kernel may compute long before they are needed, to share a launch: they are live that long."""
 
+
+NARROW = (torch.float16, torch.bfloat16)
 
 MOST_COPIES = 64
 """The most indices of one member that are told apart."""
@@ -202,14 +205,27 @@ class Prices:
             if isinstance(self.dependences.node(member), Contract):
                 continue
             work = self.work_in_tiles if cluster.space.rigid else self.work
-            additions = work[member] * points[member] * evaluated.get(member, 1) * copies.get(member, 1)
-            times[member] = self.rates.scalar_us(additions)
+            additions = work[member] * evaluated.get(member, 1) + self._conversions(member, inside)
+            times[member] = self.rates.scalar_us(additions * points[member] * copies.get(member, 1))
             for load in self.dependences.loads[member]:
                 producer = inside.get(load.buffer)
                 if producer is not None and producer not in cluster.places:
                     points[producer] = points.get(producer, 0) + points[member]
                     evaluated[producer] = max(evaluated.get(producer, 1), evaluated.get(member, 1))
         return times
+
+    def _conversions(self, member: int, inside: Mapping[str, int]) -> float:
+        """Return the additions in which one point of a member converts 16-bit floats that are loaded and stored."""
+        steps, program = self.rates.steps, self.dependences.program
+        node = self.dependences.compute(member)
+        if not (steps.widened or steps.narrowed):
+            return 0.0
+        multiplies = isinstance(node, Reduce) and factors_of(node) is not None  # at a rate that includes them
+        read = () if multiplies else (name for name in self._places[member] if name not in inside)
+        loaded = sum(self._places[member][name] for name in read if program.buffers[name].dtype in NARROW)
+        stored = self._stored(member, frozenset(inside.values()))
+        narrow = program.buffers[self.dependences.outs[member]].dtype in NARROW
+        return steps.widened * loaded + (steps.narrowed if stored and narrow else 0.0)
 
     def copies(self, cluster: Cluster) -> Mapping[int, int]:
         """Return how often a kernel evaluates members at one point: once for each index at which others read them.

@@ -142,3 +142,18 @@ def test_a_window_reads_every_element_that_it_covers() -> None:
     (cluster,) = grow(program, TARGET.capabilities).clusters
     read, written = Prices(Dependences(program), TARGET.capabilities).traffic(cluster)
     assert (read, written) == (4 * 8 * 32 * 32, 4 * 8 * 16 * 16)
+
+
+def test_conversions_of_16_bit_floats_count_where_they_are_loaded_and_stored() -> None:
+    """A value that passes from one member to another is converted in no kernel."""
+
+    def conversions(dtype: torch.dtype) -> float:
+        program = lowered(lambda x: x.sin().exp() * 2, torch.empty(64, 64, dtype=dtype))
+        (cluster,) = grow(program, TARGET.capabilities).clusters
+        free = Prices(Dependences(program), TARGET.capabilities).price(cluster).scalars
+        rates = replace(TARGET.capabilities.rates, steps=Steps(widened=2.0, narrowed=6.0))
+        priced = Prices(Dependences(program), replace(TARGET.capabilities, rates=rates)).price(cluster).scalars
+        return (priced - free) * rates.flops / 64**2
+
+    assert conversions(torch.bfloat16) == pytest.approx(8.0)
+    assert conversions(torch.float32) == 0.0
