@@ -90,7 +90,7 @@ def build_object(
     flags = compiler.flags(arch, threads=spreads_loops(compiler))
     command = " ".join((*compiler.command, *flags, *LINK_FLAGS, *_DENSE.get(compiler.system, ())))
     entry = f"{digest(source, command, compiler.version, compiler.file, cpu_identity())}.so"
-    with suppress(Damaged, OSError, AttributeError):  # the entry, or its object, is not what it was: build it again
+    with suppress(Damaged, OSError, AttributeError):  # the entry, or its object, is damaged or gone: build it again
         if (binary := get("c", entry)) is not None:
             return loaded(binary)
     binary = _compile(compiler, source, flags)
