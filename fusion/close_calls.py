@@ -3,7 +3,7 @@
 Input: a cluster around a product with its alternatives (a `Measure`, as `trials.py`); output: the fastest of the
 alternatives that are close to the best prediction, by measurement.  The others are left to their predictions.
 
-What is measured is recorded in the cache directory, so that later compilations decide alike without measuring.  Trials
+Measurements are recorded in the cache directory, so that later compilations decide alike without measuring.  Trials
 take at most a tenth of the time that this process has spent compiling, so a small graph gets none, and the products of
 a large one that take longest are tried first.
 """

@@ -1,7 +1,7 @@
 """Provides the eager fallback of a region that cannot be compiled, and tells the user.
 
-Input: the graph and the failure; output: a callable that computes what eager computes, a warning that names the line of
-the program that was called, or under strict the error to raise, with a line of the program.
+Input: the graph and the failure; output: a callable that runs the graph in eager, and a warning that names the line of
+the call; or, under strict, the error to raise, with a line of the program.
 """
 
 from __future__ import annotations

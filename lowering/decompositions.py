@@ -71,8 +71,8 @@ ALSO: tuple[OpOverloadPacket, ...] = (
 
 
 FOR_TRAINING: tuple[OpOverloadPacket, ...] = (aten._softmax, aten._log_softmax, aten._log_softmax_backward_data)
-"""Decomposed although there is a rule: the parts show the partitioner what backward can recompute from the input and
-a few numbers per row, where it would save the full result of the call."""
+"""Decomposed although there is a rule: from the parts, the partitioner sees that backward can recompute the result from
+the input and a few numbers per row; of the whole call it would save the full result."""
 
 
 def _asserted(condition: torch.Tensor) -> None:

@@ -1,6 +1,6 @@
 """Describes the arguments and results of a program, as JSON.
 
-Input: the captured program, and what AOTAutograd says about its results; output: the entries of the manifest about
+Input: the captured program, and AOTAutograd's record of its results; output: the entries of the manifest about
 arguments, sizes, inequalities and results.  Sizes are named as PyTorch names them; each is read off a dimension, or a
 stride, that is the size itself, or a multiple of it plus a number.
 """

@@ -17,7 +17,7 @@ from fusion.lowering.errors import ArtifactError, Unsupported
 LEAF: Final = "*"
 
 _IMPORTING = ("collections.defaultdict", "collections.namedtuple")
-"""Registered types whose descriptions name what PyTorch would import."""
+"""Registered types whose descriptions name modules that PyTorch would import."""
 
 
 def described(spec: pytree.TreeSpec) -> Structure:

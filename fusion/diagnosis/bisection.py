@@ -1,6 +1,7 @@
 """Finds the kernel, or the pass, that makes the results of a program differ from eager's.
 
-Input: a program and its inputs; output: a `Bisection`.  The search goes from what runs to what decided it:
+Input: a program and its inputs; output: a `Bisection`.  The search goes from the kernels back to the passes that
+decided them:
 
 1. Run the program as it is compiled, and compare (`inspect/agreement.py`).  If all agrees, the search ends.
 2. Compile it anew, and compare each launch with float64 on its own operands (`inspect/accuracy.py`).  The first that is

@@ -81,7 +81,7 @@ class Traced:
     """The entry of a region.
 
     Attributes:
-        metadata: which inputs are changed, which results are views, what backward gets.
+        metadata: which inputs are changed, which results are views, which values backward gets.
         saved: the number of results that are saved for backward.
         detached: the positions of inputs that backward gets detached.
         backward: the positions of states that backward gets, and the number of sizes; None without backward.

@@ -217,7 +217,7 @@ class Runs:
         return Agreement(tuple(self._compared(values, tolerance or self._tolerance)), self.note)
 
     def _copies(self) -> tuple[Program, Given]:
-        """Return equal copies of the program and its inputs, which share what the originals share."""
+        """Return copies of the program and its inputs, which share tensors where the originals do."""
         return copy.deepcopy((self._program, self._given))
 
     def _values(self, program: Program, compiled: Callable[[Program], Program], given: Given, seed: int) -> Values:

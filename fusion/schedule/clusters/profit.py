@@ -1,8 +1,9 @@
 """Predicts whether one kernel is faster than two.
 
 A cluster's time is a `Price`: memory and arithmetic, which overlap, and a launch.  Traffic counts every outside tensor
-once, and what a reduction that goes across memory moves in excess (`crossing.py`); arithmetic counts
-every node at every point where it is evaluated, so recomputation has its price.  The constants come from the target.
+once, and the excess traffic of a reduction that loads along one axis and stores along another (`crossing.py`);
+arithmetic counts every node at every point where it is evaluated, so recomputation has its price.  The constants come
+from the target.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class Prices:
         windows, lanes = self._split_windows(cluster), self._lanes(cluster)
         times: dict[int, float] = {}
         folded = {axis.symbol for axis in cluster.space.reduced}
-        for member in reversed(cluster.members):  # readers come before what they read
+        for member in reversed(cluster.members):  # readers come before their producers
             placement = cluster.places.get(member)
             if placement is None:
                 points[member] = max(points.get(member, 1), 1)
@@ -210,7 +211,7 @@ class Prices:
 
         One without reductions has a loop for each axis: it computes a value in the loop over the last axis that this
         spans, at each point of those around it, unless it spans the last axis alone: then it is in a register or in a
-        table.  Kernels with reductions hold what several rows share.
+        table.  Kernels with reductions hold values that several rows share.
         """
         axes = [axis.symbol for axis in cluster.space.parallel]
         if cluster.space.reduced or cluster.space.rigid or len(spanned) < 2 or not axes or axes[-1] not in spanned:
