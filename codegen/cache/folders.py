@@ -58,7 +58,7 @@ class Folder:
         return os.open(self.named(name), flags, 0o600, dir_fd=self.descriptor)
 
     def rename(self, name: str, to: str) -> None:
-        """Give a file another name, in one step, also if that is taken.
+        """Rename a file atomically, replacing a file that has the new name.
 
         Raises:
             OSError: the system refuses.

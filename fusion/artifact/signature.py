@@ -226,7 +226,7 @@ def _is_a_limit(bound: sympy.Expr) -> bool:
 
 
 def _solved(expression: sympy.Expr) -> Iterator[tuple[str, int, int]]:
-    """Yield the size that a number determines alone, if there is one, and how: it is so many times the size, and more.
+    """Solve `expression == times·size + plus` for its only symbol; yield (size, times, plus), or nothing.
 
     >>> s = sympy.Symbol("s", integer=True)
     >>> list(_solved(2 * s + 1)), list(_solved(s * s))

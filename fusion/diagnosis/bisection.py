@@ -319,7 +319,7 @@ class _Written(Watch):
         self._held.append(schedule)
 
     def wrote(self, step: KernelCall, key: tuple[int, str, int], value: torch.Tensor) -> None:
-        """Take note of a tensor after a launch: its graph, its name, and how often it was written before."""
+        """Record a tensor after a launch: its graph, its name, and how often it was written before."""
         raise NotImplementedError
 
 

@@ -146,7 +146,7 @@ def _part(before: Program, after: Program, names: Iterable[str], wanted: Sequenc
 
 
 def _with_equal_inputs(parts: Sequence[Program]) -> tuple[Program, ...]:
-    """Give programs the inputs of all of them.
+    """Extend the inputs of each program to the inputs of all.
 
     Raises:
         Unsupported: an input is another tensor in one of them.

@@ -93,7 +93,10 @@ class TableWriter:
         return f"find_windows({place}, {index_text(self.lane.size, self.names)}, {lanes}, {begin}, {order});"
 
     def _table(self, stem: str, held: str, each: int = 1, rounded: int = 1) -> str:
-        """Add a table and return its name: an element for `each` so many lanes, and one more; or for all, `rounded`."""
+        """Add a table and return its name: one element for every `each` lanes, and one more; or one for each lane.
+
+        `rounded`: the length of a table with one element for each lane is a multiple of this.
+        """
         if each > 1:
             count = FloorDiv(self.lane.size + each - 1, each) + 1
         else:

@@ -47,7 +47,7 @@ class Piece:
 
 
 def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
-    """Return the pieces of `lane`, in order; none if it is better not split.  `sizes`: those of all axes."""
+    """Return the pieces of `lane`, in order; none if a split does not pay off.  `sizes`: the sizes of all axes."""
     if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST_PIECE:
         return ()
     nodes = len(postorder(*sweep.roots))

@@ -1,4 +1,4 @@
-"""Makes a shared library of a program, which runs it without Python.
+"""Builds a shared library that runs a program without Python.
 
     sizes.py     text of sizes and conditions in C
     program.py   the text of a program: tables, and the function that launches its kernels

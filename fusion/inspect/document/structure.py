@@ -173,7 +173,7 @@ class PassEntry(TypedDict):
 
 
 class DeviceEntry(TypedDict):
-    """Gives the device's figures behind predicted times, in bytes and operations per microsecond.
+    """The figures of the device from which times are predicted, in bytes and operations per microsecond.
 
     `bandwidth` has pairs: the bytes that a launch touches, and bytes per microsecond.  `matrix_shares` has pairs: the
     bytes of an operand's element, and the speed of products relative to `matrix_flops`.

@@ -1,4 +1,4 @@
-"""Tells along which axes a node reads and writes neighbouring elements."""
+"""Determines the axes along which the loads and stores of a node are contiguous."""
 
 from __future__ import annotations
 

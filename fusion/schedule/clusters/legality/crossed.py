@@ -175,7 +175,7 @@ def _numbers_rows(row: sympy.Expr, space: Space) -> bool:
 def _rows_stay_whole(
     dependences: Dependences, joined: Cluster, rows: Cluster, condition: _Condition | None
 ) -> str | None:
-    """Each row is held once, by one program, and each of its results is stored once."""
+    """Refuse clusters unless one program holds each row, once, and stores each of its results once."""
     together = frozenset(joined.members)
     space, change = joined.space, dict[sympy.Expr, sympy.Expr]()
     if condition is not None:  # in place of the parts, and rows of parts: the rows, which these enumerate
