@@ -31,7 +31,7 @@ SHARE = 0.1
 """The share of the time of compilation that trials may take."""
 
 LAUNCHES = 20.0
-"""A product that is predicted to take less than so many launches is not worth a trial."""
+"""The time of a product, in launches, from which a trial is worthwhile."""
 
 FIRST = 0.4
 """Seconds that the first trial is expected to take: two compilations, and some runs."""

@@ -164,7 +164,7 @@ def requirement_checked_by(check: Op) -> Requirement | None:
 
 
 def _number(check: Op) -> int:
-    """Return the number that stands for a requirement, or for a wording and a dimension."""
+    """Return the number that encodes a requirement, or a wording and a dimension."""
     number = check.args[-1]
     assert isinstance(number, Const)
     return int(number.value)

@@ -42,10 +42,10 @@ LINK_FLAGS = ("-shared", "-nostdlib")
 # On pages of their own, constants that are read under masks alone are never brought into memory: each such load, whose
 # mask is false, takes hundreds of cycles (sums of x log x over 64 × 32 × 32 × 32 elements 20 ms, now 1.2).
 _DENSE: Mapping[str, tuple[str, ...]] = {"Linux": ("-Wl,-z,noseparate-code",)}
-"""System → flags that place constants beside the code."""
+"""System → flags that place constants next to the code, in one segment."""
 
-# Not libc: every process has loaded it, and to read its symbols takes the linker longer than all else.  libm has old
-# versions of functions beside new ones, and names libmvec, which no process has loaded.
+# Not libc: every process has loaded it, and reading its symbols would take most of the linker's time.  libm has both
+# old and new versions of functions, and names libmvec, which no process has loaded.
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {"Darwin": ("-undefined", "dynamic_lookup", "-lSystem")}
 """System → the libraries that objects are linked with, for others than Linux."""
 

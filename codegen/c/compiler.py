@@ -50,8 +50,8 @@ _ONLY: Mapping[str, tuple[str, ...]] = {
         # the loop that adds up is short enough to be unrolled (a quarter of 540 small sums by computed position were
         # wrong).
         "-fno-tree-loop-distribute-patterns",
-        # Expansion from expressions as trees moves a masked load of lanes behind the increment of the pointer that it
-        # reads by (GCC 12: maxima of rows of 16-bit floats, each beside a masked copy of it, were those of the next
+        # Expansion from expression trees moves a masked load of lanes behind the increment of its pointer (GCC 12: in a
+        # kernel that also stores a masked copy of each row, the maxima of rows of 16-bit floats were those of the next
         # row).
         "-fno-tree-ter",
     ),

@@ -49,7 +49,7 @@ EVALUATED = Overrides(evaluated=True)
 _SHOWN = 6
 """Values of a program that are shown."""
 _ROUNDINGS = 32
-"""A result counts as changed from so many roundings on."""
+"""The number of roundings from which a result counts as changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ SHARES = 128
 """Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""
 
 EXTREME_SHARES = 64
-"""The same for maxima and minima, which come with as many notes of NaN."""
+"""The same for maxima and minima, each of which has a register that records NaN."""
 
 FEW_SHARES = 32
 """The same along an axis of at most `SHORT_AXIS` points."""

@@ -23,7 +23,7 @@ from fusion.lowering.indexing import FloorDiv
 from fusion.lowering.kernel import Kernel, KernelAxis
 
 GATHERED_BLOCK = 1024
-"""The most lanes of a block whose elements are gathered: arrays of so many stay in the L1 cache."""
+"""The most lanes of a block whose elements are gathered: arrays of a block stay in the L1 cache."""
 
 
 def lanes_that_gather(kernel: Kernel, lanes: Lanes, tables: Tables, *, shared: bool) -> Lanes:
