@@ -1,4 +1,4 @@
-"""Measures close calls: ways to compute a product whose predicted times differ by less than prices are right by.
+"""Measures close calls: ways to compute a product whose predicted times differ by less than the error of prices.
 
 Input: a cluster around a product with its alternatives (a `Measure`, as `trials.py`); output: the fastest of the
 alternatives that are close to the best prediction, by measurement.  The others are left to their predictions.

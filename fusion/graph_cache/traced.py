@@ -1,4 +1,4 @@
-"""Describes AOTAutograd's result for a region as data, and makes the result from the data.
+"""Describes AOTAutograd's result for a region as data, and rebuilds the result from it.
 
 Input: the result, and the keys of its compiled graphs; output: values that `form.py` writes.  PyTorch pickles these
 objects; here each type that may occur is listed, and its attributes are written.  Reading makes objects of the listed

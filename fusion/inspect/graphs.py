@@ -1,4 +1,4 @@
-"""Describes graphs for reports: the operations of a lowered program, the tensors that each step takes and makes, and
+"""Describes graphs for reports: the operations of a lowered program, the tensors that each step reads and writes, and
 the device.
 
 Input: a Program, the steps of a schedule, a target; output: plain data, which is kept with the report in the cache.
