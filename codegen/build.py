@@ -47,7 +47,7 @@ class Building:
         self.sources = {kernel: each.source for kernel, each in begun.items()}
 
     def __str__(self) -> str:
-        """Say how much of it is done: "7 of 31"."""
+        """Return the progress as text: "7 of 31"."""
         return f"{sum(future.done() for future in self._futures.values())} of {len(self._futures)}"
 
     def wait(self) -> dict[Kernel, Built]:

@@ -123,7 +123,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Gives the speed of a device, per microsecond.
+    """The speed of a device, per microsecond.
 
     Attributes:
         launch_us: microseconds of one launch.

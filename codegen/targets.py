@@ -62,7 +62,7 @@ def tuner_for(device: torch.device, builder: Builder) -> Tuner:
 
 
 def prepare(device_type: str) -> None:
-    """Let the target of `device_type` start the tools of its builds, before there is anything to build."""
+    """Start the build tools of the target of `device_type` ahead of the first build."""
     TARGETS[DEFAULTS[device_type]]().prepare()
 
 

@@ -4,7 +4,7 @@ import fusion
 
 fused = fusion.fuse(model)                          # or @fusion.fuse on a function
 fused = torch.compile(model, backend="fusion")      # the same, through torch.compile
-print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
+print(fusion.explain(model)(*inputs))               # the kernels, and the fusions refused, with reasons
 print(fusion.accuracy(model)(*inputs))              # the error of each kernel against float64
 fusion.save(model, "model.fusion", inputs=inputs)   # one file; another process loads it without compiling
 loaded = fusion.load("model.fusion")

@@ -79,8 +79,8 @@ def fuse(
 ) -> object:
     """Compile a module or function, so that it runs on generated kernels.
 
-    Compilation happens at the first call, and again where a later call differs in what was assumed (dtypes, devices,
-    sizes unless they are dynamic, gradients or none).  Results have the shapes, dtypes, strides and devices of eager.
+    Compilation happens at the first call, and again where a later call breaks an assumption (dtypes, devices, sizes
+    unless they are dynamic, gradients or none).  Results have the shapes, dtypes, strides and devices of eager.
 
     Args:
         program: an `nn.Module`, a function of tensors, or the result of `torch.export.export`.  Without it, `fuse`
@@ -282,7 +282,7 @@ def report(fused: Callable[..., object]) -> Explanation:
             " for another program call fusion.explain(program)(*args)"
         )
     calls = calls_of(fused)
-    if calls is None:  # of Dynamo's `aot_compile`: what was compiled is its own
+    if calls is None:  # of Dynamo's `aot_compile`: its backend compiled this program alone
         return replace(_explanation(tuple(backend.reports), _program_of(fused), backend.since), called=False)
     since = min(backend.since, calls.since) if calls.reports else calls.since
     return replace(_explanation(calls.reports, _program_of(fused), since), called=False)
@@ -313,9 +313,9 @@ def explain(
             graphs, and no graph is kept in the cache.
         backward: run backward too if results require gradients, without measuring.
         verify: also certify the compiled program (`Explanation.certificate`): the error of each kernel against float64
-            on these inputs and what it contributes to the results, and each rewrite and each kernel on inputs on which
-            derivations break.  Backward is included if results require gradients.  The program runs once for each
-            launch, on copies.
+            on these inputs and its contribution to the error of the results, and each rewrite and each kernel on inputs
+            on which derivations break.  Backward is included if results require gradients.  The program runs once for
+            each launch, on copies.
         settings: `mode`, `dynamic`, `fullgraph` and `options`, as for `fuse`.
 
     Returns:

@@ -36,9 +36,9 @@ GEMM_ROWS: dict[str, int] = {"cpu": 1024, "cuda": 8192}
 """Rows, columns and terms of a measured GEMM of 16-bit floats; wider elements take fewer."""
 CHAINS = 8
 LENGTH = 8
-"""Independent chains of so many dependent multiply-adds for each element of a kernel that arithmetic bounds.
+"""Independent chains, and dependent multiply-adds in each, for each element of a kernel that arithmetic bounds.
 
-Of longer ones the scheduler makes several kernels.  On a GPU memory takes part of the time."""
+The scheduler splits longer chains into several kernels.  On a GPU memory takes part of the time."""
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 LEAST_COST = 1.0
 """Additions: no function counts less, whatever was measured."""

@@ -1,4 +1,4 @@
-"""Knows for which compiled program a region runs: equal programs share their compiled code.
+"""Determines the compiled program for which a region runs: equal programs share their compiled code.
 
 Dynamo keeps compiled code by the code of the program, so that the twelve blocks of a model are compiled once; neither
 at compilation nor at a call does it tell a backend which of them is called.  The frames of the call do: PyTorch makes

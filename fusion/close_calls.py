@@ -1,9 +1,9 @@
-"""Measures close calls: ways to compute a product whose predicted times differ by less than prices are right by.
+"""Measures close calls: ways to compute a product whose predicted times differ by less than the error of prices.
 
 Input: a cluster around a product with its alternatives (a `Measure`, as `trials.py`); output: the fastest of the
 alternatives that are close to the best prediction, by measurement.  The others are left to their predictions.
 
-What is measured is recorded in the cache directory, so that later compilations decide alike without measuring.  Trials
+Measurements are recorded in the cache directory, so that later compilations decide alike without measuring.  Trials
 take at most a tenth of the time that this process has spent compiling, so a small graph gets none, and the products of
 a large one that take longest are tried first.
 """
@@ -31,7 +31,7 @@ SHARE = 0.1
 """The share of the time of compilation that trials may take."""
 
 LAUNCHES = 20.0
-"""A product that is predicted to take less than so many launches is not worth a trial."""
+"""The time of a product, in launches, from which a trial is worthwhile."""
 
 FIRST = 0.4
 """Seconds that the first trial is expected to take: two compilations, and some runs."""

@@ -1,7 +1,7 @@
 """Provides the eager fallback of a region that cannot be compiled, and tells the user.
 
-Input: the graph and the failure; output: a callable that computes what eager computes, a warning that names the line of
-the program that was called, or under strict the error to raise, with a line of the program.
+Input: the graph and the failure; output: a callable that runs the graph in eager, and a warning that names the line of
+the call; or, under strict, the error to raise, with a line of the program.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def with_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def _checkpointed(part: fx.GraphModule, *args: object, **kwargs: object) -> object:
-    """Make eager's call of a checkpointed part, with the user's options, which Dynamo has kept."""
+    """Call a checkpointed part as eager does, with the user's options, which Dynamo has kept."""
     options, arguments = tag_activation_checkpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
     if "_checkpoint_context_fn" in part.meta:
         options["context_fn"] = part.meta["_checkpoint_context_fn"]

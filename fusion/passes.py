@@ -145,7 +145,7 @@ class Observer(Protocol):
     """Sees the subject of each stage before its first pass, and after each pass that may have changed it."""
 
     def passed(self, stage: str, name: str, subject: object, context: object) -> None:
-        """Take note of a subject after the pass `name`, which is empty before the first; it must not be changed."""
+        """Record a subject after the pass `name` (empty before the first pass); an observer must not change it."""
 
 
 def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:

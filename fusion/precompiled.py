@@ -6,7 +6,7 @@ objects, and the guards of its calls.  The process that loads it captures, trace
 kernels whose objects are for another machine.
 
 A loaded region has no program to fall back to: a call that it was not compiled for raises.  A region that the cache
-does not keep is compiled, but not saved.  Dynamo pickles what it adds, so a file is as trusted as code (SECURITY.md);
+does not keep is compiled, but not saved.  Dynamo pickles its own part, so a file is as trusted as code (SECURITY.md);
 the data of this compiler are read as those of the cache.
 """
 
@@ -148,7 +148,7 @@ def precompile(
 ) -> Precompiled:
     """Compile a region that is to be saved, forward and backward."""
     noted, before = Noted(), len(regions.graphs.reports.all)
-    # As any other region: PyTorch's own bundles hold what inductor compiles.
+    # PyTorch's own bundles hold results of inductor, so a region is compiled as any other.
     own = {"bundled_autograd_cache": False, "bypass_autograd_cache_key": False, "strict_autograd_cache": False}
     with functorch_config.patch(own):
         run = regions.compile(graph, inputs, part_backend, noted=noted)

@@ -2,9 +2,9 @@
 
     fusion.quantize_weights(model, bits=4, group=64)
 
-Only weights are quantised: activations keep their dtype, and a product is that of the numbers that the integers stand
-for.  What is stored and computed is plain PyTorch, so that eager runs it too, `state_dict` holds ordinary tensors, and
-the generated kernels read the integers as they are (`codegen/c/streams`).
+Only weights are quantised: activations keep their dtype, and a product multiplies the numbers that the integers
+represent.  Storage and arithmetic are plain PyTorch, so that eager runs it too, `state_dict` holds ordinary tensors,
+and the generated kernels read the integers as they are (`codegen/c/streams`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def quantize_weights(model: nn.Module, *, bits: int = 8, group: int | None = Non
     """Replace, in place, the linear layers of `model` by layers with quantised weights; return `model`.
 
     Layers stay as they are if their weight is used elsewhere too (an embedding), if a subclass of `nn.Linear` computes
-    something else, or if their rows are no multiple of `group`.  Quantise before `fuse`: what was compiled is not
+    something else, or if their rows are no multiple of `group`.  Quantise before `fuse`: a compiled program is not
     changed.  Gradients reach the activations and not the weights.
 
     Args:

@@ -23,7 +23,7 @@ MOST_REPORTS = 1 << 10
 
 @dataclass(slots=True, eq=False)
 class RegionReports:
-    """The reports of the graphs of one region, and what is to be added to the first of them.
+    """The reports of the graphs of one region, and notes to be added to the first of them.
 
     Attributes:
         graph_break: why the region ends before the program does.
@@ -72,7 +72,7 @@ class Reports:
 
     @contextmanager
     def again(self, region: RegionReports | None) -> Iterator[None]:
-        """Add what is reported within to a region, which may have been compiled before."""
+        """Add the reports of a block to a region, which may have been compiled before."""
         outer, self._compiling.region = self.current, region
         try:
             yield

@@ -21,7 +21,7 @@ from fusion.subjects import Planned, Scheduled, Scheduling
 
 
 def schedule_program(program: Program, at: Scheduling, trace: Trace) -> Schedule:
-    """Take a program through its stages; the bodies of chunked calls are scheduled in the same way."""
+    """Run all stages on a program; the bodies of chunked calls are scheduled in the same way."""
     trace.program(1, "program", program)
     verify_program(program, at.verified)
     clustered = run_stage(CLUSTERS, run_stage(PROGRAM, Scheduled(program), at, trace.log), at, trace.log)

@@ -325,7 +325,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
         Pass("operands", _on_chains(copy_scattered_operands)),
         Pass("narrow", _on_program(lambda program, at: store_rounded(program))),
-        # After inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts.
+        # After inlining, so that a split reduction contains its producers; after streams, which have their own parts.
         Pass(
             "split",
             lambda scheduled, at: scheduled.changed(

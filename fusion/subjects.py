@@ -109,7 +109,7 @@ class Halves:
     returned: int
 
 
-# The Program, and what is launched of it -------------------------------------------------------------------------
+# The Program, and its launches -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

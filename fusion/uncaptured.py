@@ -1,8 +1,9 @@
 """Warns where a fused program runs eagerly because Dynamo captures nothing of it.
 
-Input: the compiled call of a program, and its backend, which Dynamo calls only with what it captured; output: the same
-call, which warns once per cause: if its first call compiles nothing, if `vmap` or a dispatch mode turns Dynamo off, if
-a step of a module (`training_step`) computes without a call of a fused program, or if `forward` is called by name.
+Input: the compiled call of a program, and its backend, which Dynamo calls only with graphs that it captured; output:
+the same call, which warns once per cause: if its first call compiles nothing, if `vmap` or a dispatch mode turns Dynamo
+off, if a step of a module (`training_step`) computes without a call of a fused program, or if `forward` is called by
+name.
 """
 
 from __future__ import annotations

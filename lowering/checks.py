@@ -1,10 +1,10 @@
-"""Checks: positions that data hold, each with the range in which it must lie, and what integers are divided by.
+"""Checks: positions that are data, each with the range in which it must lie, and integer divisors.
 
 `checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative, and
 evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  Input:
-positions as a tensor holds them; output: an expression.  A check is where eager checks, not where something is read:
-what follows from a checked position needs no check.  What is not computed is not checked, but for results that nothing
-reads (`unused.py`).
+positions as a tensor holds them; output: an expression.  A check is placed where eager checks, not at the load:
+positions derived from a checked position need no check.  A value that is not computed is not checked, but for results
+that nothing reads (`unused.py`).
 
 A requirement on other data (`requirements.py`), such as a divisor that may not be zero, is checked as a position along
 no dimension.  The operand `dim` is a number that also stands for eager's message (`wordings.py`).
@@ -164,7 +164,7 @@ def requirement_checked_by(check: Op) -> Requirement | None:
 
 
 def _number(check: Op) -> int:
-    """Return the number that stands for a requirement, or for a wording and a dimension."""
+    """Return the number that encodes a requirement, or a wording and a dimension."""
     number = check.args[-1]
     assert isinstance(number, Const)
     return int(number.value)

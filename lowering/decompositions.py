@@ -1,8 +1,8 @@
-"""Which composite ATen operations PyTorch's own reference decompositions take apart before the rules see them.
+"""Lists the composite ATen operations that PyTorch's reference decompositions replace before the rules see them.
 
-Output: the table for AOTAutograd or `make_fx`.  An operation with a rule is never taken apart: a rule of our own
-gives fewer nodes, rounds halves once, and knows the shape of the result.  That includes the refusals of
-`rules/library.py`, which leave a call whole for the library.
+Output: the table for AOTAutograd or `make_fx`.  An operation with a rule is never decomposed: a rule of our own
+gives fewer nodes, rounds 16-bit floats once, and knows the shape of the result.  That includes the refusals of
+`rules/library.py`, which leave a call to the library.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ ALSO: tuple[OpOverloadPacket, ...] = (
 
 
 FOR_TRAINING: tuple[OpOverloadPacket, ...] = (aten._softmax, aten._log_softmax, aten._log_softmax_backward_data)
-"""Decomposed although there is a rule: the parts show the partitioner what backward can recompute from the input and
-a few numbers per row, where it would save the full result of the call."""
+"""Decomposed although there is a rule: from the parts, the partitioner sees that backward can recompute the result from
+the input and a few numbers per row; of the whole call it would save the full result."""
 
 
 def _asserted(condition: torch.Tensor) -> None:

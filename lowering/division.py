@@ -1,7 +1,7 @@
 """Integer division for indices: `//` and `%` as Python rounds them, in a form that sympy does not have.
 
 Input: sympy expressions over integer symbols, divisors positive; output: simplified as far as the operands alone allow.
-What bounds allow beyond that is `indexing.simplify`.
+`indexing.simplify` also uses bounds.
 """
 
 from __future__ import annotations

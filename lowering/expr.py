@@ -266,7 +266,7 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
 def _disappears(arg: Expr, dtype: torch.dtype) -> bool:
     """Return whether `arg` (or an arm of a `where`) is an implicit rounding that a cast to `dtype` makes redundant.
 
-    That is so if `dtype` is what was rounded, or another float, to which the unrounded value is rounded once.
+    That is so if `dtype` is the dtype before that rounding, or another float: the unrounded value is then rounded once.
     """
     if isinstance(arg, Op) and arg.name == "where":
         return any(_disappears(arm, dtype) for arm in arg.args[1:])

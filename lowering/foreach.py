@@ -1,7 +1,7 @@
 """Operations on lists of tensors (`_foreach_add` and its kin) as the same operation on each tensor.
 
-Output: decompositions: overload → function.  The scheduler sees what each leaf needs, fuses along it, and puts
-the leaves into shared launches; the operation on lists itself says nothing more.
+Output: decompositions: overload → function.  The scheduler fuses the operation on each tensor with its own producers
+and consumers, and packs the tensors into shared launches, so nothing of the list itself is lost.
 
 Lists stay whole for operations without an equivalent on one tensor.
 """

@@ -8,7 +8,7 @@ of once per element, and the tensor it scaled is multiplied in the type it is st
 in its kernel: a library that may be called instead keeps the operands as they were.
 
 Floating point rounds differently: the sum is exact in the accumulator's type, and scaled there.  A narrowing
-conversion stays on what is left of the operand; where that could leave the narrow type's range, nothing moves.  An
+conversion stays on the rest of the operand; where that could leave the narrow type's range, nothing moves.  An
 infinite factor gives an infinity where a sum of infinities of both signs gave NaN.
 """
 

@@ -16,7 +16,7 @@ same parameters: their programs run in any order.  None of them reads a tensor t
 `then` is a kernel that follows in the same launch, over some of the same parameters.  Without GRID axes it is a single
 program that runs once all programs of this launch are done: the last step of a reduction over everything.  With some of
 this kernel's GRID axes it follows tile by tile: its program for a point of these runs once all programs of that point
-are done, and reads what they have written for it: split-K sums its parts so.
+are done, and reads their results: split-K sums its parts so.
 
 Statements run in order.  A fold over WHOLE axes is complete at once; a fold over LOOP axes stands inside a `Loop` over
 exactly these axes and is complete after it.  Nothing else is said about how an axis becomes blocks, warps, threads or
@@ -31,7 +31,7 @@ before the current block is added: its `carry` is the corrected value.  An onlin
 where the prime, `TileRef(…, before=True)`, is the value before the current block.  Masks follow
 from the axis bounds: a code generator guards every load and store whose block can reach past the end of an axis, and a
 fold sees its identity there.  Sub-expressions are shared objects; a generator computes each once per scope, and
-computes outside a loop what does not depend on the loop's axes.
+hoists loop invariants.
 
 `statements` iterates over a body, `map_statements` and `map_values` rebuild it; no other function recurses into loops.
 """
@@ -75,8 +75,8 @@ class Param:
 
     `shape` and `strides` (elements) describe the tensor that the caller passes; offsets are relative to its data
     pointer. `aligned` promises that the pointer is a multiple of 16 bytes.  A `number` is a 0-d tensor on the host,
-    which is passed by value to a kernel for another device.  What is computed from `rounded_later` is only ever stored
-    as 16-bit floats, by later kernels: parts of a sum that these merge.
+    which is passed by value to a kernel for another device.  Later kernels store the values that they compute from a
+    `rounded_later` parameter only as 16-bit floats: it holds parts of a sum that they merge.
     """
 
     name: str

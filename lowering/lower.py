@@ -103,7 +103,7 @@ def lower_call(node: fx.Node) -> LoweredCall:
 
 
 def effect(node: fx.Node) -> Effect:
-    """Return what a call reads of its operands, by its rule; nothing if it cannot be lowered by itself."""
+    """Return the reads of a call, by its rule; no reads if it cannot be lowered by itself."""
     try:
         call = lower_call(node)
     except Unsupported:

@@ -1,9 +1,9 @@
 """Boxes: the elements of tensors that a call certainly reads, as ranges of their dimensions.
 
-Input: a call lowered by itself, and the boxes of its results that are read; output: boxes of its operands.  What is not
-known to be read is left out: elements at positions that are data, under conditions on data, or at indices that leave
-something out.  That a tensor is read whole is proven by indices, never by counting: parts that overlap may have as many
-elements as the whole.
+Input: a call lowered by itself, and the boxes of its results that are read; output: boxes of its operands.  Elements
+that may not be read are left out: those at positions that are data, under conditions on data, or between strided
+indices.  Indices, never counts, prove that a tensor is read in full: overlapping parts may have as many elements as the
+whole.
 """
 
 from __future__ import annotations

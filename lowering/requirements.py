@@ -38,7 +38,7 @@ class Requirement(Enum):
 
     @property
     def dim(self) -> Const:
-        """Return the constant that stands for the requirement in a check."""
+        """Return the constant that encodes the requirement in a check."""
         return const(-1 - list(Requirement).index(self), torch.int64)
 
     def failure(self) -> CheckFailed:
@@ -47,7 +47,7 @@ class Requirement(Enum):
 
 
 def requirement_of(dim: int) -> Requirement | None:
-    """Return the requirement that a check's last operand stands for; None for a dimension.
+    """Decode the requirement from a check's last operand; None if it is a dimension.
 
     >>> requirement_of(-1), requirement_of(0)
     (<Requirement.DIVISOR: 'ZeroDivisionError'>, None)

@@ -3,7 +3,7 @@
 `where(i < 3, where(i < 5, a, b), c)` never is b, and a load that is masked by `i >= 3` gives 0 in its first arm.  Such
 nests come from writes to parts of a tensor, one after the other, that copy from each other (circular padding), and from
 concatenations of concatenations.  Input: expressions and the sizes of their axes; output: equal ones, to the bit.
-What is never chosen disappears with its loads, unless it checks an index: eager would.
+An arm that is never chosen disappears with its loads, unless it checks an index, as eager does.
 
 Masks of loads hold by themselves, also where a target evaluates both arms of a choice: the conditions around a load
 never shorten its mask, they only tell whether it is read; except where the same element is read without a mask anyway,

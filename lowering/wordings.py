@@ -38,7 +38,7 @@ class Wording(Enum):
     UNPOOLED = ElementOutOfRange, "Found an invalid max index: {index} (output volumes have {size} elements)"
 
     def number(self, dim: int) -> Const:
-        """Return the constant that stands for the wording, and for a dimension, in a check."""
+        """Return the constant that encodes the wording, and a dimension, in a check."""
         return const(DIMS * list(Wording).index(self) + dim, torch.int64)
 
     def failure(self, index: int, dim: int, size: int) -> IndexOutOfRange:
@@ -64,7 +64,7 @@ CALLED: dict[object, Wording] = {
 
 
 def worded(number: int) -> tuple[Wording, int]:
-    """Return the wording and the dimension that a check's last operand stands for.
+    """Decode the wording and the dimension from a check's last operand.
 
     >>> worded(int(Wording.TARGET.number(1).value))
     (<Wording.TARGET: (<class 'fusion.lowering.errors.SubscriptOutOfRange'>, 'Target {index} is out of bounds.')>, 1)

@@ -5,7 +5,7 @@ for it.  Contractions are computed tile by tile (`blocked`); alone, or with only
 library calls, which take a bias along, unless the CPU was calibrated and the library is slower.  A product with a
 vector is a reduction like others.
 
-kernel → forms → plan → loops     `text` is what each of them writes with
+kernel → forms → plan → loops     all of them write C through `text`
                → plan → blocked   where there are products, running values
 text   → frame → build, load, calls → launcher
 

@@ -42,10 +42,10 @@ LINK_FLAGS = ("-shared", "-nostdlib")
 # On pages of their own, constants that are read under masks alone are never brought into memory: each such load, whose
 # mask is false, takes hundreds of cycles (sums of x log x over 64 × 32 × 32 × 32 elements 20 ms, now 1.2).
 _DENSE: Mapping[str, tuple[str, ...]] = {"Linux": ("-Wl,-z,noseparate-code",)}
-"""System → flags that place constants beside the code."""
+"""System → flags that place constants next to the code, in one segment."""
 
-# Not libc: every process has loaded it, and to read its symbols takes the linker longer than all else.  libm has old
-# versions of functions beside new ones, and names libmvec, which no process has loaded.
+# Not libc: every process has loaded it, and reading its symbols would take most of the linker's time.  libm has both
+# old and new versions of functions, and names libmvec, which no process has loaded.
 _LIBRARIES: Mapping[str, tuple[str, ...]] = {"Darwin": ("-undefined", "dynamic_lookup", "-lSystem")}
 """System → the libraries that objects are linked with, for others than Linux."""
 
@@ -90,7 +90,7 @@ def build_object(
     flags = compiler.flags(arch, threads=spreads_loops(compiler))
     command = " ".join((*compiler.command, *flags, *LINK_FLAGS, *_DENSE.get(compiler.system, ())))
     entry = f"{digest(source, command, compiler.version, compiler.file, cpu_identity())}.so"
-    with suppress(Damaged, OSError, AttributeError):  # the entry, or its object, is not what it was: build it again
+    with suppress(Damaged, OSError, AttributeError):  # the entry, or its object, is damaged or gone: build it again
         if (binary := get("c", entry)) is not None:
             return loaded(binary)
     binary = _compile(compiler, source, flags)

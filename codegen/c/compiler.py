@@ -1,7 +1,7 @@
 """Finds the system's C compiler, and decides the flags that kernels are compiled with.
 
-Input: `$CC` and the search path; output: a command, its version, its flags for an architecture, and what it says when
-it fails.  GCC and clang are known, under whatever name.  GCC is preferred: it has lanes for the functions of the C
+Input: `$CC` and the search path; output: a command, its version, its flags for an architecture, and its message when
+it fails.  GCC and clang are recognised under any name.  GCC is preferred: it has lanes for the functions of the C
 library, and its OpenMP run time is the one that PyTorch's builds for Linux have loaded.
 """
 
@@ -39,9 +39,9 @@ _ONLY: Mapping[str, tuple[str, ...]] = {
         # Where a condition holds up to some point of a loop (a causal mask), GCC makes two loops, the second without
         # lanes.
         "-fno-split-loops",
-        # Threading a jump from a choice to what adds its result up puts one addition into each branch.  GCC then loads
-        # the lanes' sums under a mask, and of several vectors of lanes always the first (12 and 13: wrong sums beside
-        # halves).
+        # Threading the jump of a choice into the addition that consumes its result puts one addition into each branch.
+        # GCC then loads the lanes' sums under a mask, and of several vectors of lanes always the first (12 and 13:
+        # wrong sums next to 16-bit floats).
         "-fno-thread-jumps",
         # Then partial redundancies would be moved into branches, and lanes lost there: a call has no form for some of
         # them.
@@ -50,8 +50,8 @@ _ONLY: Mapping[str, tuple[str, ...]] = {
         # the loop that adds up is short enough to be unrolled (a quarter of 540 small sums by computed position were
         # wrong).
         "-fno-tree-loop-distribute-patterns",
-        # Expansion from expressions as trees moves a masked load of lanes behind the increment of the pointer that it
-        # reads by (GCC 12: maxima of rows of 16-bit floats, each beside a masked copy of it, were those of the next
+        # Expansion from expression trees moves a masked load of lanes behind the increment of its pointer (GCC 12: in a
+        # kernel that also stores a masked copy of each row, the maxima of rows of 16-bit floats were those of the next
         # row).
         "-fno-tree-ter",
     ),

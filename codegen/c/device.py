@@ -123,7 +123,7 @@ class Cpu:
                 looked_up=25 * nanosecond,
                 widened=2.0,  # instructions: of bfloat16 a move and a shift
                 narrowed=6.0,  # rounding to nearest, and NaN
-                attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 it takes what memory takes
+                attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 memory bounds it
             ),
             overlap=2.0,
         )
@@ -157,7 +157,7 @@ def present() -> Cpu:
     measured = calibration.kept(cpu_identity(), threads)
     if measured is None:
         return replace(EPYC, threads=threads)
-    # Attention, the library's or generated, does not gain what GEMMs gain by units that loops lack.
+    # Attention, the library's or generated, does not gain from the matrix units that speed GEMMs up.
     gemms = EPYC.core_matrix_flops * EPYC.matrix_share[4]
     slower = min(1.0, gemms / measured.gemms.get(4, gemms))
     return Cpu(

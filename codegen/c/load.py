@@ -37,7 +37,7 @@ def load(binary: bytes, name: str) -> ctypes.CDLL:
     """Load a shared object, until the library and all functions of it are released.
 
     Args:
-        name: for tools that list what a process has loaded.
+        name: for tools that list the libraries of a process.
 
     Raises:
         OSError: it is no object or the start of one, or it may not be loaded from memory nor from the directory of

@@ -27,8 +27,8 @@ LEVELS: Mapping[str, frozenset[str]] = {
 """Level of x86-64 → its features, from the least to the most."""
 
 _COMPUTES = re.compile(r"pni|s?sse.*|avx.*|amx.*|fma.*|f16c|bmi[12]|abm|movbe|popcnt|adx|gfni|cx16|lahf_lm|xsave")
-"""The features of x86-64 that a compiler may use for loops of numbers; others (virtual machines, keys) tell CPUs apart
-that run the same objects."""
+"""The features of x86-64 that a compiler may use for loops of numbers.  Others (virtual machines, keys) are ignored:
+they differ between CPUs that run the same objects."""
 
 
 @lru_cache(maxsize=1)

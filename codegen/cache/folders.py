@@ -1,9 +1,9 @@
 """Decides which directory is the cache, and opens its folders.
 
 Input: the environment and the name of a folder; output: the folder, held open, so that its files are opened relative to
-what was checked and not to a path that may lead elsewhere by then.  A folder is created with mode 0700, as are the
-parents that it lacks.  One of another user, or that a link of another user leads to, is refused: its contents are
-loaded and run.  Write permission of others is removed.
+the folder that was checked and not to a path that may lead elsewhere by then.  A folder is created with mode 0700, as
+are the parents that it lacks.  One of another user, or that a link of another user leads to, is refused: its contents
+are loaded and run.  Write permission of others is removed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Folder:
         return os.open(self.named(name), flags, 0o600, dir_fd=self.descriptor)
 
     def rename(self, name: str, to: str) -> None:
-        """Give a file another name, in one step, also if that is taken.
+        """Rename a file atomically, replacing a file that has the new name.
 
         Raises:
             OSError: the system refuses.

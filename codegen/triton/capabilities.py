@@ -34,7 +34,7 @@ HELD_ROW = 1 << 13
 sums and two operands."""
 
 GATHER = 32.0
-"""Additions that take as long as a load whose neighbours lie apart: the lines of a warp's 32 are fetched one by one.
+"""The cost of an uncoalesced load, in additions: the cache lines of a warp's 32 threads are fetched one by one.
 
 An estimate: not measured.
 """

@@ -20,7 +20,7 @@ from fusion.lowering.kernel import Kernel
 
 
 class _Binaries:
-    """Gives Triton the binaries that it compiled elsewhere (see `fusion.codegen.binary.Loader`)."""
+    """Loads binaries that Triton compiled elsewhere (see `fusion.codegen.binary.Loader`)."""
 
     def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
         """Return which of `needs` this machine does not have: a kind of devices, an architecture."""
@@ -31,7 +31,7 @@ class _Binaries:
         return tuple(need for need in needs if need not in present)
 
     def load(self, stored: Stored) -> Callable[..., None]:
-        """Put a binary where Triton finds it, and return its launcher.
+        """Store a binary in Triton's cache, and return its launcher.
 
         Raises:
             OSError: Triton's cache cannot be written.

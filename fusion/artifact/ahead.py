@@ -1,7 +1,7 @@
 """Compiles a captured program for a target, without running it.
 
 Input: the captured graph; output: the module that `splice` makes of its schedule, with the source of each kernel in
-place of its launcher, and what AOTAutograd says about results that are inputs, or views of inputs.  The stages are
+place of its launcher, and AOTAutograd's record of results that are inputs, or views of inputs.  The stages are
 those of every compilation (`fusion/stages.py`).
 """
 

@@ -204,7 +204,7 @@ class Arguments:
         return value
 
     def _read_from(self) -> str:
-        """Say where the sizes come from."""
+        """Describe the dimension or argument that each size is read from, for a message."""
         where = []
         for name, source in zip(self.names, self.sources, strict=True):
             leaf = self.leaves[source.leaf]

@@ -144,7 +144,7 @@ def captured(
 
 
 def sizes_from_one() -> contextlib.AbstractContextManager[None]:
-    """Let sizes that vary be 1 within, as far as no operation needs to know: PyTorch assumes 2 otherwise.
+    """Allow varying sizes to be 1 in a block, unless an operation depends on it: PyTorch assumes at least 2.
 
     An operation that does know records it as a guard, which becomes an inequality of the file.
     """

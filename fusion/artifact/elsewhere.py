@@ -1,7 +1,7 @@
 """Moves a captured program to another device, which need not be present.
 
 Input: a program over fake tensors; output: the same over fake tensors on the other device.  Tensors that the program
-creates are created there, and what PyTorch then calls (another kernel for attention) is traced anew.
+creates are created there, and calls that PyTorch dispatches by device (another kernel for attention) are traced anew.
 """
 
 from __future__ import annotations

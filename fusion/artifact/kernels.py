@@ -1,7 +1,8 @@
-"""Keeps kernels: one whose launch may fail because of its data tells which check has failed, and where; a target may
-need others to launch what it has compiled.
+"""Stores the kernels that an artifact needs as kernels, not only as binaries.
 
-Input: a kernel; output: text; and from the text, in another process, the kernel, or the error of a launch that failed.
+A kernel whose launch may fail because of its data is needed to report which check failed, and where; a target may need
+a kernel to launch its binary.  Input: a kernel; output: text; and from the text, in another process, the kernel, or the
+error of a launch that failed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Defines the form of an artifact's JSON: its manifest, its steps, and the structure of arguments and results.
 
-`save.py` and what it calls write these entries, `load.py` and what it calls read them.  A pair is an array in the file.
+`save.py` and the modules that it calls write these entries, `load.py` and the modules that it calls read them.  A pair
+is an array in the file.
 """
 
 from __future__ import annotations

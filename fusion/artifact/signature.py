@@ -1,6 +1,6 @@
 """Describes the arguments and results of a program, as JSON.
 
-Input: the captured program, and what AOTAutograd says about its results; output: the entries of the manifest about
+Input: the captured program, and AOTAutograd's record of its results; output: the entries of the manifest about
 arguments, sizes, inequalities and results.  Sizes are named as PyTorch names them; each is read off a dimension, or a
 stride, that is the size itself, or a multiple of it plus a number.
 """
@@ -226,7 +226,7 @@ def _is_a_limit(bound: sympy.Expr) -> bool:
 
 
 def _solved(expression: sympy.Expr) -> Iterator[tuple[str, int, int]]:
-    """Yield the size that a number determines alone, if there is one, and how: it is so many times the size, and more.
+    """Solve `expression == times·size + plus` for its only symbol; yield (size, times, plus), or nothing.
 
     >>> s = sympy.Symbol("s", integer=True)
     >>> list(_solved(2 * s + 1)), list(_solved(s * s))

@@ -1,4 +1,4 @@
-"""Describes nested arguments and results as JSON, and takes values apart and puts them together by it.
+"""Describes nested arguments and results as JSON, and flattens and rebuilds values by that description.
 
 Input: tuples, lists, dictionaries, and types that the process has registered with PyTorch's pytree under a name;
 output: their leaves in order, or the reverse.  Types are looked up among the registered ones, never imported.
@@ -17,7 +17,7 @@ from fusion.lowering.errors import ArtifactError, Unsupported
 LEAF: Final = "*"
 
 _IMPORTING = ("collections.defaultdict", "collections.namedtuple")
-"""Registered types whose descriptions name what PyTorch would import."""
+"""Registered types whose descriptions name modules that PyTorch would import."""
 
 
 def described(spec: pytree.TreeSpec) -> Structure:

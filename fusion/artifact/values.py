@@ -65,7 +65,7 @@ def _is_fx_list(value: object) -> bool:
 
 
 def read(value: Json) -> object:
-    """Return what `written` was given, with `Register` for registers.
+    """Return the value that `written` wrote, with a `Register` for each register.
 
     Raises:
         ValueError: it is malformed; also KeyError.

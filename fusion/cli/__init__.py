@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports what it cannot parse as commands report errors: a message and a hint, and not the whole usage."""
+    """Reports a parse error as commands report errors, by a message and a hint, without the full usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"fusion: error: {message}\n  hint: `{self.prog} --help` has the arguments, with examples\n")

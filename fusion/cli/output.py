@@ -1,4 +1,4 @@
-"""Gives the result of a command as JSON, or as a page in a file.
+"""Writes the result of a command as JSON, or as a page into a file.
 
 JSON has the fields of dataclasses that `repr` shows, and numbers that JSON lacks as text.
 """

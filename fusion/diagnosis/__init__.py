@@ -1,5 +1,5 @@
-"""Diagnosis: whether a program computes what eager computes (`verification`), would do so for other inputs
-(`certifying`), and what makes it differ (`bisection`).
+"""Diagnosis: whether a program agrees with eager (`verification`), whether it would for other inputs (`certifying`),
+and which kernel or pass makes it differ (`bisection`).
 
     parts.py          the change of a pass, cut out of a Program with inputs of its own
     adversarial.py    inputs on which derivations break

@@ -1,4 +1,4 @@
-"""Makes inputs on which derivations break: large means, masked rows, denormals, infinities, ties.
+"""Builds inputs on which derivations break: large means, masked rows, denormals, infinities, ties.
 
 Input: tensors as they were drawn or as a program passes them; output: changed copies in the same layout.  A variance
 from raw moments fails for large means; a softmax that is rescaled by exp(−∞ − (−∞)) for rows that are masked out; a

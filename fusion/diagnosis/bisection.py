@@ -1,6 +1,7 @@
 """Finds the kernel, or the pass, that makes the results of a program differ from eager's.
 
-Input: a program and its inputs; output: a `Bisection`.  The search goes from what runs to what decided it:
+Input: a program and its inputs; output: a `Bisection`.  The search goes from the kernels back to the passes that
+decided them:
 
 1. Run the program as it is compiled, and compare (`inspect/agreement.py`).  If all agrees, the search ends.
 2. Compile it anew, and compare each launch with float64 on its own operands (`inspect/accuracy.py`).  The first that is
@@ -48,7 +49,7 @@ EVALUATED = Overrides(evaluated=True)
 _SHOWN = 6
 """Values of a program that are shown."""
 _ROUNDINGS = 32
-"""A result counts as changed from so many roundings on."""
+"""The number of roundings from which a result counts as changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ class _Written(Watch):
         self._held.append(schedule)
 
     def wrote(self, step: KernelCall, key: tuple[int, str, int], value: torch.Tensor) -> None:
-        """Take note of a tensor after a launch: its graph, its name, and how often it was written before."""
+        """Record a tensor after a launch: its graph, its name, and how often it was written before."""
         raise NotImplementedError
 
 

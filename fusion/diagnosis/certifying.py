@@ -2,8 +2,8 @@
 
 Input: a program and the inputs of its user; output: a `Certificate` with three kinds of findings.
 
-1. Each launch on the user's inputs: its error against float64 arithmetic on its own operands, and what that error
-   contributes at the results.  The contribution is measured: the program runs once more with the exact results of this
+1. Each launch on the user's inputs: its error against float64 arithmetic on its own operands, and the contribution of
+   that error to the results.  The contribution is measured: the program runs once more with the exact results of this
    launch, rounded to their dtypes, in place of its own.
 2. Each kernel as it was built, on hostile inputs (`adversarial.py`), against the evaluator.
 3. Each rewrite on hostile inputs (`rewrites.py`), in the evaluator: the form before against the form after it.

@@ -7,8 +7,8 @@ is computed from its own operands, within the part.  So are integers, exponentia
 which passes rely on.
 
 The results of calls that both programs have, and that cannot be repeated (random numbers) or whose operands cannot be
-invented (positions, which a library may use unchecked), are inputs, too: what a pass did before and behind them is
-compared, with the same random numbers.
+invented (positions, which a library may use unchecked), are inputs, too: the changes of a pass before and behind
+them are compared, with the same random numbers.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _part(before: Program, after: Program, names: Iterable[str], wanted: Sequenc
 
 
 def _with_equal_inputs(parts: Sequence[Program]) -> tuple[Program, ...]:
-    """Give programs the inputs of all of them.
+    """Extend the inputs of each program to the inputs of all.
 
     Raises:
         Unsupported: an input is another tensor in one of them.

@@ -161,7 +161,7 @@ def _of_kernel(
     name: str, origins: tuple[str, ...], call: KernelCall, program: Program, sizes: Mapping[sympy.Symbol, int]
 ) -> Checked:
     """Check that a kernel computes the values of its nodes: its loops, running values and merges are derived."""
-    last = {operand: result for result, operand in call.over.items()}  # what it overwrites is not there to be compared
+    last = {operand: result for result, operand in call.over.items()}  # an overwritten operand cannot be compared
     results = [*(name for name in call.written if name not in last), *last.values()]
     try:
         if unknown := [buffer for buffer in (*call.buffers, *results) if buffer not in program.buffers]:

@@ -1,4 +1,4 @@
-"""Makes the tensors that a dumped file runs on.
+"""Creates the tensors that a dumped file runs on.
 
 Input: shape, strides and dtype of each tensor, as the file states them; output: tensors of random numbers, the same in
 each run.  Floats are normally distributed, or between 0 and 1 if the kernel refuses others (probabilities).  Integers

@@ -1,4 +1,4 @@
-"""Takes the caller's word that a mask is causal, without comparing its data.
+"""Trusts the caller's hint that a mask is causal, without comparing its data.
 
 PyTorch's transformer compares a mask with a causal one, on the device, and branches on the result.  Dynamo cannot trace
 that: the graph breaks, and calls within PyTorch's own modules after a break are left to eager, which is all of the
@@ -26,7 +26,7 @@ def detect_is_causal_mask(mask: torch.Tensor | None, is_causal: bool | None = No
 
 
 def _as_ours(builder: VariableBuilder, detect: object) -> VariableTracker:
-    """Let Dynamo trace the function above in place of PyTorch's, guarded by identity."""
+    """Return the variable with which Dynamo traces the function above instead of PyTorch's, guarded by identity."""
     builder.install_guards(GuardBuilder.ID_MATCH)
     here = builder.tx.import_source(__name__)
     return VariableBuilder(builder.tx, AttrSource(here, "detect_is_causal_mask"))(detect_is_causal_mask)
@@ -34,7 +34,7 @@ def _as_ours(builder: VariableBuilder, detect: object) -> VariableTracker:
 
 @contextmanager
 def masks_as_given() -> Iterator[None]:
-    """Let Dynamo not compare masks; Dynamo compiles in one thread at a time, the one within this context."""
+    """Trace PyTorch's comparison of masks as the function above; Dynamo compiles in one thread at a time."""
     functions = VariableBuilder._id_dispatch()
     known, previous = id(transformer._detect_is_causal_mask), functions.get(id(transformer._detect_is_causal_mask))
     functions[known] = _as_ours

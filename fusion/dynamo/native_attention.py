@@ -1,4 +1,4 @@
-"""Takes apart PyTorch's native calls of transformers: whole encoder layers, and attention with its projections.
+"""Decomposes PyTorch's native transformer calls: whole encoder layers, and attention with its projections.
 
 `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call these in inference, and nothing can be fused across such a
 call: norms, residual sums and activations would be the library's, one by one.  Input: Dynamo's graph, with the graphs

@@ -115,7 +115,7 @@ def _part(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence
     for node in nodes:
         for arg in node.all_input_nodes:
             if arg not in copies:
-                copies[arg] = _copied(part, arg, copies)  # what the graph holds
+                copies[arg] = _copied(part, arg, copies)  # a `get_attr` node: an attribute of the graph
         copies[node] = _copied(part, node, copies)
     part.output(tuple(copies[node] for node in results))
     return part

@@ -83,7 +83,7 @@ def _keep(result: fx.Node, node: fx.Node) -> None:
 
 
 def _result(node: fx.Node) -> fx.Node:
-    """Return what a call computes; that of an assignment (`x[i] = y`), which returns nothing, is what it updates."""
+    """Return the result of a call: the updated tensor for an assignment (`x[i] = y`), which returns nothing."""
     return node.args[0] if node.target is operator.setitem and isinstance(node.args[0], fx.Node) else node
 
 

@@ -2,9 +2,9 @@
 
 Input: a graph about to be compiled; output: the finished compilation, which makes lowering, scheduling and code
 generation unnecessary, or None.  An entry holds the steps of the schedule with their kernels, the kernels' sources, the
-report, and what the caller needs to know of the graph (`interface.py`); the module is spliced and the kernels are
-loaded anew.  `key.py` computes the cache key, `form.py` serialises, `store.py` holds the files.  `regions.py` caches
-AOTAutograd's result for the region that Dynamo captured.
+report, and the graph's interface to its caller (`interface.py`); the module is spliced and the kernels are loaded anew.
+`key.py` computes the cache key, `form.py` serialises, `store.py` holds the files.  `regions.py` caches AOTAutograd's
+result for the region that Dynamo captured.
 
 Not cached, with a note in the report, are graphs that cannot be serialised in full, and compilations that change their
 own key: a guard that lowering added would be missing at the next start.

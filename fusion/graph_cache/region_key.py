@@ -1,11 +1,11 @@
 """Computes the cache key of a region that Dynamo captured: everything that decides its compilation, as one text.
 
-Input: Dynamo's graph with its inputs, and AOTAutograd's configuration; output: the key.  Beside what `key.py` covers of
-a graph it covers what decides how PyTorch traces: modes of autograd and autocast, switches of its libraries, its
-configurations, which inputs are views, and of which tensors.
+Input: Dynamo's graph with its inputs, and AOTAutograd's configuration; output: the key.  In addition to the parts of a
+graph that `key.py` covers, it covers the state on which PyTorch's tracing depends: modes of autograd and autocast,
+switches of its libraries, its configurations, which inputs are views, and of which tensors.
 
-Refused is what may differ under the same name in another process: operations and functions that are not PyTorch's own,
-tensor subclasses, hooks and modes; and data-dependent sizes.
+Regions are refused if their parts may differ under the same name in another process (operations and functions that are
+not PyTorch's own, tensor subclasses, hooks and modes), and if they have data-dependent sizes.
 """
 
 from __future__ import annotations

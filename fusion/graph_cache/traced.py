@@ -1,4 +1,4 @@
-"""Describes AOTAutograd's result for a region as data, and makes the result from the data.
+"""Describes AOTAutograd's result for a region as data, and rebuilds the result from it.
 
 Input: the result, and the keys of its compiled graphs; output: values that `form.py` writes.  PyTorch pickles these
 objects; here each type that may occur is listed, and its attributes are written.  Reading makes objects of the listed
@@ -81,7 +81,7 @@ class Traced:
     """The entry of a region.
 
     Attributes:
-        metadata: which inputs are changed, which results are views, what backward gets.
+        metadata: which inputs are changed, which results are views, which values backward gets.
         saved: the number of results that are saved for backward.
         detached: the positions of inputs that backward gets detached.
         backward: the positions of states that backward gets, and the number of sizes; None without backward.

@@ -191,5 +191,5 @@ def judged(
     """Return the same as `is_close`, and the error of the worst element."""
     (error, largest), explained = distance(ours, exact), distance(rounded, exact)[0]
     near = error <= max(_EXPLAINED * explained if math.isfinite(explained) else 0.0, floor)
-    # Where the dtypes do not hold the numbers, what is computed in them has to be the same.
+    # Where the dtypes cannot represent the numbers, the result has to agree with the reference in the same dtypes.
     return near or distance(ours, as_double(rounded))[0] <= floor, error, explained, largest

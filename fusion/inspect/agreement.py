@@ -217,7 +217,7 @@ class Runs:
         return Agreement(tuple(self._compared(values, tolerance or self._tolerance)), self.note)
 
     def _copies(self) -> tuple[Program, Given]:
-        """Return equal copies of the program and its inputs, which share what the originals share."""
+        """Return copies of the program and its inputs, which share tensors where the originals do."""
         return copy.deepcopy((self._program, self._given))
 
     def _values(self, program: Program, compiled: Callable[[Program], Program], given: Given, seed: int) -> Values:
@@ -341,7 +341,7 @@ def _refuse_without_numbers(values: Values) -> None:
 
 
 def _gradients_of(result: object, program: Program, given: Given) -> Iterator[tuple[str, object]]:
-    """Go backward from all parts of `result` that require gradients, yielding gradients of inputs and parameters."""
+    """Run backward from all parts of `result` that require gradients; yield the gradients of inputs and parameters."""
     starts = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
     parameters = program.named_parameters() if isinstance(program, torch.nn.Module) else ()
     named = {name: value for name, value in (*_inputs(given), *parameters) if isinstance(value, torch.Tensor)}

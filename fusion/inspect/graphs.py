@@ -1,4 +1,4 @@
-"""Describes graphs for reports: the operations of a lowered program, the tensors that each step takes and makes, and
+"""Describes graphs for reports: the operations of a lowered program, the tensors that each step reads and writes, and
 the device.
 
 Input: a Program, the steps of a schedule, a target; output: plain data, which is kept with the report in the cache.
@@ -51,7 +51,7 @@ class OperationReport:
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """Gives the device's figures behind the predicted times of a report, in bytes and additions per microsecond.
+    """The figures of the device from which the times of a report are predicted, in bytes and additions per microsecond.
 
     Attributes:
         name: the machine, as the first line of the target's identity names it.

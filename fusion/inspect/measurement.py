@@ -2,8 +2,8 @@
 
 Input: steps as they run; output: microseconds in the graphs' reports.  A step runs once as the program asks, then again
 under the clock: on a CPU by wall-clock time, on a GPU between events with a cold L2 cache (`tuning/timing.py`).  Memory
-that a launch reads and writes is cloned for the repeated runs, and restored before each: the program goes on with what
-one run left.  A step that runs several times with equal sizes is measured the first time.
+that a launch reads and writes is cloned for the repeated runs, and restored before each: the program continues from the
+state after one run.  A step that runs several times with equal sizes is measured the first time.
 
 A library call that draws random numbers or changes its operands runs once, and is timed then.  Calls of operations
 outside ATen are not measured: they may have effects.

@@ -168,7 +168,7 @@ class Report:
         target: Target,
         hints: Mapping[sympy.Symbol, int],
     ) -> Report:
-        """Make the report of a compiled graph: `lowered` before any pass, `schedule` after all."""
+        """Build the report of a compiled graph: `lowered` before any pass, `schedule` after all."""
         kernels: list[KernelReport] = []
         externs: list[ExternReport] = []
         notes: list[str] = []
@@ -204,7 +204,7 @@ class Report:
 
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
-        """Make the report of a region that could not be compiled: every operation is an extern."""
+        """Build the report of a region that could not be compiled: every operation is an extern."""
         cause = _cause(failure)
         calls = [node for node in graph.graph.nodes if node.op == "call_function"]
         externs = tuple(ExternReport(str(node.target), cause, origin_of(node)) for node in calls)
@@ -212,7 +212,7 @@ class Report:
 
     @classmethod
     def of_parts(cls, uncompiled: Mapping[fx.Node, Exception]) -> Report:
-        """Make the report of a region that is compiled in parts, around operations that run eagerly for some cause.
+        """Build the report of a region that is compiled in parts, around operations that run eagerly, with the cause.
 
         Each part has its own reports, once it is called.
         """

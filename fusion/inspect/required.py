@@ -1,8 +1,8 @@
 """Requires a number of kernels and of library calls: `fuse(f, require={"kernels": 1})`, `with require(externs=0)`.
 
-Input: the report of each graph as it is compiled; output: nothing, or a `NotAsRequired` that lists what was compiled
-instead, with the reason, the cost and the line of each fusion that was refused.  A region that runs eagerly never
-meets a requirement.
+Input: the report of each graph as it is compiled; output: nothing, or a `NotAsRequired` that lists the kernels and
+library calls of the graph, with the reason, the cost and the line of each fusion that was refused.  A region that runs
+eagerly never meets a requirement.
 """
 
 from __future__ import annotations

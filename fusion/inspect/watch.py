@@ -18,7 +18,7 @@ class Watch:
         return run
 
     def compiled(self, report: Report, schedule: Schedule) -> None:
-        """Take note of a compiled graph; `__call__` has received its steps before."""
+        """Record a compiled graph; `__call__` has received its steps before."""
 
     def passed(self, stage: str, name: str, subject: object, context: object) -> None:
-        """Take note of the subject of a stage after a pass (`passes.Observer`)."""
+        """Record the subject of a stage after a pass (`passes.Observer`)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import TypeAlias, cast
@@ -17,11 +17,20 @@ import sympy
 import torch
 from torch import fx
 
-from fusion.joint.facts import axis_order, constant_of, keeps_elements, matrices
+from fusion.joint.facts import (
+    axis_order,
+    broadcast_of,
+    constant_of,
+    keeps_elements,
+    matrices,
+    place_of,
+    results_of_call,
+    unrounded,
+    without_units,
+)
+from fusion.lowering.expr import Cast, Const, Expr, Load, Op
 from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Shape
-
-aten = torch.ops.aten
 
 Runs: TypeAlias = tuple[tuple[bool, sympy.Expr], ...]
 """A shape as lengths in row-major order, each with whether a tensor varies along it: the pattern of its broadcast."""
@@ -90,25 +99,6 @@ def count(shape: Shape) -> sympy.Expr:
 def is_tensor(node: object) -> bool:
     """Return whether this is a node with one tensor as result."""
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def is_row_sum(node: fx.Node) -> bool:
-    """Return whether this is a sum of floats over the last axis, which is not of size 1."""
-    return node.target is aten.sum.dim_IntList and _is_over_rows(node)
-
-
-def is_row_mean(node: fx.Node) -> bool:
-    """Return whether this is a mean over the last axis, which is not of size 1."""
-    return node.target is aten.mean.dim and _is_over_rows(node)
-
-
-def _is_over_rows(node: fx.Node) -> bool:
-    if not is_tensor(node.args[0]):
-        return False
-    summand, dims = cast(fx.Node, node.args[0]), node.args[1]
-    rank = value_of(summand).ndim
-    last = isinstance(dims, (list, tuple)) and len(dims) == 1 and rank > 0 and cast(int, dims[0]) % rank == rank - 1
-    return last and value_of(summand).dtype.is_floating_point and shape_of(summand)[-1] != 1
 
 
 def is_product(node: fx.Node) -> bool:
@@ -193,60 +183,127 @@ def product_of(part: Part, shape: Shape) -> Product:
                 if parts := multiplied(part):
                     todo += [(each, shape, divides != below) for each, below in parts]
                     continue
-                if part.target is aten.expand.default:
-                    part = cast(fx.Node, part.args[0])
+                part = broadcast_of(part) or part
             part = factor_of(part, shape)
         (under if divides else over)[part] += 1
     return Product(scale, over, under)
 
 
+# Products and sums that a call computes -------------------------------------------------------------------------------
+
+
 def multiplied(node: fx.Node) -> list[tuple[Part, bool]]:
-    """Return the factors of a tensor, each with whether it divides; empty if it is not a product."""
-    target, shape = node.target, shape_of(node)
-    args = [cast(Part, arg) for arg in node.args if is_tensor(arg) or isinstance(arg, (int, float))]
-    if not value_of(node).dtype.is_floating_point:
-        return []
-    if target is getitem:
-        return _dropped_out(node)
-    if len(args) != len(node.args):
-        return []
-    if target in (aten.mul.Tensor, aten.mul.Scalar):
-        return [(args[0], False), (args[1], False)]
-    if target in (aten.div.Tensor, aten.div.Scalar) and args[1] != 0:
-        return [(args[0], False), (args[1], True)]
-    if target is aten.neg.default:
-        return [(args[0], False), (-1, False)]
-    if target is aten.reciprocal.default:
-        return [(args[0], True)]
-    if target is aten.pow.Tensor_Scalar and args[1] in (2, 3):
-        return [(args[0], False)] * int(cast(float, args[1]))
-    return _masked(node, args, shape)
+    """Return the factors that a call multiplies, each with whether it divides; empty if it is not a product.
 
+    A selection between x and 0 is x times its condition; where that excludes a non-finite value, the selection is 0 but
+    the product NaN.
 
-def _masked(node: fx.Node, args: list[Part], shape: Shape) -> list[tuple[Part, bool]]:
-    """Return the factors of a tensor that a mask sets to 0; empty if it is not of this kind.
-
-    A mask that excludes non-finite values makes them 0, where a product would make them NaN.
+    >>> from fusion.inspect.examples import traced
+    >>> graph = traced(lambda x, y: -x / y, torch.empty(3, 4), torch.empty(4)).graph
+    >>> [multiplied(node) for node in graph.nodes if node.op == "call_function"]
+    [[(x, False), (-1, False)], [(neg, False), (y, True)]]
     """
-    target = node.target
-    if target is aten.masked_fill.Scalar and args[2] == 0:
-        return [(args[0], False), (factor_of(cast(fx.Node, args[1]), shape, inverted=True), False)]
-    if target is aten.where.self and constant_of(args[2]) == 0:
-        return [(args[1], False), (factor_of(cast(fx.Node, args[0]), shape), False)]
-    if target is aten.where.self and constant_of(args[1]) == 0:
-        return [(args[2], False), (factor_of(cast(fx.Node, args[0]), shape, inverted=True), False)]
-    if target is aten.native_dropout_backward.default:
-        return [(args[0], False), (args[1], False), (args[2], False)]
-    return []
+    elements = _elements(node)
+    if elements is None or not isinstance(elements.expr, Op):
+        return []
+    parts: list[tuple[Part, bool]] = []
+    for part, divides in elements.factors(elements.expr):
+        if part is None or (divides and part == 0):
+            return []
+        parts.append((part, divides))
+    return parts
 
 
-def _dropped_out(node: fx.Node) -> list[tuple[Part, bool]]:
-    """Return the factors of a dropout's first result; its second is the mask."""
-    source, position = node.args
-    if not isinstance(source, fx.Node) or source.target is not aten.native_dropout.default or position != 0:
+def added(node: fx.Node) -> list[tuple[Part, float]]:
+    """Return the two terms that a call adds, each with its coefficient; empty if it is not a sum.
+
+    >>> from fusion.inspect.examples import traced
+    >>> graph = traced(lambda x, y: torch.sub(x, y, alpha=2), torch.empty(3, 4), torch.empty(4)).graph
+    >>> [added(node) for node in graph.nodes if node.op == "call_function"]
+    [[(x, 1.0), (y, -2.0)]]
+    """
+    elements = _elements(node)
+    expr = None if elements is None else elements.expr
+    if elements is None or not isinstance(expr, Op) or expr.name not in ("add", "sub"):
         return []
-    dropped, probability, training = source.args
-    masks = [user for user in source.users if user.args[1] == 1]
-    if not masks or training is False or not isinstance(probability, (int, float)) or probability >= 1:
+    left, right = (elements.scaled(arg) for arg in expr.args)
+    if left is None or right is None:
         return []
-    return [(cast(fx.Node, dropped), False), (masks[0], False), (1 - probability, True)]
+    return [left, (right[0], right[1] if expr.name == "add" else -right[1])]
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """The float elements of a call's result, as an expression over its operands.
+
+    Attributes:
+        others: expressions of the call's other results, each with its node.
+    """
+
+    expr: Expr
+    shape: Shape
+    operands: Mapping[str, fx.Node]
+    others: Mapping[Expr, fx.Node]
+
+    def part(self, expr: Expr) -> Part | None:
+        """Return the number or the operand that an expression is, at the same point or broadcast."""
+        while isinstance(expr, Cast) and expr.dtype.is_floating_point and expr.dtype.itemsize > 1:
+            expr = expr.arg
+        if isinstance(expr, Const):
+            return expr.value
+        source = self.operands.get(expr.buffer) if isinstance(expr, Load) else None
+        if source is not None and place_of(source, self.shape) is expr:
+            return source
+        return self.others.get(expr)
+
+    def factors(self, expr: Expr, *, divides: bool = False) -> Iterator[tuple[Part | None, bool]]:
+        """Yield the factors of an expression, each with whether it divides; None for one that is itself computed.
+
+        The names of these operations are the subject: no column of the scalar operations tells a product from other
+        linear operations.
+        """
+        match unrounded(expr):
+            case Op(name="mul" | "truediv" as name, args=(left, right)):
+                yield from self.factors(left, divides=divides)
+                yield from self.factors(right, divides=divides != (name == "truediv"))
+            case Op(name="neg", args=(arg,)):
+                yield from self.factors(arg, divides=divides)
+                yield -1, False
+            case Op(name="where", args=(condition, kept, zero)) if self._is_zero(zero):
+                yield from self.factors(kept, divides=divides)
+                yield self._mask(condition), divides
+            case Op(name="where", args=(condition, zero, kept)) if self._is_zero(zero):
+                yield from self.factors(kept, divides=divides)
+                yield self._mask(condition, inverted=True), divides
+            case other:
+                yield self.part(other), divides
+
+    def scaled(self, expr: Expr) -> tuple[Part, float] | None:
+        """Return the number or operand that an expression multiplies by a number, and that number."""
+        scale, arg = 1.0, unrounded(expr)
+        if isinstance(arg, Op) and arg.name == "mul" and isinstance(arg.args[0], Const):
+            scale, arg = arg.args[0].value, arg.args[1]
+        part = self.part(arg)
+        return None if part is None else (part, scale)
+
+    def _is_zero(self, expr: Expr) -> bool:
+        part = self.part(expr)
+        return part is not None and not isinstance(part, Factor) and constant_of(part) == 0
+
+    def _mask(self, condition: Expr, *, inverted: bool = False) -> Factor | None:
+        part = self.part(condition)
+        return factor_of(part, self.shape, inverted=inverted) if isinstance(part, fx.Node) else None
+
+
+def _elements(node: fx.Node) -> _Elements | None:
+    """Return the elements of a result as an expression; None if they are not floats or need folds or library calls."""
+    if not is_tensor(node) or not value_of(node).dtype.is_floating_point:
+        return None
+    call = cast(fx.Node, node.args[0]) if node.target is getitem else node
+    values = results_of_call(call)
+    value = values.get(node)
+    if value is None:
+        return None
+    others = {without_units(each.expr, each.shape): other for other, each in values.items() if other is not node}
+    operands = {arg.name: arg for arg in call.all_input_nodes if is_tensor(arg)}
+    return _Elements(unrounded(without_units(value.expr, value.shape)), value.shape, operands, others)

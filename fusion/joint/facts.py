@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Cast, Const, Expr, Index, Load, Op, loads, postorder
+from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, loads, postorder
 from fusion.lowering.indexing import ZERO, substitute
 from fusion.lowering.lower import LoweredCall, lower_call
 from fusion.lowering.program import Contract, Extern, Map, Reduce
@@ -69,9 +69,28 @@ def value_of_call(node: fx.Node) -> Value | None:
         return None
     if not call.nodes:
         return call.result
-    stored = call.nodes[0]
-    if len(call.nodes) == 1 and isinstance(stored, Map) and call.result.buffer() == stored.out:
-        return Value(call.result.shape, call.result.dtype, call.result.device, stored.expr)
+    return _computed(call.result, call) if len(call.nodes) == 1 else None
+
+
+def results_of_call(node: fx.Node) -> dict[fx.Node, Value]:
+    """Return the results of a call that are computed element by element: its own, or those that a graph selects of it.
+
+    Elements of several results may depend on random numbers, too.
+    """
+    call = lowered(node)
+    if call is None or not isinstance(call.result, tuple):
+        value = value_of_call(node)
+        return {} if value is None else {node: value}
+    selected = {user: call.result[cast(int, user.args[1])] for user in node.users if user.target is getitem}
+    values = {user: _computed(part, call) for user, part in selected.items() if isinstance(part, Value)}
+    return {user: value for user, value in values.items() if value is not None}
+
+
+def _computed(result: Value, call: LoweredCall) -> Value | None:
+    """Return a result with the expression that a call stores in it; None if it stores none."""
+    for step in call.nodes:
+        if isinstance(step, Map) and result.buffer() == step.out:
+            return Value(result.shape, result.dtype, result.device, step.expr)
     return None
 
 
@@ -105,6 +124,23 @@ def unrounded(expr: Expr) -> Expr:
             break
         expr = expr.arg
     return expr
+
+
+def broadcast_of(node: fx.Node) -> fx.Node | None:
+    """Return the operand that a call only broadcasts; None for any other call.
+
+    >>> from fusion.inspect.examples import traced
+    >>> (call,) = traced(lambda x: x.expand(3, 4), torch.empty(4)).graph.find_nodes(
+    ...     op="call_function", target=torch.ops.aten.expand.default
+    ... )
+    >>> broadcast_of(call)
+    x
+    """
+    source, _ = _viewed(node) or (None, ())
+    value = value_of_call(node)
+    if source is None or value is None:
+        return None
+    return source if place_of(source, value.shape) is without_units(value.expr, value.shape) else None
 
 
 def is_rearranged(node: fx.Node) -> bool:
@@ -209,6 +245,69 @@ def fold_of(node: fx.Node) -> Reduce | None:
             return step if isinstance(unrounded(step.args[0]), Load) else None
         expr = unrounded(step.expr)
     return None
+
+
+def row_sum(node: fx.Node) -> tuple[fx.Node, sympy.Expr] | None:
+    """Return the tensor whose last axis a call sums, and the number by which it divides: 1, or the length of a mean.
+
+    None for any other call, and if the axis has the size 1.
+
+    >>> from fusion.inspect.examples import traced
+    >>> graph = traced(lambda x: (x.sum(-1), x.mean(-1), x.sum(0)), torch.empty(3, 4)).graph
+    >>> [row_sum(node) for node in graph.nodes if node.op == "call_function"]
+    [(x, 1), (x, 4), None]
+    """
+    call = lowered(node) if _shortens_rows(node) else None
+    if call is None or not isinstance(call.result, Value):
+        return None
+    (source,) = node.all_input_nodes
+    value = _computed(call.result, call) or call.result
+    expr, length = unrounded(without_units(value.expr, value.shape)), sizes_of(source.meta["val"].shape)[-1]
+    is_mean = isinstance(expr, Op) and expr.name == "truediv" and _is_number(expr.args[1], length)
+    sums = unrounded(expr.children()[0]) if is_mean else expr
+    for fold in folds(node):
+        if fold.op == "sum" and _is_over_rows(fold, source) and _sums_at(fold, value) is sums:
+            return source, length if is_mean else sympy.Integer(1)
+    return None
+
+
+def _sums_at(fold: Reduce, value: Value) -> Expr:
+    """Return the element of a fold at the row-major position of each element of `value`, which has as many."""
+    sizes = tuple(axis.size for axis in fold.axes)
+    sums = Value(sizes, fold.dtype, value.device, Load(fold.out, axes_of(sizes), fold.dtype))
+    return without_units(reshape(sums, value.shape).expr, value.shape)
+
+
+def _is_over_rows(fold: Reduce, source: fx.Node) -> bool:
+    """Return whether a fold reduces each row of a tensor to one number."""
+    element, tensor = unrounded(fold.args[0]), operand_value(source)
+    axes = [axis.symbol for axis in (*fold.axes, *fold.over)]
+    if not isinstance(element, Load) or element.mask is not None or element.buffer != source.name:
+        return False
+    if len(axes) != tensor.rank or len(fold.over) != 1:
+        return False
+    return all(size == 1 or at == axis for at, axis, size in zip(element.index, axes, tensor.shape, strict=True))
+
+
+def _is_number(expr: Expr, number: sympy.Expr) -> bool:
+    """Return whether an expression equals a number at every point."""
+    expr = expr.arg if isinstance(expr, Cast) else expr
+    if isinstance(expr, Const):
+        return bool(number.is_Integer) and int(number) == expr.value
+    return isinstance(expr, IndexValue) and expr.index == number
+
+
+def _shortens_rows(node: fx.Node) -> bool:
+    """Return whether a call of one tensor of floats has the shape of sums over its last axis, which is not of size 1.
+
+    Most calls do not, and need not be lowered.
+    """
+    values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+    floats = [val for val in values if isinstance(val, torch.Tensor) and val.is_floating_point()]
+    if len(values) != 2 or len(floats) != 2 or not floats[1].ndim:
+        return False
+    result, (*rows, row) = (sizes_of(val.shape) for val in floats)
+    return row != 1 and tuple(size for size in result if size != 1) == tuple(size for size in rows if size != 1)
 
 
 def averaged(node: fx.Node) -> list[tuple[fx.Node, int]]:

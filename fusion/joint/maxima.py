@@ -14,7 +14,7 @@ at the maximum, and here there may be an infinity.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from operator import getitem
 from typing import cast
 
@@ -72,9 +72,10 @@ def drop_vanishing_gradients(joint: fx.GraphModule) -> None:
     - return add
     """
     forms = Forms()
+    comparisons = _comparisons(joint.graph)
     changed = False
     for node in list(joint.graph.nodes):
-        spread = _compared(node) or _scattered(node)
+        spread = (_compared(node, comparisons) if comparisons else None) or _scattered(node)
         if spread is None:
             continue
         gradient, maximum = spread
@@ -91,18 +92,22 @@ def drop_vanishing_gradients(joint: fx.GraphModule) -> None:
 # Gradients spread by a maximum ----------------------------------------------------------------------------------------
 
 
-def _compared(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def _comparisons(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return the comparisons of a graph with a maximum, each with the maximum."""
+    masks = graph.find_nodes(op="call_function", target=aten.eq.Tensor)
+    sides = [(mask, root(cast(fx.Node, side))) for mask in masks for side in reversed(mask.args)]
+    return {mask: side for mask, side in sides if _is_fold(side, EXTREMES)}
+
+
+def _compared(node: fx.Node, comparisons: Mapping[fx.Node, fx.Node]) -> tuple[fx.Node, fx.Node] | None:
     """Match a gradient spread by a comparison with a maximum; return the factor that has to be 0, and the maximum."""
     if node.op != "call_function" or not is_tensor(node):
         return None
     for part, divides in multiplied(node):
         mask = part.root if isinstance(part, Factor) else root(part) if isinstance(part, fx.Node) else None
-        if mask is None or divides or mask.target is not aten.eq.Tensor:
-            continue
-        for side in mask.args:
-            maximum = root(cast(fx.Node, side))
-            if _is_fold(maximum, EXTREMES):
-                return node, maximum
+        maximum = None if mask is None or divides else comparisons.get(mask)
+        if maximum is not None:
+            return node, maximum
     return None
 
 

@@ -16,22 +16,18 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import isfinite
-from typing import cast
 
 import sympy
-import torch
 from torch import fx
 
 from fusion.joint.factors import (
     Factor,
     Part,
     Runs,
+    added,
     count,
     factor_of,
     is_product,
-    is_row_mean,
-    is_row_sum,
-    is_tensor,
     matrix_root,
     merged_runs,
     multiplied,
@@ -40,6 +36,7 @@ from fusion.joint.factors import (
     shape_of,
     value_of,
 )
+from fusion.joint.facts import broadcast_of, row_sum
 from fusion.joint.polynomials import (
     MAX_TERMS,
     ONE,
@@ -57,8 +54,6 @@ from fusion.joint.polynomials import (
 )
 from fusion.lowering.value import Shape
 
-aten = torch.ops.aten
-
 MAX_POWER = 8
 MAX_DIVISORS = 4
 """How many sums in denominators are multiplied out."""
@@ -69,6 +64,7 @@ MAX_NESTED = 24
 class Forms:
     """The polynomials of the tensors of one graph.
 
+    >>> import torch
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> def f(e, g):
     ...     p = e / e.sum(-1, keepdim=True)
@@ -127,12 +123,12 @@ class Forms:
         form: Polynomial | None = None
         if not value_of(node).dtype.is_floating_point:
             pass
-        elif is_row_sum(node) or is_row_mean(node):
-            form = self._summed(node)
-        elif node.target is aten.expand.default:
-            form = self._lifted(cast(fx.Node, node.args[0]), shape_of(node))
-        elif node.target in (aten.add.Tensor, aten.sub.Tensor):
-            form = self._added(node)
+        elif rows := row_sum(node):
+            form = self._summed(*rows)
+        elif source := broadcast_of(node):
+            form = self._lifted(source, shape_of(node))
+        elif terms := added(node):
+            form = self._added(terms, shape_of(node))
         elif parts := multiplied(node):
             form = self._multiplied(parts, shape_of(node))
         small = form is not None and len(form) <= MAX_TERMS
@@ -162,25 +158,22 @@ class Forms:
             form = product(form, part_form)
         return form
 
-    def _added(self, node: fx.Node) -> Polynomial | None:
-        alpha = node.kwargs.get("alpha", 1)
-        parts = [cast(Part, arg) for arg in node.args if is_tensor(arg) or isinstance(arg, (int, float))]
-        if len(parts) != len(node.args) or not isinstance(alpha, (int, float)) or not isfinite(alpha):
-            return None
-        left, right = (self._lifted(part, shape_of(node)) for part in parts)
-        if left is None or right is None:
-            return None
-        scale = Fraction(alpha) if node.target is aten.add.Tensor else -Fraction(alpha)
-        return plus(left, {term: scale * each for term, each in right.items() if scale})
+    def _added(self, terms: list[tuple[Part, float]], shape: Shape) -> Polynomial | None:
+        form: Polynomial = {}
+        for part, scale in terms:
+            part_form = self._lifted(part, shape) if isfinite(scale) else None
+            if part_form is None:
+                return None
+            form = plus(form, {term: Fraction(scale) * each for term, each in part_form.items() if scale})
+        return form
 
     # Sums over rows ---------------------------------------------------------------------------------------------------
 
-    def _summed(self, node: fx.Node) -> Polynomial | None:
-        summand = cast(fx.Node, node.args[0])
+    def _summed(self, summand: fx.Node, divisor: sympy.Expr) -> Polynomial | None:
         *shape, size = shape_of(summand)
-        if is_row_mean(node) and not size.is_Integer:
+        if not divisor.is_Integer:
             return None
-        each = Fraction(1, int(size)) if is_row_mean(node) else Fraction(1)
+        each = Fraction(1, int(divisor))
         form: Polynomial = {}
         for monomial, scale in self._known[root(summand)].items():
             rows, over = split(monomial, size)
@@ -230,13 +223,13 @@ def _parts(node: fx.Node) -> list[fx.Node]:
     """Return the tensors that the form of a node is computed from."""
     if not value_of(node).dtype.is_floating_point:
         return []
-    if is_row_sum(node) or is_row_mean(node) or node.target is aten.expand.default:
-        parts: list[object] = [node.args[0]]
-    elif node.target in (aten.add.Tensor, aten.sub.Tensor):
-        parts = list(node.args)
+    if rows := row_sum(node):
+        parts: list[Part] = [rows[0]]
+    elif source := broadcast_of(node):
+        parts = [source]
     else:
-        parts = [part for part, _ in multiplied(node)]
-    return [root(part) for part in parts if isinstance(part, fx.Node) and is_tensor(part)]
+        parts = [part for part, _ in added(node) or multiplied(node)]
+    return [root(part) for part in parts if isinstance(part, fx.Node)]
 
 
 def _atom(node: fx.Node, shape: Shape) -> Polynomial:

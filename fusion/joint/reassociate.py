@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import sympy
 import torch
@@ -30,18 +29,17 @@ from torch._ops import OpOverload
 
 from fusion.joint.factors import (
     Factor,
-    Part,
     Product,
+    added,
     count,
     is_product,
-    is_row_sum,
-    is_tensor,
     matrix_root,
     operands,
     product_of,
     shape_of,
     value_of,
 )
+from fusion.joint.facts import row_sum
 from fusion.joint.recomputation import is_tile
 from fusion.joint.writing import write
 from fusion.lowering.sizes import elements, size_of
@@ -90,13 +88,14 @@ def reassociate(joint: fx.GraphModule) -> None:
             known.sizes.setdefault(size_of(node.meta["val"]), node)
         elif is_product(node):
             known.add_product(node)
-        elif is_row_sum(node):
-            terms = known.sum_of(node)
-            replacement = None if terms is None else _Writer(joint.graph, node, known.sizes).write(terms)
+        elif (rows := row_sum(node)) is not None and rows[1] == 1:
+            summand, _ = rows
+            terms = known.sum_of(summand)
+            replacement = None if terms is None else _Writer(joint.graph, node, summand, known.sizes).write(terms)
             if replacement is not None:
                 node.replace_all_uses_with(replacement)
                 changed = True
-            known.add_sum(node, replacement or node)
+            known.add_sum(summand, replacement or node)
     if changed:
         joint.graph.eliminate_dead_code()
         joint.recompile()
@@ -113,15 +112,15 @@ class _Known:
     def add_product(self, node: fx.Node) -> None:
         self._products[matrix_root(operands(node)[1])].append(node)
 
-    def add_sum(self, node: fx.Node, value: fx.Node) -> None:
-        """Record the summand of the sum `node`, which is now available as `value`."""
-        shape = shape_of(_summand(node))
-        self._sums.append((product_of(_summand(node), shape), shape, value))
+    def add_sum(self, summand: fx.Node, value: fx.Node) -> None:
+        """Record that the sums over the rows of `summand` are available as `value`."""
+        shape = shape_of(summand)
+        self._sums.append((product_of(summand, shape), shape, value))
 
-    def sum_of(self, node: fx.Node) -> list[RowSum] | None:
-        """Return a sum as a few sums of smaller tensors; None if that is impossible."""
-        shape = shape_of(_summand(node))
-        terms = self._terms(product_of(_summand(node), shape), shape, MAX_NESTED)
+    def sum_of(self, summand: fx.Node) -> list[RowSum] | None:
+        """Return the sums over rows as a few sums of smaller tensors; None if that is impossible."""
+        shape = shape_of(summand)
+        terms = self._terms(product_of(summand, shape), shape, MAX_NESTED)
         return terms if terms and any(term.right is not None for term in terms) else None
 
     def _terms(self, term: Product, shape: Shape, nested: int) -> list[RowSum] | None:
@@ -163,10 +162,6 @@ class _Known:
         return None
 
 
-def _summand(node: fx.Node) -> fx.Node:
-    return cast(fx.Node, node.args[0])
-
-
 def _can_replace(y: fx.Node, x: fx.Node) -> bool:
     """Return whether Y has the shape of A, the precision of X, a tile, and much fewer elements."""
     small, large = value_of(y), value_of(x)
@@ -182,30 +177,21 @@ def _has_rows(product: Product, shape: Shape) -> bool:
 
 def _spread(term: Product, factor: Factor) -> list[Product] | None:
     """Expand a product with a sum as a factor into products; None if the factor is not a sum."""
-    node = factor.root
-    if node.target not in (aten.add.Tensor, aten.sub.Tensor) or not factor.is_whole:
-        return None
-    alpha = node.kwargs.get("alpha", 1)
     rest = term.without(Product(over=Counter([factor])))
-    if rest is None or not isinstance(alpha, (int, float)):
+    if rest is None or not factor.is_whole:
         return None
-    scales = (1, alpha if node.target is aten.add.Tensor else -alpha)
-    products: list[Product] = []
-    for part, scale in zip(node.args, scales, strict=True):
-        if not (is_tensor(part) or isinstance(part, (int, float))):
-            return None
-        product = rest * product_of(cast(Part, part), shape_of(node))
-        products.append(replace(product, scale=scale * product.scale))
-    return products
+    shape = shape_of(factor.root)
+    products = [(rest * product_of(part, shape), scale) for part, scale in added(factor.root)]
+    return [replace(product, scale=scale * product.scale) for product, scale in products] or None
 
 
 class _Writer:
     """Writes the replacement of a sum, in float32 at least, before it."""
 
-    def __init__(self, graph: fx.Graph, node: fx.Node, sizes: dict[sympy.Expr, fx.Node]) -> None:
+    def __init__(self, graph: fx.Graph, node: fx.Node, summand: fx.Node, sizes: dict[sympy.Expr, fx.Node]) -> None:
         self._graph, self._sum, self._sizes = graph, node, sizes
         self._dtype = torch.promote_types(value_of(node).dtype, torch.float32)
-        self._shape = (*shape_of(_summand(node))[:-1], sympy.Integer(1))
+        self._shape = (*shape_of(summand)[:-1], sympy.Integer(1))
 
     def write(self, terms: Iterable[RowSum]) -> fx.Node | None:
         """Return the sum of some rows in the shape and dtype of the sum; None if the graph lacks nodes of its sizes."""

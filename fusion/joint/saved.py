@@ -174,7 +174,7 @@ def _memory(node: fx.Node | None) -> int | None:
 
 
 def _changed_inputs(forward: fx.GraphModule) -> set[fx.Node]:
-    """Return inputs that the graph copies to, and inputs of which it returns the new value."""
+    """Return the inputs that the graph overwrites, and those whose new values it returns."""
     holders = forward.graph.find_nodes(op="placeholder")
     copies = forward.graph.find_nodes(op="call_function", target=aten.copy_.default)
     described = forward.graph.output_node().meta.get("desc", ())

@@ -1,4 +1,4 @@
-"""Calls cuDNN's backward of attention so that it reads the gradient of the result as it lies in memory.
+"""Calls cuDNN's backward of attention with the right strides of the gradient of the result.
 
 PyTorch keeps one cuDNN graph for each shape and layout of queries, keys, values and mask.  The strides of the gradient
 of the result are part of a backward graph and not of its key, so that a second layout of that gradient is read with the

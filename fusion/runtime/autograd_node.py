@@ -1,8 +1,8 @@
 """The autograd node of a compiled region: one for forward and backward, described by AOTAutograd's metadata.
 
 Its results are the inputs that the region changes in place, then the region's own, then bases of views among these.
-Input: the metadata; output: where to find the node, what its gradients depend on, and whether the region can be
-differentiated again.
+Input: the metadata; output: where to find the node, the tensors on which its gradients depend, and whether the region
+can be differentiated again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Turns a schedule into an fx GraphModule that allocates, launches, calls and frees.
 
-The module's generated Python is what runs, and is meant to be read: one line per allocation, launch and extern call,
+The module runs as generated Python that is meant to be read: one line per allocation, launch and extern call,
 and names taken from the user's graph.  fx drops every tensor after its last use, so memory is freed as early as it
 can be.
 """

@@ -35,8 +35,8 @@ def invert(
 ) -> Inverse | None:
     """Solve `values[j] = exprs[j]` for `axes`; None unless the map is a bijection onto the box of `value_sizes`.
 
-    Each expression must be a mixed-radix number of whole axes (or an axis must be spread over several expressions as
-    its digits), which is what reshapes, transposes and splits produce, or such a number counted from the other end.
+    Each expression must be a mixed-radix number of whole axes, as reshapes, transposes and splits produce, or such a
+    number counted from the other end; or an axis is spread over several expressions as its digits.
 
     >>> from fusion.lowering.indexing import axis_symbol
     >>> b, s, n = (axis_symbol(k) for k in range(3))

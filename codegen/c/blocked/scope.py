@@ -177,8 +177,8 @@ class Scope:
         """Read numbers of fewer than 4 bytes along the lanes into an array before the loop.
 
         Lanes would be as many as such numbers fill a register, 64 flags of a mask beside four registers of scores.
-        GCC computes what is left, up to half as many, one by one, with a branch for each choice: of blocks of 176
-        scores, 16 took as long as the other 160.
+        GCC computes the remainder, up to half as many, one element at a time, with a branch for each choice: of
+        blocks of 176 scores, the last 16 took as long as the other 160.
         """
         block = self.blocks.of[lane]
         if block.bound is None or not block.bound.is_Integer or block.bound > COLUMNS:

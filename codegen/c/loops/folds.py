@@ -34,7 +34,7 @@ SHARES = 128
 """Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""
 
 EXTREME_SHARES = 64
-"""The same for maxima and minima, which come with as many notes of NaN."""
+"""The same for maxima and minima, each of which has a register that records NaN."""
 
 FEW_SHARES = 32
 """The same along an axis of at most `SHORT_AXIS` points."""
@@ -58,7 +58,7 @@ REPEATING = frozenset(("max", "min", "argmax", "argmin"))
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Says at which levels the code of one fold is placed.
+    """The loop levels at which the code of one fold is written.
 
     Attributes:
         outer: the level that holds the accumulators, just outside the first folded loop.
@@ -84,7 +84,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Says after how many elements the folds of a sweep pass on their partial results.
+    """The runs of elements that the folds of a sweep take before they combine partial results.
 
     Attributes:
         across: the lanes run along a folded axis.
@@ -152,7 +152,7 @@ def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares
 
 
 def write_fold(fold: Fold, args: Sequence[Code], place: Place, space: Namespace) -> Code:
-    """Put the code of `fold` on its levels and return its result.
+    """Write the code of `fold` at its loop levels and return its result.
 
     `args` are of no narrow float type; those of `REPEATING` folds are names or literals.  `place.cell`, if given, is
     called with the C type of the accumulators and returns the element that holds them.

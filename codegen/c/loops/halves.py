@@ -23,7 +23,7 @@ from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Kernel, Store
 
 CONVERTED_BLOCK = 1024
-"""Numbers that are converted at once: arrays of so many floats stay in the L1 cache."""
+"""Numbers that are converted at once: an array of as many floats stays in the L1 cache."""
 
 
 SHORTEST_AXIS = 16

@@ -25,7 +25,7 @@ _SIGNS = {"sum": "+", "prod": "*"}
 
 
 def write_scan(scan: Prefix, args: Sequence[Code], place: Place, space: Namespace) -> Code:
-    """Put the code of `scan` on its levels and return its value; `args` are names or literals.
+    """Write the code of `scan` at its loop levels and return its value; `args` are names or literals.
 
     Raises:
         BuildError: a scan that the C target does not know.

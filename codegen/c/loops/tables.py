@@ -23,7 +23,7 @@ from fusion.lowering.indexing import FloorDiv
 from fusion.lowering.kernel import Kernel, KernelAxis
 
 GATHERED_BLOCK = 1024
-"""The most lanes of a block whose elements are gathered: arrays of so many stay in the L1 cache."""
+"""The most lanes of a block whose elements are gathered: arrays of a block stay in the L1 cache."""
 
 
 def lanes_that_gather(kernel: Kernel, lanes: Lanes, tables: Tables, *, shared: bool) -> Lanes:
@@ -93,7 +93,10 @@ class TableWriter:
         return f"find_windows({place}, {index_text(self.lane.size, self.names)}, {lanes}, {begin}, {order});"
 
     def _table(self, stem: str, held: str, each: int = 1, rounded: int = 1) -> str:
-        """Add a table and return its name: an element for `each` so many lanes, and one more; or for all, `rounded`."""
+        """Add a table and return its name: one element for every `each` lanes, and one more; or one for each lane.
+
+        `rounded`: the length of a table with one element for each lane is a multiple of this.
+        """
         if each > 1:
             count = FloorDiv(self.lane.size + each - 1, each) + 1
         else:

@@ -1,4 +1,4 @@
-"""Turns stores that are contiguous along a loop and not along its lanes: elements of several turns become whole lines.
+"""Transposes stores that are contiguous along a loop but not along its lanes, a tile of whole cache lines at a time.
 
 A norm over channels that are not the last dimension has lanes along the pixels, which it reads; its result with
 channels last would be stored element by element.  The loop over the channels runs in chunks, whose elements are stored

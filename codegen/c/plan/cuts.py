@@ -22,8 +22,8 @@ from fusion.lowering.positions import simplify_all
 from fusion.lowering.scalar_ops import ScalarName
 
 SHORTEST_SPLIT, SHORTEST_PIECE = 48, 16
-"""The shortest axis that is split whatever the pieces; of a shorter one, one piece has to be so long, and half of it:
-the pieces have to fill registers."""
+"""The shortest axis that is split into pieces of any length; and the shortest piece for which a shorter axis is split,
+if it is half of the axis at least: pieces have to fill registers."""
 
 MOST_CUTS = 7
 """The most splits: pieces repeat the text of the sweep, so beyond this masks are cheaper."""
@@ -47,7 +47,7 @@ class Piece:
 
 
 def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
-    """Return the pieces of `lane`, in order; none if it is better not split.  `sizes`: those of all axes."""
+    """Return the pieces of `lane`, in order; none if a split does not pay off.  `sizes`: the sizes of all axes."""
     if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST_PIECE:
         return ()
     nodes = len(postorder(*sweep.roots))

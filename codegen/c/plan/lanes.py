@@ -33,7 +33,7 @@ Sums of columns of 4096 × 1024 in float32, AMD EPYC, one thread: 0.42 ms of pro
 """
 
 SHORT_BLOCK, SHORT_FOLD = 256, 64
-"""The same where at most so many elements are folded, such as those of a window: lanes read them again and again.
+"""The same for folds of at most `SHORT_FOLD` elements, such as windows: lanes read the same elements repeatedly.
 
 Maxima of 8 of 16 × 32 × 4096, 3 apart: 1.2 ms, in blocks of 1024 lanes 2.4.
 """
@@ -48,13 +48,13 @@ STREAM = 4096
 """Points of a block of element-wise work: large enough for prefetching, small enough to distribute."""
 
 FEW_POINTS = 16
-"""A reduced axis of at most so many points is too short to fill lanes."""
+"""The longest reduced axis that is too short to fill lanes."""
 
 HALF_A_VECTOR = 8
-"""An axis of at least so many points fills lanes better than one of `FEWER_POINTS` does."""
+"""The shortest axis that fills lanes better than one of `FEWER_POINTS`."""
 
 FEWER_POINTS = 4
-"""An axis of at most so many points leaves most lanes idle, and vectors can be sorted by its points."""
+"""The longest axis that leaves most lanes idle, and by whose points vectors can be sorted."""
 
 CONFLICTING = 128
 """Elements between rows that share few sets of the L1 cache: a block of them does not stay there.
@@ -98,7 +98,7 @@ class Lanes:
 class Access:
     """One load or store, by its offset.
 
-    `apart`: axes that only terms of the offset depend on which depend on no other.
+    `apart`: axes whose terms of the offset depend on no other axis.
     """
 
     offset: Index

@@ -1,9 +1,9 @@
 """Decides which axes of a grid become loops inside a program: short ones, along which most of the work is the same.
 
-A kernel that only stores has all its axes in its grid, with lanes along the last one, and computes what varies along
-fewer axes once for all these lanes, sequentially.  If that is most of its work, as in small matrices whose elements
-each select one of the results of a long elimination, a program computes a whole matrix, and these results once; lanes
-may run along the remaining grid, many matrices at a time.
+A kernel that only stores has all its axes in its grid, with lanes along the last one, and computes values that vary
+along fewer axes once for all these lanes, sequentially.  If these values are most of its work, as in small matrices
+whose elements each select one of the results of a long elimination, a program computes a whole matrix, and these
+results once; lanes may run along the remaining grid, many matrices at a time.
 """
 
 from __future__ import annotations

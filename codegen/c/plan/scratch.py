@@ -44,7 +44,7 @@ def plan_scratch(
 def _before_scans(
     sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]
 ) -> tuple[Sweep, ...]:
-    """Keep costly values that are scanned in order."""
+    """Compute the costly operands of scans in a sweep before it, since a scan visits its lanes in order."""
     result: list[Sweep] = []
     for sweep in sweeps:
         order, lane = loop_order(sweep, lanes, where)

@@ -1,9 +1,9 @@
 """Decides which values are computed once for a launch: those that vary along the lanes alone.
 
 The position and the weight at which an image is sampled depend on the column; its lanes are columns, and each row would
-compute them again.  They become tables over the lanes.  A load whose position is a sum of such a value and of what all
-lanes share (the row) is *gathered*: a table holds the position, so that neighbours, in whatever order, are taken from
-whole vectors.  Input: the sweeps of a kernel and the axis of its lanes; output: the values and loads.  Left alone:
+compute them again.  They become tables over the lanes.  A load whose position is the sum of such a value and of a value
+that all lanes share (the row) is *gathered*: a table holds the position, so that neighbours, in any order, are taken
+from whole vectors.  Input: the sweeps of a kernel and the axis of its lanes; output: the values and loads.  Left alone:
 loads that are contiguous or have a stride, loads under masks, tensors that the kernel writes, and loops that are cut.
 """
 
@@ -27,7 +27,7 @@ FEWEST_READERS = 32
 """The fewest rows that read a table: one thread computes it, while all others wait."""
 
 LONGEST_TABLE = 1 << 12
-"""The longest axis of a table: some of them stay in the L1 cache beside what is computed with them."""
+"""The longest axis of a table: the L1 cache holds a few such tables and the operands of their loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Loads under conditions that hold for all lanes or for none, as on the sides of a concatenation of channels.
 
 - A choice between elements of one tensor is an element at a chosen position: one load instead of several.
-- Other such loads need no mask: where the condition is false they read the start of the tensor, and what they read is
-  not used.  Compilers load the neighbours that lanes with a stride read (both elements of a pair) as whole vectors, but
+- Other such loads need no mask: where the condition is false they read the start of the tensor, and the value is not
+  used.  Compilers load the neighbours that lanes with a stride read (both elements of a pair) as whole vectors, but
   not under a mask; and a masked load of an unmapped page takes hundreds of cycles.
 
 Input: a kernel, one of its sweeps, and the axis of its lanes.

@@ -1,9 +1,9 @@
 """Unrolls a very short axis that another one continues in memory, so that lanes are full.
 
-The last axis of a pair of halves that are stacked, of unpacked 4-bit numbers or of complex numbers has two points.
-Lanes along it would be two; lanes along the axis before it skip every second element.  One store for each of its points
-in one loop over the axis before it writes whole vectors, and what both have in common is computed once; a fold over it
-takes in both at once.  Input: a kernel that only stores, or folds; output: the kernel without that axis.
+The last axis of two stacked halves, of unpacked 4-bit numbers or of complex numbers has two points.  Lanes along it
+would be two; lanes along the axis before it skip every second element.  One store for each of its points in one loop
+over the axis before it writes whole vectors, and computes their common subexpressions once; a fold over it takes in
+both points at once.  Input: a kernel that only stores, or folds; output: the kernel without that axis.
 """
 
 from __future__ import annotations

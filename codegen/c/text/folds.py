@@ -67,7 +67,8 @@ def better(fold: Fold, total: Code, value: Code) -> str:
 class NanWatch:
     """A variable that notes whether a NaN was seen, which leaves one machine instruction for the comparison itself.
 
-    `shares`: an array of so many, in which `l` is the current one, beside partial results of type `held`.
+    `shares`: the length of an array of such variables, `l` being the current one, one for each partial result of type
+    `held`; None for a single variable.
     """
 
     name: str

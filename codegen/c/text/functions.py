@@ -17,9 +17,9 @@ _MADD = """\
 
 # libmvec leaves its fast path for each exponential that underflows, as masks of -inf make it; this does not.
 # e^x = 2^n e^r with |r| <= ln(2)/2; results are within 1 ulp.  Adding 1.5 2^23 rounds, and leaves n in the lowest bits,
-# which go to the exponent.  What is no normal number is a count of 2^-149, which adding 2^23 rounds: a multiplication
-# whose result is so small takes a processor some 150 cycles, even where 0 is left of it.  As integers without a sign,
-# negative numbers are the larger the smaller they are, and the minimum of two integers is one instruction.
+# which go to the exponent.  A subnormal result is a count of 2^-149, which adding 2^23 rounds: a multiplication with a
+# subnormal result takes a processor some 150 cycles, even where it underflows to 0.  As unsigned integers, negative
+# numbers are the larger the smaller they are, and the minimum of two integers is one instruction.
 _EXP = """\
 INLINE float exp_float(float x) {
     const uint32_t given = float_to_bits(x);
@@ -39,8 +39,8 @@ INLINE float exp_float(float x) {
 }"""
 
 # 1 - e^-q with q = -log(erfc(t)); q/t - 1 is a polynomial, and e^r - 1 with |r| <= ln(2)/2 another, so that small
-# results keep their digits.  Adding 1.5 2^23 rounds, and leaves the number in the lowest bits.  Terms go in pairs: in
-# one chain operations would wait for each other, and what is read for the lanes to come would wait behind them.
+# results keep their digits.  Adding 1.5 2^23 rounds, and leaves the number in the lowest bits.  Terms are evaluated in
+# pairs: in a single chain each operation would wait for the one before it, and so would the loads of the next lanes.
 _ERF = """\
 INLINE float erf_float(float x) {
     const float magnitude = __builtin_fabsf(x), t = magnitude > 4.0f ? 4.0f : magnitude, t2 = t * t;

@@ -22,8 +22,8 @@ _BITS = """\
 INLINE float bits_to_float(uint32_t u) { union { uint32_t u; float f; } word = {u}; return word.f; }
 INLINE uint32_t float_to_bits(float f) { union { float f; uint32_t u; } word = {f}; return word.u; }"""
 
-# Of a float that becomes an integer and a float again, GCC makes one truncation under -fno-trapping-math: that gives
-# -0.0 for -0.5, and keeps NaN and what no integer can be.  Through a barrier, which costs nothing, it does not look.
+# Under -fno-trapping-math GCC replaces a conversion to an integer and back by one truncation, which gives -0.0 for -0.5
+# and keeps NaN and numbers beyond the integers' range.  A barrier, which costs nothing, hides the pair from it.
 _APART = """\
 #if __GNUC__ >= 12 && !defined(__clang__)
 #define APART(x) __builtin_assoc_barrier(x)
@@ -31,8 +31,8 @@ _APART = """\
 #define APART(x) (x)
 #endif"""
 
-# What no integer can be, NaN too, is the least one to the instruction of x86, which is what eager gives.  Of a number
-# that GCC knows it would be 0, or the largest.  (Alone in a loop, a conversion takes 4 to 15% longer.)
+# The instruction of x86 converts NaN, and numbers beyond the integers' range, to the least integer, as eager does.  GCC
+# folds such a constant to 0 or to the largest integer.  (Alone in a loop, a conversion takes 4 to 15% longer.)
 _REACHED = """\
 #if defined(__x86_64__) && defined(__clang__)  // to which a conversion of what no integer can be is undefined
 #define REACHED(x, end, other, whole) (((x) >= -(end)) & ((x) < (end)) ? (whole) : (other))
@@ -83,7 +83,7 @@ INLINE uint16_t to_half(float x) {  // to nearest, ties to even
     return (uint16_t)(float_to_bits(x) >> 16 & 0x8000 | magnitude);
 }"""
 
-# Of blocks: in lanes, a conversion is what is written above.
+# For blocks: in lanes, a conversion is written as above.
 _HALVES = """\
 #if defined(__AVX512F__) && !defined(__clang__)
 typedef float float_halves __attribute__((vector_size(64), aligned(4)));

@@ -316,7 +316,7 @@ def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
 
 
 def _without_nearest(terms: Sequence[sympy.Expr], inner: Sequence[sympy.Expr]) -> tuple[list[sympy.Expr], sympy.Expr]:
-    """Return invariant terms without the part of their number that tells neighbours apart, and that part.
+    """Return invariant terms without the part of their constant that distinguishes neighbours, and that part.
 
     `inner`: the terms of the innermost loop.  The part is 0 unless they step by 2 to `MOST_APART` elements.
 

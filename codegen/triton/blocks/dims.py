@@ -68,7 +68,7 @@ class Lanes(Dim):
     """The threads of a program, of which each reads `word` neighbours of a block at a time
     (`statements/running_folds.py`).
 
-    A tile over them stands for tiles over the elements that they read.
+    A tile over this dimension represents a tile over all elements that the threads read.
     """
 
     count: int = 0

@@ -165,7 +165,7 @@ class PersistentRows(Rows):
         return replace(layout, depth=dict.fromkeys(layout.depth, 1))
 
     def open(self, body: Body) -> None:
-        """Add the lines of a program: a loop over every so many rows."""
+        """Add the lines of a program: a loop over rows, in steps of the number of programs."""
         values, (x, _) = body.values, self.blocked.dims
         rows = values.index_tile(x.size).code
         first, number = values.program, values.open("xi")

@@ -75,7 +75,8 @@ _HELD_LENGTH = 256
 """The shortest row that is worth loads in flight."""
 
 _HELD_ELEMENTS, _HELD_TILES, _HELD_STAGES = 32, 4, 3
-"""Where rows are held beside sums of their columns: elements per thread for so many sums and operands, and stages."""
+"""For rows that are held together with sums of their columns: elements per thread, with at most `_HELD_TILES` sums and
+operands, and pipeline stages."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Scaled(Maps):
         return lay_out(self.blocked, config, within_limit=writer.within_limit, grid_depth=1)
 
     def open(self, body: Body) -> None:
-        """Add the lines of a program: a loop over every so many blocks."""
+        """Add the lines of a program: a loop over blocks, in steps of the number of programs."""
         values = body.values
         (dim,) = self.blocked.dims
         size = values.index_tile(dim.size).code

@@ -22,7 +22,7 @@ _FILE = re.compile(r"\w[\w.]*")
 
 
 def offer(compiled: Any) -> None:
-    """Tell the observers of the cache of Triton's `CompiledKernel`."""
+    """Report Triton's `CompiledKernel` to the observers of the cache."""
     try:
         packed = _files(compiled)
     except OSError:  # Triton's cache was emptied since

@@ -1,7 +1,7 @@
 """Load: the text of a generated file as a Python module, and the types Triton compiles it for.
 
-Input: a kernel and a source (perhaps edited); output: the function, its constants and options, its grid.  What runs is
-the text at hand: Triton, `inspect` and tracebacks find it in `linecache`.  It is written to the cache for debuggers and
+Input: a kernel and a source (perhaps edited); output: the function, its constants and options, its grid.  The text
+runs from memory: Triton, `inspect` and tracebacks find it in `linecache`.  It is written to the cache for debuggers and
 profilers, and never read back; no bytecode is written.  A text that lacks `CONFIG`, `grid` or the kernel's function is
 refused.
 """

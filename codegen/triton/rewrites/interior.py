@@ -1,8 +1,9 @@
 """Interior: a loop over blocks in which its condition holds everywhere.
 
 Input: a loop with a `where`; output: the same loop without it, and with the condition, its conjuncts and their
-negations replaced by constants in its body.  Within the inner bounds of a part that has bounds these hold, too; what
-they select elsewhere is as right there, so blocks that evaluate the condition do not ask for them.
+negations replaced by constants in its body.  Within the inner bounds of a conjunct that has bounds these constants
+hold, too.  Blocks that evaluate the condition take inner bounds as false: the values selected there are right
+everywhere.
 """
 
 from __future__ import annotations

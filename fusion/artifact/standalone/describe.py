@@ -1,7 +1,7 @@
 """Describes a compiled program for a target that makes a library of it.
 
-Input: the captured program, and its schedule, in which every operation is generated; output: a `Standalone`.  What a
-library cannot do is refused, all of it at once.
+Input: the captured program, and its schedule, in which every operation is generated; output: a `Standalone`.  Features
+that a library cannot have are refused, all of them in one message.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _Describer:
                 hint="fusion.save keeps them as calls of PyTorch",
             )
 
-    # What is there before the first step -----------------------------------------------------------------------------
+    # Tensors that exist before the first step ------------------------------------------------------------------------
 
     def _place_inputs(self) -> None:
         weights, first = self.program.weights, self.signature.first

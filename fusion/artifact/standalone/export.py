@@ -64,7 +64,7 @@ def export_library(
 
     Raises:
         TypeError: `program` cannot be called, or `inputs` is no sequence.
-        Unsupported: an operation is not generated, or the program is not exported: the message lists what.
+        Unsupported: an operation is not generated, or the program is not exported: the message lists every reason.
         FusionError: it cannot be compiled.
         OSError: a file cannot be written.
     """

@@ -36,7 +36,7 @@ class Plan:
 
 
 def planned(buffers: Sequence[Alive], hints: Mapping[sympy.Symbol, int]) -> Plan:
-    """Give each buffer a slot that is free from its first to its last step.
+    """Assign each buffer a memory slot that is free from its first to its last step.
 
     Among free slots one of the same size is taken, else the one whose size, as traced, is nearest.
 

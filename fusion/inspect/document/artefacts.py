@@ -1,4 +1,4 @@
-"""Makes the artefacts of kernels: the output of the target's tools for each source, with the lines it comes from.
+"""Produces the artefacts of kernels: the output of the target's tools for each source, with the lines it comes from.
 
 Input: kernels of reports; output: their stages as text, or the message of the tool that failed.  Binaries are left out.
 """

@@ -98,7 +98,7 @@ def _reached(starts: Iterable[str], step: Callable[[str], Iterable[str]], ends: 
 
 
 def _end(name: str, ends: Collection[str]) -> str:
-    """Return the tensor or the reduction that a name stands for; the name itself if there is none."""
+    """Return the tensor or the reduction to which a name refers; the name itself if there is none."""
     first = name.partition("_")[0]
     return first if first in ends and name not in ends else name
 

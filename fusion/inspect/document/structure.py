@@ -2,7 +2,7 @@
 
 `VERSION` changes if a field is renamed or removed or gets another meaning, not if one is added.  Bytes, microseconds
 and additions are of one call of the program.  A number that names an entry of a list is its position there; `None`
-stands for what is not known.
+stands for an unknown value.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class StepEntry(TypedDict):
     """A launch (`kernel` is an entry of `kernels`) or a call of the library (`reason` says why it is one).
 
     `params` are the tensors of a kernel's parameters, in order.  `lines` are, for each line of the kernel's source, the
-    operations among which those of the line are; none where nothing is known beyond `operations`.  `remedy` is what it
-    would take to generate a call.
+    operations from which the line may come; empty if only `operations` is known.  `remedy` says what it would take to
+    generate the call.
     """
 
     kind: str
@@ -173,7 +173,7 @@ class PassEntry(TypedDict):
 
 
 class DeviceEntry(TypedDict):
-    """Gives the device's figures behind predicted times, in bytes and operations per microsecond.
+    """The figures of the device from which times are predicted, in bytes and operations per microsecond.
 
     `bandwidth` has pairs: the bytes that a launch touches, and bytes per microsecond.  `matrix_shares` has pairs: the
     bytes of an operand's element, and the speed of products relative to `matrix_flops`.
@@ -235,8 +235,8 @@ class ValueEntry(TypedDict):
 class CertifiedEntry(TypedDict):
     """A tensor that a launch wrote on the user's inputs.
 
-    `error` is against float64 on its own operands, `rounding` what its dtypes explain of it, `contribution` the change
-    of `result` if the launch were exact: all relative, by norms, and None where infinite.
+    `error` is against float64 on its own operands, `rounding` the part that its dtypes explain, `contribution` the
+    change of `result` if the launch were exact: all relative, by norms, and None where infinite.
     """
 
     kernel: str

@@ -1,4 +1,4 @@
-"""Gives each chain a copy of the nodes of a tile that several chains compute.
+"""Duplicates the nodes of a tile that several chains compute, so that each chain has its own.
 
 Input: a Program and its chains; output: an equal Program in which the nodes of every chain have no other readers, and
 the chains as clusters of them.

@@ -61,7 +61,8 @@ def bound_masks(
     chains: Sequence[Cluster],
     hints: Mapping[sympy.Symbol, int] | None = None,
 ) -> tuple[Program, tuple[Cluster, ...]]:
-    """Give the masks of chains bounds; return the program (the same object if there are none), and the chains in it.
+    """Compute bounds of the masks of chains; return the program (the same object if there are none), and the chains in
+    it.
 
     >>> from dataclasses import replace
     >>> from fusion.inspect.examples import TARGET, show_program

@@ -1,9 +1,10 @@
 """Checks of data in blocks that a chain's loop may skip: eager looks at them, too.
 
 `Program → Program`, for targets whose launches report a failed check (`Capabilities.reports`).  A loop skips the blocks
-that a mask excludes for all of its rows (`reductions/skipped_blocks.py`), and with them the checks of what is gathered
-there, such as keys at positions in memory.  Each of these checks is folded over its own axes, a few bytes for each row
-that is gathered, and the fold is kept.  Chains with the same check, such as the layers of a model, share it.
+that a mask excludes for all of its rows (`reductions/skipped_blocks.py`), and with them the checks of the positions at
+which elements are gathered there, such as keys of a paged cache.  Each of these checks is folded over its own axes, a
+few bytes for each row that is gathered, and the fold is kept.  Chains with the same check, such as the layers of a
+model, share it.
 """
 
 from __future__ import annotations

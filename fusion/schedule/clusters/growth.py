@@ -334,7 +334,7 @@ class _Growth:
         return new
 
     def _rank(self, new: int, parts: Collection[int]) -> None:
-        """Give `new` a position between those of its parts, and move their successors among them behind it."""
+        """Insert `new` into the topological order between its parts, and move their successors among them behind it."""
         positions = [self.rank.pop(part) for part in parts]
         first, last = min(positions), max(positions)
         for place in positions:

@@ -1,8 +1,9 @@
 """Predicts whether one kernel is faster than two.
 
 A cluster's time is a `Price`: memory and arithmetic, which overlap, and a launch.  Traffic counts every outside tensor
-once, and what a reduction that goes across memory moves in excess (`crossing.py`); arithmetic counts
-every node at every point where it is evaluated, so recomputation has its price.  The constants come from the target.
+once, and the excess traffic of a reduction that loads along one axis and stores along another (`crossing.py`);
+arithmetic counts every node at every point where it is evaluated, so recomputation has its price.  The constants come
+from the target.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class Prices:
         copies = self.copies(cluster)
         times: dict[int, float] = {}
         folded = {axis.symbol for axis in cluster.space.reduced}
-        for member in reversed(cluster.members):  # readers come before what they read
+        for member in reversed(cluster.members):  # readers come before their producers
             placement = cluster.places.get(member)
             if placement is None:
                 points[member] = max(points.get(member, 1), 1)
@@ -234,7 +235,7 @@ class Prices:
         """
         inside = {self.dependences.outs[member]: member for member in cluster.places}
         read: dict[int, dict[tuple[Index, ...], None]] = {}
-        for member in reversed(cluster.members):  # readers come before what they read
+        for member in reversed(cluster.members):  # readers come before their producers
             if member not in cluster.places:
                 continue
             node, placement = self.dependences.compute(member), cluster.places[member]

@@ -1,4 +1,4 @@
-"""Tells along which axes a node reads and writes neighbouring elements."""
+"""Determines the axes along which the loads and stores of a node are contiguous."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def contiguous_axes(program: Program, node: Reduce | Scan, looped: Sequence[Axis
     all_loads = [part for part in postorder(*node.args) if isinstance(part, Load)]
     elements = [
         estimate(program.buffers[load.buffer].numel, {}) for load in all_loads
-    ]  # of a slice of what is not known
+    ]  # a slice counts as its whole buffer
     along = set[Axis]()
     for load, count in zip(all_loads, elements, strict=True):
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)

@@ -69,8 +69,8 @@ def _products_us(kernel: Kernel, target: Target, form: str) -> float:
 def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
     """Return the efficiency of a chain's contractions in the form that its kernel takes, relative to the library's.
 
-    What a prologue or an epilogue costs in form is part of its price: a warp-specialised kernel loads its operands
-    through tensor descriptors, and cannot compute them.
+    The form that a prologue or an epilogue rules out is part of its price: a warp-specialised kernel loads its operands
+    through tensor descriptors, so it has no prologue.
     """
     kernel = _as_traced(kernel_of(prices, cluster).kernel)
     chain = _chain(kernel, _dots(kernel), _columns_per_row(kernel, dict.fromkeys(statements(kernel.body, Loop), 1.0)))
@@ -78,7 +78,7 @@ def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
 
 
 def _known_share(chain: Chain, target: Target, form: str) -> float:
-    """Return the efficiency of a chain in a form, or what is assumed where it was not measured for these operands."""
+    """Return the efficiency of a chain in a form: as measured, or the target's default for unmeasured operands."""
     try:
         return target.chained_share(chain, form)
     except Unsupported:

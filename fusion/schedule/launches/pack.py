@@ -43,7 +43,7 @@ OPEN = 8
 def pack_launches(
     steps: Sequence[KernelCall | Call], program: Program, target: Target
 ) -> tuple[KernelCall | Call, ...]:
-    """Put independent kernels into shared launches; the order is unchanged if nothing is packed.
+    """Pack independent kernels into shared launches; the order is unchanged if nothing is packed.
 
     >>> from fusion.inspect.examples import TARGET, show_launches
     >>> from torch import empty

@@ -86,7 +86,7 @@ def reuse(
 def _taking_over(
     buffers: Mapping[str, Buffer], call: KernelCall, given: Collection[str]
 ) -> tuple[KernelCall, dict[str, str]]:
-    """Give the inputs that a call overwrites new names; return the call and new name → input."""
+    """Rename the inputs that a call overwrites; return the call and new name → input."""
     new_names = {name: unused(f"{name}_taken", buffers) for name in call.over.values() if name in given}
     if not new_names:
         return call, {}

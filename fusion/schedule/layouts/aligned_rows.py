@@ -104,7 +104,7 @@ def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mappin
 
 
 def _with_copies(program: Program, misaligned: Collection[str]) -> Program:
-    """Let products read copies of misaligned matrices."""
+    """Redirect products to aligned copies of misaligned matrices."""
     buffers = dict(program.buffers)
     copies: dict[str, str] = {}
     origins: dict[str, str] = {}

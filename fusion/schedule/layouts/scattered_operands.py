@@ -1,4 +1,4 @@
-"""Copies operands of products whose neighbours lie apart.
+"""Copies operands of products that are contiguous along no axis of the product, so that it reads them in rows.
 
     flattened images with channels last, as the rows of a product: x[k % 36 * 256 + k // 36]
 

@@ -1,4 +1,4 @@
-"""Puts the folds of a cluster into one loop: running values inside, results after it.
+"""Merges the folds of a cluster into one loop: running values inside, results after it.
 
 Input: folds and writes over named axes, and the loop axes; output: statements, or the reason why one loop is not
 enough. Folds over other axes are recomputed in each block.  A fold that needs the result of another one over the loop

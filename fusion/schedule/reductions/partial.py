@@ -308,7 +308,7 @@ class _Cutting:
     def _results(self) -> set[str]:
         return {self.dependences.compute(member).out for member in self.cluster.members}
 
-    # What follows -----------------------------------------------------------------------------------------------------
+    # Members that follow the folds ------------------------------------------------------------------------------------
 
     def _result(self, member: int, value: Expr) -> Map | None:
         """Return the node of `member`'s result from merged accumulators; None if its axes cannot be inverted."""

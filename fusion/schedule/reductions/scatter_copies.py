@@ -1,4 +1,4 @@
-"""Gives scatters of many sources to few elements several copies of each element, and folds the copies.
+"""Spreads scatters of many sources to few elements over several copies of each element, and folds the copies.
 
     out[x[i]] += a[i]      =      parts[x[i], i % n] += a[i];  out[b] = Σ_k parts[b, k]
 
@@ -38,7 +38,7 @@ _SPREAD = 1 << 16
 def copy_elements(
     program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None
 ) -> Program:
-    """Give each element of such scatters copies; the same object if there are none.
+    """Spread such scatters over copies of their elements; the same object if there are none.
 
     >>> from fusion.inspect.examples import TARGET, show_program
     >>> from torch import empty, zeros

@@ -105,9 +105,9 @@ def _selects_identity(fold: Fold, node: Op) -> bool:
 def _is_identity(fold: Fold, node: Expr, constant: Expr, other: Expr) -> bool:
     """Return whether `fold` sees its identity wherever `node` is `constant` rather than `other`.
 
-    Samples that are NaN in either case are ignored: the logarithm of a sum is not taken of a negative number.  What
-    is loaded may be a finite constant itself: the maximum of a row of which all points are masked, whose exponentials
-    are 1.
+    Samples that are NaN in either case are ignored: the logarithm of a sum is not taken of a negative number.  Loaded
+    numbers may be finite: the maximum of a row that is masked out entirely is the constant itself, and all its
+    exponentials are 1.
     """
     neutral = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
     least = constant.value if isinstance(constant, Const) and math.isfinite(constant.value) else None

@@ -266,7 +266,7 @@ def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguo
     if rows * length < LEAST_ELEMENTS or programs >= enough:
         return 1
     wanted = -(-2 * enough // programs)
-    if contiguous:  # long parts are held by so many threads that few programs fit on a multiprocessor
+    if contiguous:  # long parts take many threads each, so few programs fit on a multiprocessor
         wanted = max(wanted, min(length // capabilities.part, 4 * wanted))
     return min(wanted, length // shortest or 1)
 

@@ -1,4 +1,4 @@
-"""Makes a sum of products of each contraction with a vector, or with a few rows.
+"""Replaces contractions with a vector, or with a few rows (GEMV, skinny GEMM), by sums of products.
 
     y[i] = Σ_r w[i, r] · x[r]      is a reduction like others: it reads each element of the matrix once.
 

@@ -1,8 +1,8 @@
 """Functions: the body of a loop as a function of its own.
 
-Triton reads the body of a loop twice, first to determine what the loop carries: the body of three nested loops is read
-eight times.  A function is read once for all calls with arguments of the same types, and then inlined at each call, so
-that the compiled code stays the same.
+Triton reads the body of a loop twice, first to determine the loop-carried values: the body of three nested loops is
+read eight times.  A function is read once for all calls with arguments of the same types, and then inlined at each
+call, so that the compiled code stays the same.
 """
 
 from __future__ import annotations

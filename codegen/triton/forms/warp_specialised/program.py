@@ -259,7 +259,7 @@ class Program:
         return block.later
 
     def _select_in(self, values: Values, blocks: Code) -> None:
-        """Let the only selection of the loop be evaluated in these blocks; in others it has the value of its branch.
+        """Evaluate the loop's only selection in `blocks`; elsewhere, take the value of its `inside` branch.
 
         Points past the end of the loop's axis, which only these blocks have, are not selected.
         """

@@ -27,7 +27,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class CannotJoin:
-    """Gives the reason why two clusters may not be joined."""
+    """The reason why two clusters may not be joined."""
 
     reason: str
 

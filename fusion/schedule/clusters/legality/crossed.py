@@ -1,8 +1,8 @@
 """Rows that are folded and columns that are summed, in one loop over the rows.
 
 A kernel of rows spreads them over programs and folds each along its columns; a kernel that sums columns spreads these
-and folds the rows.  Where both read the same matrix, a program can hold one row whole: it folds the row, stores what is
-computed of it, and adds it to running sums of all columns; then it continues with the next row of its part.  The
+and folds the rows.  Where both read the same matrix, a program can hold one row whole: it folds the row, stores the
+results of the row, and adds it to running sums of all columns; then it continues with the next row of its part.  The
 gradients of a norm are such a pair: that of the input needs two folds of each row, those of weight and bias are sums of
 columns.
 
@@ -175,7 +175,7 @@ def _numbers_rows(row: sympy.Expr, space: Space) -> bool:
 def _rows_stay_whole(
     dependences: Dependences, joined: Cluster, rows: Cluster, condition: _Condition | None
 ) -> str | None:
-    """Each row is held once, by one program, and each of its results is stored once."""
+    """Refuse clusters unless one program holds each row, once, and stores each of its results once."""
     together = frozenset(joined.members)
     space, change = joined.space, dict[sympy.Expr, sympy.Expr]()
     if condition is not None:  # in place of the parts, and rows of parts: the rows, which these enumerate
