@@ -27,7 +27,7 @@ from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
 from fusion.codegen.c.plan.ahead import LINE, gathered_ahead, prefetch, rows_ahead
 from fusion.codegen.c.plan.cuts import cut
-from fusion.codegen.c.plan.groups import with_groups
+from fusion.codegen.c.plan.groups import with_grouped_columns, with_groups
 from fusion.codegen.c.plan.idle import busy, within
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.repeated import with_inner_axes
@@ -54,7 +54,14 @@ def loops_function(kernel: Kernel) -> str:
         BuildError: a dtype or operation without a C form.
     """
     original = kernel
-    for rewritten in (with_plain_folds, with_groups, with_unrolled_folds, with_inner_axes, with_unrolled_axis):
+    for rewritten in (
+        with_plain_folds,
+        with_groups,
+        with_grouped_columns,
+        with_unrolled_folds,
+        with_inner_axes,
+        with_unrolled_axis,
+    ):
         kernel = rewritten(kernel)
     return _Function(kernel).text(scaled_by(original))
 

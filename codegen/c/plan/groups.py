@@ -1,8 +1,9 @@
-"""Splits a reduced axis into groups that share an index, so that lanes read neighbours.
+"""Splits an axis into groups that share an index, so that lanes read neighbours.
 
 The scale of quantised weights belongs to a group: `scale[r0 // 128]` would be gathered, lane by lane.  With one loop
-over the groups and lanes inside each, it is loaded once a group.  Input: a kernel of folds; output: the kernel with the
-axis as two.
+over the groups and lanes inside each, it is loaded once a group.  Sums over rows of heads that are concatenated read
+`x[i0 // 64, r0, i0 % 64]`, whose lanes are neighbours within a head.  Input: a kernel of folds; output: the kernel with
+the axis as two.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.lowering.expr import index_of, postorder
-from fusion.lowering.indexing import over_symbol, replace_axes, split_points, substitute_all
+from fusion.lowering.indexing import axis_symbol, over_symbol, replace_axes, split_points, substitute_all
 from fusion.lowering.kernel import (
     Fold,
     Kernel,
@@ -42,6 +43,19 @@ def with_groups(kernel: Kernel) -> Kernel:
     return kernel
 
 
+def with_grouped_columns(kernel: Kernel) -> Kernel:
+    """Split each grid axis of a kernel with folds at the shortest group that an index counts."""
+    stmts = [*statements(kernel.body)]
+    plain = all(isinstance(stmt, (Fold, Loop)) or (isinstance(stmt, Store) and not stmt.axes) for stmt in stmts)
+    if not plain or not any(isinstance(stmt, Fold) for stmt in stmts):
+        return kernel
+    for axis in kernel.with_role(Role.GRID):
+        length = group_length(kernel, axis)
+        if length is not None and length >= SHORTEST_GROUP:
+            kernel = with_split_axis(kernel, axis, length)
+    return kernel
+
+
 def group_length(kernel: Kernel, axis: KernelAxis) -> int | None:
     """Return the length of the shortest groups of an axis that an index counts; None if none does."""
     values = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
@@ -53,7 +67,8 @@ def group_length(kernel: Kernel, axis: KernelAxis) -> int | None:
 def with_split_axis(kernel: Kernel, axis: KernelAxis, length: int) -> Kernel:
     """Return a kernel with `axis` as groups of a length, and the points of a group."""
     taken = {other.symbol for other in kernel.axes}
-    inner = replace(axis, symbol=next(s for s in map(over_symbol, range(len(taken) + 1)) if s not in taken))
+    name = axis_symbol if axis.role is Role.GRID else over_symbol
+    inner = replace(axis, symbol=next(s for s in map(name, range(len(taken) + 1)) if s not in taken))
     pair = (replace(axis, size=axis.size / length), replace(inner, size=sympy.Integer(length)))
     axes = tuple(new for other in kernel.axes for new in (pair if other is axis else (other,)))
     there = {axis.symbol: length * axis.symbol + inner.symbol}

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import fusion
 from fusion.codegen.c.compiler import find_compiler
+from fusion.codegen.c.plan.groups import SHORTEST_GROUP
 from fusion.codegen.c.text.library import vector_functions
 
 
@@ -165,3 +166,18 @@ def test_a_product_with_a_vector_is_a_reduction(dtype, shapes):
     assert error <= 2 * (f(left, right).double() - exact).abs().max() + 1e-6
     (source,) = kernels_of(f, left, right)
     assert "pack_" not in source and "mm" in source and loops_in_lanes(source) >= 1
+
+
+@pytest.mark.parametrize("width", [64, 48, 20])
+def test_sums_over_rows_of_heads_that_are_concatenated(width: int) -> None:
+    """Lanes are the columns of one head: quotients and remainders of a column would be gathered."""
+
+    def joined(*parts):
+        rows = torch.cat([part.transpose(1, 2).reshape(-1, 3 * width) for part in parts], -1)
+        return rows.sum(0), rows
+
+    parts = torch.randn(3, 2, 3, 130, width)
+    (source,) = kernels_of(joined, *parts)
+    assert (f"%{width}" in source) == (width < SHORTEST_GROUP)
+    for got, want in zip(fusion.fuse(joined, options={"target": "c"})(*parts), joined(*parts.double()), strict=True):
+        torch.testing.assert_close(got.double(), want, atol=1e-4, rtol=1e-5)
