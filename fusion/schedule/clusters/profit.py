@@ -231,7 +231,7 @@ class Prices:
     def copies(self, cluster: Cluster) -> Mapping[int, int]:
         """Return how often a kernel evaluates members at one point: once for each index at which others read them.
 
-        A member that is not in the result is evaluated once; no more than `MOST_COPIES` indices are told apart.
+        Members that the mapping lacks are evaluated once; at most `MOST_COPIES` indices are told apart.
         """
         inside = {self.dependences.outs[member]: member for member in cluster.places}
         read: dict[int, dict[tuple[Index, ...], None]] = {}
