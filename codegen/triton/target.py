@@ -32,6 +32,7 @@ from fusion.codegen.triton.launch import direct
 from fusion.codegen.triton.launch.aot import binary_of, stages
 from fusion.codegen.triton.launch.build import build
 from fusion.codegen.triton.launch.preparations import start
+from fusion.codegen.triton.products.contract import is_widened_to_float64
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel, Role
 
@@ -95,14 +96,16 @@ class TritonTarget:
         return tuple(config for _, config in alone.candidates(Task(kernel, self.device, self.numerics)))
 
     def refuses(self, kernel: Kernel) -> str:
-        """Return why a kernel cannot be generated: its products are not all of matrices, or the order of a sum would
-        depend on its other results; empty if it can.
+        """Return why a kernel cannot be generated: its products are not all of matrices that `tl.dot` multiplies, or
+        the order of a sum would depend on its other results; empty if it can.
         """
         try:
             if self.numerics.invariant:
                 return refused(_task(kernel, self.device, self.numerics).blocked)
-            if dots_of(kernel.body):
+            if dots := dots_of(kernel.body):
                 _ = _task(kernel, self.device, self.numerics).blocked  # raises if it cannot be blocked
+                if any(is_widened_to_float64(dot, kernel.body) for dot in dots):
+                    return "a product of float64 reads values of less than 32 bits"
         except Unsupported as refusal:
             return refusal.message
         return ""

@@ -38,7 +38,7 @@ from fusion.codegen.triton.rewrites.vectors import NARROW_ROWS
 from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
 from fusion.lowering.hoist import Hoisted, Scale, hoist
 from fusion.lowering.indexing import ZERO, substitute_all
-from fusion.lowering.kernel import Fold
+from fusion.lowering.kernel import Fold, Stmt, statements, values_of
 from fusion.lowering.scalar_ops import accumulator
 
 SHORT_SUM = 16
@@ -105,7 +105,7 @@ def product(values: Values, fold: Fold) -> Product:
     if dims[0] is columns:
         rows, columns, lhs, rhs = columns, rows, rhs, lhs
     sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
-    matrix = values.device.on_matrix_units(dtype)
+    matrix = values.device.on_matrix_units(dtype) and not is_widened_to_float64(fold, values.layout.blocked.body)
     group_dims = tuple(dim for dim in values.layout.blocked.dims if dim.name == "s")
     left, right, dims = (*group_dims, rows, over), (*group_dims, over, columns), (*group_dims, *dims)
     if not matrix:
@@ -115,6 +115,17 @@ def product(values: Values, fold: Fold) -> Product:
         a, b = cast(a, dtype, sums), cast(b, dtype, sums)
     precision = _precision(values) if matrix and dtype is torch.float32 else ""
     return Product((a, b), (left, right), over, dims, sums, matrix, precision)
+
+
+def is_widened_to_float64(fold: Fold, body: Sequence[Stmt]) -> bool:
+    """Return whether a product of float64, in this body, may have operands that are computed from narrower loads.
+
+    Triton lays an operand out for the narrowest value that is loaded for it, and has no layout of float64 for values of
+    less than 32 bits: with Triton 3.6 and 3.7 such a `tl.dot` does not compile.
+    """
+    if fold.args[0].dtype is not torch.float64:
+        return False
+    return any(load.dtype.itemsize < 4 for stmt in statements(body) for load in loads(*values_of(stmt)))
 
 
 def _precision(values: Values) -> str:

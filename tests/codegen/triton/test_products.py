@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -18,10 +19,10 @@ from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Cast, Op
+from fusion.lowering.expr import Cast, Load, Op
 from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
-from tests.codegen.kernels.making import BF16, F32, b, i, j, kernel, param, r
+from tests.codegen.kernels.making import BF16, F32, F64, b, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.products import matmul, transposed
 from tests.codegen.triton.blocking import block
@@ -40,6 +41,22 @@ def test_products_of_widened_operands_stay_narrow() -> None:
     text = body(replace(example, body=(replace(loop, body=(wide,)), store)))
     assert "ieee" not in text
     assert "tl.dot(a, b, acc)" in text
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.bool])
+def test_float64_products_of_narrow_loads_are_summed_without_a_dot(dtype: torch.dtype) -> None:
+    """Triton aborts on a `tl.dot` of float64 with operands that were loaded as less than 32 bits."""
+    example = matmul(64, 64, 64, F64)
+    loop, store = example.body
+    assert isinstance(loop, Loop)
+    (dot,) = loop.body
+    assert isinstance(dot, Fold) and isinstance(dot.args[0], Load)
+    narrow = replace(dot, args=(Cast(replace(dot.args[0], dtype=dtype), F64), dot.args[1]))
+    params = tuple(replace(each, dtype=dtype) if each.name == dot.args[0].buffer else each for each in example.params)
+    example = replace(example, body=(replace(loop, body=(narrow,)), store), params=params)
+    assert "float64" in TARGET.refuses(example)
+    compiled = compile_for(load(example, TARGET.emit(example)), H200)
+    assert "tl.dot" not in TARGET.emit(example) and "mma" not in compiled.asm["ptx"]
 
 
 def test_blocks_are_no_wider_than_the_columns_fill() -> None:
