@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fusion.aot import export_kernels
 
@@ -29,6 +29,18 @@ def test_a_function_becomes_triton_and_ptx():
 def test_the_architecture_is_the_one_asked_for():
     export = export_kernels(normalised, torch.empty(64, 300), torch.empty(300), target="triton", arch="sm_80")
     assert ".target sm_80" in export.kernels[0].artefacts["ptx"]
+
+
+def test_positions_of_16_bits_are_not_added_in_pairs() -> None:
+    """`ptxas` loses the constant of such an addition if one half of the sum is unused."""
+
+    def program(x: Tensor) -> Tensor:
+        at = torch.arange(153, device=x.device) * 7 % 150
+        return x.index_add(0, at, x[at])
+
+    (kernel,) = export_kernels(program, torch.empty(150, 2), target="triton", arch="sm_90").kernels
+    assert "add.s16 " in kernel.artefacts["ptx"]  # otherwise LLVM no longer adds them in pairs, and this shows nothing
+    assert "add.s16x2" not in kernel.artefacts["ptx"]
 
 
 def test_a_module_keeps_its_parameters_and_its_state():

@@ -20,11 +20,13 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from fusion.codegen.binary import Binary, Callee
+from fusion.codegen.cache import cache_dir, digest, publish
 from fusion.codegen.target import Stage
 from fusion.codegen.triton.devices import Device, capability
 from fusion.codegen.triton.launch.carried import offer, pack
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
 from fusion.codegen.triton.launch.multiples import sizes_that_matter
+from fusion.codegen.triton.launch.packed_additions import in_halves
 from fusion.codegen.triton.launch.preparations import start
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
@@ -67,6 +69,11 @@ def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...
     while True:
         try:
             compiled = triton.compile(source, target=target, options=options)
+            ptx = compiled.asm.get("ptx", "")
+            if (safe := in_halves(ptx)) != ptx:
+                compiled = triton.compile(source, target=target, options={**options, "ir_override": _published(safe)})
+        except BuildError:
+            raise
         except Exception as error:
             raise BuildError(f"Triton cannot compile {name}: {_message(error)}") from error
         limit = device.shared_per_program
@@ -79,6 +86,13 @@ def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...
                 hint="use smaller blocks in CONFIG",
             )
         options["num_stages"] -= 1
+
+
+def _published(ptx: str) -> str:
+    """Write PTX to the cache, and return its path."""
+    name = f"{digest(ptx)[:32]}.ptx"
+    publish("triton", name, ptx.encode())
+    return str(cache_dir() / "triton" / name)
 
 
 def _language(generated: Generated) -> Any:
