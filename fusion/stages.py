@@ -21,6 +21,7 @@ from itertools import chain
 
 from torch import fx
 
+from fusion.attention.flex_attention import decompose_flex_attention
 from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.constant_floats import settings_fixed
@@ -135,6 +136,7 @@ PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
         in_place("fix_settings", _fix_settings, needed=True),
         in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph), needed=True),
         in_place("take_apart", lambda graph, at: take_apart(graph), when=_relaxed),
+        in_place("decompose_flex_attention", lambda graph, at: decompose_flex_attention(graph), when=_relaxed),
         in_place("choose_attention", lambda graph, at: at.choose_attention(graph), when=_relaxed),
         in_place("skip_unread_rows", lambda graph, at: skip_unread_rows(graph, at.options.workspace), when=_relaxed),
     ),

@@ -11,6 +11,8 @@ import torch
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.registry import lowers
+from fusion.lowering.rules.creation import filled
+from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import convert, rounded
 from fusion.lowering.value import Value, broadcast_to
 
@@ -32,7 +34,7 @@ def copy(ctx: Builder, x: Value, *, memory_format: torch.memory_format | None = 
 @lowers(aten._to_copy.default)
 def to_copy(
     ctx: Builder,
-    x: Value,
+    x: Value | float,
     *,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
@@ -41,7 +43,9 @@ def to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Value:
-    """x converted to `dtype`."""
+    """x converted to `dtype`; in a trace of `torch.vmap` it may be a number, which stands for a 0-d tensor."""
+    if not isinstance(x, Value):
+        return filled(ctx, literal(x, torch.float64 if isinstance(x, float) else torch.int64))
     if device is not None and torch.device(device).type != x.device.type:
         raise Unsupported(f"copy from {x.device} to {device}")
     if device is not None and torch.device(device).index not in (None, x.device.index):

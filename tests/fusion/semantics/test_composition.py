@@ -208,8 +208,9 @@ def energy(x: torch.Tensor) -> torch.Tensor:
         lambda x: torch.func.vjp(torch.tanh, x)[1](torch.ones_like(x))[0],
         lambda x: torch.func.jvp(torch.tanh, (x,), (torch.ones_like(x),)),
         lambda x: torch.func.vmap(lambda a, b: a @ b, in_dims=(0, None))(x, x.t()),
+        lambda x: torch.func.vmap(lambda row: 30 * torch.tanh(row / 2.5) + True)(x),
     ],
-    ids=["grad", "vmap", "vmap_grad", "jacrev", "jacfwd", "hessian", "vjp", "jvp", "vmap_matmul"],
+    ids=["grad", "vmap", "vmap_grad", "jacrev", "jacfwd", "hessian", "vjp", "jvp", "vmap_matmul", "vmap_numbers"],
 )
 def test_transforms_inside(f: Callable[..., object]) -> None:
     agree(f, torch.randn(4, 5), strides=False)
