@@ -27,6 +27,15 @@ _LIBRARY.impl("keep", lambda x: None, "CompositeExplicitAutograd")  # type: igno
 KEEP: Final = torch.ops.fusion.keep.default
 """Reads a tensor, of any shape and dtype, and returns nothing."""
 
+
+def _keep_all(info: object, dims: object, x: torch.Tensor) -> tuple[None, None]:
+    """Keep the results of all calls that `torch.vmap` makes at once."""
+    KEEP(x)
+    return None, None
+
+
+torch.library.register_vmap(KEEP, _keep_all, lib=_LIBRARY)
+
 fx.node.has_side_effect(KEEP)
 
 CHECKING = frozenset(

@@ -187,6 +187,7 @@ UNUSED: dict[str, Callable[[Tensor, Tensor], object]] = {
     "remainder": lambda x, i: 5 % (4 - i),
     "elements": lambda x, i: x[i],
     "elements of elements": lambda x, i: x.exp()[:, i.flip(0)][0],
+    "elements of each column": lambda x, i: torch.vmap(lambda column: (column.index_select(0, i), column)[1])(x.t()),
 }
 
 
