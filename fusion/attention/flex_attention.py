@@ -27,24 +27,29 @@ Modification: TypeAlias = Callable[..., Tensor]
 def decompose_flex_attention(graph: fx.GraphModule) -> None:
     """Replace calls of the operator by calls of its decomposition, also in graphs that this one calls.
 
-    >>> graph = fx.Graph()
-    >>> query = graph.placeholder("query")
-    >>> call = graph.call_function(operator, (query, query, query, None, (), 1.0, {}))
-    >>> decompose_flex_attention(fx.GraphModule({}, graph))
-    >>> call.target.__module__
-    'fusion.attention.flex_attention'
+    >>> from functools import partial
+    >>> from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    >>> from fusion.inspect.examples import show_captured
+    >>> mask = create_block_mask(lambda batch, head, row, column: row >= column, None, None, 16, 16, device="cpu")
+    >>> q = torch.empty(1, 2, 16, 8)
+    >>> attend = partial(flex_attention, block_mask=mask)
+    >>> show_captured(decompose_flex_attention, attend, q, q + 1, q + 2)  # doctest: +ELLIPSIS
+    - flex_attention = flex_attention(l_args_0_, ...)
+    + flex_attention = modified_attention(l_args_0_, ...)
+      out = getitem(flex_attention, 0)
+      return out
     """
     for _, part in graph.named_children():
         if isinstance(part, fx.GraphModule):
             decompose_flex_attention(part)
     nodes = graph.graph.find_nodes(op="call_function", target=operator)
     for node in nodes:
-        node.target = flex_attention
+        node.target = modified_attention
     if nodes:
         graph.recompile()
 
 
-def flex_attention(
+def modified_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -69,7 +74,7 @@ def flex_attention(
 
     >>> q = torch.ones(1, 2, 3, 8)
     >>> causal = (lambda batch, head, row, column: row >= column,)
-    >>> out, logarithm, largest = flex_attention(q, q, q, lambda score, *at: score, causal, 1.0, {})
+    >>> out, logarithm, largest = modified_attention(q, q, q, lambda score, *at: score, causal, 1.0, {})
     >>> out.shape, logarithm[0, 0]
     (torch.Size([1, 2, 3, 8]), tensor([11.5416, 12.5416, 13.1265]))
     """
