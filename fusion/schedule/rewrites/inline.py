@@ -1,16 +1,16 @@
 """Inlines maps that cost less to recompute than to store into their readers.
 
 `Program → Program`.  A map that loads nothing (a mask from indices, a constant), only converts, moves or lightly
-changes one other tensor, or broadcasts vectors to a larger tensor (a mask of equal documents) is substituted into every
-generated reader, except one after a call that needs the result in memory: an operand that only this reader needed would
-be stored beside it.  A map is substituted into a reader that reads few of its points (the loss of a class, among the
-probabilities of all), unless it is stored anyway, by the kernel of a product, or before a node that the reader waits
-for: reading its operands instead would extend their live ranges, back to the first layer of a model whose last one
-reads one position.  It stays a node only where an extern or the caller needs the tensor, or where a library may be
-called with it: `growth.py` fuses an operand into a contraction as a prologue, if that pays off.  Readers through such a
-node, or through a tensor that it copies, round as the stored tensor is rounded, so that all see the same numbers.  A
-tensor that is compared with a result derived from it stays a node if a recomputation may differ in the last bit
-(`lowering/last_bits.py`).
+changes one other tensor (by a number in memory, too), or broadcasts vectors to a larger tensor (a mask of equal
+documents) is substituted into every generated reader, except one after a call that needs the result in memory: an
+operand that only this reader needed would be stored beside it.  A map is substituted into a reader that reads few of
+its points (the loss of a class, among the probabilities of all), unless it is stored anyway, by the kernel of a
+product, or before a node that the reader waits for: reading its operands instead would extend their live ranges, back
+to the first layer of a model whose last one reads one position.  It stays a node only where an extern or the caller
+needs the tensor, or where a library may be called with it: `growth.py` fuses an operand into a contraction as a
+prologue, if that pays off.  Readers through such a node, or through a tensor that it copies, round as the stored tensor
+is rounded, so that all see the same numbers.  A tensor that is compared with a result derived from it stays a node if a
+recomputation may differ in the last bit (`lowering/last_bits.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from fusion.lowering.program import (
 )
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
-"""Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
+"""Largest cost (in additions) of a map that all readers recompute: without any load, and with one, beside numbers (0-d
+tensors)."""
 
 OFTEN, FREE_OFTEN = 8, 8
 """A reader with this many times more points recomputes no map of a larger cost: the price of both decides."""
@@ -266,7 +267,8 @@ def _is_cheap(node: Map) -> bool:
         return True
     widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading)
     casts_only = work == 0 and all(isinstance(part, (Load, Cast)) for part in parts)
-    return len(reading) == 1 and (casts_only or (work <= FREE_SINGLE and not widened))
+    streamed = [load for load in reading if free_axes(load) or any(isinstance(at, Expr) for at in load.index)]
+    return len(streamed) <= 1 and (casts_only or (work <= FREE_SINGLE and not widened))
 
 
 def _is_spread(node: Map, reading: Sequence[Load]) -> bool:
