@@ -49,11 +49,11 @@ def attention(
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        query, key, value = (_autocast(x, dtype) for x in (query, key, value))
-        attn_mask = None if attn_mask is None else _autocast(attn_mask, dtype)
+        query, key, value = (as_autocast(x, dtype) for x in (query, key, value))
+        attn_mask = None if attn_mask is None else as_autocast(attn_mask, dtype)
     with torch.autocast(device, enabled=False):
         if enable_gqa:
-            key, value = (_shared(x, query.shape[-3]) for x in (key, value))
+            key, value = (shared_heads(x, query.shape[-3]) for x in (key, value))
         shapes = (query.shape[:-2], key.shape[:-2], value.shape[:-2])
         batch: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # PyTorch does not say
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
@@ -67,12 +67,12 @@ def attention(
         return _forward(*arguments, wide=wide)[0]
 
 
-def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
+def as_autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast an argument as autocast does: floats other than float64 become `dtype`."""
     return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
 
-def _shared(x: Tensor, heads: int) -> Tensor:
+def shared_heads(x: Tensor, heads: int) -> Tensor:
     """Repeat each of the g key heads: [..., g, s, e] → [..., heads, s, e]."""
     *batch, groups, rows, width = x.shape
     repeats = heads // groups
@@ -117,18 +117,27 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return the result, the logsumexp of each row, and the dropout mask (None without dropout)."""
     scores = _scores(query, key, mask, scale, converted=wide)
-    largest = scores.amax(-1, keepdim=True)
-    if mask is not None:
-        largest = largest.masked_fill(largest == -math.inf, 0)
-    weights = torch.exp(scores - largest)
-    total = weights.sum(-1, keepdim=True)
-    if mask is not None:
-        total = total.masked_fill(total == 0, 1)
-    weights = weights / total
+    weights, logarithm, _ = weights_of(scores, guarded=mask is not None)
     kept = torch.rand_like(weights) >= dropout if dropout else None
     if kept is not None:
         weights = weights * _factor(kept, dropout)
-    return _laid_out(weights.to(value.dtype) @ value, order), largest + total.log(), kept
+    return _laid_out(weights.to(value.dtype) @ value, order), logarithm, kept
+
+
+def weights_of(scores: Tensor, *, guarded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the softmax of each row of scores, the logarithm of its sum, and its maximum, both [..., l, 1].
+
+    Args:
+        guarded: a row may be -inf throughout; its weights are then 0, and so is the logarithm.
+    """
+    largest = pivot = scores.amax(-1, keepdim=True)
+    if guarded:
+        pivot = largest.masked_fill(largest == -math.inf, 0)
+    weights = torch.exp(scores - pivot)
+    total = weights.sum(-1, keepdim=True)
+    if guarded:
+        total = total.masked_fill(total == 0, 1)
+    return weights / total, pivot + total.log(), largest
 
 
 def _factor(kept: Tensor, dropout: float) -> Tensor:

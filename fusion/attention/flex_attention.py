@@ -20,6 +20,8 @@ from torch import Tensor, fx
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._higher_order_ops.flex_attention import flex_attention as operator
 
+from fusion.lowering.attention import as_autocast, shared_heads, weights_of
+
 Modification: TypeAlias = Callable[..., Tensor]
 """A function of a score (of a mask: of none), its batch, head, row and column, all of them scalars, and of buffers."""
 
@@ -81,28 +83,20 @@ def modified_attention(
     device = query.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        query, key, value = (x if x.dtype is torch.float64 else x.to(dtype) for x in (query, key, value))
+        query, key, value = (as_autocast(x, dtype) for x in (query, key, value))
     with torch.autocast(device, enabled=False), TransformGetItemToIndex():
-        key, value = (_shared(x, query) for x in (key, value))
+        key, value = (shared_heads(x, query.shape[1]).expand(query.shape[0], -1, -1, -1) for x in (key, value))
         scores = _products(query, key) * scale
         at = [torch.arange(size, device=query.device) for size in scores.shape]
         kept = _everywhere(block_mask[-1], 0, len(mask_mod_other_buffers))(*at, *mask_mod_other_buffers)
         modified = _everywhere(score_mod, 1, len(score_mod_other_buffers))(scores, *at, *score_mod_other_buffers)
         counted = torch.where(kept, modified.to(scores.dtype), -math.inf)
         if torch.is_grad_enabled() and (counted.requires_grad or value.requires_grad):
-            result, logarithm, largest = _Weighted.apply(counted, value)  # type: ignore[no-untyped-call]  # PyTorch
+            result, logarithm, largest = _Weighted.apply(counted, value)  # type: ignore[no-untyped-call]  # PyTorch's own
         else:
             result, logarithm, largest = _weighted(counted, value)
         logarithm = torch.where(largest == -math.inf, largest, logarithm)
         return result, logarithm[..., 0] / math.log(2), largest[..., 0] / math.log(2)
-
-
-def _shared(x: Tensor, query: Tensor) -> Tensor:
-    """Return keys or values of each head and each batch of the query."""
-    batch, heads, rows, width = *query.shape[:2], *x.shape[-2:]
-    groups = x.shape[1]
-    x = x.unsqueeze(2).expand(-1, -1, heads // groups, -1, -1).reshape(x.shape[0], heads, rows, width)
-    return x.expand(batch, -1, -1, -1)
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
@@ -125,12 +119,8 @@ def _everywhere(modification: object, before: int, after: int) -> Modification:
 
 def _weighted(counted: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return softmax(counted) · value, the logarithm of each row's sum (0 if nothing counts), and its maximum."""
-    largest = counted.amax(-1, keepdim=True)
-    pivot = largest.masked_fill(largest == -math.inf, 0)
-    weights = torch.exp(counted - pivot)
-    total = weights.sum(-1, keepdim=True)
-    total = total.masked_fill(total == 0, 1)
-    return (weights / total).to(value.dtype) @ value, pivot + total.log(), largest
+    weights, logarithm, largest = weights_of(counted, guarded=True)
+    return weights.to(value.dtype) @ value, logarithm, largest
 
 
 class _Context(Protocol):

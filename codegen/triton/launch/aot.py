@@ -69,8 +69,7 @@ def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...
     while True:
         try:
             compiled = triton.compile(source, target=target, options=options)
-            ptx = compiled.asm.get("ptx", "")
-            if (safe := in_halves(ptx)) != ptx:
+            if "cubin" in compiled.asm and (safe := in_halves(_ptx(compiled))) != compiled.asm["ptx"]:
                 compiled = triton.compile(source, target=target, options={**options, "ir_override": _published(safe)})
         except BuildError:
             raise
@@ -86,6 +85,18 @@ def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...
                 hint="use smaller blocks in CONFIG",
             )
         options["num_stages"] -= 1
+
+
+def _ptx(compiled: Any) -> str:
+    """Return the PTX of a compiled kernel.
+
+    Raises:
+        BuildError: Triton does not keep it, so that nobody knows whether `ptxas` assembles it rightly.
+    """
+    if "ptx" not in compiled.asm:
+        raise BuildError("Triton keeps binaries only", hint="unset TRITON_STORE_BINARY_ONLY")
+    ptx: str = compiled.asm["ptx"]
+    return ptx
 
 
 def _published(ptx: str) -> str:

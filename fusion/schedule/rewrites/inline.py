@@ -44,8 +44,9 @@ from fusion.lowering.program import (
 )
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
-"""Largest cost (in additions) of a map that all readers recompute: without any load, and with one, beside numbers (0-d
-tensors)."""
+"""Largest cost (in additions) of a map that all readers recompute: without any load, and with one, not counting those
+of 0-d tensors.
+"""
 
 OFTEN, FREE_OFTEN = 8, 8
 """A reader with this many times more points recomputes no map of a larger cost: the price of both decides."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import sympy
@@ -15,6 +16,7 @@ from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import H200
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
+from fusion.lowering.errors import BuildError
 from fusion.lowering.expr import Op, const
 from fusion.lowering.kernel import Kernel, Role, Store
 from fusion.lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
@@ -123,6 +125,16 @@ def test_unaligned_memory_does_not() -> None:
         Store("out", i, Op("add", (load_expr("x", i), const(1.0, F32)), F32)),
     )
     assert not has(instructions(example), "ld.global.v4")
+
+
+@compiles
+def test_a_binary_without_its_ptx_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows whether it has additions that `ptxas` assembles wrongly."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_STORE_BINARY_ONLY", "1")
+    example = add(1 << 10)
+    with pytest.raises(BuildError, match="binaries only"):
+        compile_for(load(example, TARGET.emit(example)), H200)
 
 
 @compiles
