@@ -16,20 +16,70 @@ from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_
 from fusion.codegen.triton.blocks.contiguous import direct_loads, is_crossed
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.blocks.rows import starts_at_words
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.fixed_order import MOST_HELD, STEP
 from fusion.codegen.triton.forms import limits
 from fusion.codegen.triton.forms.form import Form, Refused, Task
-from fusion.codegen.triton.forms.traffic import SECTOR, narrowest, neighbours, streams, warps_for, widest
+from fusion.codegen.triton.forms.traffic import (
+    SECTOR,
+    bytes_of_row,
+    narrowest,
+    neighbours,
+    row_loads,
+    streams,
+    warps_for,
+    widest,
+)
 from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Store, statements
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.scalar_ops import EXTREMES, HALVES
 
 _LEAST_SPLIT = 4
 """Blocks of a row that are worth two loops instead of one."""
 
-_SHORT_COLUMN = 16
-"""Elements of a column up to which threads, each with 16 bytes of neighbouring columns, fold it themselves.
+_FLOOR, _MOST_IN_WARP = 3072, 2048
+"""Bytes that a program moves so that memory, rather than the rate at which programs start, bounds many short rows; and
+the padded elements of them that one warp holds.
 
-(H100, bfloat16: sums of 8 gathered rows of 512, 8192 times: 60 µs with 4 warps or 2, 153 with 8.)
+(H200: 1.6 programs start each nanosecond.  RMS norm of 131072 rows of 256 in bfloat16: 36 µs with 4 rows in a program,
+83 with one; maxima of 258111 rows of 130: 27 with 8, 159 with one.)
+"""
+_LONG_ENOUGH = 16
+"""Programs per multiprocessor that such rows still have."""
+_PLACED = 4
+"""The factor of the warps of a row without positions of extremes to those of one with: each exchange between warps has
+two values, and compares them.  (H200, `argmax` of 8192 rows of 4096 in bfloat16: 30 µs with 2 warps, 37 with 8.)
+"""
+
+_COLUMN_BYTES, _STEP_BYTES = 128, 8192
+"""Bytes of neighbouring columns, and of a step down them in all tensors.
+
+(H200, bfloat16: sums down 16384 columns of 1024: 15.5 µs, with 256 bytes of columns 21; of 64 columns of 262144: 15.7
+and 20.6.)
+"""
+_COLUMN_THREAD = 128
+"""Bytes of the elements of a thread of columns, which few warps fold: those of several exchange their sums.
+
+(H200, bfloat16: sums of 262144 columns of 64: 16.6 µs with 2 warps, 18.6 with 4, 27.9 with 8; softmax of 256 × 64 ×
+1024 down the middle: 21.6, 28.4, 47.5.)
+"""
+_SHORT_COLUMN = 64
+"""Elements of a column up to which its neighbours have `_COLUMN_BYTES`, or more if they are few for a warp."""
+_MANY_EACH = 16
+"""Elements of a thread, at least, of columns of several tensors.
+
+(H200: products of two bfloat16 matrices of 65536 × 1024 summed down their columns: 73.5 µs with 16, above 77 with 32.)
+"""
+_FEW_HELD = 4096
+"""Elements of a step where there are fewer programs than multiprocessors.
+
+(H200: sums of 512 columns of 64: 5.0 µs in steps of 512 × 8 with 8 warps, 8.5 with 4.)
+"""
+_KEPT = 1.5
+"""How often the columns that resident programs read again may fill the second-level cache: programs with more warps are
+fewer at a time.
+
+(H200: maxima, then sums of exponentials, of 65536 columns of 1024 numbers in float32: 102 µs with 16 warps, 125 with 4;
+means, then variances of as many of 392: 47 with 8, 51 with 4.)
 """
 _ODD_BLOCK, _ODD_STEP, _ODD_EACH = 256, 1024, 4
 """Columns, elements and elements per thread of a step down columns whose rows start off words of 16 bytes.
@@ -135,10 +185,24 @@ class Rows(Form):
             while block > 1 and -(-rows // block) < 2 * blocked.device.multiprocessors:
                 block //= 2
             return Config((("x", block), ("r", length)), num_warps=min(4, warps_for(block * length, 8)))
+        block = self._rows_per_warp(r, length, rows)
+        if block > 1:
+            return Config((("x", block), ("r", length)), num_warps=1)
         warps = 1 if length <= 512 else _ROW_WARPS.get(length, 32)
         if rows < 4 * blocked.device.multiprocessors:  # too few rows to hide latency behind other programs
             warps = max(warps, min(16, warps_for(length, 8)))
+        elif any(fold.op in EXTREMES for fold in statements(blocked.body, Fold)):
+            warps = max(1, warps // _PLACED)
         return Config((("r", length),), num_warps=warps)
+
+    def _rows_per_warp(self, r: Dim, length: int, rows: int) -> int:
+        """Return how many rows a program of one warp computes, so that many short rows are few programs."""
+        least, most = _FLOOR / max(1, bytes_of_row(self.blocked, r)), _MOST_IN_WARP // length
+        block = min(power_of_two(math.ceil(least)), max(1, most))
+        enough = _LONG_ENOUGH * self.blocked.device.multiprocessors
+        while block > 1 and rows < block * enough:
+            block //= 2
+        return block
 
     def splits(self, r: Dim, block: int) -> bool:
         """Return whether the end of a row is a loop of its own, so that the blocks before it have no masks.
@@ -185,11 +249,9 @@ class Rows(Form):
         if blocked.invariant:
             return self._fixed_columns(r, columns)
         is_odd = r.role is not Role.WHOLE and not self._reads_words(r, x)
-        wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // widest(blocked)
-        wanted = _ODD_BLOCK if is_odd else wanted
         is_narrow = r.role is Role.WHOLE and (length > 512 or is_crossed(blocked.kernel, x, (r,)))
         least = SECTOR // narrowest(blocked) if is_narrow else 32
-        block = min(max(least, wanted), power_of_two(columns))
+        block = min(max(least, self._neighbours(r, length, is_odd=is_odd)), power_of_two(columns))
         while block > 32 and -(-columns // block) * times < 2 * blocked.device.multiprocessors:
             block //= 2
         while (
@@ -199,11 +261,33 @@ class Rows(Form):
         if is_odd:
             steps = min(length, max(1, _ODD_STEP // block))
             return Config((("r", steps), ("x", block)), num_warps=warps_for(steps * block, _ODD_EACH))
-        steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
-        warps = min(16, warps_for(steps * block, 16))
-        if r.role is Role.WHOLE and length <= _SHORT_COLUMN:  # whole columns in few warps, which need not exchange sums
-            warps = min(warps, max(1, 2 * block * narrowest(blocked) // (16 * blocked.device.warp)))
+        programs = -(-columns // block) * times
+        few = programs < blocked.device.multiprocessors  # nothing else hides their latency
+        held = _FEW_HELD if few else _STEP_BYTES // (len(streams(blocked)) * widest(blocked))
+        steps = length if r.role is Role.WHOLE else min(length, power_of_two(max(1, held // block)))
+        warps = min(16, warps_for(steps * block, _MANY_EACH if few else self._each(r)))
+        if r.role is not Role.WHOLE and _reads_again(blocked):
+            read_again = extent(r.size) * block * widest(blocked)
+            while warps < 16 and _resident(blocked.device, programs, warps) * read_again > _KEPT * blocked.device.cache:
+                warps *= 2
         return Config((("r", steps), ("x", block)), num_warps=warps)
+
+    def _neighbours(self, r: Dim, length: int, *, is_odd: bool) -> int:
+        """Return the neighbouring columns that a program should take."""
+        if is_odd:
+            return _ODD_BLOCK
+        wanted = _COLUMN_BYTES // widest(self.blocked)
+        if r.role is not Role.WHOLE:
+            return wanted
+        return min(1024, max(wanted, _MOST_IN_WARP // length) if length <= _SHORT_COLUMN else 4096 // length)
+
+    def _each(self, r: Dim) -> int:
+        """Return how many of the elements of a block, or of a step, a thread takes."""
+        folds, tiles = list(statements(self.blocked.body, Fold)), max(1, len(row_loads(self.blocked, r)))
+        writes = any(param.written for param in streams(self.blocked))
+        if r.role is Role.WHOLE or (len(folds) == tiles == 1 and not writes):
+            return max(_MANY_EACH, _COLUMN_THREAD // (widest(self.blocked) * tiles))
+        return max(_MANY_EACH, _COLUMN_THREAD // (2 * widest(self.blocked))) if tiles == 1 else _MANY_EACH
 
     def _fixed_columns(self, r: Dim, columns: int) -> Config:
         """Return the same for columns in steps of a fixed length (`fixed_order`): 64 bytes of neighbouring columns, or
@@ -254,6 +338,11 @@ def _reads_again(blocked: Blocked) -> bool:
     """Return whether a later loop reads the data of an earlier one again, over tensors few enough for the registers."""
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     return len(loops) > 1 and len(streams(blocked)) <= 3
+
+
+def _resident(device: Device, programs: int, warps: int) -> int:
+    """Return how many of the programs run at a time, if only their warps limit them."""
+    return min(programs, device.multiprocessors * max(1, device.warps // warps))
 
 
 def _several(reduced: list[Dim]) -> Config:

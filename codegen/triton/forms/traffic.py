@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusion.codegen.triton.blocks import Blocked, Config, extent, power_of_two
-from fusion.lowering.expr import Op, TileRef, postorder
-from fusion.lowering.kernel import Fold, Param, Role, statements
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
+from fusion.lowering.expr import Expr, Load, Op, TileRef, free_axes, loads, postorder
+from fusion.lowering.kernel import Fold, Param, Role, Store, statements, values_of
 
 SECTOR = 32
 """Bytes of the smallest memory request."""
@@ -21,6 +21,25 @@ def streams(blocked: Blocked) -> list[Param]:
     params = blocked.kernel.params
     heaviest = max((weight(param) for param in params), default=0)
     return [param for param in params if weight(param) * 4 >= heaviest]
+
+
+def row_loads(blocked: Blocked, r: Dim) -> list[Load]:
+    """Return the loads along the rows of the reduced dimension `r`, except of data that all rows share."""
+    rows = {dim.symbol for dim in blocked.grid()}
+    every = dict.fromkeys(loads(*(value for stmt in statements(blocked.body) for value in values_of(stmt))))
+    return [load for load in every if r.symbol in free_axes(load) and rows & free_axes(load)]
+
+
+def bytes_of_row(blocked: Blocked, r: Dim) -> int:
+    """Return the bytes that are read and written along each row of the reduced dimension `r`, without data that all
+    rows share.
+    """
+    sizes = [load.dtype.itemsize for load in row_loads(blocked, r)]
+    for store in statements(blocked.body, Store):
+        spanned = free_axes(store.offset) if isinstance(store.offset, Expr) else store.offset.free_symbols
+        if r.symbol in spanned:
+            sizes.append(blocked.kernel.param(store.param).dtype.itemsize)
+    return extent(r.size) * sum(sizes)
 
 
 def widest(blocked: Blocked) -> int:
