@@ -6,12 +6,15 @@ A device has a table of `ChainSpeed`, by the name of the form or of the library'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
 
 from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Cast, Expr
+from fusion.lowering.kernel import Fold, Stmt, map_statements
+from fusion.lowering.scalar_ops import HALVES
 
 FORWARD = 2
 """The number of products in forward attention."""
@@ -86,6 +89,32 @@ class ChainSpeed:
         share = min(at_width(tables[loop], chain.width)[chain.backward] for loop in chain.loops)
         begins = self.begins_backward if chain.backward else self.begins
         return share / (1 + begins / chain.columns)
+
+
+def narrow_factors(factors: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Return the factors of a product before they are widened, if both are 16-bit floats of one type; else as they are.
+
+    Matrix units compute their product in float32, where it is exact.
+
+    >>> from fusion.lowering.expr import make_cast, make_const
+    >>> half = make_const(0.5, torch.bfloat16)
+    >>> [factor.dtype for factor in narrow_factors([Cast(half, torch.float32)] * 2)]
+    [torch.bfloat16, torch.bfloat16]
+    """
+    narrow = tuple(factor.arg for factor in factors if isinstance(factor, Cast) and factor.dtype is torch.float32)
+    dtypes = {factor.dtype for factor in narrow}
+    return narrow if len(narrow) == 2 and len(dtypes) == 1 and dtypes <= set(HALVES) else tuple(factors)
+
+
+def with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """Return `body` with `narrow_factors` of its products."""
+
+    def narrowed(stmt: Stmt) -> Stmt:
+        if not isinstance(stmt, Fold) or stmt.op != "dot":
+            return stmt
+        return replace(stmt, args=narrow_factors(stmt.args))
+
+    return map_statements(body, narrowed)
 
 
 def at_width(shares: Shares, width: int) -> tuple[float, float]:

@@ -129,6 +129,7 @@ class Capabilities:
             one loop.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
         reports: whether a launch raises an error where a check of data fails.
+        narrow: whether GEMMs of operands that are only widened run at the rate of their type (`narrow_factors`).
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
         lone_products: whether a contraction whose result no loop consumes is priced; else it is the library's.
@@ -163,6 +164,7 @@ class Capabilities:
     streamed: float = 0.5
     bounds: bool = False
     reports: bool = False
+    narrow: bool = False
     padded: bool = False
     held_row: int = 0
     alignment: int = 1

@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
-MAKERS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
-"""Operations that create a number from constants."""
+MAKERS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default, torch.ops.aten._to_copy.default)
+"""Operations that create a number from constants; `torch.vmap` writes a number of a program as a conversion of it."""
 
 
 def is_number(val: object) -> bool:

@@ -59,6 +59,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
             product_us=measured.product_us,
             steps=Steps(gathered=GATHER, computed=GATHER, windowed=WINDOWED, shifted=2.5, strided=5.0, wide=WIDE),
         ),
+        narrow=True,
         padded=True,
         held_row=0 if numerics.invariant else HELD_ROW,
         bounds=True,

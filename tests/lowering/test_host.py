@@ -40,9 +40,10 @@ def given(program: Program) -> set[str]:
         (lambda x: x.masked_fill(x > 0.5, torch.tensor(float("-inf"))), float("-inf")),
         (lambda x: x / torch.sqrt(torch.tensor(64.0, dtype=torch.float64)), 8.0),
         (lambda x: x * torch.full([], 3), 3.0),
+        (torch.vmap(torch.vmap(lambda x: torch.tanh(x / 30))), 30.0),
         (lambda x: x - torch.tensor([1.0, 2.0, 3.0]).sum(), None),
     ],
-    ids=["where", "masked_fill", "root", "full", "of more than numbers"],
+    ids=["where", "masked_fill", "root", "full", "vmap", "of more than numbers"],
 )
 def test_known_numbers_are_constants(f: Callable[..., torch.Tensor], expected: float | None) -> None:
     program = lowered(f, torch.empty(4, 5, device="meta"))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import sympy
-import torch
 
+from fusion.codegen.chained import with_narrow_factors
 from fusion.codegen.triton.blocks.aligned_rows import shifted
 from fusion.codegen.triton.blocks.config import extent
 from fusion.codegen.triton.blocks.contraction import contraction_dims, only_matrices
@@ -24,10 +24,8 @@ from fusion.codegen.triton.rewrites.packed import unpacked
 from fusion.codegen.triton.rewrites.rounding import is_rounded
 from fusion.codegen.triton.rewrites.single_terms import load_single_terms
 from fusion.codegen.triton.rewrites.vectors import unrolled
-from fusion.lowering.expr import Cast
 from fusion.lowering.indexing import ZERO, simplify
-from fusion.lowering.kernel import Fold, Kernel, Role, Stmt, map_statements
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.kernel import Kernel, Role
 
 BUSY_ROWS = 4
 """Rows per multiprocessor that keep it busy when each row has a program of its own."""
@@ -52,7 +50,7 @@ def block(kernel: Kernel, device: Device, *, invariant: bool = False) -> Blocked
         kernel, dims = shifted(*_looped_along_rows(load_single_terms(kernel), dims, device))
     digits, sizes = _digits(kernel, dims)
     dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
-    body = substitute_axes(_with_narrow_factors(kernel.body), digits, sizes)
+    body = substitute_axes(with_narrow_factors(kernel.body), digits, sizes)
     if not dots:
         return Blocked(kernel, dims, body, device)
     if is_rounded(kernel):
@@ -81,7 +79,7 @@ def _digits(
 
 def block_as(kernel: Kernel, dims: Sequence[Dim], device: Device) -> Blocked:
     """Lay `kernel`, without reduced axes, out over the dimensions of another kernel, which hold all of its axes."""
-    body = substitute_axes(_with_narrow_factors(kernel.body), *_digits(kernel, dims))
+    body = substitute_axes(with_narrow_factors(kernel.body), *_digits(kernel, dims))
     return Blocked(kernel, tuple(dims), body, device)
 
 
@@ -99,19 +97,3 @@ def _looped_along_rows(kernel: Kernel, dims: tuple[Dim, ...], device: Device) ->
     looped_dims = row_dims(looped)
     _, after = shifted(looped, looped_dims)
     return (looped, looped_dims) if any(dim.shift != 0 for dim in after) else (kernel, dims)
-
-
-def _with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """Return `body` with factors of a product that are only widened from the same 16-bit float left narrow.
-
-    The matrix units compute their product in float32, where it is exact.
-    """
-
-    def narrowed(stmt: Stmt) -> Stmt:
-        if not isinstance(stmt, Fold) or stmt.op != "dot":
-            return stmt
-        factors = tuple(arg.arg for arg in stmt.args if isinstance(arg, Cast) and arg.dtype is torch.float32)
-        dtypes = {factor.dtype for factor in factors}
-        return replace(stmt, args=factors) if len(factors) == 2 and len(dtypes) == 1 and dtypes <= set(HALVES) else stmt
-
-    return map_statements(body, narrowed)

@@ -12,6 +12,7 @@ import math
 import sympy
 from typing_extensions import assert_never
 
+from fusion.codegen.chained import narrow_factors
 from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities, busy
 from fusion.lowering.chunks import Chunked
@@ -145,7 +146,8 @@ def product_time(dependences: Dependences, position: int, capabilities: Capabili
     if not isinstance(node, Contract):
         return 0.0
     points = math.prod(dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-    return capabilities.rates.product_us_of(2 * points, node.lhs.dtype.itemsize)
+    lhs, _ = narrow_factors((node.lhs, node.rhs)) if capabilities.narrow else (node.lhs, node.rhs)
+    return capabilities.rates.product_us_of(2 * points, lhs.dtype.itemsize)
 
 
 def _is_product(dependences: Dependences, position: int) -> bool:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import sympy
 import torch
 
-from fusion.codegen.chained import FORWARD, Chain
+from fusion.codegen.chained import FORWARD, Chain, with_narrow_factors
 from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
@@ -49,6 +49,7 @@ def kernel_price(call: KernelCall, target: Target, form: str = "") -> Price:
     if not multiplying:
         return rates.price(moved, scalars=rates.scalar_us(call.flops))
     if multiplying == [kernel] and len(_dots(kernel)) == 1:
+        kernel = _as_multiplied(kernel, capabilities)
         counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
         return rates.price(moved, products=_products(kernel, counted, rates), share=target.efficiency(kernel))
     return rates.price(moved, products=sum(_products_us(part, target, form) for part in multiplying))
@@ -56,6 +57,7 @@ def kernel_price(call: KernelCall, target: Target, form: str = "") -> Price:
 
 def _products_us(kernel: Kernel, target: Target, form: str) -> float:
     """Return the microseconds of the products of one kernel of a launch, at the speed that they reach."""
+    kernel = _as_multiplied(kernel, target.capabilities)
     rates, dots = target.capabilities.rates, _dots(kernel)
     counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
     multiplied = _products(kernel, counted, rates)
@@ -72,7 +74,7 @@ def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
     The form that a prologue or an epilogue rules out is part of its price: a warp-specialised kernel loads its operands
     through tensor descriptors, so it has no prologue.
     """
-    kernel = _as_traced(kernel_of(prices, cluster).kernel)
+    kernel = _as_multiplied(_as_traced(kernel_of(prices, cluster).kernel), target.capabilities)
     chain = _chain(kernel, _dots(kernel), _columns_per_row(kernel, dict.fromkeys(statements(kernel.body, Loop), 1.0)))
     return _known_share(chain, target, target.forms(kernel)[0].name)
 
@@ -102,6 +104,11 @@ def _dots(kernel: Kernel) -> list[Fold]:
 def _as_traced(kernel: Kernel) -> Kernel:
     known = dict(kernel.traced)
     return replace(kernel, axes=tuple(replace(axis, size=with_values(axis.size, known)) for axis in kernel.axes))
+
+
+def _as_multiplied(kernel: Kernel, capabilities: Capabilities) -> Kernel:
+    """Return the kernel with the factors of its products in the type in which the device multiplies them."""
+    return replace(kernel, body=with_narrow_factors(kernel.body)) if capabilities.narrow else kernel
 
 
 def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> Chain:

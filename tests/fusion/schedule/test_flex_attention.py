@@ -102,6 +102,25 @@ def test_16_bit_operands_have_wide_scores() -> None:
     check(program("softcap, causal"), operands(torch.bfloat16, batch=2))
 
 
+def test_gpus_multiply_16_bit_operands_as_they_are() -> None:
+    """Their scores are of widened operands, which is also what the kernel is predicted to cost."""
+
+    def written(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q @ k.mT / 64**0.5).masked_fill(torch.ones(1024, 1024, dtype=torch.bool).triu(1), float("-inf"))
+        return torch.softmax(scores, -1) @ v
+
+    mask = create_block_mask(causal, None, None, 1024, 1024, device="cpu")
+
+    def modified(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex_attention(q, k, v, block_mask=mask)
+
+    qkv = (torch.empty(2, 16, 1024, 64, dtype=torch.bfloat16),) * 3
+    ours, theirs = (fusion.export_kernels(run, *qkv, arch="sm_90").explanation.kernels for run in (modified, written))
+    assert len(ours) == len(theirs) == 1
+    assert ours[0].predicted == theirs[0].predicted
+    assert "float32[" not in ours[0].source
+
+
 def test_logarithms_of_rows_without_scores_are_minus_infinity() -> None:
     run = program("rows of half the heads", return_lse=True)
     result, logarithm = fusion.fuse(run, options={"target": "c", "strict": True})(*operands(batch=2))
