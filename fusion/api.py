@@ -1,4 +1,4 @@
-"""The front door: `fuse`, `explain`, `report` and `accuracy`."""
+"""Defines the main entry points: `fuse`, `explain`, `report` and `accuracy`."""
 
 from __future__ import annotations
 

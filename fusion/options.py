@@ -1,4 +1,4 @@
-"""Options: everything a user can set, in one place.
+"""Defines all options of the compiler.
 
 From the call (`fuse(model, mode=…, options={…})`, `torch.compile(model, backend="fusion", options={…})`) and from the
 environment:

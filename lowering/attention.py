@@ -1,4 +1,4 @@
-"""Decomposed scaled dot-product attention: `F.scaled_dot_product_attention`, forward and backward.
+"""Decomposes scaled dot-product attention: `F.scaled_dot_product_attention`, forward and backward.
 
 Input: a call as eager takes it; output: the same result from products, maps and reductions over rows, which the rules
 lower like attention written by hand.  Backward is given by formula from the logarithm of each row's sum, one number per

@@ -1,4 +1,4 @@
-"""Conditions: the algebra of bools, and the simplification of expressions under conditions known to hold.
+"""Simplifies expressions of bools, and expressions under conditions known to hold.
 
 `simpler` is one step, a rule for `rewrite`; `plain` takes all steps there are, `given` also those that a condition
 allows.  Input and output: expressions with the same value at every point, to the bit: only conditions change, and

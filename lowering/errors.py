@@ -1,4 +1,4 @@
-"""The errors that the compiler raises, with the place in the user's program that they belong to.
+"""Defines the errors that the compiler raises, with the place in the user's program that they belong to.
 
 Every failure a user can meet is a `FusionError`.  It carries a hint and, where one is known, the line of the
 user's own program, because that is the only line the user can change.

@@ -1,4 +1,4 @@
-"""Expressions: the computation of one element of a tensor, as data.
+"""Represents the computation of one element of a tensor as data: expressions.
 
     Expr  = Load(buffer, index, dtype, mask)     one element of a buffer; 0 where the mask is false
           | Const(value, dtype)

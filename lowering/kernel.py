@@ -1,4 +1,4 @@
-"""Kernel: the block program.
+"""Defines Kernel, the block program.
 
     Kernel = name, params, sizes, axes, body, beside, then
     Axis   = symbol, size, role

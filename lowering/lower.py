@@ -1,4 +1,4 @@
-"""Lowering: a functional ATen graph becomes a Program.
+"""Lowers a functional ATen graph to a Program.
 
 Input: an fx GraphModule of functional ATen calls whose nodes carry fake tensors (`meta["val"]`), as AOTAutograd returns
 it; output: a Program that computes the same.  Nothing is refused: a call without a rule, or with arguments that its

@@ -1,4 +1,4 @@
-"""Results of which only a part is read, but whose computation checks data: eager computes, and checks, all of it.
+"""Finds results that are read only in part, but whose computation checks data: eager computes, and checks, all of it.
 
 Input: a graph, and the calls that check data; output: those whose result has elements that may not be read.  A call is
 left out only where its result is certainly read whole (`read_boxes.py`), by one call or by several together.

@@ -1,4 +1,4 @@
-"""Program: the lowered graph.
+"""Defines Program, the lowered graph.
 
     Program = inputs, constants, buffers, nodes, outputs
     Node    = Map(out, axes, expr)                    out[axes] = expr                      pointwise, gathers

@@ -1,4 +1,4 @@
-"""Boxes: the elements of tensors that a call certainly reads, as ranges of their dimensions.
+"""Determines the elements of tensors that a call certainly reads, as ranges of their dimensions (boxes).
 
 Input: a call lowered by itself, and the boxes of its results that are read; output: boxes of its operands.  Elements
 that may not be read are left out: those at positions that are data, under conditions on data, or between strided

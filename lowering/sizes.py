@@ -1,4 +1,4 @@
-"""Sizes: dimensions, strides and size arguments as expressions over size symbols.
+"""Expresses dimensions, strides and size arguments over size symbols.
 
 Input: an int or a `SymInt` of PyTorch; output: a sympy expression of sums, products, powers, `//` and `%` of integers
 and symbols, the same for sizes that a guard holds equal.  Other expressions of sizes (a maximum, a rounded quotient)

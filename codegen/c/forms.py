@@ -1,4 +1,4 @@
-"""Forms: the ways to write a kernel in C, in the order in which they are tried.
+"""Lists the forms of a C kernel, in the order in which they are tried.
 
 | form      | kernels                                                             |
 |-----------|---------------------------------------------------------------------|

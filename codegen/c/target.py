@@ -1,4 +1,4 @@
-"""The protocol of a target, for C."""
+"""Implements the protocol of a target for C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference target: evaluates a Kernel statement by statement in torch, without compiling it.
+"""Evaluates a Kernel statement by statement in torch, without compiling it: the reference target.
 
 Input: a verified Kernel; output: a launcher that returns the values every other target must return, on any device, and
 that refuses out-of-bounds accesses.  The source is the Kernel's text; it is for reading, and an edited one is refused.

@@ -1,4 +1,4 @@
-"""Arguments: the names of a kernel's parameters in its source, their types, and calls between functions of a launch.
+"""Names a kernel's parameters in its source, with their types, and writes calls between functions of a launch.
 
 A tensor is passed as a pointer, a number of the host by value.
 """

@@ -1,4 +1,4 @@
-"""Body: the statements of a kernel as lines of Triton.
+"""Emits the statements of a kernel as lines of Triton.
 
 Input: block dimensions, laid out; output: the text between `def kernel(…):` and its end.  A program first computes the
 start of its block; then statements follow in their order.  A loop defines its running values before it and completes

@@ -1,4 +1,4 @@
-"""Capabilities: the properties of a device and its arithmetic that the scheduler may use."""
+"""Describes the properties of a device, and its arithmetic, to the scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of a target, for Triton."""
+"""Implements the protocol of a target for Triton."""
 
 from __future__ import annotations
 

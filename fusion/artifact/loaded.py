@@ -1,4 +1,4 @@
-"""A program that was loaded from an artifact: a callable with weights.
+"""Represents a program that was loaded from an artifact: a callable with weights.
 
 It computes the same as the saved program, in the mode (train or eval) in which it was saved.  It holds its weights
 as plain tensors; buffers that the program changes, such as caches, are changed in them.

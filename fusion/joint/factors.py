@@ -1,4 +1,4 @@
-"""Factors of the tensors of an ATen graph, whatever the views and conversions in between.
+"""Decomposes tensors of an ATen graph into factors, whatever the views and conversions in between.
 
 Input: an fx node whose `val` has its shape; output: a `Product` of `Factor`s that compare equal if they hold the same
 numbers at the same points.  Nothing is refused: a tensor that is not a product is one factor.

@@ -1,4 +1,4 @@
-"""Polynomials: sums of products of atoms, with exact coefficients, in which like terms are merged.
+"""Implements polynomials: sums of products of atoms, with exact coefficients, in which like terms are merged.
 
 An atom is a tensor that is not decomposed, a sum over a row, or Σ_s Σ_d a[d]·B[d, s]·p[s], in either order of
 summation; `normal_forms.py` assigns polynomials to the tensors of a graph.  Input and output here are plain data.

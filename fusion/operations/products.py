@@ -1,4 +1,4 @@
-"""GEMMs by the library, of matrices with unaligned sizes.
+"""Multiplies matrices with unaligned sizes by the library's GEMM.
 
 Input: matrices (m × k and k × n) or batches of them; output: their product.  Tensor-core libraries are several times
 slower if a size is no multiple of 16 bytes, such as the vocabulary of GPT-2 (50257).  The aligned part and the few

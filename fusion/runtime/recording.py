@@ -1,4 +1,4 @@
-"""CUDA graphs: the launches of a compiled graph are recorded once, and replayed by one call later.
+"""Records the launches of a compiled graph as a CUDA graph, which one call replays later.
 
 Input: a compiled graph with its ATen graph; output: a callable that records and replays it by PyTorch's own
 `torch._inductor.cudagraph_trees`, as `torch.compile(mode="reduce-overhead")` does: one memory pool for all graphs of a

@@ -1,4 +1,4 @@
-"""Derivatives that a compiled region does not have: of its gradients, in forward mode, and missing ones.
+"""Computes derivatives that a compiled region does not have: of its gradients, in forward mode, and missing ones.
 
 AOTAutograd separates forward and backward, and its backward is not differentiable.  It raises if a derivative is
 requested, but is not always asked: gradients computed under `create_graph=True` are connected to the saved tensors,

@@ -1,4 +1,4 @@
-"""The symbols of an index, and the bounds of its values."""
+"""Bounds the values of an index, and lists its symbols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation of extern calls: the same call, with real tensors and sizes."""
+"""Evaluates extern calls: the same call, with real tensors and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation of a Kernel: its statements run over boxes of its grid, and in blocks in loops with running values."""
+"""Evaluates a Kernel: its statements run over boxes of its grid, and in blocks in loops with running values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scatters by comparison: each element of a tensor searches the sources that name it, so that no writes collide.
+"""Lowers scatters to comparisons: each element searches the sources that name it, so that no writes collide.
 
 Input: the tensor, the positions along one dimension and the sources; output: for each element and each source that it
 is compared with, whether that names it.  Where that would take too many comparisons, each source is scattered instead

@@ -1,4 +1,4 @@
-"""Chebyshev polynomials of the four kinds, at x or shifted to [0, 1], of orders that are data.
+"""Lowers Chebyshev polynomials of the four kinds, at x or shifted to [0, 1], of orders that are data.
 
 Low orders by the recurrence pₖ₊₁ = 2x·pₖ - pₖ₋₁, as in eager; higher ones by their angle: cos θ = x inside [-1, 1],
 cosh θ = |x| outside.  An order below 0 gives 0.  Hermite, Laguerre and Legendre polynomials of data-dependent order

@@ -1,4 +1,4 @@
-"""Sampling an image, or a volume, at the positions in a grid: `grid_sample`, with gradients for both.
+"""Lowers sampling of an image, or a volume, at the positions in a grid: `grid_sample`, with gradients for both.
 
 Along each dimension a sample reads one, two or four elements, its taps: a position, whether that is inside, a weight
 and the derivative of the weight by the coordinate.  A sample is Σ over the taps of all dimensions of element times

@@ -1,4 +1,4 @@
-"""Binary search in a sorted sequence, one per element, with its steps unrolled.
+"""Lowers binary search in a sorted sequence, one per element, with its steps unrolled.
 
 A sequence of n numbers takes ⌈log₂(n + 1)⌉ dependent loads.  NaN comes after every number.  A sequence of symbolic
 length is refused.

@@ -1,4 +1,4 @@
-"""Text that all folds have in common: their first value, the combination of two results, their OpenMP clauses.
+"""Writes the C code that all folds share: the identity, the combination of two results, the OpenMP clauses.
 
 Input: a `Fold` and the code of its operands and accumulators; output: lines of C.  Maxima and minima give NaN where an
 operand is NaN; truth values are folded with `|` and `&`.  A store folds into its element if several points may collide:

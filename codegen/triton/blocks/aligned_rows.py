@@ -1,4 +1,4 @@
-"""Rows that start and end at any address: loops begin at an aligned address, and loads read whole words.
+"""Aligns loops over rows that start and end at any address, so that threads load full words.
 
     for r in 0 … 50257:  x[50257*i + r]      becomes      for r in s … s + 50257:  x[8*(50257*i // 8) + r],  s = i % 8
 

@@ -1,4 +1,4 @@
-"""Block dimensions, and a kernel over them."""
+"""Defines block dimensions, and a kernel over them."""
 
 from __future__ import annotations
 

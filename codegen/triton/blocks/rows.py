@@ -1,4 +1,4 @@
-"""The dimensions of pointwise kernels and of reductions."""
+"""Maps the axes of pointwise kernels and of reductions to block dimensions."""
 
 from __future__ import annotations
 

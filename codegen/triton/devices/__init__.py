@@ -1,4 +1,4 @@
-"""Devices: the GPUs for which code is generated, as values, and the lookup of an architecture's or a machine's device.
+"""Lists the GPUs for which code is generated, as values, and finds the one of an architecture or a machine.
 
 One file per known device.  An architecture without one derives from the known device of the nearest compute capability,
 with the published limits of its own.  A device of this machine that is another model than the known one of its

@@ -1,4 +1,4 @@
-"""B200 (SXM, sm_100).
+"""Describes the B200 (SXM, sm_100).
 
 Specifications: NVIDIA Blackwell data sheet, "Individual Blackwell GPU Specifications", column HGX B200; its rates of
 the matrix units are with sparsity, these are half of them, but for float64.  It gives neither the multiprocessors,

@@ -1,4 +1,4 @@
-"""H200 (SXM, sm_90), the device on which this compiler was measured.
+"""Describes the H200 (SXM, sm_90), the device on which this compiler was measured.
 
 Specifications: NVIDIA H200 data sheet, column SXM; its rates of the matrix units are with sparsity, these are half of
 them, but for float64.  It gives neither multiprocessors nor the second-level cache: the NVIDIA H100 Tensor Core GPU

@@ -1,4 +1,4 @@
-"""Interleaved: two loads of every other element of a contiguous range are one load.
+"""Merges two loads of every other element of a contiguous range into one contiguous load.
 
 Input: expressions with loads at `2*k` and `2*k + 1`, which unpacking weights leaves in the other operand; output: the
 lines of one contiguous load that serves both, split in registers:

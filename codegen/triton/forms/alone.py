@@ -1,4 +1,4 @@
-"""Alone: the forms of one kernel, in order of preference.
+"""Orders the forms of a single kernel by preference.
 
 The default form of a kernel is the first in `ALONE` that applies and that no later one is likely to beat
 (`Form.slower`).  This tuple is the only place where that is decided.

@@ -1,4 +1,4 @@
-"""Limits: the threads and shared memory of a device.
+"""Restricts configurations to the threads and shared memory of a device.
 
 Input: configurations for devices with warps of 32 threads and enough shared memory; output: each cut down to this
 device: as many threads on wider warps, and the deepest pipeline that its shared memory holds.  Forms call this

@@ -1,4 +1,4 @@
-"""Maps: kernels that fold nothing and multiply no matrices.
+"""Generates pointwise kernels (maps), which fold nothing and multiply no matrices.
 
 A map has enough 16-byte accesses in flight per thread, and enough programs for every multiprocessor.  Where a load and
 the store are contiguous along different axes it computes tiles, so that both sides have rows of 128 bytes.  The numbers

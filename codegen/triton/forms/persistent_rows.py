@@ -1,4 +1,4 @@
-"""Persistent rows: long rows that are held whole, one after another, while the next ones are loaded.
+"""Generates persistent kernels that fold long rows, each held in registers while the next ones are prefetched.
 
 Where the registers of a multiprocessor hold one row, nothing else runs there while it is folded: memory waits for
 arithmetic, and arithmetic for memory.  A persistent program loads the next rows into shared memory in the meantime.

@@ -1,4 +1,4 @@
-"""Sources: which text of a kernel serves which tensors and sizes.
+"""Selects the source text of a kernel by the alignment of tensors and by sizes.
 
 Input: an imported source and a function that generates others; output: the source for tensors with or without the
 alignment that the kernel declares, and for sizes within or beyond 32 bits.

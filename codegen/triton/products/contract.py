@@ -1,4 +1,4 @@
-"""Contractions: Σ over k of lhs[m, k] · rhs[k, n] on the matrix units.
+"""Emits contractions on the matrix units: Σ over k of lhs[m, k] · rhs[k, n].
 
 Input: a `dot` fold over block dimensions (b, m, k, n); output: lines.  Operands may be any expression that spans [m, k]
 or [k, n]: casts, masks, gathers and pointwise prologues are computed on the tile between its load and the `tl.dot`.

@@ -1,4 +1,4 @@
-"""Descriptors: matrices that the tensor memory accelerator of sm_90 and later loads and stores.
+"""Creates tensor descriptors of matrices, for the tensor memory accelerator (TMA) of sm_90 and later.
 
 Input: a load or a store over block dimensions; output: the matrix that a tensor descriptor can describe, if there is
 one, and the lines that create the descriptor.  Such a matrix has contiguous rows that start at multiples of 16 bytes.

@@ -1,4 +1,4 @@
-"""Exponentials: powers of 2, with the preceding constants folded into one multiplication.
+"""Rewrites exponentials as powers of 2, with the preceding constants folded into one multiplication.
 
 Input: a body whose results are rounded so much that the last bits of an exponential are invisible; output: an equal one
 with fewer operations for each element of a tile.  The hardware computes powers of 2 only:

@@ -1,5 +1,4 @@
-"""Group per warp: in a product of few rows with packed weights, whose scales are for short groups, each warp takes a
-group.
+"""Assigns groups of quantised weights to warps, in products of few rows whose scales are for short groups.
 
 Input: a Kernel with one product that `packed` has unpacked; output: a Kernel with one more axis, held whole, over the
 groups in one line of memory, and a sum over that axis.  For groups of 64 bytes:

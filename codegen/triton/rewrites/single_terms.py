@@ -1,4 +1,4 @@
-"""Single terms: a sum over a row with one term that is not zero becomes a load of that element.
+"""Replaces a sum over a row with one term that is not zero by a load of that element.
 
     for r:  s += where(r == e, x[n*i + r], 0)      becomes      s = x[n*i + e],  before the loop
 

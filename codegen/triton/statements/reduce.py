@@ -1,4 +1,4 @@
-"""Reductions: a fold as Triton text.
+"""Emits reductions: a fold as lines of Triton.
 
 Input: a fold over tiles; output: lines.  A fold over dimensions held whole is one `tl.reduce`.  A fold inside a loop
 keeps one accumulator per lane of the tile and is reduced after the loop, so that the loop itself needs no

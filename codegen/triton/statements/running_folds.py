@@ -1,4 +1,4 @@
-"""Running folds: folds whose value is updated at each block, because their own loop needs it.
+"""Emits folds whose value is updated at each block, because their own loop needs it.
 
 Input: a fold that is named inside its loop, or has a `carry`; output: lines.  Its running value is defined before the
 loop and starts as the identity.  Each block is reduced at once, the previous value is corrected by `carry`, and the two

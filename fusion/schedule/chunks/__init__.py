@@ -1,4 +1,4 @@
-"""Chunks: a product too large to keep is computed a few rows at a time, and its readers run on these rows.
+"""Splits a product too large to keep into chunks of a few rows, and runs its readers on each chunk.
 
     Program → Program
 

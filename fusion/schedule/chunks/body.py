@@ -1,4 +1,4 @@
-"""The program that computes one chunk of a region.
+"""Builds the program that computes one chunk of a region.
 
 Input: a region and the number of points of a chunk; output: a Program over slices: tensors that are read at the cut
 axis alone are sliced along it, others are read whole, at the chunk's start plus the axis.  Products over the cut axis

@@ -1,4 +1,4 @@
-"""The operands of a chunk's products as matrices for the library.
+"""Passes the operands of a chunk's products to the library as matrices.
 
 Input: contractions over tensors of any layout; output: strided views of their operands, and the library's call of the
 product.  An operand that is computed where it is read, or whose rows have no uniform stride (hidden[:, :-1] as one

@@ -1,4 +1,4 @@
-"""The alternatives for a cluster around products, with their prices.
+"""Prices the alternatives for a cluster around products.
 
 They are: one kernel, the library's calls between kernels, a product in parts.  An alternative names the nodes that
 replace those of the cluster; the passes that follow make kernels of them as of all others.

@@ -1,4 +1,4 @@
-"""The axes of a kernel: merged where all accesses allow it, in memory order, with canonical names."""
+"""Determines the axes of a kernel: merged where all accesses allow it, in memory order, with canonical names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pivots: a mean that is subtracted from its row is computed relative to the row's first element.
+"""Computes a mean that is subtracted from its row relative to the row's first element, the pivot.
 
     Σ x / n      is      p + Σ (x - p) / n
 

@@ -1,4 +1,4 @@
-"""Reuse: a result overwrites an operand whose live range has ended.
+"""Reuses memory by liveness: a result overwrites an operand whose live range has ended.
 
 Input: the steps of a schedule; output: steps in which kernels write such results into the memory of an operand.  A row
 of logits is replaced by a row of their gradient, and half of the memory is enough.

@@ -1,4 +1,4 @@
-"""Totals that are added row by row, as they need other folds of the same rows.
+"""Splits totals into a sum per row, where they need other folds of the same rows.
 
 The sum of a divergence over all rows and classes needs, at each point, the maximum and the sum of its row.  In parts of
 any other length it is a kernel of its own, which reads everything again; row by row it is one more fold of the kernel

@@ -1,4 +1,4 @@
-"""Side by side: independent kernels in one launch, each on its own range of programs (horizontal fusion).
+"""Launches independent kernels together, each on its own range of programs (horizontal fusion).
 
 The launched function selects the part of its program:
 

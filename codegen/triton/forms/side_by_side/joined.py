@@ -1,4 +1,4 @@
-"""Joined products: products of the same rows as one loop over the blocks of all their columns.
+"""Joins products of the same rows into one loop over the blocks of all their columns.
 
 All of them are persistent products.  A block of columns belongs to one product, which determines its descriptors:
 

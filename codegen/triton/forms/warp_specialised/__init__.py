@@ -1,4 +1,4 @@
-"""Warp-specialised chained products: attention in groups of warps, of which one warp loads.
+"""Generates warp-specialised attention: one warp of a program loads, groups of warps compute.
 
 One program per multiprocessor computes blocks of rows in sequence.  One warp loads operands into rings of slots of
 shared memory; groups of four warps compute, the first product of a block ahead of the second product of the previous

@@ -1,4 +1,4 @@
-"""Groups: programs of sm_90 in which one warp loads and two or three groups of four warps compute.
+"""Emits the frame of warp-specialised programs of sm_90: one warp loads, two or three groups of four warps compute.
 
 Input: the matrices that such a program transfers; output: the lines that such programs have in common.  They are Gluon,
 the language below Triton in which a program assigns work to its warps, and decides when a product starts and where it

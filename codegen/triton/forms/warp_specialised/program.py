@@ -1,4 +1,4 @@
-"""Program: two products of one loop, such as attention, the first of them a block ahead of the second.
+"""Emits the program of two products in one loop, such as attention, the first of them a block ahead of the second.
 
 Input: a kernel that loops over the columns of one product, folds its rows, and multiplies their result again; output:
 the lines of a program of `groups`.  Each group computes a part of the rows of a block:

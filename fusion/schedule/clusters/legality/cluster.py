@@ -1,4 +1,4 @@
-"""Clusters: nodes that share an iteration space, and links between two of them."""
+"""Defines clusters (nodes that share an iteration space) and links between two of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are folded and columns that are summed, in one loop over the rows.
+"""Joins folds of rows and sums of columns of one matrix in one loop over the rows.
 
 A kernel of rows spreads them over programs and folds each along its columns; a kernel that sums columns spreads these
 and folds the rows.  Where both read the same matrix, a program can hold one row whole: it folds the row, stores the

@@ -1,4 +1,4 @@
-"""Rules about a joined cluster: folds stay whole, are read where they are computed, and results are stored once."""
+"""Checks a joined cluster: folds stay undivided, are read where they are computed, and results are stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about two clusters that need no algebra: devices, sizes, folds that cannot share a kernel."""
+"""Checks two clusters by rules that need no algebra: devices, sizes, folds that cannot share a kernel."""
 
 from __future__ import annotations
 
