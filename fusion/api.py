@@ -232,7 +232,7 @@ _FRAMES: WeakKeyDictionary[type, CodeType] = WeakKeyDictionary()
 
 
 def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., object]:
-    """A call of `module` for Dynamo to begin at.
+    """Return a call of `module` for Dynamo to begin at.
 
     It does not look into frames of PyTorch's own modules, and the code of a `forward` that is decorated is that of the
     decorator, as of all else that is decorated with it.  Dynamo keeps compilations by code object, and for one code
@@ -403,6 +403,6 @@ def _backward(result: object, program: Callable[..., object], *given: object) ->
 
 
 def _explanation(graphs: tuple[Report, ...], program: Callable[..., object], since: float) -> Explanation:
-    """The reports of a program, and where it leaves its graphs otherwise."""
+    """Return the reports of a program, and where it leaves its graphs otherwise."""
     known = [graph.graph_break for graph in graphs if graph.graph_break is not None]
     return Explanation(graphs, other_breaks(codes_of(program), since, known))

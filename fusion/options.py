@@ -183,7 +183,7 @@ def _checked(key: str, value: object) -> object:
 
 
 def _of(key: str, value: object, kind: type[T] | tuple[type[T], ...], name: str) -> T:
-    """`value`, if it is of this kind.  A bool is no number."""
+    """Return `value`, if it is of this kind.  A bool is no number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"{key} must be {name}, got {type(value).__name__}")
     return value

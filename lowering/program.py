@@ -373,7 +373,7 @@ def reads(node: Node) -> tuple[str, ...]:
 
 
 def copies(node: Node) -> frozenset[str]:
-    """The buffers whose elements a node copies: those that are all of its result, or some of it, as they are."""
+    """Return the buffers whose elements a node copies: all of its result, or some of it, as they are."""
     if not isinstance(node, Map):
         return frozenset()
     return frozenset(part.buffer for part in passed_on(node.expr) if isinstance(part, Load))

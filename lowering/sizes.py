@@ -79,7 +79,7 @@ _FORMS: WeakKeyDictionary[ShapeEnv, _Forms] = WeakKeyDictionary()
 
 
 def write_over(sizes: Iterable[int | torch.SymInt]) -> None:
-    """From now on, express sizes that a guard holds equal by the symbols among `sizes`, the inputs of a graph."""
+    """Express, from now on, sizes that a guard holds equal by the symbols among `sizes`, the inputs of a graph."""
     symbolic = [size for size in sizes if isinstance(size, torch.SymInt)]
     preferred = frozenset(size.node.expr for size in symbolic if size.node.expr.is_Symbol)
     for known in {size.node.shape_env for size in symbolic}:

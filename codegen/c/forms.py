@@ -50,5 +50,5 @@ FORMS = (
 
 
 def form_of(kernel: Kernel) -> Form:
-    """The first form that applies."""
+    """Return the first form that applies."""
     return next(form for form in FORMS if form.applies(kernel))

@@ -72,7 +72,7 @@ def observe(seen: Seen) -> None:
 
 @contextmanager
 def observed(seen: Seen) -> Iterator[None]:
-    """Within, call `seen` with each entry that this process stores or reads, in whatever thread."""
+    """Call `seen` with each entry that this process stores or reads within the context, in whatever thread."""
     global _observers
     observe(seen)
     try:

@@ -178,8 +178,8 @@ def _without(origins: Sequence[str], source: str) -> str:
 
 
 def predicted(kernel: Kernel, price: float, capabilities: Capabilities) -> float:
-    """Microseconds of one launch that takes `price` times as long as the device needs at its full speed to move all
-    tensors once and to compute all products.
+    """Return microseconds of one launch that takes `price` times as long as the device needs at its full speed to move
+    all tensors once and to compute all products.
     """
     sizes = kernel.axis_sizes()
     moved = sum(float(param.extent) * param.dtype.itemsize for param in kernel.params if param.extent.is_Integer)

@@ -1,4 +1,4 @@
-"""Defines the interface of observers, which see each step of a compiled graph before it runs, and the graph's report."""
+"""Defines the interface of observers, which see each step of a compiled graph before it runs, and each report."""
 
 from __future__ import annotations
 

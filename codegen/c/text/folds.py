@@ -27,18 +27,18 @@ _TRUTH: dict[str, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod":
 
 
 def started(fold: Fold, dtype: torch.dtype | None = None) -> Code:
-    """The value of `fold` over nothing, in its dtype or in that of the values of an argmax or argmin."""
+    """Return the value of `fold` over nothing, in its dtype or in that of the values of an argmax or argmin."""
     dtype = fold.dtype if dtype is None else dtype
     return constant(identity(fold.op, dtype), dtype)
 
 
 def sign(fold: Fold) -> str:
-    """The operator that combines two results of `fold`."""
+    """Return the operator that combines two results of `fold`."""
     return _SIGNS[_operation(fold)]
 
 
 def across_lanes(fold: Fold, total: object) -> str:
-    """The clause by which OpenMP combines the lanes of `fold`, whose result is `total`."""
+    """Return the clause by which OpenMP combines the lanes of `fold`, whose result is `total`."""
     op = _operation(fold)
     if op in ("max", "min") and fold.dtype.is_floating_point:
         return f"reduction(EXTREME({op}):{total})"
@@ -46,7 +46,7 @@ def across_lanes(fold: Fold, total: object) -> str:
 
 
 def combined(fold: Fold, left: Code, right: Code) -> str:
-    """Two results of `fold` as one; where one is NaN, so is theirs."""
+    """Combine two results of `fold`; where one is NaN, so is theirs."""
     op = _operation(fold)
     if op in ("max", "min"):
         return f"{op}imum_{HELD[fold.dtype]}({right}, {left})"
@@ -105,17 +105,17 @@ class NanWatch:
 
 
 def compared_as(dtype: torch.dtype) -> str:
-    """The C type in which values of an argmax or argmin are compared."""
+    """Return the C type in which values of an argmax or argmin are compared."""
     return "uint8_t" if HELD[dtype] == "_Bool" else HELD[dtype]
 
 
 def takes(fold: Fold) -> str:
-    """The function that decides which of two values, with their positions, an argmax or argmin takes."""
+    """Return the function that decides which of two values, with their positions, an argmax or argmin takes."""
     return f"{fold.op}_takes_{compared_as(fold.args[0].dtype)}"
 
 
 def take(fold: Fold, took: str, value: Code, index: Code, best: Code, at: Code) -> list[str]:
-    """The lines by which an argmax or argmin takes in a value and its position."""
+    """Return the lines by which an argmax or argmin takes in a value and its position."""
     return [
         f"const _Bool {took} = {takes(fold)}({value}, {index}, {best}, {at});",
         f"{best} = {took} ? {value} : {best};",

@@ -18,7 +18,7 @@ class Sources:
     """The sources of one kernel, each generated when it is first needed."""
 
     def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
-        """`emit` writes the source of a kernel without alignments, and with `wide=True` for sizes beyond the limit."""
+        """Take `emit`, which writes a kernel's source without alignments, or with `wide=True` for larger sizes."""
         self._sources, self._emit = {(True, False): generated}, emit
         self._lock = threading.Lock()
 

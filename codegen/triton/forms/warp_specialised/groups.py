@@ -91,7 +91,7 @@ class Signature:
 
 
 class Functions(Protocol):
-    """A program of three functions, of which the last is launched and starts the others."""
+    """Describes a warp-specialised program: a load function, a compute function, and the kernel that starts both."""
 
     @property
     def fetch_takes(self) -> list[str]:

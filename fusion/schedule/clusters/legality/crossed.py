@@ -216,7 +216,7 @@ def _row_of(node: Compute, at: Placement, space: Space, *, stored: bool) -> str 
 
 
 def _reads_agree(dependences: Dependences, joined: Cluster, columns: Cluster) -> str | None:
-    """Values of a row are read where they were computed; sums of columns are read by no row."""
+    """Check that values of a row are read where they were computed, and sums of columns by no row."""
     by_out = {dependences.outs[member]: member for member in joined.members}
     sums = {dependences.outs[m] for m in columns.members if isinstance(dependences.node(m), Reduce)}
     for member in joined.members:
