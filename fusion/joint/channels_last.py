@@ -49,7 +49,7 @@ _TRIED = 8
 _TF32_CHANNELS = 4
 """With channels last, cuDNN has fast kernels of float32 for multiples of this many output channels.
 
-(H200, 16 images of 256 × 256, 64 to 3 channels, windows of 3 × 3: 3580 µs, with channels first 292 and 285 around it.)
+(measured: docs/performance.md, `_TF32_CHANNELS`)
 """
 
 _ROUNDED_CHANNELS, _ROUNDED_MULTIPLICATIONS = 32, 1 << 27

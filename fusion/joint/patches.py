@@ -3,9 +3,8 @@
 A convolution whose stride is its window (the patches of a vision transformer, the stems and steps of convolutional
 networks, also of videos and signals) multiplies each patch of the image by the weight.  As a product it takes the
 matrix units at their full rate, however few channels the image has, its epilogue fuses, and its result may have
-channels last.  The patches are one copy of the image, which fuses with the conversion of its dtype.  (H200, bfloat16,
-64 images of 224 × 224 in patches of 16 × 16 by 768 channels: cuDNN takes 386 µs, and 60 for padding and copies; one
-kernel with the bias and the positions takes 49.)
+channels last.  The patches are one copy of the image, which fuses with the conversion of its dtype.
+(measured: docs/performance.md, `patches`)
 
 A window of one pixel multiplies the pixels themselves: with channels last they are the rows of a matrix in memory.
 

@@ -36,7 +36,7 @@ COLUMNS = 8
 
 ENOUGH_ROWS, ENOUGH_BLOCKS = 0.2, 1.5
 """From how many rows, or blocks of columns, a scan is faster in one piece, relative to the parallelism of the device
-(measured on an H200: 40 µs for 64 rows of 131072 against 45 in parts, 105 µs for 8192 rows of 4096 columns)."""
+(measured: docs/performance.md, `ENOUGH_ROWS`)."""
 
 
 def split_scans(program: Program, capabilities: Capabilities) -> Program:
