@@ -1,4 +1,4 @@
-"""Measures the device at hand, so that prices are those of this machine: `fusion calibrate`.
+"""Measures the device at hand, so that prices are predicted for this machine: `fusion calibrate`.
 
 Input: a device; output: its figures, kept in the cache directory, where the target finds them.  Kernels are measured as
 they are generated, and the library's GEMMs as PyTorch calls them: the launch, the bandwidth of each level of memory,

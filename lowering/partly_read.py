@@ -27,7 +27,7 @@ from fusion.lowering.value import Shape, Value, axes_of
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A call lowered by itself: its results by position, the nodes that compute them, and the shapes of all tensors.
+    """Holds one call, lowered by itself: its results by position, the nodes that compute them, the tensors' shapes.
 
     Operands have the names of their fx nodes.
     """

@@ -182,7 +182,7 @@ def _moved(index: Sequence[sympy.Expr], ranges: Mapping[sympy.Symbol, Range], sh
 
 
 def _run(index: sympy.Expr, ranges: Mapping[sympy.Symbol, Range]) -> Range | None:
-    """Return the range of an index that takes each number in it: no axis steps over numbers that others leave out."""
+    """Return the interval of values of an index if it takes every integer in it (no gaps); else None."""
     if isinstance(index, (FloorDiv, Mod)):
         inner, divisor = index.args
         run = _run(inner, ranges)

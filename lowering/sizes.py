@@ -2,8 +2,8 @@
 
 Input: an int or a `SymInt` of PyTorch; output: a sympy expression of sums, products, powers, `//` and `%` of integers
 and symbols, the same for sizes that a guard holds equal.  Other expressions of sizes (a maximum, a rounded quotient)
-become symbols of their own, `Computed`, with their meaning: the host evaluates it before a launch, and nothing else has
-to know how.
+become separate symbols, `Computed`, with their meaning: the host evaluates it before a launch, and nothing else has to
+know how.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Builds C text into shared objects: the system's compiler, and a cache of objects.
 
 Input: source text; output: an object, loaded by the caller.  It is kept under the hash of all that decides its content:
-the text, the compiler's command with its flags, its version and its file, and the CPU it is tuned for.  One that cannot
-be kept (a full disk) is loaded all the same; one that cannot be loaded is built again.
+the text, the compiler's command with its flags, its version and its file, and the CPU it is tuned for.  An object that
+cannot be kept (a full disk) is loaded all the same; an object that cannot be loaded is built again.
 
 OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one that PyTorch has loaded, so both use
 one thread pool; two pools would compete for the cores.  Clang calls another library than GCC; where PyTorch has not

@@ -74,7 +74,7 @@ class ReferenceTarget:
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """Return one: the evaluator."""
+        """Return the only alternative, which evaluates the kernel."""
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:

@@ -73,8 +73,8 @@ class Body:
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
 
     def in_loop(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[Code]]:
-        """Add the lines of these statements of `loop`; return the functions that complete its folds, and the end of its
-        body.
+        """Emit statements of the loop body; return callbacks that complete its folds, and the lines that end an
+        iteration.
         """
         self._state = _LoopState(loop)
         later = self._run(body)

@@ -2,8 +2,8 @@
 
 Input: kernels and a device; output: launchers of the fastest configurations, and a `Tuning` for each kernel with its
 trials.  The target lists the configurations worth trying (`alternatives`), the default first. Each is built and run
-once on random numbers; one that cannot be built, fails, or whose results differ from the evaluator's is refused with
-the reason.  The others are timed.  The winner is stored in the cache directory (`record`).
+once on random numbers; a configuration that cannot be built, fails, or whose results differ from the evaluator's is
+refused with the reason.  The others are timed.  The winner is stored in the cache directory (`record`).
 
 A kernel with unknown sizes, or with others in its launch, keeps its default configuration.
 """

@@ -1,8 +1,8 @@
 """Chooses between channels first and channels last as the memory layout of a graph's images.
 
-The library's convolutions on matrix units, and those of oneDNN on CPUs, take and return images with channels last; for
-other strides they run kernels that move each operand and result.  Pointwise kernels, reductions and pooling work with
-any strides.  So, where it pays off, the convolutions of a graph get their operands with channels last, and the nodes in
+The library's convolutions on matrix units, and oneDNN's on CPUs, take and return images with channels last; for other
+strides they run kernels that move each operand and result.  Pointwise kernels, reductions and pooling work with any
+strides.  So, where it pays off, the convolutions of a graph get their operands with channels last, and the nodes in
 between follow; copies are at the ends of each chain of convolutions, which is changed only if it gains more than they
 cost.  An operation that returns channels first whatever its operands have, in eager, is written with channels last.  At
 the ends, a convolution that gains nothing is part of the chain where that saves copies.

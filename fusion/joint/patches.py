@@ -243,7 +243,7 @@ def _covers(image: object, weight: object) -> bool:
 
 
 def _window(call: fx.Node) -> list[int]:
-    """Return the sizes of a convolution's window; 0 where they are not known."""
+    """Return the kernel size of a convolution per dimension; 0 for symbolic sizes."""
     weight = _operands(call)[1].meta["val"]
     return [*weight.shape[2:]] if is_known(weight) else [0]
 

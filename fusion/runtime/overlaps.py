@@ -8,8 +8,8 @@ another one: of another shape, or with memory that reaches further.  Graphs that
 they are.
 
 If a result is a view of a changed input and its place is symbolic, AOTAutograd recreates it from that input with the
-strides and the offset that the view has in the graph's new value, which is dense and has memory of its own.  In an
-input that begins within other memory, or has gaps, these are other elements: such a call runs in eager, too.
+strides and the offset that the view has in the graph's new value, which is dense, in separate memory.  In an input that
+begins within other memory, or has gaps, these are other elements: such a call runs in eager, too.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ device, one recording for each set of sizes, inputs copied into memory of the re
 buffers, or results of another recording.  So results are valid until the next step begins.
 
 Refused, with a reason: operations that wait for the device, data-dependent sizes, tensors on the CPU, inputs that are
-changed in place and may lie elsewhere at the next call.
+changed in place and may be elsewhere at the next call.
 """
 
 from __future__ import annotations

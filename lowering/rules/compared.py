@@ -31,7 +31,7 @@ def is_few(work: sympy.Expr) -> bool:
 
 
 def is_compared(x: Value, dim: int, index: Value) -> bool:
-    """Return whether each element of x searches its sources by comparison.
+    """Return whether the scatter is a gather: each output element compares its position with all source indices.
 
     Raises:
         Unsupported: the index has another rank.
@@ -45,7 +45,7 @@ def is_compared(x: Value, dim: int, index: Value) -> bool:
 
 
 def is_one(x: Value, dim: int, index: Value) -> bool:
-    """Return whether at most one element per row is written."""
+    """Return whether the scatter writes at most one element per row."""
     if x.rank == 0 or 0 in index.shape:
         return True
     dim %= x.rank

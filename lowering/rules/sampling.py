@@ -2,8 +2,8 @@
 
 Along each dimension a sample reads one, two or four elements, its taps: a position, whether that is inside, a weight
 and the derivative of the weight by the coordinate.  A sample is Σ over the taps of all dimensions of element times
-weights; the gradient of the image scatters the same products to the taps, that of the grid reduces them over channels.
-A position that is NaN has no element.
+weights; the gradient of the image scatters the same products to the taps, the gradient of the grid reduces them over
+channels.  A position that is NaN has no element.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Blocked:
     invariant: bool = False
 
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Return the bounds of the linear indices."""
+        """Return the extent of each block dimension's linear index, by symbol."""
         return {dim.symbol: dim.reach for dim in self.dims}
 
     def named(self, name: str) -> Dim:

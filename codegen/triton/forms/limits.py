@@ -55,7 +55,7 @@ def room(blocked: Blocked, config: Config) -> int:
 
 
 def on_warps(config: Config, device: Device) -> Config:
-    """Return the configuration with as many threads on this device's warps."""
+    """Return the configuration with `num_warps` rescaled to this device's warp width: as many threads."""
     if device.warp == _LANES:
         return config
     return replace(config, num_warps=max(1, config.num_warps * _LANES // device.warp))

@@ -6,7 +6,7 @@ synchronisation; where the loop needs the running value, see `running_folds`.  L
 identity of the fold.
 
 `max` and `min` propagate NaN, `argmax` and `argmin` let NaN win and then the lower index, as eager does; Triton's own
-`tl.max` and `tl.argmax` do neither, so these have combine functions of their own (`prelude`).  `dot` is in `contract`.
+`tl.max` and `tl.argmax` do neither, so the prelude defines combine functions for them.  `dot` is in `contract`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Input: the document of a report; output: for each graph two trees of views.  A view has at most `MOST_BOXES` boxes:
 parts of a large graph are collapsed by module, and long lists of operations without modules by their position.  A
-collapsed part has a view of its own.
+collapsed part has a separate view.
 """
 
 from __future__ import annotations

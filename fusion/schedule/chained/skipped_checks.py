@@ -86,7 +86,7 @@ def keep_skipped_checks(
 
 
 def _skipped(dependences: Dependences, chain: Cluster) -> Iterator[tuple[Expr, tuple[Axis, ...]]]:
-    """Yield the checks in the loop of a chain, if it may skip blocks, each over axes of its own, which are returned."""
+    """Yield (check, axes) for each check in the chain's loop, if it may skip blocks; the axes are renamed copies."""
     looped = [axis.symbol for axis in chain.space.reduced]
     folds = values_of(dependences, chain)[0]
     followed = follow(folds, looped, ())

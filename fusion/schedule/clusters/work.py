@@ -1,8 +1,8 @@
 """Counts the arithmetic of a node: additions per point, whatever cluster it is in.
 
 Input: a node and the rates of a device; output: the additions that take as long as one point of the node.  Operations
-cost as in the device's table; folds of rows, windows, reads across rows, scans and scatters have costs of their own,
-since lanes do not share their work (`Steps`).
+cost as in the device's table; folds of rows, windows, reads across rows, scans and scatters have further costs, since
+lanes do not share their work (`Steps`).
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ precision is lost.
 Input: the steps of a schedule; output: steps in which kernels do so for each sum of which only the mean is read, and
 from which other folds of the row take deviations.  The row must be computed from loads alone, at little cost: then its
 first element is a load of data that is read anyway.  A mean whose deviations are summed beside it is corrected by
-these, and stays.  This pass runs after all others that change kernels, but before those that choose where results lie
-(`updates`, `reuse`): these have to see that all programs of a row read its first element, which therefore cannot be
-overwritten.  (measured: docs/performance.md, `pivots`)
+these, and stays.  This pass runs after all others that change kernels, but before the passes that choose the memory of
+results (`updates`, `reuse`): these have to see that all programs of a row read its first element, which therefore
+cannot be overwritten.  (measured: docs/performance.md, `pivots`)
 
 Source: Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983.
 """

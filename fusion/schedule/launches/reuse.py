@@ -5,9 +5,9 @@ of logits is replaced by a row of their gradient, and half of the memory is enou
 
 Only where it is certain: the operand was computed in the same program, is read by no later step and has no views, both
 tensors have the same layout, and the kernel loads from the operand at the very index at which it stores, and not after
-that.  So the program that stores an element is the one that has loaded it; a fold over a row in between waits for all
-its loads.  Tensors that forward saved for backward alone qualify once they are taken over (`operations/ownership.py`):
-logits are replaced by their gradient, if there is no other reference to them.
+that.  So the same program loads and stores an element; a fold over a row in between waits for all its loads.  Tensors
+that forward saved for backward alone qualify once they are taken over (`operations/ownership.py`): logits are replaced
+by their gradient, if there is no other reference to them.
 """
 
 from __future__ import annotations

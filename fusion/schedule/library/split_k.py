@@ -1,7 +1,7 @@
 """Splits a product with few tiles along its reduced axis (split-K).
 
 Input: a cluster around one product; output: the alternative in parts, with its price, or None.  The cut is the same as
-that of a loop (`partial.py`): each part is a product with one more batch axis; its result is stored in float32, and the
+in a loop (`partial.py`): each part is a product with one more batch axis; its result is stored in float32, and the
 kernel of the epilogue adds the parts.
 
 Refused: products whose tiles keep the device busy, sums too short to split, symbolic sizes.

@@ -58,7 +58,7 @@ def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster)
 
 
 def _covers_each_point_once(node: Reduce, placement: Placement, space: Space) -> bool:
-    """Return whether the reduced axes of the space enumerate all points of a fold once."""
+    """Return whether the reduced axes of the joined space map one to one onto the reduction domain of the fold."""
     over = [axis for axis in node.over if axis.size != 1]
     places, axes = [placement[axis.symbol] for axis in over], [axis for axis in space.reduced if axis.size != 1]
     if len(set(places)) == len(places) and {*places} == {axis.symbol for axis in axes}:
