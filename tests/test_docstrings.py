@@ -47,8 +47,9 @@ def third_person(verb: str) -> str:
 
 
 def begins_with_a_verb(docstring: str, *, third: bool) -> bool:
-    """A colon after the first word of a module makes it a noun: "Maps: kernels that …"."""
-    first = re.match(r"(\w+),? " if third else r"(\w+)[,:.]? ", " ".join([*docstring.split(), ""]))
+    """A colon after the first word of a module makes it a noun ("Maps: kernels that …"), as do words like "of"."""
+    module = r"(\w+)(?:,| (?!(?:of|that|at|under|without) ))"
+    first = re.match(module if third else r"(\w+)[,:.]? ", " ".join([*docstring.split(), ""]))
     verbs = {third_person(verb) for verb in VERBS} if third else VERBS
     return first is not None and first[1] in verbs
 
@@ -65,7 +66,14 @@ def test_a_verb_is_distinguished_from_a_noun():
     assert begins_with_a_verb("Maps the axes of a kernel.", third=True)
     assert begins_with_a_verb("Yield, in order, all nodes.", third=False)
     assert begins_with_a_verb("Refuses", third=True)
-    for noun in ("Maps: kernels that fold nothing.", "Rows of a matrix.", "The target.", "Return the rows."):
+    nouns = (
+        "Maps: kernels that fold nothing.",
+        "Sums of columns.",
+        "Rows of a matrix.",
+        "The target.",
+        "Return a row.",
+    )
+    for noun in nouns:
         assert not begins_with_a_verb(noun, third=True)
     for noun in ("Whether it is.", "The node.", "`value`, if it is.", "Returns the node."):
         assert not begins_with_a_verb(noun, third=False)

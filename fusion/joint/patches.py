@@ -1,4 +1,4 @@
-"""Multiplies matrices where a convolution is a GEMM: windows that do not overlap, and windows of one pixel.
+"""Replaces convolutions by GEMMs where windows do not overlap, or have one pixel.
 
 A convolution whose stride is its window (the patches of a vision transformer, the stems and steps of convolutional
 networks, also of videos and signals) multiplies each patch of the image by the weight.  As a product it takes the

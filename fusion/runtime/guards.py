@@ -1,4 +1,4 @@
-"""Guards of a compiled region at each call: conditions that neither Dynamo nor AOTAutograd checks.
+"""Checks, at each call of a compiled region, conditions that neither Dynamo nor AOTAutograd checks.
 
 Input: Dynamo's graph and AOTAutograd's metadata of it; output: facts, which can be serialised, and from these and the
 compiled function a callable.  Where a region was not compiled for a call, the captured graph runs.

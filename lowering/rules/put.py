@@ -1,4 +1,4 @@
-"""Writes of slices, of elements at a list of positions, and under a mask.
+"""Lowers writes of slices, of elements at a list of positions, and under a mask.
 
 With few comparisons, each element searches the last source that names it; else the sources are scattered
 (`collisions`).  Of sources with one position the last one wins, or they are added (`scatter`).

@@ -1,4 +1,4 @@
-"""Writes along one dimension, with positions for each row.
+"""Lowers writes along one dimension, with positions for each row.
 
 With few comparisons, each element searches the sources that name it (`compared`): if each row has one source, an
 element compares its position with that; else the sources with one position are folded, and the last one wins or they

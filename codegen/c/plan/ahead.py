@@ -1,4 +1,4 @@
-"""Decides which rows are fetched ahead, into the cache, while rows before them are computed.
+"""Decides which rows are prefetched into the cache while rows before them are computed.
 
 Two kinds of rows, which the processor's own prefetching does not find:
 

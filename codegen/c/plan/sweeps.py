@@ -1,4 +1,4 @@
-"""Decides which statements of a kernel share a loop over the reduced axes.
+"""Decides which statements of a kernel share a loop over the reduced axes (loop fusion).
 
 Input: a kernel; output: a list of sweeps, to be run one after the other for every point of the grid. Over WHOLE axes,
 statements that do not need each other's folds share a sweep (mean and maximum of a row are one pass).  A `Loop` is a

@@ -1,4 +1,4 @@
-"""Checks of data in blocks that a chain's loop may skip: eager looks at them, too.
+"""Adds checks of data in blocks that a chain's loop may skip: eager checks them, too.
 
 `Program → Program`, for targets whose launches report a failed check (`Capabilities.reports`).  A loop skips the blocks
 that a mask excludes for all of its rows (`reductions/skipped_blocks.py`), and with them the checks of the positions at
