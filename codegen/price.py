@@ -92,7 +92,7 @@ class Steps:
         strided: the same where lanes skip elements.
         wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
         widened: a float of 16 bits that is loaded, and
-        narrowed: one that is stored: conversions from and to 32 bits.
+        narrowed: a float of 16 bits that is stored: conversions from and to 32 bits.
         attended: a number of 16 bits of the keys and values in the library's attention of a single query.
     """
 
@@ -192,7 +192,7 @@ class Rates:
             scalars: microseconds of its other arithmetic.
             epilogue: microseconds that nothing hides.
             share: the share of the device that it occupies, which memory and arithmetic have.
-            launches: the number of launches, or the part of one that is not hidden.
+            launches: the number of launches, or the part of a launch that is not hidden.
         """
         memory, products, scalars = self.memory_us(moved) / share, products / share, scalars / share
         hidden = memory + products + scalars - self._norm(memory, products + scalars)

@@ -262,7 +262,7 @@ def report(fused: Callable[..., object]) -> Explanation:
     Returns:
         Every graph that this program has run so far, forward and backward, in the order of its first calls, and the
             places at which the program leaves its graphs (`graph_breaks`).  Equal programs, such as two modules of a
-            class, share compiled graphs; each reports those that its own calls run.
+            class, share compiled graphs; each reports the graphs that its own calls run.
 
     Raises:
         TypeError: `fused` was not compiled by this compiler.

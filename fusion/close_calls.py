@@ -5,7 +5,7 @@ alternatives that are close to the best prediction, by measurement.  The others 
 
 Measurements are recorded in the cache directory, so that later compilations decide alike without measuring.  Trials
 take at most a tenth of the time that this process has spent compiling, so a small graph gets none, and the products of
-a large one that take longest are tried first.
+a large graph that take longest are tried first.
 """
 
 from __future__ import annotations

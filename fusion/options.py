@@ -62,7 +62,7 @@ class Options:
             call; results are valid until the next step.
         graph_cache: load a graph that an earlier process compiled from the cache directory.
         require: the most kernels and library calls that a compiled graph may have, such as `{"kernels": 1}`; one with
-            more, or one that runs eagerly, raises `NotAsRequired`.
+            more, or a graph that runs eagerly, raises `NotAsRequired`.
         close_calls: time ways to compute a product whose predictions are close, within a tenth of the compile time.
     """
 

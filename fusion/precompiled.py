@@ -113,7 +113,7 @@ class Precompiled(SerializableCallable):
         """Serialise a region.
 
         Raises:
-            FusionError: it is one that the cache does not keep; the message says why.
+            FusionError: the cache does not keep it; the message says why.
         """
         if isinstance(fn._saved, str):
             raise FusionError(f"this program runs, but cannot be saved: {fn._saved}")

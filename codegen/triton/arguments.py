@@ -45,7 +45,7 @@ def type_of(param: Param) -> str:
 
 
 def on_device(kernel: Kernel) -> int:
-    """Return the position of a parameter that is on the device: one that is written."""
+    """Return the position of a parameter that is on the device: a parameter that is written."""
     return next((position for position, param in enumerate(kernel.params) if param.written), 0)
 
 

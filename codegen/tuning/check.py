@@ -1,6 +1,6 @@
 """Checks the results of a configuration against the evaluator's.
 
-Input: the tensors that a configuration wrote and those that the evaluator wrote; output: None, or a sentence.  The
+Input: the tensors that a configuration wrote and the evaluator's; output: None, or a sentence.  The
 measure is the error of a whole tensor, relative to its norm: configurations sum in different orders.
 """
 

@@ -90,7 +90,7 @@ class Artifact:
         return tuple(positional), remaining
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and persistent buffers by name; the tensors are those that the program reads."""
+        """Return the parameters and persistent buffers by name, as the tensors that the program reads."""
         return dict(self._weights)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:

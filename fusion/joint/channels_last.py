@@ -203,7 +203,7 @@ def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.No
 def _is_lost(plan: Plan, node: fx.Node) -> bool:
     """Return whether a generated image is stored with channels first, though an operand has them last by the plan.
 
-    Its strides are those that the operation returns in eager, which some do whatever their operands' are.
+    Its strides are the strides that the operation returns in eager, some operations whatever their operands'.
     """
     image = plan.value_of(node) if isinstance(node.meta.get("val"), torch.Tensor) else None
     if image is None or not _is_image(image) or _has_channels_last(image) or not is_generated(node) or is_view(node):

@@ -257,7 +257,7 @@ class _Elements:
         return self.others.get(expr)
 
     def factors(self, expr: Expr, *, divides: bool = False) -> Iterator[tuple[Part | None, bool]]:
-        """Yield the factors of an expression, each with whether it divides; None for one that is itself computed.
+        """Yield the factors of an expression, each with whether it divides; None for a computed factor.
 
         The names of these operations are the subject: no column of the scalar operations tells a product from other
         linear operations.

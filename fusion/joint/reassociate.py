@@ -1,4 +1,4 @@
-"""Replaces a sum over products by one that the graph already computes, summed in another order (reassociation).
+"""Replaces a sum over products by a sum that the graph already computes, in another order (reassociation).
 
 This only uses the algebra of finite sums.  With X = A·Bᵀ and Y = P·B, of sizes [i, s] and [i, e],
 

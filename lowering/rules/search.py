@@ -50,7 +50,7 @@ def searchsorted(
 
 
 def _in_range(ctx: Builder, sorter: Value) -> Value:
-    """Return the places in a sorter, all of which have to be within the sequence, also those that no search reads."""
+    """Return the places in a sorter, which have to be within the sequence, also places that no search reads."""
     places = convert(sorter, torch.int64)
     least, most = (reduction.fold(ctx, op, [places], [places.rank - 1], keepdim=True) for op in ("min", "max"))
     length = sorter.shape[-1]

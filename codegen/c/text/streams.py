@@ -42,7 +42,7 @@ class Stream:
         offset: is added to each integer.
         rows: of the other factor.
         group: the number of weights with the same scale; None: the sums are not scaled.
-        pairs: each number of the other factor is the sum of so many bfloat16 numbers, up to 2^-16 of it; 0: use floats.
+        pairs: how many bfloat16 numbers add up to a number of the other factor, up to 2^-16 of it; 0: use floats.
     """
 
     bits: int

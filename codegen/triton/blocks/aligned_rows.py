@@ -2,7 +2,7 @@
 
     for r in 0 … 50257:  x[50257*i + r]      becomes      for r in s … s + 50257:  x[8*(50257*i // 8) + r],  s = i % 8
 
-`shifted`, given a kernel over a dimension of rows and one that is looped over, returns an equal kernel whose loop index
+`shifted`, given a kernel over a dimension of rows and a loop dimension, returns an equal kernel whose loop index
 counts from an aligned address of as many of the streamed tensors as possible, and `Dim.shift`, the index at which the
 row begins.  A thread then moves 16 bytes at a time, except in the first block and in the last one.
 

@@ -131,7 +131,7 @@ class Blocked:
     def sides(self, dot: Fold) -> tuple[Dim, Dim, Dim]:
         """Return the dimensions of the rows, the columns and the summed axes of a dot.
 
-        A side without axes is a dimension without axes: the one that the first dot gives this name, if that has no axes
+        A side without axes is a dimension without axes: the dimension of the first dot, if that has no axes
         either.
         """
         dims_of = [tuple(dim for dim in self.of(axes) if dim.name != "b") for axes in sides_of(dot)]

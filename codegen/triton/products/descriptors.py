@@ -141,7 +141,7 @@ class Descriptors:
 
 
 def describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
-    """Return a descriptor of `matrix`, in the blocks of `layout`: one that is passed, or one that a line creates."""
+    """Return a descriptor of `matrix`, in the blocks of `layout`: passed, or created by a line."""
     batch = _batch(values.layout.blocked, matrix) if values.layout.grid_depth else None
     dims, base = (matrix.rows, matrix.columns), matrix.base
     sizes, strides = [dim.size for dim in dims], [as_code(int(matrix.stride)), as_code(1)]

@@ -14,7 +14,7 @@ import sympy
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A buffer from the step that writes it to the last one that reads it."""
+    """The live range of a buffer: from the step that writes it to the last step that reads it."""
 
     name: str
     bytes: sympy.Expr

@@ -52,7 +52,7 @@ class Attribution:
 
 
 def flows(source: str, inputs: Collection[str], folds: Collection[str], outputs: Collection[str]) -> list[Flow]:
-    """Return the buffers that each line of a source reads, and those that it contributes to.
+    """Return the buffers that each line of a source reads, and the buffers to which it contributes.
 
     >>> *_, last = flows("t = in0[i] + 1\\nsum0 += t * t\\nout0[i] = t / sum0", ["in0"], ["sum0"], ["out0"])
     >>> sorted(last.reads), sorted(last.leads)

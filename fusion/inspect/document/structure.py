@@ -77,7 +77,7 @@ class PriceEntry(TypedDict):
 
 
 class OperationEntry(TypedDict):
-    """An operation of the lowered graph; `steps` are those that compute it, none for a view."""
+    """An operation of the lowered graph; `steps` are the steps that compute it, none for a view."""
 
     name: str
     kind: str

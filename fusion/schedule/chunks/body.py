@@ -223,7 +223,7 @@ class _Body:
 
 
 def _added(call: Extern, out: str) -> Extern:
-    """Turn the call of a product into one that accumulates into `out`, or overwrites it in the first chunk."""
+    """Turn the call of a product into a call that accumulates into `out`, or overwrites it in the first chunk."""
     into: Callable[..., object] = add_aligned_product
     if call.target in (aten.mm.default, aten.bmm.default):
         into = aten.addmm_.default if call.target is aten.mm.default else aten.baddbmm_.default

@@ -391,7 +391,7 @@ class Prices:
 
 
 def _moved(part: Index, placement: Mapping[sympy.Symbol, Index], sizes: Sizes) -> Index:
-    """Return a part of an index in the axes of a cluster; those that depend on data are told apart as they are."""
+    """Return a part of an index in the axes of a cluster; parts that depend on data are distinguished as they are."""
     if isinstance(part, Expr):
         return part
     known = {axis: there for axis, there in placement.items() if not isinstance(there, Expr)}

@@ -108,7 +108,7 @@ def _converted(value: Expr) -> Expr:
 
 
 def _multiplied(node: Reduce, factors: tuple[Expr, Expr], rates: Rates) -> float:
-    """Return the additions of a term of a sum of products, beyond the one that counts as its multiplication.
+    """Return the additions of a term of a sum of products, beyond the addition that counts as its multiplication.
 
     It is computed at the rate of the library's products; the smaller factor is read again for each result.
     """

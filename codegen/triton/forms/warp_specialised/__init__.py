@@ -102,7 +102,7 @@ class WarpSpecialised(Form):
         return lay_out(self.blocked, config, turns.depth(self.blocked, config), within_limit=writer.within_limit)
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
-        """Return the functions of the loading warp and of a group, and the one that starts them."""
+        """Return the functions of the loading warp and of a group, and the kernel that starts them."""
         kernel, constants = layout.blocked.kernel, list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
         program = Program(layout, self.chain, Signature(kernel.name, params, constants))

@@ -47,7 +47,7 @@ def split_off(
     """Move the lines of the current loop from `begin` on into a function, and return it.
 
     Args:
-        known, constants: the names defined around the loop, besides those that `values` allocated.
+        known, constants: the names defined around the loop, besides the names that `values` allocated.
         carried: the names that the lines change, which the function returns.
     """
     *outer, scope = values.scopes

@@ -2,7 +2,7 @@
 
 Input: the matrices that such a program transfers; output: the lines that such programs have in common.  They are Gluon,
 the language below Triton in which a program assigns work to its warps, and decides when a product starts and where it
-is awaited.  Triton's own functions mean the same there, except those that create tiles (`in_gluon`): these have a
+is awaited.  Triton's own functions mean the same there, except functions that create tiles (`in_gluon`): these have a
 layout, which the compiler infers from the sums they are combined with.
 
 Descriptors are created once for all blocks of a program (`boxes`).
