@@ -85,10 +85,10 @@ class Steps:
         scanned: an element of a scan.
         updated: an element that a scatter updates.
         gathered: an element whose position depends on data that differs from lane to lane.
-        computed: an element whose position is computed, without data, from that of the lane.
+        computed: an element whose position is computed, without data, from the lane's.
         looked_up: a row whose position depends on data, and that is folded with others.
         windowed: an element of a window: neighbours load it again, from a cache.
-        shifted: the factor of that where lanes load at another distance than that of vectors.
+        shifted: the factor of that where lanes load at another distance than vectors do.
         strided: the same where lanes skip elements.
         wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
         widened: a float of 16 bits that is loaded, and

@@ -92,7 +92,7 @@ def lines(figures: Figures, path: Path) -> Iterator[str]:
 
 
 def _of_core(identity: str, place: torch.device, threads: int) -> Figures:
-    """Measure a CPU with all threads at work; the figures but the launch are those of one of them.
+    """Measure a CPU with all threads at work; all figures but the launch are per thread.
 
     Of each time the least of several rounds counts: others that share the machine slow some of them down.
     """

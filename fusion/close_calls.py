@@ -38,7 +38,7 @@ FIRST = 0.4
 
 
 class Clock:
-    """The seconds that this process compiles, and those of them that trials take.  Thread-safe."""
+    """The seconds that this process compiles, and the part that trials take.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Clock:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Count the time inside as that of a trial, or of the look for its record."""
+        """Count the time inside as a trial, or as the search for its record."""
         begun = time.perf_counter()
         try:
             yield

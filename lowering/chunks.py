@@ -49,7 +49,7 @@ class Chunked(Generic[BodyT]):
     and `folds`, in this order.
 
     Attributes:
-        bodies: the program of a chunk, and that of a last, shorter one; or one program for any number of points.
+        bodies: the program of a chunk, and of a last, shorter one; or one program for any number of points.
         length: points of the axis.
         sliced: buffers that are read, each with the dimension that is sliced, or None.
         rows: results written slice by slice → the dimension.

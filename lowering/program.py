@@ -171,7 +171,7 @@ class Contract:
 class Scatter:
     """`out` begins as `start`; then every point of `axes` where `where` holds does `out[index] op= value`.
 
-    `axes` are those of the sources.  `index` has one int64 for each dimension of `out`.  `op` is one of `SCATTER_OPS`:
+    `axes` are the sources' axes.  `index` has one int64 for each dimension of `out`.  `op` is one of `SCATTER_OPS`:
     a fold, which combines values with equal indices in any order, or "store", which keeps any one of them.
 
     `out` takes the memory of `start`, which has the same layout and no other reader; an input that is a `start` is

@@ -154,7 +154,7 @@ def bind_openmp() -> None:
 
 
 def spreads_loops(compiler: Compiler) -> bool:
-    """Return whether the loops of kernels run on several threads: those of PyTorch's own pool."""
+    """Return whether the loops of kernels run on several threads, PyTorch's own pool."""
     return compiler.kind == GCC or hasattr(ctypes.CDLL(None), "__kmpc_fork_call")
 
 

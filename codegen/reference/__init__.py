@@ -26,7 +26,7 @@ from fusion.lowering.verify import verify_kernel
 
 
 class ReferenceTarget:
-    """Runs the evaluator.  It supports all of the IR; its costs are those of a generic device, not of torch.
+    """Runs the evaluator.  It supports all of the IR; its costs describe a generic device, not torch.
 
     >>> ReferenceTarget().capabilities.fold_ops >= {"dot", "argmax"}
     True

@@ -25,7 +25,7 @@ class Artifact:
 
     Attributes:
         manifest: the description in the file: versions, architectures, arguments, inequalities, hashes.
-        notes: differences between this machine and that of the kernels, and the measures taken.
+        notes: differences between this machine and the kernels', and the measures taken.
     """
 
     def __init__(

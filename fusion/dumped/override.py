@@ -40,7 +40,7 @@ class WrongKernel(FusionError):
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """A kernel whose source was replaced by that of a file."""
+    """A kernel whose source was replaced by a file's."""
 
     built: Built
     path: Path

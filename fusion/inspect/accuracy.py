@@ -173,7 +173,7 @@ def floor_of(kernel: Kernel, dtype: torch.dtype) -> float:
 def is_close(
     ours: torch.Tensor, rounded: torch.Tensor, exact: torch.Tensor, floor: float | None = None
 ) -> tuple[bool, float, float]:
-    """Return whether `ours` may be right, its error and that of `rounded` against `exact`.
+    """Return whether `ours` may be right, its error and `rounded`'s against `exact`.
 
     Args:
         rounded: the results of the same operations in the same dtypes.

@@ -152,7 +152,7 @@ def factor_of(node: fx.Node, shape: Shape, *, inverted: bool = False) -> Factor:
 
 
 def merged_runs(runs: Iterable[tuple[bool, sympy.Expr]]) -> Runs:
-    """Return runs without those of length 1, with equal neighbours merged."""
+    """Return runs longer than 1, with equal neighbours merged."""
     merged: list[tuple[bool, sympy.Expr]] = []
     for varies, size in runs:
         if size == 1:

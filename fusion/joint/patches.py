@@ -169,7 +169,7 @@ def _weight(call: fx.Node, rows: fx.Node) -> fx.Node:
 def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Write the patches of an image as rows [n · places, c · window], and the weight as [o, c · window].
 
-    The order within a row is that of the image in memory: channels last come last.
+    The order within a row is the image's in memory: channels last come last.
     """
     image, weight = _operands(call)
     outputs, channels, *window = weight.meta["val"].shape

@@ -70,7 +70,7 @@ ONE: Monomial = frozenset()
 
 
 def times(left: Monomial, right: Monomial) -> Monomial | None:
-    """Return the product of two monomials; None if it is 0, as that of a mask and its inverse."""
+    """Return the product of two monomials; None if it is 0, as for a mask and its inverse."""
     powers = dict(left)
     for atom, power in right:
         powers[atom] = powers.get(atom, 0) + power

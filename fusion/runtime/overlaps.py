@@ -111,7 +111,7 @@ class Layout:
         return cls(tuple(sorted(changed)), tuple(tensors), apart, starts, bases)
 
     def holds(self, args: Sequence[object]) -> bool:
-        """Return whether these inputs overlap as those of the compilation did."""
+        """Return whether these inputs overlap as at compilation."""
         spans = spans_of(args, self.others)
         for a in self.changed:
             start, stop = spans[a]

@@ -254,7 +254,7 @@ class _Context(Protocol):
 
 
 class _Joined(torch.autograd.Function):
-    """Gradients as computed, whose own derivatives are those of the captured graph's gradients."""
+    """Gradients as computed, with the derivatives of the captured graph's gradients."""
 
     @staticmethod
     def forward(ctx: _Context, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -45,7 +45,7 @@ def last_source(ctx: Builder, index: Value, size: sympy.Expr) -> Value:
 
 @lowers(aten.index_copy.default)
 def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    """x with slices along `dim` replaced by those of `source`."""
+    """x with slices along `dim` replaced by slices of `source`."""
     if x.rank == 0:
         return reshape(index_copy(ctx, reshape(x, (ONE,)), 0, index, reshape(source, (ONE,))), ())
     dim %= x.rank

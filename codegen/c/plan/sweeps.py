@@ -2,7 +2,7 @@
 
 Input: a kernel; output: a list of sweeps, to be run one after the other for every point of the grid. Over WHOLE axes,
 statements that do not need each other's folds share a sweep (mean and maximum of a row are one pass).  A `Loop` is a
-sweep as it is; `blocked` takes the kernels with nested loops, and with folds over other axes than those of their loop.
+sweep as it is; `blocked` takes the kernels with nested loops, and with folds over other axes than their loop's.
 """
 
 from __future__ import annotations

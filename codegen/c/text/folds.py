@@ -93,7 +93,7 @@ class NanWatch:
         return f"{self.name}{'' if self.shares is None else '[l]'} |= {value} != {value};"
 
     def result(self, of_the_rest: str) -> str:
-        """Return the result: NaN if one was seen, else that of the other values."""
+        """Return the result: NaN if one was seen, else the result of the other values."""
         seen = self.name if self.shares is None else f"any_of_{self._type}({self.name}, {self.shares})"
         nan = constant(float("nan"), torch.float64 if self.held == "double" else torch.float32)
         return f"{seen} ? {nan} : {of_the_rest}"

@@ -173,7 +173,7 @@ def calibrated(device: Device, figures: calibration.Figures) -> Device:
 def like(known: Device, *, name: str, multiprocessors: int, shared: int, cache: int, bandwidth: float) -> Device:
     """Return a device of the architecture of `known` with these properties; `known` itself if they are its own.
 
-    Its speed per multiprocessor is that of `known`; 0 stands for a property that the driver does not report.
+    Its speed per multiprocessor is `known`'s; 0 stands for a property that the driver does not report.
     """
     bandwidth, shared = bandwidth or known.bandwidth, shared or known.shared_per_program
     same = abs(bandwidth / known.bandwidth - 1) < _TOLERANCE and shared == known.shared_per_program

@@ -24,7 +24,7 @@ class Code:
     Attributes:
         binds: the precedence of its loosest operator.
         number: the number that it is, if it is a bare literal.
-        reads: the names in it, in order, each once; with a dot for those of a module, such as `tl.dot`.
+        reads: the names in it, in order, each once; with a dot for names of a module, such as `tl.dot`.
     """
 
     text: str

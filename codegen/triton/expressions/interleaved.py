@@ -102,7 +102,7 @@ def _split(values: Values, pair: Pair) -> None:
 
 
 def _both(values: Values, pair: Pair) -> Tile:
-    """Return both loads as one named tile, whose last dimension is twice as long as that of each."""
+    """Return both loads as one named tile, whose last dimension is twice as long."""
     layout, dim, first = values.layout, pair.along, pair.loads[0]
     pointer = values.pointer(first.buffer, pair.rest)
     others = pointer.dims

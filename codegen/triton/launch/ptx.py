@@ -24,7 +24,7 @@ def run(text: str, operands: Sequence[Any], itemsize: int, pack: int) -> Any:
     array.
 
     Args:
-        text: instructions over `$0`, `$1`, …: the registers of the results, then those of the operands.
+        text: instructions over `$0`, `$1`, …: the registers of the results, then of the operands.
         operands: flat arrays of equal length.
         pack: elements of each operand that one run of the instructions processes.
 

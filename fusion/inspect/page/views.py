@@ -129,7 +129,7 @@ def _views(given: Sequence[Item]) -> dict[str, View]:
 
 
 def _with_modules(items: Sequence[Item], edges: Sequence[tuple[int, int, str]]) -> list[Item]:
-    """Return items of which those without a module have that of their first reader, or else of a producer."""
+    """Return items; an item without a module gets the module of its first reader, or else of a producer."""
     modules = [item.module for item in items]
     readers = sorted(((start, end) for start, end, _ in edges), key=lambda edge: (-edge[0], edge[1]))
     for start, end in [*readers, *((end, start) for start, end, _ in edges)]:

@@ -115,7 +115,7 @@ def with_matrices(
 
 
 def _spanned(node: Contract, operand: Expr) -> tuple[Axis, ...]:
-    """Return the axes of an operand in the order in which its loads name them, which is that of memory."""
+    """Return the axes of an operand in the order in which its loads name them, which is the order of memory."""
     order: dict[sympy.Symbol, None] = {}
     for load in loads(operand):
         for index in load.index:

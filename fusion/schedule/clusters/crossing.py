@@ -40,7 +40,7 @@ class Crossings:
         self._loads: dict[int, tuple[Access, ...]] = {}
 
     def excess(self, cluster: Cluster) -> int:
-        """Return the bytes of memory requests beyond those of the elements that a cluster loads and stores."""
+        """Return the bytes of memory requests beyond the elements that a cluster loads and stores."""
         if not self._sector or not cluster.space.reduced or cluster.space.rigid:
             return 0
         along: dict[object, Counter[sympy.Symbol]] = {}  # block dimension → axis → the excess if others have it

@@ -80,7 +80,7 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
 
 
 def _folded(program: Program, node: Reduce, rates: Rates) -> float:
-    """Return the additions per element of a fold beside those of its operations."""
+    """Return the additions per element of a fold in addition to its operations."""
     steps, length = rates.steps, math.prod(estimate(axis.size, {}) for axis in node.over)
     total = steps.placed if keeps_position(node.op) else 0.0
     total += steps.window if is_split_window(program, node) else 0.0

@@ -119,7 +119,7 @@ def _over(buffers: Mapping[str, Buffer], call: KernelCall, dying: set[str]) -> K
 
 
 def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
-    """Return the kernel that writes to the parameter of `operand` instead of that of `out`; None if it is unsafe."""
+    """Return the kernel that writes to the parameter of `operand` instead of `out`'s; None if it is unsafe."""
     kernel = call.kernel
     if kernel.beside:
         moved = written_into(call, operand, out)

@@ -133,7 +133,7 @@ class WarpSpecialised(Form):
 
 
 def _counts(blocked: Blocked) -> tuple[int, ...]:
-    """Return numbers of groups: the accumulators of two fit the registers, for narrow heads also those of three.
+    """Return numbers of groups: the accumulators of two fit the registers, for narrow heads also of three.
 
     Three were 1.1 times as fast as two in long loops (H200, 16384 tokens of 16 heads), where their blocks are full.
     """
