@@ -15,7 +15,7 @@ from fusion.lowering.kernel import Kernel
 _ROUNDINGS = 8.0
 """Allowed root mean square difference, in half units in the last place."""
 _SUMS = 1e-4
-"""The same for long sums in float32, relative to the norm."""
+"""Allowed difference of long sums in float32, relative to the norm."""
 
 
 def wrong(kernel: Kernel, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str | None:

@@ -77,7 +77,7 @@ class Accuracy:
 
     @property
     def worst(self) -> tuple[LaunchError, ...]:
-        """The same, sorted by the ratio of the error to the error that rounding explains, the largest first."""
+        """The launches, sorted by the ratio of the error to the error that rounding explains, the largest first."""
         return tuple(sorted(self.launches, key=_beyond, reverse=True))
 
     def __str__(self) -> str:

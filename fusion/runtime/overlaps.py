@@ -1,4 +1,4 @@
-"""Guards the overlaps of inputs: compiled code is valid for inputs that overlap as they did at compilation.
+"""Checks at each call that inputs overlap as at compilation, and otherwise runs the captured graph in eager.
 
 A graph that changes an input in place is compiled for the overlaps its inputs had then: AOTAutograd makes views of one
 base of inputs that share elements, and assumes that others do not.  Neither it nor Dynamo checks that at later calls,

@@ -72,7 +72,9 @@ def _by_angle(family: Family, x: Term, n: Term) -> Term:
 
 
 def _outside(family: Family, x: Term, n: Term) -> Term:
-    """The same for |x| ≥ 1, where the angle is imaginary; below -1 the third and fourth kinds swap, with a sign."""
+    """Evaluate the polynomial for |x| ≥ 1, where the angle is imaginary; below -1 the third and fourth kinds swap, with
+    a sign.
+    """
     size = maximum(absolute(x), 1)
     growth = log(size + sqrt((size - 1) * (size + 1)))
     negative, odd = x < 0, ne(call("fmod", n, 2), 0)

@@ -63,7 +63,7 @@ class Sampling:
         return where(at > 0, minimum(at, last), 0), where((at > 0) & (at < last), slope, 0)  # NaN becomes 0
 
     def _reflected(self, at: Term, size: sympy.Expr) -> tuple[Term, Term]:
-        """The same by reflection at the outer elements, or at their outer edges."""
+        """(the coordinate reflected at the outer elements, or at their outer edges; its derivative)."""
         if self.corners and size == 1:
             return Term(literal(0, at.dtype)), Term(literal(0, at.dtype))
         low = 0.0 if self.corners else -0.5

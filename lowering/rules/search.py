@@ -42,7 +42,9 @@ def searchsorted(
     side: str | None = None,
     sorter: Value | None = None,
 ) -> Value:
-    """The same with a sequence for each row of x; `sorter` holds the order in which it ascends."""
+    """For each element the number of smaller ones in the sequence of its row; `sorter` holds the order in which it
+    ascends.
+    """
     rows = axes_of(sequence.shape)[:-1]
     if sorter is not None and 0 not in sorter.shape:
         sorter = _in_range(ctx, sorter)

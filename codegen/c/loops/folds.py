@@ -34,10 +34,10 @@ SHARES = 128
 """Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""
 
 EXTREME_SHARES = 64
-"""The same for maxima and minima, each of which has a register that records NaN."""
+"""Partial results of maxima and minima, each of which has a register that records NaN."""
 
 FEW_SHARES = 32
-"""The same along an axis of at most `SHORT_AXIS` points."""
+"""Partial results of a fold along an axis of at most `SHORT_AXIS` points."""
 
 SHORT_AXIS = 256
 """The longest axis with `FEW_SHARES`; shorter axes that are no multiple of it have one register."""

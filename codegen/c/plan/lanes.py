@@ -33,9 +33,9 @@ LANE_BLOCK = 1024
 """
 
 SHORT_BLOCK, SHORT_FOLD = 256, 64
-"""The same for folds of at most `SHORT_FOLD` elements, such as windows: lanes read the same elements repeatedly.
+"""The most lanes of a block for folds of at most `SHORT_FOLD` elements, such as windows.
 
-(measured: docs/performance.md, `SHORT_BLOCK`)
+Lanes read the same elements repeatedly.  (measured: docs/performance.md, `SHORT_BLOCK`)
 """
 
 ACCUMULATORS = 1 << 14
