@@ -205,7 +205,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
 
 
 def _directions(call: Call) -> tuple[bool, ...]:
-    """Return forward, and backward in training: whether each is backward."""
+    """Return whether each direction is backward: forward alone, or forward and backward in training."""
     return (False, True) if call.training else (False,)
 
 

@@ -176,7 +176,7 @@ def write_fold(fold: Fold, args: Sequence[Code], place: Place, space: Namespace)
 
 
 def _start(held: str, name: str, first: Code, place: Place, level: Level) -> Code:
-    """Declare accumulators with value `first` at `level`; return the one of the current point."""
+    """Declare accumulators with value `first` at `level`; return the accumulator of the current point."""
     if place.shares is not None:
         each = f"for (int l = 0; l < {place.shares}; l++)"
         level.before += [f"_Alignas(64) {held} {name}[{place.shares}];", f"{each} {name}[l] = {first};"]

@@ -55,8 +55,8 @@ def default(task: Task) -> Form:
 
 
 def candidates(task: Task) -> tuple[Choice, ...]:
-    """Return forms and configurations worth timing that fit the device, the default first; under batch-invariant
-    numerics only that.
+    """Return forms and configurations worth timing that fit the device, the default first; only the default under
+    batch-invariant numerics.
     """
     listed = [(plan, config) for plan in plans(task) for config in plan.configs()]
     if task.numerics.invariant:

@@ -29,7 +29,7 @@ LETTER, PADDING, WIDEST = 7.0, 20.0, 34
 
 
 class Box(TypedDict):
-    """A box of a view: an operation or a step (`item`), a part with a view of its own (`view`), or the outside."""
+    """A box of a view: an operation or a step (`item`), a part with a separate view (`view`), or the outside."""
 
     label: str
     item: int | None

@@ -88,7 +88,7 @@ class Program:
 
     @property
     def staging(self) -> list[str]:
-        """Return the names of the slots from which results are stored, where they have slots of their own."""
+        """Return the names of the slots from which results are stored, where these have separate slots."""
         return [] if self.plan.in_place else ["out"]
 
     @property
