@@ -48,7 +48,7 @@ def third_person(verb: str) -> str:
 
 def begins_with_a_verb(docstring: str, *, third: bool) -> bool:
     """A colon after the first word of a module makes it a noun ("Maps: kernels that …"), as do words like "of"."""
-    module = r"(\w+)(?:,| (?!(?:of|that|at|under|without) ))"
+    module = r"(\w+)(?:,| (?!(?:of|that|under|without) ))"
     first = re.match(module if third else r"(\w+)[,:.]? ", " ".join([*docstring.split(), ""]))
     verbs = {third_person(verb) for verb in VERBS} if third else VERBS
     return first is not None and first[1] in verbs
