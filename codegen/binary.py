@@ -2,7 +2,7 @@
 
 A target compiles a kernel for an architecture (`Target.binary`), with or without the hardware.  A `Loader` launches it
 in a process that has neither the kernel nor the compiler.  `LOADERS` lists the targets that have one; they are imported
-at their first use; that of C imports no IR.
+at their first use; C's module imports no IR.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Figures:
 
     @property
     def shares(self) -> dict[int, float]:
-        """The rates of the GEMMs, relative to those of 16-bit floats."""
+        """The rates of the GEMMs, relative to 16-bit floats."""
         return {size: rate / self.gemms[2] for size, rate in self.gemms.items()}
 
 

@@ -28,7 +28,7 @@ heads run as fast as the widest.
 """
 
 Loop: TypeAlias = Literal["plain", "skipping", "masked"]
-"""A loop over all tiles; one that skips tiles, which makes programs unequal (`is_causal`, a window); one that reads a
+"""A loop over all tiles; a loop that skips tiles, so that programs differ (`is_causal`, a window); a loop that reads a
 mask for every score.
 """
 
@@ -58,8 +58,8 @@ class ChainSpeed:
 
     Attributes:
         plain: of a loop over all tiles.
-        skipping: of one that skips tiles.
-        masked: of one that reads a mask.
+        skipping: of a loop that skips tiles.
+        masked: of a loop that reads a mask.
         begins: the prologue and epilogue of a tile of rows in forward, in columns of its loop that take as long.
         begins_backward: the same in backward, with the kernels before and after it.
     """

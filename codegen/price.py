@@ -85,14 +85,14 @@ class Steps:
         scanned: an element of a scan.
         updated: an element that a scatter updates.
         gathered: an element whose position depends on data that differs from lane to lane.
-        computed: an element whose position is computed, without data, from that of the lane.
+        computed: an element whose position is computed, without data, from the lane's.
         looked_up: a row whose position depends on data, and that is folded with others.
         windowed: an element of a window: neighbours load it again, from a cache.
-        shifted: the factor of that where lanes load at another distance than that of vectors.
+        shifted: the factor of that where lanes load at another distance than vectors do.
         strided: the same where lanes skip elements.
         wide: an operation, or a cast, of integers of 64 bits, beyond its cost in 32.
         widened: a float of 16 bits that is loaded, and
-        narrowed: one that is stored: conversions from and to 32 bits.
+        narrowed: a float of 16 bits that is stored: conversions from and to 32 bits.
         attended: a number of 16 bits of the keys and values in the library's attention of a single query.
     """
 
@@ -192,7 +192,7 @@ class Rates:
             scalars: microseconds of its other arithmetic.
             epilogue: microseconds that nothing hides.
             share: the share of the device that it occupies, which memory and arithmetic have.
-            launches: the number of launches, or the part of one that is not hidden.
+            launches: the number of launches, or the part of a launch that is not hidden.
         """
         memory, products, scalars = self.memory_us(moved) / share, products / share, scalars / share
         hidden = memory + products + scalars - self._norm(memory, products + scalars)

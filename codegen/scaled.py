@@ -1,4 +1,4 @@
-"""Scaled in place: kernels that multiply tensors in place by one number, and so do nothing where that number is 1.
+"""Recognises kernels that multiply tensors in place by one number, and so need not run where that number is 1.
 
     x[i] = x[i] * s      becomes      if s == 1: return;  x[i] = x[i] * s
 

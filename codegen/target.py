@@ -225,7 +225,7 @@ class Target(Protocol):
         """Return whether the epilogue time of a contraction `kernel` adds to its GEMM time, beside its `efficiency`."""
 
     def forms(self, kernel: Kernel) -> Sequence[Form]:
-        """Return the forms of a kernel whose loop has several products, the one that it takes first."""
+        """Return the forms of a kernel whose loop has several products, the default first."""
 
     def chained_share(self, chain: Chain, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs.

@@ -1,4 +1,4 @@
-"""The front door: `fuse`, `explain`, `report` and `accuracy`."""
+"""Defines the main entry points: `fuse`, `explain`, `report` and `accuracy`."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ _FRAMES: WeakKeyDictionary[type, CodeType] = WeakKeyDictionary()
 
 
 def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., object]:
-    """A call of `module` for Dynamo to begin at.
+    """Return a call of `module` for Dynamo to begin at.
 
     It does not look into frames of PyTorch's own modules, and the code of a `forward` that is decorated is that of the
     decorator, as of all else that is decorated with it.  Dynamo keeps compilations by code object, and for one code
@@ -262,7 +262,7 @@ def report(fused: Callable[..., object]) -> Explanation:
     Returns:
         Every graph that this program has run so far, forward and backward, in the order of its first calls, and the
             places at which the program leaves its graphs (`graph_breaks`).  Equal programs, such as two modules of a
-            class, share compiled graphs; each reports those that its own calls run.
+            class, share compiled graphs; each reports the graphs that its own calls run.
 
     Raises:
         TypeError: `fused` was not compiled by this compiler.
@@ -403,6 +403,6 @@ def _backward(result: object, program: Callable[..., object], *given: object) ->
 
 
 def _explanation(graphs: tuple[Report, ...], program: Callable[..., object], since: float) -> Explanation:
-    """The reports of a program, and where it leaves its graphs otherwise."""
+    """Return the reports of a program, and where it leaves its graphs otherwise."""
     known = [graph.graph_break for graph in graphs if graph.graph_break is not None]
     return Explanation(graphs, other_breaks(codes_of(program), since, known))

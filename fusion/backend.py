@@ -1,4 +1,4 @@
-"""The Dynamo backend: `torch.compile(model, backend="fusion", mode=…, options={…})`.
+"""Implements the Dynamo backend: `torch.compile(model, backend="fusion", mode=…, options={…})`.
 
 A region that the compiler cannot handle runs eagerly, with one warning that names the cause; with `FUSION_STRICT=1` the
 cause is raised instead.

@@ -1,4 +1,4 @@
-"""Measures the device at hand, so that prices are those of this machine: `fusion calibrate`.
+"""Measures the device at hand, so that prices are predicted for this machine: `fusion calibrate`.
 
 Input: a device; output: its figures, kept in the cache directory, where the target finds them.  Kernels are measured as
 they are generated, and the library's GEMMs as PyTorch calls them: the launch, the bandwidth of each level of memory,
@@ -92,7 +92,7 @@ def lines(figures: Figures, path: Path) -> Iterator[str]:
 
 
 def _of_core(identity: str, place: torch.device, threads: int) -> Figures:
-    """Measure a CPU with all threads at work; the figures but the launch are those of one of them.
+    """Measure a CPU with all threads at work; all figures but the launch are per thread.
 
     Of each time the least of several rounds counts: others that share the machine slow some of them down.
     """

@@ -126,7 +126,7 @@ def _callback(frame: FrameType | None, depth: int) -> object | None:
 
 
 def _is_call(code: CodeType) -> bool:
-    """Return whether code is that of PyTorch's function that calls a compiled program."""
+    """Return whether code belongs to PyTorch's function that calls a compiled program."""
     return code.co_filename == _FILE and "callback" in code.co_freevars
 
 

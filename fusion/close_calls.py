@@ -5,7 +5,7 @@ alternatives that are close to the best prediction, by measurement.  The others 
 
 Measurements are recorded in the cache directory, so that later compilations decide alike without measuring.  Trials
 take at most a tenth of the time that this process has spent compiling, so a small graph gets none, and the products of
-a large one that take longest are tried first.
+a large graph that take longest are tried first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIRST = 0.4
 
 
 class Clock:
-    """The seconds that this process compiles, and those of them that trials take.  Thread-safe."""
+    """The seconds that this process compiles, and the part that trials take.  Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class Clock:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Count the time inside as that of a trial, or of the look for its record."""
+        """Count the time inside as a trial, or as the search for its record."""
         begun = time.perf_counter()
         try:
             yield

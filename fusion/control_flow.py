@@ -1,4 +1,4 @@
-"""Compiles the bodies of control flow (branches, loops, scans) as graphs of their own.
+"""Compiles the bodies of control flow (branches, loops, scans) as separate graphs.
 
     cond(p, true_graph, false_graph, (x,))      calls the compiled version of either graph
 

@@ -102,7 +102,7 @@ def for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
 
 
 def located(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """Return the failure with a line of the user's program: its own, else that of the region's first operation."""
+    """Return the failure with a line of the user's program: its own, else the line of the region's first operation."""
     line = first_line(graph)
     if not isinstance(failure, FusionError):
         return FusionError(f"{type(failure).__name__}: {failure}", origin=line)

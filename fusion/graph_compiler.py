@@ -55,7 +55,7 @@ class GraphCompiler:
         self.watch, self.overrides = watch, overrides
 
     def target(self, device: torch.device) -> Target:
-        """Return the target of a device, or the one that the options name."""
+        """Return the target of a device, or the target that the options name."""
         return builder_for(device.type, self.options.target, self.options.current_numerics).target
 
     def compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:

@@ -1,4 +1,4 @@
-"""Queries ATen graphs: devices, sizes, results that only backward gets, inputs that may be overwritten."""
+"""Reads facts from ATen graphs: devices, sizes, results that only backward gets, inputs that may be overwritten."""
 
 from __future__ import annotations
 

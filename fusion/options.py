@@ -1,4 +1,4 @@
-"""Options: everything a user can set, in one place.
+"""Defines all options of the compiler.
 
 From the call (`fuse(model, mode=…, options={…})`, `torch.compile(model, backend="fusion", options={…})`) and from the
 environment:
@@ -62,7 +62,7 @@ class Options:
             call; results are valid until the next step.
         graph_cache: load a graph that an earlier process compiled from the cache directory.
         require: the most kernels and library calls that a compiled graph may have, such as `{"kernels": 1}`; one with
-            more, or one that runs eagerly, raises `NotAsRequired`.
+            more, or a graph that runs eagerly, raises `NotAsRequired`.
         close_calls: time ways to compute a product whose predictions are close, within a tenth of the compile time.
     """
 
@@ -183,7 +183,7 @@ def _checked(key: str, value: object) -> object:
 
 
 def _of(key: str, value: object, kind: type[T] | tuple[type[T], ...], name: str) -> T:
-    """`value`, if it is of this kind.  A bool is no number."""
+    """Return `value`, if it is of this kind.  A bool is no number."""
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise TypeError(f"{key} must be {name}, got {type(value).__name__}")
     return value

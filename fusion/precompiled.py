@@ -7,7 +7,7 @@ kernels whose objects are for another machine.
 
 A loaded region has no program to fall back to: a call that it was not compiled for raises.  A region that the cache
 does not keep is compiled, but not saved.  Dynamo pickles its own part, so a file is as trusted as code (SECURITY.md);
-the data of this compiler are read as those of the cache.
+the data of this compiler are read like the cache's.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Precompiled(SerializableCallable):
         """Serialise a region.
 
         Raises:
-            FusionError: it is one that the cache does not keep; the message says why.
+            FusionError: the cache does not keep it; the message says why.
         """
         if isinstance(fn._saved, str):
             raise FusionError(f"this program runs, but cannot be saved: {fn._saved}")

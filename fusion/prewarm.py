@@ -45,7 +45,7 @@ def ours(backend: Kind) -> Kind:
 
 
 def is_ours(backend: object) -> bool:
-    """Return whether this backend, or one that it wraps, is decorated with `ours`."""
+    """Return whether this backend, or a backend that it wraps, is decorated with `ours`."""
     while backend is not None:
         if any(backend is each or (isinstance(each, type) and isinstance(backend, each)) for each in _OURS):
             return True

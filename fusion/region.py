@@ -327,7 +327,7 @@ def compile_anew(program: Run, backend: Run, **settings: object) -> Run:
     """Make Dynamo compile `program` at its call, without its limit on recompilations."""
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[object]) -> object:
-        """A function has no state that could be copied: Lightning's `torch.compile` copies its settings deeply."""
+        """Compile a graph, with no state to be copied: Lightning's `torch.compile` copies its settings deeply."""
         return backend(graph, inputs)
 
     compiled = torch.compile(program, backend=compile_graph, **settings)  # type: ignore[call-overload]  # PyTorch checks them

@@ -2,7 +2,7 @@
 
 Information on a region before its graphs are compiled (attention choices, the reason of its end, the time of the passes
 before autograd) is added to the report of its first graph.  The reports of each region are also kept by themselves: a
-program's are those of the regions that it runs (`fusion/callers.py`).
+program has the reports of the regions that it runs (`fusion/callers.py`).
 """
 
 from __future__ import annotations

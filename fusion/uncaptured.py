@@ -198,7 +198,7 @@ def watch_forward(module: torch.nn.Module) -> None:
 
 
 _WATCHED = "_fusion_watched"
-"""The attribute of a `forward` that warns; it holds the one that the instance had of its own, else None."""
+"""The attribute of a `forward` that warns; it holds the instance's previous `forward`, else None."""
 
 
 def unwatched(attributes: dict[str, object]) -> dict[str, object]:

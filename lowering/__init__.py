@@ -1,4 +1,4 @@
-"""From fx graphs to Programs: the two IRs, their semantics, and the rules for ATen operations.
+"""Lowers fx graphs to Programs: the two IRs, their semantics, and the rules for ATen operations.
 
 Input: a functional graph of ATen calls (`lower.py`); output: a Program.  Kernels are built elsewhere,
 but defined here.

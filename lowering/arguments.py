@@ -1,4 +1,4 @@
-"""Nested arguments of calls: iteration over their leaves, and rebuilding them with other leaves."""
+"""Traverses nested arguments of calls: iterates over their leaves, and rebuilds them with other leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decomposed scaled dot-product attention: `F.scaled_dot_product_attention`, forward and backward.
+"""Decomposes scaled dot-product attention: `F.scaled_dot_product_attention`, forward and backward.
 
 Input: a call as eager takes it; output: the same result from products, maps and reductions over rows, which the rules
 lower like attention written by hand.  Backward is given by formula from the logarithm of each row's sum, one number per
@@ -84,7 +84,7 @@ def _causal(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
-    """Copy `x` so that its dimensions lie in memory in `order`.
+    """Copy `x` so that its dimensions are in memory in `order`.
 
     >>> _laid_out(torch.zeros(2, 3, 4), (1, 0, 2)).stride()
     (4, 8, 1)

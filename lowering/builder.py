@@ -148,7 +148,7 @@ class Builder:
         return load_of(out)
 
     def contract(self, lhs: Value, rhs: Value, dtype: torch.dtype) -> Value:
-        """Batched product of lhs [batch…, m, k] and rhs [batch…, k, n], accumulated wide, rounded to `dtype`.
+        """Multiply lhs [batch…, m, k] and rhs [batch…, k, n], accumulated wide, rounded to `dtype`.
 
         If an axis is empty, no node is added and the result is zeros (or has no elements).
         """

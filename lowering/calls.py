@@ -1,4 +1,4 @@
-"""Calls of eager's operations for fx nodes, and buffers that hold results in exactly eager's layout.
+"""Adds calls of eager's operations for fx nodes, and buffers that hold results in exactly eager's layout.
 
 Input: fx nodes; output: Externs, with the reason why they are called, and names of buffers.  A value that is passed to
 a call, or returned, must be as in eager: with the same strides, and a view where eager's is one.

@@ -1,4 +1,4 @@
-"""Checks: positions that are data, each with the range in which it must lie, and integer divisors.
+"""Checks positions that are data against the range in which each must be, and integer divisors.
 
 `checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative, and
 evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  Input:

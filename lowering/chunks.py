@@ -1,4 +1,4 @@
-"""Chunks: the node of a region that runs for some points of one axis at a time, and how its bodies are told which.
+"""Defines the node of a region that runs for a chunk of one axis at a time, and the sizes that its bodies take.
 
 A body is a Program whose inputs are START, BETA and POINTS, the other sizes, the tensors that are read, sliced where
 they are cut, and the sums so far; its outputs are slices of rows, and then the folds of this chunk.
@@ -49,7 +49,7 @@ class Chunked(Generic[BodyT]):
     and `folds`, in this order.
 
     Attributes:
-        bodies: the program of a chunk, and that of a last, shorter one; or one program for any number of points.
+        bodies: the program of a chunk, and of a last, shorter one; or one program for any number of points.
         length: points of the axis.
         sliced: buffers that are read, each with the dimension that is sliced, or None.
         rows: results written slice by slice → the dimension.

@@ -1,6 +1,6 @@
-"""Conditions: the algebra of bools, and the simplification of expressions under conditions known to hold.
+"""Simplifies expressions of bools, and expressions under conditions known to hold.
 
-`simpler` is one step, a rule for `rewrite`; `plain` takes all steps there are, `given` also those that a condition
+`simpler` is one step, a rule for `rewrite`; `plain` takes all steps there are, `given` also the steps that a condition
 allows.  Input and output: expressions with the same value at every point, to the bit: only conditions change, and
 choices of which the condition is known.  A branch that is never chosen disappears, with its loads and checks.
 """

@@ -1,4 +1,4 @@
-"""Integer division for indices: `//` and `%` as Python rounds them, in a form that sympy does not have.
+"""Defines integer division for indices: `//` and `%` as Python rounds them, in a form that sympy does not have.
 
 Input: sympy expressions over integer symbols, divisors positive; output: simplified as far as the operands alone allow.
 `indexing.simplify` also uses bounds.

@@ -1,4 +1,4 @@
-"""The errors that the compiler raises, with the place in the user's program that they belong to.
+"""Defines the errors that the compiler raises, with the place in the user's program that they belong to.
 
 Every failure a user can meet is a `FusionError`.  It carries a hint and, where one is known, the line of the
 user's own program, because that is the only line the user can change.
@@ -108,15 +108,15 @@ class IndexOutOfRange(CheckFailed):
 
 
 class SubscriptOutOfRange(IndexOutOfRange, IndexError):
-    """The same in an operation for which eager raises `IndexError`, such as `x[i]` or `F.embedding`."""
+    """An index out of range in an operation for which eager raises `IndexError`, such as `x[i]` or `F.embedding`."""
 
 
 class ElementOutOfRange(IndexOutOfRange, RuntimeError):
-    """The same in an operation for which eager raises `RuntimeError`, such as `gather` or `scatter`."""
+    """An index out of range in an operation for which eager raises `RuntimeError`, such as `gather` or `scatter`."""
 
 
 class EitherOutOfRange(SubscriptOutOfRange, ElementOutOfRange):
-    """The same, where a kernel is too large to find out which of its operations has refused an index."""
+    """An index out of range in a kernel too large to find out which of its operations has refused it."""
 
 
 class DataRefused(CheckFailed, RuntimeError):

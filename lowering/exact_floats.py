@@ -1,4 +1,4 @@
-"""Positions that are computed in floating point without rounding, such as half of an index, truncated.
+"""Recognises positions that are computed in floating point without rounding, such as half of an index, truncated.
 
 Nearest neighbours in an image of half the size are read at `(i * 0.5).to(int64)`.  Where each step is exact, that is
 the index `i // 2`: known to be contiguous, and in bounds.

@@ -1,4 +1,4 @@
-"""Expressions: the computation of one element of a tensor, as data.
+"""Represents the computation of one element of a tensor as data: expressions.
 
     Expr  = Load(buffer, index, dtype, mask)     one element of a buffer; 0 where the mask is false
           | Const(value, dtype)
@@ -56,11 +56,11 @@ class Expr(metaclass=_Interned):
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[type[Expr], tuple[object, ...]]:
-        """Copies and unpickled expressions are interned too."""
+        """Intern copied and unpickled expressions too."""
         return type(self), tuple(getattr(self, name) for name in self.__slots__)
 
     def children(self) -> tuple[Expr, ...]:
-        """The operands, in a fixed order."""
+        """Return the operands, in a fixed order."""
         return ()
 
     def rebuild(self, children: Sequence[Expr]) -> Expr:
@@ -277,7 +277,7 @@ def _disappears(arg: Expr, dtype: torch.dtype) -> bool:
 
 
 def as_stored(expr: Expr) -> Expr:
-    """`expr` with its own roundings as explicit as a store would be: `make_cast` drops none of them.
+    """Return `expr` with its own roundings as explicit as a store would be: `make_cast` drops none of them.
 
     Its own are the rounding that it is, if it is one, and those among which it chooses.
 
@@ -300,7 +300,7 @@ def as_stored(expr: Expr) -> Expr:
 
 
 def passed_on(expr: Expr) -> list[Expr]:
-    """The expressions whose values `expr` may be, as they are: itself and, at any depth, its choices; choices first."""
+    """Return the expressions whose values `expr` may be: itself and, at any depth, its choices; choices first."""
     order = postorder(expr)
     reached = {expr}
     for node in reversed(order):

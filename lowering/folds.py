@@ -1,7 +1,7 @@
 """Defines folds and scans of tensors by torch operations.
 
 Input: the values that are folded, as tensors of one dimension per axis; output: the result, in the type in which it is
-accumulated.  The operations are those of `scalar_ops.FOLD_OPS` and `SCAN_OPS`.
+accumulated.  The operations are listed in `scalar_ops.FOLD_OPS` and `SCAN_OPS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations on lists of tensors (`_foreach_add` and its kin) as the same operation on each tensor.
+"""Decomposes operations on lists of tensors (`_foreach_add` and its kin) into the same operation on each tensor.
 
 Output: decompositions: overload → function.  The scheduler fuses the operation on each tensor with its own producers
 and consumers, and packs the tensors into shared launches, so nothing of the list itself is lost.

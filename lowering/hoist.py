@@ -1,4 +1,4 @@
-"""Hoisting: factors that do not vary along the summed axes move out of a sum.
+"""Hoists factors that do not vary along the summed axes out of a sum.
 
     Σ_k x[m, k] · (w[n, k] · s[n])  =  s[n] · Σ_k x[m, k] · w[n, k]
 

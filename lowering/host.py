@@ -1,4 +1,4 @@
-"""Host numbers: 0-d tensors on the CPU in a graph for another device, which eager treats as numbers.
+"""Passes 0-d tensors on the CPU to kernels of another device as numbers, as eager does.
 
 `torch.tensor(-1e4)` in a program is one, whatever device the rest is on.  A number that is known when the graph is
 lowered becomes a constant of the kernels; another one is passed by value.  Floats that are computed from such numbers,

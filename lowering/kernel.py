@@ -1,4 +1,4 @@
-"""Kernel: the block program.
+"""Defines Kernel, the block program.
 
     Kernel = name, params, sizes, axes, body, beside, then
     Axis   = symbol, size, role
@@ -96,7 +96,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """`name = op over `over` of args`; args as in `Reduce`, for `dot` (lhs, rhs).  `dtype` is that of the result.
+    """`name = op over `over` of args`; args as in `Reduce`, for `dot` (lhs, rhs).  `dtype` is the result's.
 
     For `dot`, `rows` are the axes only lhs spans, `columns` those only rhs spans.  `carry`, for a fold in a loop, is
     the corrected value of all blocks before the current one, to which that is added; None leaves it as it was.

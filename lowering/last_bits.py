@@ -1,4 +1,4 @@
-"""Values that may differ in the last bit when they are computed twice.
+"""Finds values that may differ in the last bit when they are computed twice.
 
 A GPU compiler may fuse a product and a sum into one operation (FMA), which rounds once.  Which of two products it fuses
 depends on the other users of both, and so on the kernel, or on the loop within it.  A comparison of such a value with a

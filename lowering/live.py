@@ -1,4 +1,4 @@
-"""Removal of dead nodes and buffers from a program.
+"""Removes dead nodes and buffers from a program (dead-code elimination).
 
 A node is live if its result is returned or read by a live node, or if its call has an effect.
 """

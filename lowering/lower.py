@@ -1,4 +1,4 @@
-"""Lowering: a functional ATen graph becomes a Program.
+"""Lowers a functional ATen graph to a Program.
 
 Input: an fx GraphModule of functional ATen calls whose nodes carry fake tensors (`meta["val"]`), as AOTAutograd returns
 it; output: a Program that computes the same.  Nothing is refused: a call without a rule, or with arguments that its
@@ -59,7 +59,7 @@ def lower(
         scatters: operations (of `SCATTER_OPS`) that are generated although indices may collide; None selects all.
         rounded: the result of each call is rounded to its dtype also where it is not stored.
         small: matrix products of at most this many multiplications that are not contractions become sums of products.
-        scans: scans of floats are generated; else only those of which the order does not matter.
+        scans: scans of floats are generated; else only scans whose order does not matter.
         invariant: elements outside a row may not change the order in which its floats are combined.
 
     Raises:

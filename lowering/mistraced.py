@@ -1,4 +1,4 @@
-"""Corrections of shapes, strides and aliasing that PyTorch traces wrongly.
+"""Corrects shapes, strides and aliasing that PyTorch traces wrongly.
 
 Dynamo reads sizes and strides off traced tensors and treats them as constants, and the graph that AOTAutograd returns
 no longer contains writes; so an error cannot be repaired in a graph (numbers would differ from eager's).  Instead,

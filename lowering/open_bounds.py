@@ -1,4 +1,4 @@
-"""Open bounds: numbers in memory with which the bounds of a kernel's conditions hold, whatever these read.
+"""Chooses numbers for the bounds that a kernel's conditions read from memory, such that these bounds always hold.
 
 Inputs drawn for a kernel, to time it or to check it, cannot be the folds of a mask that is drawn as well.  With
 these numbers the outer bounds leave nothing out and the inner ones are empty, so that every point asks the condition.

@@ -1,4 +1,4 @@
-"""Results of which only a part is read, but whose computation checks data: eager computes, and checks, all of it.
+"""Finds results that are read only in part, but whose computation checks data: eager computes, and checks, all of it.
 
 Input: a graph, and the calls that check data; output: those whose result has elements that may not be read.  A call is
 left out only where its result is certainly read whole (`read_boxes.py`), by one call or by several together.
@@ -27,7 +27,7 @@ from fusion.lowering.value import Shape, Value, axes_of
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A call lowered by itself: its results by position, the nodes that compute them, and the shapes of all tensors.
+    """Holds one call, lowered by itself: its results by position, the nodes that compute them, the tensors' shapes.
 
     Operands have the names of their fx nodes.
     """

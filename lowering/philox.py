@@ -1,4 +1,4 @@
-"""Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmetic.
+"""Generates counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmetic.
 
 Input: a seed and a counter per element; output: float32, the same numbers that `tl.rand` and `tl.randn` give for that
 seed and offset.  Nothing is drawn from a generator: the same seed and offset always give the same number.

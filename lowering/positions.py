@@ -1,4 +1,4 @@
-"""Positions: integers computed from indices alone, and comparisons that their bounds decide.
+"""Simplifies positions: integers computed from indices alone, and comparisons that their bounds decide.
 
 Input: expressions and the sizes of their axes; output: equal ones in which a sum of positions is one index, and
 comparisons that the bounds of the axes decide are constants: in `torch.arange(n) + past`, differences of neighbouring

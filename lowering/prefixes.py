@@ -1,4 +1,4 @@
-"""Placement of scans in a kernel's body.
+"""Places scans in a kernel's body.
 
 Input: a body without its scans; output: the body with each scan before its first use.  Along a LOOP axis, the value of
 a scan is known only within a loop over that axis: every loop that names it gets its own copy.

@@ -1,4 +1,4 @@
-"""Program: the lowered graph.
+"""Defines Program, the lowered graph.
 
     Program = inputs, constants, buffers, nodes, outputs
     Node    = Map(out, axes, expr)                    out[axes] = expr                      pointwise, gathers
@@ -171,7 +171,7 @@ class Contract:
 class Scatter:
     """`out` begins as `start`; then every point of `axes` where `where` holds does `out[index] op= value`.
 
-    `axes` are those of the sources.  `index` has one int64 for each dimension of `out`.  `op` is one of `SCATTER_OPS`:
+    `axes` are the sources' axes.  `index` has one int64 for each dimension of `out`.  `op` is one of `SCATTER_OPS`:
     a fold, which combines values with equal indices in any order, or "store", which keeps any one of them.
 
     `out` takes the memory of `start`, which has the same layout and no other reader; an input that is a `start` is
@@ -373,7 +373,7 @@ def reads(node: Node) -> tuple[str, ...]:
 
 
 def copies(node: Node) -> frozenset[str]:
-    """The buffers whose elements a node copies: those that are all of its result, or some of it, as they are."""
+    """Return the buffers whose elements a node copies: all of its result, or some of it, as they are."""
     if not isinstance(node, Map):
         return frozenset()
     return frozenset(part.buffer for part in passed_on(node.expr) if isinstance(part, Load))

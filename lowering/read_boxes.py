@@ -1,4 +1,4 @@
-"""Boxes: the elements of tensors that a call certainly reads, as ranges of their dimensions.
+"""Determines the elements of tensors that a call certainly reads, as ranges of their dimensions (boxes).
 
 Input: a call lowered by itself, and the boxes of its results that are read; output: boxes of its operands.  Elements
 that may not be read are left out: those at positions that are data, under conditions on data, or between strided
@@ -182,7 +182,7 @@ def _moved(index: Sequence[sympy.Expr], ranges: Mapping[sympy.Symbol, Range], sh
 
 
 def _run(index: sympy.Expr, ranges: Mapping[sympy.Symbol, Range]) -> Range | None:
-    """Return the range of an index that takes each number in it: no axis steps over numbers that others leave out."""
+    """Return the interval of values of an index if it takes every integer in it (no gaps); else None."""
     if isinstance(index, (FloorDiv, Mod)):
         inner, divisor = index.args
         run = _run(inner, ranges)

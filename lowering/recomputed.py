@@ -1,4 +1,4 @@
-"""Values that forward and backward both compute, whose rounding must not depend on which of them stores it.
+"""Finds values that forward and backward both compute, whose rounding must not depend on which of them stores it.
 
 The maximum and the sum of a row that forward saves have to fit the row that backward recomputes.  Inside a kernel a
 16-bit float is not rounded, in memory it is: if one pass stored a value that the other does not, probabilities would no

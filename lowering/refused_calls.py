@@ -1,6 +1,6 @@
-"""Calls that eager refuses although PyTorch traces them: for numbers too large, or the dtypes of their operands.
+"""Recognises calls that eager refuses although PyTorch traces them: for numbers too large, or operands' dtypes.
 
-Input: a call; one that eager refuses is refused here, too, so that it stays a call and raises eager's own error.
+Input: a call; a call that eager refuses is refused here, too, so that it stays a call and raises eager's own error.
 """
 
 from __future__ import annotations

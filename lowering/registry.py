@@ -1,4 +1,4 @@
-"""The registry of lowering rules: ATen overload → function from values to values.
+"""Registers lowering rules: ATen overload → function from values to values.
 
 A rule takes the context (`builder.Builder`) and the arguments of the call, tensors as `Value`, symbolic integers as
 sympy expressions.  It returns the result as a `Value` (or a tuple of them), or raises `Unsupported` with the reason;

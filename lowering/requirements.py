@@ -1,4 +1,4 @@
-"""Requirements: conditions of an operation on the data in its operands, other than positions in range.
+"""Defines requirements: conditions of an operation on the data in its operands, other than positions in range.
 
 In the operation `checked` (`checks.py`) a requirement stands in the place of the dimension, as a negative number, so
 that kernels need nothing new for it.

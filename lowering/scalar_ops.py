@@ -1,4 +1,4 @@
-"""The scalar operations of the IR: one table row each.
+"""Defines the scalar operations of the IR: one table row each.
 
 A row holds the arity, the kind of result and the torch function that defines the operation (used by the reference
 evaluator).  The other columns are algebraic facts, so that passes need not decide by name;

@@ -1,4 +1,4 @@
-"""Random calls with an explicit seed, which can be repeated with the same numbers.
+"""Repeats random calls with the same numbers, by an explicit seed.
 
 Input: a random ATen overload, an int64 seed, and the arguments of the call; output: its result.  In a graph, `seeded`
 replaces the call; its rule then draws from that seed instead of a fresh one.

@@ -1,9 +1,9 @@
-"""Sizes: dimensions, strides and size arguments as expressions over size symbols.
+"""Expresses dimensions, strides and size arguments over size symbols.
 
 Input: an int or a `SymInt` of PyTorch; output: a sympy expression of sums, products, powers, `//` and `%` of integers
 and symbols, the same for sizes that a guard holds equal.  Other expressions of sizes (a maximum, a rounded quotient)
-become symbols of their own, `Computed`, with their meaning: the host evaluates it before a launch, and nothing else has
-to know how.
+become separate symbols, `Computed`, with their meaning: the host evaluates it before a launch, and nothing else has to
+know how.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _FORMS: WeakKeyDictionary[ShapeEnv, _Forms] = WeakKeyDictionary()
 
 
 def write_over(sizes: Iterable[int | torch.SymInt]) -> None:
-    """From now on, express sizes that a guard holds equal by the symbols among `sizes`, the inputs of a graph."""
+    """Express, from now on, sizes that a guard holds equal by the symbols among `sizes`, the inputs of a graph."""
     symbolic = [size for size in sizes if isinstance(size, torch.SymInt)]
     preferred = frozenset(size.node.expr for size in symbolic if size.node.expr.is_Symbol)
     for known in {size.node.shape_env for size in symbolic}:

@@ -1,4 +1,4 @@
-"""Results that nothing reads, but whose computation checks data: eager computes them, and raises an error.
+"""Keeps results that nothing reads, but whose computation checks data: eager computes them, and raises an error.
 
 `KEEP` is an operation without a result that reads a tensor and has, to the passes over a graph, an effect.  A program
 keeps it where the tensor is computed for it alone, with a check on the way, or by a library call of data that the

@@ -1,4 +1,4 @@
-"""Values: tensors while a graph is being lowered.
+"""Represents tensors while a graph is being lowered.
 
 A `Value` is a shape, a dtype and one expression over the axes `i0, i1, …` of that shape.  A tensor in memory is a
 load; a view of it is the same load with another index; a constant is a constant.  Nothing is computed or moved until

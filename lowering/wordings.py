@@ -1,4 +1,4 @@
-"""Wordings: how eager refuses a position out of range, which depends on the operation.
+"""Encodes how eager refuses a position out of range, which depends on the operation.
 
 In the operation `checked` (`checks.py`) a wording and a dimension are one number, so that kernels need nothing for it.
 """

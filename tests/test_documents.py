@@ -5,6 +5,7 @@ That their code blocks run is tested in `tests/documents/`.
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -94,3 +95,41 @@ def test_the_counts_of_operations_are_up_to_date() -> None:
     ((operators, native),) = re.findall(r"`python -m benchmarks opinfo`, (\d+) operators.*?; (\d+)% run without", text)
     table = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
     assert re.search(rf"counted[^|]*\| {operators} \|", table) and f"({native}%)" in table
+
+
+def measured_constants() -> set[tuple[str, str]]:
+    """Return (file, name) of each entry of the section "Constants": of a constant, or of a module by its own name."""
+    section = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("\n## Constants\n")[2]
+    result: set[tuple[str, str]] = set()
+    for entry in re.findall(r"^- `([\w.]+)`", section.partition("\n## ")[0], re.MULTILINE):
+        path, _, name = entry.replace(".", "/").rpartition("/")
+        is_module = any((ROOT / entry.replace(".", "/")).with_suffix(suffix).exists() for suffix in (".py", ""))
+        result.add((f"{path}/{name}.py" if is_module else f"{path}.py", name))
+    return result
+
+
+def test_measured_constants_exist() -> None:
+    assert len(measured_constants()) > 20
+    for file, name in measured_constants():
+        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+        assigned = {
+            target.id
+            for node in tree.body
+            if isinstance(node, (ast.Assign, ast.AnnAssign))
+            for each in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            for target in (each.elts if isinstance(each, ast.Tuple) else [each])
+            if isinstance(target, ast.Name)
+        }
+        assert name in {*assigned, Path(file).stem}, f"docs/performance.md names {name} of {file}"
+
+
+def test_measurements_that_sources_name_have_an_entry() -> None:
+    """And each entry is named by its source."""
+    named = {
+        (path.relative_to(ROOT).as_posix(), name)
+        for package in ("lowering", "codegen", "fusion")
+        for path in (ROOT / package).rglob("*.py")
+        if path == path.resolve()
+        for name in re.findall(r"measured:\s+docs/performance\.md,\s+`(\w+)`", path.read_text(encoding="utf-8"))
+    }
+    assert named == measured_constants()

@@ -1,4 +1,4 @@
-"""The C target: kernels for CPU tensors as plain C, built by the system's compiler.
+"""Compiles kernels for CPU tensors: the C target writes plain C, built by the system's compiler.
 
 Input: a Kernel; output: one C function, threads over its grid axes and SIMD lanes over the innermost, and a launcher
 for it.  Contractions are computed tile by tile (`blocked`); alone, or with only element-wise neighbours, they stay

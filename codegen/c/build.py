@@ -1,10 +1,10 @@
 """Builds C text into shared objects: the system's compiler, and a cache of objects.
 
 Input: source text; output: an object, loaded by the caller.  It is kept under the hash of all that decides its content:
-the text, the compiler's command with its flags, its version and its file, and the CPU it is tuned for.  One that cannot
-be kept (a full disk) is loaded all the same; one that cannot be loaded is built again.
+the text, the compiler's command with its flags, its version and its file, and the CPU it is tuned for.  An object that
+cannot be kept (a full disk) is loaded all the same; an object that cannot be loaded is built again.
 
-OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one that PyTorch has loaded, so both use
+OpenMP: the object is linked against no OpenMP library.  Its calls bind to the library that PyTorch loaded, so both use
 one thread pool; two pools would compete for the cores.  Clang calls another library than GCC; where PyTorch has not
 loaded that one, loops that clang compiles run on one thread.
 
@@ -154,7 +154,7 @@ def bind_openmp() -> None:
 
 
 def spreads_loops(compiler: Compiler) -> bool:
-    """Return whether the loops of kernels run on several threads: those of PyTorch's own pool."""
+    """Return whether the loops of kernels run on several threads, PyTorch's own pool."""
     return compiler.kind == GCC or hasattr(ctypes.CDLL(None), "__kmpc_fork_call")
 
 
@@ -181,7 +181,7 @@ def link_library(
     """Return a shared library of files in C, which links the C library, OpenMP's, and others.
 
     Args:
-        files: name → text; those that end in .c are compiled, those that begin with "kernel" for `arch`, the others for
+        files: name → text; names in .c are compiled, the ones that begin with "kernel" for `arch`, the others for
             any CPU of its kind: they say so where the kernels cannot run.
         over: maps a function over files, as `map` does, or several at a time.
         libraries: flags of the linker.

@@ -1,8 +1,8 @@
 """Finds the system's C compiler, and decides the flags that kernels are compiled with.
 
-Input: `$CC` and the search path; output: a command, its version, its flags for an architecture, and its message when
-it fails.  GCC and clang are recognised under any name.  GCC is preferred: it has lanes for the functions of the C
-library, and its OpenMP run time is the one that PyTorch's builds for Linux have loaded.
+Input: `$CC` and the search path; output: a command, its version, its flags for an architecture, and its message when it
+fails.  GCC and clang are recognised under any name.  GCC is preferred: it has lanes for the functions of the C library,
+and its OpenMP run time is the library that PyTorch's builds for Linux have loaded.
 """
 
 from __future__ import annotations

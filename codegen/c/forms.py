@@ -1,4 +1,4 @@
-"""Forms: the ways to write a kernel in C, in the order in which they are tried.
+"""Lists the forms of a C kernel, in the order in which they are tried.
 
 | form      | kernels                                                             |
 |-----------|---------------------------------------------------------------------|
@@ -50,5 +50,5 @@ FORMS = (
 
 
 def form_of(kernel: Kernel) -> Form:
-    """The first form that applies."""
+    """Return the first form that applies."""
     return next(form for form in FORMS if form.applies(kernel))

@@ -1,4 +1,4 @@
-"""Frames every C function of a kernel: its names, its signature, and the calls of kernels that share its launch.
+"""Writes the parts that all C functions of a kernel share: names, signature, and calls of kernels in the same launch.
 
 Kernels that share a launch run one after the other, each on all threads: on a CPU that saves calls.
 """

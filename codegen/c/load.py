@@ -1,8 +1,8 @@
 """Loads shared objects from bytes that were checked, and unloads them with their last function.
 
 Input: the bytes of an object; output: a library.  The bytes are copied to memory that has a descriptor, and loaded from
-there: no file can be exchanged in between, none has to lie where files may be executed, and a full disk does not
-matter.  Where the system has no such memory, or does not load from it, a private temporary file takes its place.
+there: no file can be exchanged in between, none has to be where files may be executed, and a full disk does not matter.
+Where the system has no such memory, or does not load from it, a private temporary file takes its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Describes which instructions a CPU has, and which an object may contain.
 
 An object for `native` may use every feature of the CPU that compiled it; one for a level of x86-64, such as
-`x86-64-v3`, the features that the psABI of x86-64 lists for it.  Names are those of Linux' `/proc/cpuinfo`.
+`x86-64-v3`, the features that the psABI of x86-64 lists for it.  Names are as in Linux' `/proc/cpuinfo`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The protocol of a target, for C."""
+"""Implements the protocol of a target for C."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CTarget:
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """Return one: the C compiler makes the remaining choices."""
+        """Return the only alternative: the C compiler makes the remaining choices."""
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:

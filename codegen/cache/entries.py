@@ -3,7 +3,7 @@
 An entry ends with the hash of its folder, its name and its content.  It is written to a temporary file that is renamed,
 so a reader never sees half of it and two writers cannot disturb each other.  It is opened once, so the bytes that were
 checked are the bytes returned.  Anything else under its name (a folder, a pipe, a link, another entry, a file of
-another user or one that others may write) reads as `Damaged`, and is replaced by the next `put`.
+another user, or a file that others may write) reads as `Damaged`, and is replaced by the next `put`.
 
 How much a folder holds is counted in a file beside it, by a byte for each block stored, so that storing an entry does
 not look at all others.  Once the count exceeds `MOST_BYTES`, the folder is read and its least recently used entries are
@@ -72,7 +72,7 @@ def observe(seen: Seen) -> None:
 
 @contextmanager
 def observed(seen: Seen) -> Iterator[None]:
-    """Within, call `seen` with each entry that this process stores or reads, in whatever thread."""
+    """Call `seen` with each entry that this process stores or reads within the context, in whatever thread."""
     global _observers
     observe(seen)
     try:

@@ -95,7 +95,7 @@ def cache_dir() -> Path:
 
 @contextmanager
 def opened_root() -> Iterator[Folder]:
-    """Within, the cache directory is open.
+    """Open the cache directory for the time of the context.
 
     Raises:
         BuildError: it cannot be created, or it belongs to another user.
@@ -109,7 +109,7 @@ def opened_root() -> Iterator[Folder]:
 
 @contextmanager
 def opened(root: Folder, name: FolderName, *, create: bool) -> Iterator[Folder | None]:
-    """Within, a folder of the cache directory is open: None if it is not there and not to be created.
+    """Open a folder of the cache directory for the time of the context: None if it is not there and not to be created.
 
     Raises:
         BuildError: it cannot be created or opened, or it belongs to another user.

@@ -1,4 +1,4 @@
-"""The reference target: evaluates a Kernel statement by statement in torch, without compiling it.
+"""Evaluates a Kernel statement by statement in torch, without compiling it: the reference target.
 
 Input: a verified Kernel; output: a launcher that returns the values every other target must return, on any device, and
 that refuses out-of-bounds accesses.  The source is the Kernel's text; it is for reading, and an edited one is refused.
@@ -26,7 +26,7 @@ from fusion.lowering.verify import verify_kernel
 
 
 class ReferenceTarget:
-    """Runs the evaluator.  It supports all of the IR; its costs are those of a generic device, not of torch.
+    """Runs the evaluator.  It supports all of the IR; its costs describe a generic device, not torch.
 
     >>> ReferenceTarget().capabilities.fold_ops >= {"dot", "argmax"}
     True
@@ -74,7 +74,7 @@ class ReferenceTarget:
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """Return one: the evaluator."""
+        """Return the only alternative, which evaluates the kernel."""
         return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:

@@ -1,4 +1,4 @@
-"""The Triton target: kernels for NVIDIA and AMD GPUs, as readable Triton source.
+"""Compiles kernels for NVIDIA and AMD GPUs: the Triton target writes readable Triton source.
 
 kernel → rewrites → blocks → forms (applies, configs, price) → writer (body, expressions, loops, products, statements)
        → file → text

@@ -1,4 +1,4 @@
-"""Arguments: the names of a kernel's parameters in its source, their types, and calls between functions of a launch.
+"""Names a kernel's parameters in its source, with their types, and writes calls between functions of a launch.
 
 A tensor is passed as a pointer, a number of the host by value.
 """
@@ -45,7 +45,7 @@ def type_of(param: Param) -> str:
 
 
 def on_device(kernel: Kernel) -> int:
-    """Return the position of a parameter that is on the device: one that is written."""
+    """Return the position of a parameter that is on the device: a parameter that is written."""
     return next((position for position, param in enumerate(kernel.params) if param.written), 0)
 
 

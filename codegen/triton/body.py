@@ -1,4 +1,4 @@
-"""Body: the statements of a kernel as lines of Triton.
+"""Emits the statements of a kernel as lines of Triton.
 
 Input: block dimensions, laid out; output: the text between `def kernel(…):` and its end.  A program first computes the
 start of its block; then statements follow in their order.  A loop defines its running values before it and completes
@@ -73,8 +73,8 @@ class Body:
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
 
     def in_loop(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[Code]]:
-        """Add the lines of these statements of `loop`; return the functions that complete its folds, and the end of its
-        body.
+        """Emit statements of the loop body; return callbacks that complete its folds, and the lines that end an
+        iteration.
         """
         self._state = _LoopState(loop)
         later = self._run(body)

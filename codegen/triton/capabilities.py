@@ -1,4 +1,4 @@
-"""Capabilities: the properties of a device and its arithmetic that the scheduler may use."""
+"""Describes the properties of a device, and its arithmetic, to the scheduler."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.scalar_ops import FOLD_OPS
 
 WINDOWED = 8.0
-"""Additions that take as long as a load of a window from a cache, as whole vectors: measured on an H100 with pools of
-3 x 3 and 5 x 5 in bfloat16 and float32, 8 to 11; shifted 20 to 27, with gaps 41 to 86."""
+"""Additions that take as long as a load of a window from a cache, in full vectors.
+
+(measured: docs/performance.md, `WINDOWED`)
+"""
 
 LONGEST_HELD = 1 << 15
 """Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""
 
 FOLLOWED = 4
 """Programs per multiprocessor above which it costs more to count them than to launch another kernel: each waits until
-all that it has stored is seen by others.  (H100, bfloat16, cross-entropy with its gradient, with the count and without,
-µs of kernels: 600 rows of 32000 45 and 40, 1024 67 and 60, 2048 120 and 107, 8192 581 and 511; 1024 rows of 8192 19.6
-and 19.2, 2048 31.8 and 30.4, 16384 226 and 204.)
+all that it has stored is seen by others.  (measured: docs/performance.md, `FOLLOWED`)
 """
 
 HELD_ROW = 1 << 13

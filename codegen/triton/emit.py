@@ -1,4 +1,4 @@
-"""Emit: a Kernel as the text of a Python file.
+"""Emits a Kernel as the text of a Python file.
 
 Input: a Kernel; output: a self-contained file: a docstring with the operations it computes, the device functions it
 needs, the `@triton.jit` kernel, its configuration, its grid, and a `launch` function.  It is imported and compiled as

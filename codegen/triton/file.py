@@ -1,4 +1,4 @@
-"""File: the Python file around the functions of a kernel: imports, configuration, grid, and the launch function.
+"""Writes the Python file around the functions of a kernel: imports, configuration, grid, and the launch function.
 
 Input: the functions as code and the launch of the last of them (`Launch`); output: the text of the file.
 What the file imports, and which functions it contains besides, follows from the names that they read, as in a linker.

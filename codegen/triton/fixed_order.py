@@ -1,4 +1,4 @@
-"""Fixed order: how rows are summed and multiplied under batch-invariant numerics.
+"""Fixes the order in which rows are summed and multiplied, for batch-invariant numerics.
 
 The order in which `tl.sum` adds depends on the layout of its tile, which Triton chooses from everything else in the
 kernel, and so on fusion, on the number of rows and on the number of warps.  Under these numerics a sum is written as

@@ -1,4 +1,4 @@
-"""The protocol of a target, for Triton."""
+"""Implements the protocol of a target for Triton."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class TritonTarget:
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Return whether two kernels may share a launch.  They need similar registers and warps, and contractions of
-        the same form; one that may return at once stays alone.
+        the same form; a kernel that may return at once stays alone.
         """
         if any(factor_in_place(kernel, kernel.body) is not None for kernel in (first, second)):
             return False

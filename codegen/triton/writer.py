@@ -1,4 +1,4 @@
-"""Writer: one `@triton.jit` function of a kernel, from its first line to its last.
+"""Writes one `@triton.jit` function of a kernel, from its first line to its last.
 
 Input: the layout of a kernel, and the function by which its form opens the program (`Open`); output: a function as
 code.  Forms (`forms`) decide which functions a launch has and in which order they run.

@@ -2,8 +2,8 @@
 
 Input: kernels and a device; output: launchers of the fastest configurations, and a `Tuning` for each kernel with its
 trials.  The target lists the configurations worth trying (`alternatives`), the default first. Each is built and run
-once on random numbers; one that cannot be built, fails, or whose results differ from the evaluator's is refused with
-the reason.  The others are timed.  The winner is stored in the cache directory (`record`).
+once on random numbers; a configuration that cannot be built, fails, or whose results differ from the evaluator's is
+refused with the reason.  The others are timed.  The winner is stored in the cache directory (`record`).
 
 A kernel with unknown sizes, or with others in its launch, keeps its default configuration.
 """
@@ -178,8 +178,8 @@ def _without(origins: Sequence[str], source: str) -> str:
 
 
 def predicted(kernel: Kernel, price: float, capabilities: Capabilities) -> float:
-    """Microseconds of one launch that takes `price` times as long as the device needs at its full speed to move all
-    tensors once and to compute all products.
+    """Return microseconds of one launch that takes `price` times as long as the device needs at its full speed to move
+    all tensors once and to compute all products.
     """
     sizes = kernel.axis_sizes()
     moved = sum(float(param.extent) * param.dtype.itemsize for param in kernel.params if param.extent.is_Integer)

@@ -1,6 +1,6 @@
 """Checks the results of a configuration against the evaluator's.
 
-Input: the tensors that a configuration wrote and those that the evaluator wrote; output: None, or a sentence.  The
+Input: the tensors that a configuration wrote and the evaluator's; output: None, or a sentence.  The
 measure is the error of a whole tensor, relative to its norm: configurations sum in different orders.
 """
 
@@ -15,7 +15,7 @@ from fusion.lowering.kernel import Kernel
 _ROUNDINGS = 8.0
 """Allowed root mean square difference, in half units in the last place."""
 _SUMS = 1e-4
-"""The same for long sums in float32, relative to the norm."""
+"""Allowed difference of long sums in float32, relative to the norm."""
 
 
 def wrong(kernel: Kernel, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str | None:

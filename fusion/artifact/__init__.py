@@ -1,4 +1,4 @@
-"""Artifacts: a compiled program as one file, which another process loads without compiling anything.
+"""Saves a compiled program as one file, which another process loads without compiling anything.
 
     save    capture → ahead → record → container     PyTorch exports the program, this compiler compiles its graph, and
                                                      the spliced module is recorded as steps over registers

@@ -48,7 +48,7 @@ class Compiled:
         metadata: AOTAutograd's, about mutations and aliases.
         device: that it computes on.
         results: the traced values of its results.
-        schedule: that of the module.
+        schedule: the module's.
         hints: size symbol → its traced value.
     """
 

@@ -1,4 +1,4 @@
-"""Checks the arguments of a call against those that a program was saved for, and computes its sizes.
+"""Checks the arguments of a call against the arguments of the saved program, and computes its sizes.
 
 Input: leaves of the arguments; output: the values of the program's inputs, and its sizes.  Dtypes, devices, constants
 and fixed sizes are compared.  Sizes that vary are read off the tensors, and have to satisfy the inequalities of the

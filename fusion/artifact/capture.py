@@ -153,7 +153,7 @@ def sizes_from_one() -> contextlib.AbstractContextManager[None]:
 
 
 def described_values(graph: fx.GraphModule, inputs: Sequence[object], mode: FakeTensorMode) -> tuple[object, ...]:
-    """Describe each node of a graph by its value, and return those of its results.
+    """Describe each node of a graph by its value, and return the values of its results.
 
     Values that PyTorch leaves in an exported graph do not share memory as the program's do.
     """

@@ -90,7 +90,7 @@ def load(
 
 
 def _differences(manifest: Manifest) -> list[str]:
-    """Return how this process differs from the one that saved a program, where that does not matter.
+    """Return how this process differs from the process that saved a program, where that does not matter.
 
     Raises:
         ArtifactError: it matters.

@@ -1,4 +1,4 @@
-"""A program that was loaded from an artifact: a callable with weights.
+"""Represents a program that was loaded from an artifact: a callable with weights.
 
 It computes the same as the saved program, in the mode (train or eval) in which it was saved.  It holds its weights
 as plain tensors; buffers that the program changes, such as caches, are changed in them.
@@ -25,7 +25,7 @@ class Artifact:
 
     Attributes:
         manifest: the description in the file: versions, architectures, arguments, inequalities, hashes.
-        notes: differences between this machine and that of the kernels, and the measures taken.
+        notes: differences between this machine and the kernels', and the measures taken.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Artifact:
         return tuple(positional), remaining
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the parameters and persistent buffers by name; the tensors are those that the program reads."""
+        """Return the parameters and persistent buffers by name, as the tensors that the program reads."""
         return dict(self._weights)
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> None:

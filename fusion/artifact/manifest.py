@@ -66,7 +66,7 @@ class Layout(TypedDict):
 
 
 class TensorArgument(Layout):
-    """A tensor among the arguments; one that is `kept` is changed by the program, or seen through a result."""
+    """A tensor among the arguments; a `kept` tensor is changed by the program, or seen through a result."""
 
     name: str
     kept: bool
@@ -230,7 +230,7 @@ class Manifest(TypedDict):
         registers: their number.
         operations: the operations and functions that steps call → their schemas.
         weights: the tensors that the program reads.
-        changed_weights: the registers of those that it changes.
+        changed_weights: the registers of the weights that it changes.
         state: the name of a parameter or buffer → the name under which its tensor is stored.
         tensors: the stored tensors by name.
         weights_file: the file that holds the state, if that is not in the artifact.

@@ -30,7 +30,7 @@ from fusion.schedule.kernels import KernelCall
 
 @dataclass(slots=True)
 class Recording:
-    """Steps.
+    """A list of steps.
 
     Attributes:
         steps: in order.

@@ -63,16 +63,16 @@ def save(
 
     Args:
         program: an `nn.Module` or a function, fused or not, or the result of `torch.export.export`.
-        path: the file; one that exists is replaced.
+        path: the file; an existing file is replaced.
         inputs: example arguments; only their shapes, strides and dtypes matter, and values that are no tensors.
         kwargs: example arguments by keyword.
         dynamic_shapes: which sizes vary, as for `torch.export.export`.
-        device: the device that it will run on, "cpu" or "cuda"; by default the one that its tensors are on.
+        device: the device that it will run on, "cpu" or "cuda"; by default the device of its tensors.
         arch: the architectures to compile kernels for.  On CPUs "native" (the CPU at hand), which is the default, and
             "x86-64-v2", "x86-64-v3" or "x86-64-v4"; on GPUs one, such as "sm_90".  The hardware need not be present.
         weights: a file of safetensors beside `path` that holds the parameters and buffers; it is written if there is
             none.  By default they are in the file itself.
-        options: as for `fusion.fuse`; by default those that `program` was fused with.
+        options: as for `fusion.fuse`; by default the options with which `program` was fused.
 
     Raises:
         TypeError: `program` cannot be called, or `inputs` is no sequence.
@@ -225,7 +225,7 @@ class _Held:
         entries: the manifest's entries about these.
         names: all names of the state, also of tensors that the graph does not read (tied ones, unused ones) → the name
             under which the tensor is stored.
-        state, others: the stored tensors of the state, and those that are part of the program.
+        state, others: the stored tensors of the state, and the tensors that are part of the program.
     """
 
     registers: list[tuple[str, int, torch.Tensor]] = field(default_factory=list)

@@ -174,7 +174,7 @@ class Signature:
         return {"constant": returned}
 
     def alias(self, number: int) -> RegisterResult | None:
-        """Return the input that a result is, or is a view of; None for one that has been computed.
+        """Return the input that a result is, or is a view of; None for a computed result.
 
         Raises:
             Unsupported: the view is not known.

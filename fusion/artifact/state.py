@@ -40,7 +40,7 @@ def refuse_shared_memory(held: Sequence[tuple[str, int, torch.Tensor]], changed:
 
 
 def written_beside(path: Path, beside: Path, state: Mapping[str, torch.Tensor]) -> str:
-    """Write weights beside `path`, or check those that are there; return the hash of the file.
+    """Write weights beside `path`, or check the weights that are there; return the hash of the file.
 
     Raises:
         ArtifactError: `beside` leads elsewhere, or the file that is there holds other tensors.

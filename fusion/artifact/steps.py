@@ -1,8 +1,8 @@
 """Runs the steps of a compiled program.
 
 Input: steps as `record.py` wrote them, and the launchers of their kernels; output: a function of registers, which hold
-weights, arguments and every intermediate value.  A step is a function, where its arguments lie, where its result goes,
-and which registers hold nothing that is needed any more.
+weights, arguments and every intermediate value.  A step is a function, the places of its arguments, the register of its
+result, and the registers whose live range ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention in one call (`F.scaled_dot_product_attention`): the library's kernel, or generated kernels.
+"""Chooses between the library's kernel and generated kernels for a call of `F.scaled_dot_product_attention`.
 
 `call` reads a call in Dynamo's graph, `price` predicts the time of either, `choose` decides.  The decision precedes the
 tracing of forward and backward, so that backward is the gradient of the chosen forward.

@@ -2,11 +2,11 @@
 
 Either is the arithmetic of its GEMMs at the target's efficiency of that kernel, relative to the library's GEMMs; or the
 traffic of its operands, where that takes longer.  Generated kernels skip the tiles that a mask hides by positions.
-Where the scores are in memory, as in the calls that PyTorch decomposes, the time is that of GEMMs and of the trips of
+Where the scores are in memory, as in the calls that PyTorch decomposes, the time consists of GEMMs and of the trips of
 the scores through memory.
 
 A single query, as in the generation of text, has few scores: generated kernels may write them, since most of the time
-is that of reading keys and values.  On CPUs the library takes many times as long for keys and values of 16 bits.
+is spent reading keys and values.  On CPUs the library takes many times as long for keys and values of 16 bits.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def generated_time(call: Call, target: Target) -> float:
         share = target.chained_share(_chain(call, loops, left, backward=backward), form)
         kernels = _kernels(call, capabilities, backward)
         loops_us = sum(_loop_time(n * product / share, counts, capabilities) for n, counts in kernels)
-        launches = len(kernels) + backward  # before those of backward, one computes a number for each row
+        launches = len(kernels) + backward  # before the kernels of backward, one computes a number for each row
         total += launches * capabilities.rates.launch_us + max(loops_us, _moved(call, capabilities, backward))
     return total
 
@@ -205,7 +205,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
 
 
 def _directions(call: Call) -> tuple[bool, ...]:
-    """Return forward, and backward in training: whether each is backward."""
+    """Return whether each direction is backward: forward alone, or forward and backward in training."""
     return (False, True) if call.training else (False,)
 
 
@@ -248,7 +248,7 @@ def _moved(call: Call, capabilities: Capabilities, backward: bool) -> float:
 def _kernels(call: Call, capabilities: Capabilities, backward: bool) -> list[tuple[int, tuple[int, int]]]:
     """Return the kernels with chained products: their products, and the blocks of rows, with parts of their loop.
 
-    In backward, the gradient of the queries has the rows of forward, and that of keys and values has columns as rows.
+    In backward, the gradient of the queries has the rows of forward, that of keys and values its columns as rows.
     """
     heads = call.scores // (call.rows * call.columns)
     sizes = [(AGAIN // 2, call.rows, call.columns), (AGAIN - AGAIN // 2, call.columns, call.rows)]

@@ -1,6 +1,6 @@
 """Copies the operations that compute a mask out of Dynamo's graph, and reads the values in it.
 
-Input: nodes of Dynamo's graph, whose values are fake tensors; output: a `Recipe`: a small graph of its own, over copies
+Input: nodes of Dynamo's graph, whose values are fake tensors; output: a `Recipe`: a small separate graph, over copies
 of the tensors without data, with numbers for sizes.
 """
 

@@ -33,7 +33,7 @@ class Command:
     """Holds the words that may follow a command.
 
     Attributes:
-        options: all options, with the choices of each; none for one that takes a file, a number or nothing.
+        options: all options, with the choices of each; none for an option that takes a file, a number or nothing.
         words: the choices of its positional arguments.
     """
 

@@ -1,7 +1,7 @@
 """Demonstrates the compiler: compiles GPT-2, checks it against float64, times and explains it (`fusion demo`).
 
 Input: a device and a folder for the dumps; output: a table on standard output and an exit code, which is 0 only if
-kernels were generated and their error against a float64 run is no more than twice that of eager.  The model is
+kernels were generated and their error against a float64 run is no more than twice eager's.  The model is
 transformers' GPT-2 with random weights, so nothing is downloaded.
 """
 

@@ -131,7 +131,7 @@ def _refuse_older(name: str, installed: str) -> None:
 
 
 def _triton() -> Check:
-    """Triton is needed where there is a GPU."""
+    """Check Triton, which is needed where there is a GPU."""
     try:
         installed = version("triton")
     except PackageNotFoundError:

@@ -135,7 +135,7 @@ def _first(side: Side, device: torch.device) -> float:
 
 
 def _measure(sides: list[Side], device: torch.device, rounds: int | None) -> None:
-    """Time calls of the sides in turn, after one that warms up."""
+    """Time calls of the sides in turn, after a warm-up call."""
     started = clock.perf_counter()
     for number in range((rounds or MOST) + 1):
         for side in sides:

@@ -4,7 +4,7 @@ Input: a program and the inputs of its user; output: a `Certificate` with three 
 
 1. Each launch on the user's inputs: its error against float64 arithmetic on its own operands, and the contribution of
    that error to the results.  The contribution is measured: the program runs once more with the exact results of this
-   launch, rounded to their dtypes, in place of its own.
+   launch, rounded to their dtypes, in place of the launch's results.
 2. Each kernel as it was built, on hostile inputs (`adversarial.py`), against the evaluator.
 3. Each rewrite on hostile inputs (`rewrites.py`), in the evaluator: the form before against the form after it.
 """

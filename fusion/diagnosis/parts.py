@@ -1,4 +1,4 @@
-"""Cuts out of a Program the part that a pass changed, with inputs of its own.
+"""Cuts the part that a pass changed out of a Program, with separate inputs.
 
 Input: a Program before and after a pass; output: pairs of small Programs with the same inputs and results.  Values that
 the part reads become its inputs, so that numbers can be chosen right where a rewrite begins: the scores of a softmax,

@@ -3,7 +3,7 @@
 Input: the passes of a compilation, as they run; output: a `Checked` for each part of a program that a pass changed, and
 for each kernel that computes it.  Both forms of the part are evaluated on hostile inputs (`adversarial.py`): in
 float64, where they must agree, and in their own dtypes, where the new form may not be much farther from float64 than
-the old one.  Nothing is generated or built.  Equal parts, as those of the layers of a model, are checked once.
+the old one.  Nothing is generated or built.  Equal parts, such as layers of a model, are checked once.
 """
 
 from __future__ import annotations

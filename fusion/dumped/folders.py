@@ -1,4 +1,4 @@
-"""Decides where a process writes its dumps: processes that share `FUSION_DUMP` have folders of their own.
+"""Decides where a process writes its dumps: processes that share `FUSION_DUMP` have separate folders.
 
 Input: the folder that the user named; output: that folder, if no other running process writes there, else a new one
 below it.  A process holds a lock on its folder until it ends, so a later run overwrites the dumps of an earlier one.  A

@@ -68,7 +68,7 @@ class GraphFile:
         return cls(code, names, attributes, calls, unchecked, _random_results(graph))
 
     def text(self, ranges: Mapping[int, Range]) -> str:
-        """Return the text of the file; `ranges` has those of integer inputs, by position."""
+        """Return the text of the file; `ranges` has the ranges of integer inputs, by position."""
         if self.missing:
             return _cannot_run(self.missing, self.code)
         lines = [
@@ -108,7 +108,7 @@ def module_text(module: fx.GraphModule, kernels: Mapping[Kernel, str], graph: st
     Args:
         kernels: the path of each kernel's file, from the folder of the module.
         graph: the name of the file of the graph in the same folder; empty for a part of another module.
-        suffix: that of the target's sources.
+        suffix: the suffix of the target's sources.
     """
     code = module.code.strip("\n")
     try:

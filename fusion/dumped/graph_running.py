@@ -2,7 +2,7 @@
 
 Input: a graph with its inputs, and the module compiled of it; output: lines on standard output, and the exit code 1 if
 the module's results are wrong.  The graph runs with PyTorch's own operations twice, as it is and in float64: the
-module's error may be a few times that of PyTorch.  A module launches the kernels of its folder's files, so that an
+module's error may be a few times PyTorch's.  A module launches the kernels of its folder's files, so that an
 edited one takes part.
 """
 
@@ -70,7 +70,7 @@ def allocator(device: str) -> Callable[..., torch.Tensor]:
 
 
 def kernel(module: str, path: str) -> Launcher:
-    """Return the launcher of the kernel in a file, at a path from that of the module."""
+    """Return the launcher of the kernel in a file, at a path relative to the module's."""
     return built(read_kernel_file(Path(module).parent / path))
 
 

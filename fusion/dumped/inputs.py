@@ -2,7 +2,7 @@
 
 Input: shape, strides and dtype of each tensor, as the file states them; output: tensors of random numbers, the same in
 each run.  Floats are normally distributed, or between 0 and 1 if the kernel refuses others (probabilities).  Integers
-lie in the range that the file states; without one they may still be positions, so that a file is tried with smaller and
+are in the range that the file states; without one they may still be positions, so that a file is tried with smaller and
 smaller numbers until every access is in bounds (`attempts`).
 """
 

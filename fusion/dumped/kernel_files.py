@@ -81,7 +81,7 @@ class KernelFile:
 
     @property
     def is_edited(self) -> bool:
-        """Whether the source is not the one that was generated."""
+        """Whether the source differs from the generated source."""
         return mark_of(self.kernel, self.source) != self.original
 
 

@@ -1,10 +1,10 @@
 """Replaces generated sources by edited ones: `FUSION_OVERRIDE=dir`, `options={"override": dir}`.
 
 Input: the kernels of a graph with their generated sources, and a directory with files of kernels as dumps write them;
-output: launchers of the edited ones.  A file belongs to the kernel whose block program it holds, whatever its name.
-An edited kernel is first built and run on drawn inputs; it is refused if its numbers are wrong.  A file that was edited
-from another text than the one that is generated now is stale.  Whatever is not used is named in a warning, and the
-generated source runs; under `strict`, wrong numbers and failed builds raise.
+output: launchers of the edited ones.  A file belongs to the kernel whose block program it holds, whatever its name.  An
+edited kernel is first built and run on drawn inputs; it is refused if its numbers are wrong.  A file is stale if it was
+edited from another text than is generated now.  Whatever is not used is named in a warning, and the generated source
+runs; under `strict`, wrong numbers and failed builds raise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WrongKernel(FusionError):
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """A kernel whose source was replaced by that of a file."""
+    """A kernel whose source was replaced by a file's."""
 
     built: Built
     path: Path

@@ -1,4 +1,4 @@
-"""Passes over Dynamo's graph, before autograd is derived from it; `fusion/stages.py` lists them in order.
+"""Rewrites Dynamo's graph before autograd is derived from it; `fusion/stages.py` lists the passes in order.
 
 Input: the graph of a region, in which operations write to memory as the program does (`writes` finds these); it is
 changed in place:

@@ -10,8 +10,7 @@ Input: Dynamo's graph, before anything is derived from it; it is changed in plac
 tensor for each number would take longer, at each call, than launching a kernel.
 
 For a tensor with one float64 on the CPU PyTorch creates such an input, too, and retraces because nothing reads it.
-Dynamo then drops writes to that tensor.  So, while AOTAutograd traces, PyTorch is told that its number is guarded
-already.
+Dynamo then drops writes to that tensor.  So, while AOTAutograd traces, its number is marked as guarded already.
 """
 
 from __future__ import annotations

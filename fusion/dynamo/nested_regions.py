@@ -5,8 +5,8 @@
 The mark asks to compile a region once that is called often.  Equal kernels are built once in any case, and nothing can
 be fused across a call.  Input: Dynamo's graph, with the graphs that it calls; it is changed in place.
 
-A call stays if its region has options of its own, if its operands differ from those that the body was traced with, or
-if sizes of the body are data-dependent: these differ between calls.
+A call stays if its region has separate options, if its operands differ from the operands that the body was traced with,
+or if sizes of the body are data-dependent: these differ between calls.
 """
 
 from __future__ import annotations

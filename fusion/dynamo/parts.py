@@ -4,8 +4,8 @@
 
 Input: Dynamo's graph, the operations to run as they are, and a compiler of the parts between them; output: a graph that
 calls one after the other, in program order, so that mutations and random draws keep their order.  Each part is a
-program of its own that takes results of earlier ones, of any size and type: it is captured, guarded and compiled when
-it is first called.  If there are only views between two operations, these run uncompiled, too.
+separate program that takes results of earlier ones, of any size and type: it is captured, guarded and compiled when it
+is first called.  If there are only views between two operations, these run uncompiled, too.
 
 A mode (autocast) that is entered before such an operation and left after it is entered and left between the parts, too,
 as are switches of gradients.

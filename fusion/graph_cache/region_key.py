@@ -241,7 +241,7 @@ def _settings() -> Iterator[object]:
         switch: Callable[[], object] = getattr(torch._C, name)
         try:
             yield name, str(switch())
-        except (RuntimeError, TypeError):  # one that takes arguments, or is not in this build
+        except (RuntimeError, TypeError):  # a function that takes arguments, or is not in this build
             continue
     for configuration in _CONFIGURATIONS:
         saved = configuration.save_config_portable(ignore_private_configs=False)

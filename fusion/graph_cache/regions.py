@@ -237,7 +237,7 @@ _current: ContextVar[Region | None] = ContextVar("region", default=None)
 
 @contextmanager
 def kept_as(region: Region | None) -> Iterator[None]:
-    """Within, AOTAutograd looks `region` up before it traces, and stores it once forward (or backward) is compiled."""
+    """Let AOTAutograd look `region` up before it traces, and store it once forward (or backward) is compiled."""
     if region is None or autograd_cache.should_bundle_autograd_cache() or functorch_config.bypass_autograd_cache_key:
         yield  # bundles for other machines are left to PyTorch
         return

@@ -7,8 +7,7 @@ types and sets their attributes, and calls the constructors of listed views: no 
 Refused is everything else: subclasses of tensors, tokens of effects, wrappers that work at each call, and two kinds of
 views (`FunctionalizeFallbackKernel.h`) that hand out their sizes as a reference to a copy which is freed by then.
 
-Data for logs alone is left out.  The backward graph that compiled autograd asks for is the one that was
-compiled.
+Data for logs alone is left out.  Compiled autograd gets the backward graph that was compiled.
 """
 
 from __future__ import annotations

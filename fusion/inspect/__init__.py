@@ -1,3 +1,1 @@
-"""Inspection: the `report` of a compilation, its graph `breaks`, the dumps of its `trace`, the `accuracy` of its
-kernels, and `progress` of commands.
-"""
+"""Shows compilations: `report`, graph `breaks`, dumps (`trace`), `accuracy` of kernels, `progress` of commands."""

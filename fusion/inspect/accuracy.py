@@ -77,7 +77,7 @@ class Accuracy:
 
     @property
     def worst(self) -> tuple[LaunchError, ...]:
-        """The same, sorted by the ratio of the error to the error that rounding explains, the largest first."""
+        """The launches, sorted by the ratio of the error to the error that rounding explains, the largest first."""
         return tuple(sorted(self.launches, key=_beyond, reverse=True))
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ def floor_of(kernel: Kernel, dtype: torch.dtype) -> float:
 def is_close(
     ours: torch.Tensor, rounded: torch.Tensor, exact: torch.Tensor, floor: float | None = None
 ) -> tuple[bool, float, float]:
-    """Return whether `ours` may be right, its error and that of `rounded` against `exact`.
+    """Return whether `ours` may be right, its error and `rounded`'s against `exact`.
 
     Args:
         rounded: the results of the same operations in the same dtypes.

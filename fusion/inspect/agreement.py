@@ -1,4 +1,4 @@
-"""Compares the results of a program with those of eager and of a float64 run.
+"""Compares the results of a program with eager's and with a float64 run's.
 
 Input: a program, its inputs, and how to compile it; output: the error of every result, of every input and buffer that
 it may change, and of every gradient.  All runs start from equal inputs, equal state and an equal seed.

@@ -1,6 +1,6 @@
-"""The certificate of a compiled program, as data and text: the errors of its kernels, and the rewrites checked.
+"""Defines the certificate of a compiled program, as data and text: the errors of its kernels, and the rewrites checked.
 
-`fusion/diagnosis/` makes it.
+`fusion/diagnosis/` creates it.
 """
 
 from __future__ import annotations

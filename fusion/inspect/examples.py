@@ -1,6 +1,6 @@
 """Prints the effect of a pass on a small function, as a difference of lines: the examples in docstrings of passes.
 
-A line that the pass removes begins with `-`, one that it adds with `+`; the others stay.
+A line that the pass removes begins with `-`, an added line with `+`; the others stay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The explanation of a program: the reports of all of its graphs, as text, as JSON and as a page."""
+"""Explains a program by the reports of all of its graphs, as text, as JSON and as a page."""
 
 from __future__ import annotations
 

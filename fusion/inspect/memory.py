@@ -1,8 +1,8 @@
 """Computes the memory that a graph holds while it runs: its results and intermediate tensors.
 
 Input: the nodes of a lowered Program, or the steps of a schedule, in order; output: the bytes held while each runs.
-Inputs belong to the caller and do not count.  A tensor is held from the step that makes it to the last one that reads
-it, a result to the end; a view, and a result in the memory of an operand, hold nothing of their own.
+Inputs belong to the caller and do not count.  A tensor is live from the step that computes it to the last step that
+reads it, a result to the end; a view, and a result in the memory of an operand, hold nothing of their own.
 """
 
 from __future__ import annotations

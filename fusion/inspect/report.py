@@ -1,4 +1,4 @@
-"""The report of a compilation: kernels, externs, refusals and traffic, as data and as text."""
+"""Reports a compilation: kernels, externs, refusals and traffic, as data and as text."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def require(*, kernels: int | None = None, externs: int | None = None) -> Iterat
         externs: the most calls in each graph that are left to PyTorch.
 
     Raises:
-        NotAsRequired: in the call that compiles a graph with more, or one that runs eagerly; at the end of the block,
+        NotAsRequired: in the call that compiles a graph with more, or runs a graph eagerly; at the end of the block,
             if nothing was compiled in it.
         TypeError: a number is none.
         ValueError: a number is negative, or neither is given.

@@ -1,4 +1,4 @@
-"""The interface of an observer of compiled graphs: it sees every step before it runs, and the report of each graph."""
+"""Defines the interface of observers, which see each step of a compiled graph before it runs, and each report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes over the joint graph: decisions about forward and backward together, before the graph is partitioned.
+"""Rewrites the joint graph: decisions about forward and backward together, before the graph is partitioned.
 
 Input: the functional ATen graph of both, as AOTAutograd traces it.  Each pass changes it in place and keeps its
 results, up to rounding.  `fusion/stages.py` lists them in order (JOINT, PARTED, INFERENCE):

@@ -1,8 +1,8 @@
 """Chooses between channels first and channels last as the memory layout of a graph's images.
 
-The library's convolutions on matrix units, and those of oneDNN on CPUs, take and return images with channels last; for
-other strides they run kernels that move each operand and result.  Pointwise kernels, reductions and pooling work with
-any strides.  So, where it pays off, the convolutions of a graph get their operands with channels last, and the nodes in
+The library's convolutions on matrix units, and oneDNN's on CPUs, take and return images with channels last; for other
+strides they run kernels that move each operand and result.  Pointwise kernels, reductions and pooling work with any
+strides.  So, where it pays off, the convolutions of a graph get their operands with channels last, and the nodes in
 between follow; copies are at the ends of each chain of convolutions, which is changed only if it gains more than they
 cost.  An operation that returns channels first whatever its operands have, in eager, is written with channels last.  At
 the ends, a convolution that gains nothing is part of the chain where that saves copies.
@@ -49,7 +49,7 @@ _TRIED = 8
 _TF32_CHANNELS = 4
 """With channels last, cuDNN has fast kernels of float32 for multiples of this many output channels.
 
-(H200, 16 images of 256 × 256, 64 to 3 channels, windows of 3 × 3: 3580 µs, with channels first 292 and 285 around it.)
+(measured: docs/performance.md, `_TF32_CHANNELS`)
 """
 
 _ROUNDED_CHANNELS, _ROUNDED_MULTIPLICATIONS = 32, 1 << 27
@@ -203,7 +203,7 @@ def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.No
 def _is_lost(plan: Plan, node: fx.Node) -> bool:
     """Return whether a generated image is stored with channels first, though an operand has them last by the plan.
 
-    Its strides are those that the operation returns in eager, which some do whatever their operands' are.
+    Its strides are the strides that the operation returns in eager, some operations whatever their operands'.
     """
     image = plan.value_of(node) if isinstance(node.meta.get("val"), torch.Tensor) else None
     if image is None or not _is_image(image) or _has_channels_last(image) or not is_generated(node) or is_view(node):

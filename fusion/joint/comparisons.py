@@ -1,4 +1,4 @@
-"""Comparisons for equality that backward needs are computed in forward.
+"""Moves comparisons for equality that backward needs to forward.
 
 The gradient of a maximum goes to the elements of the row that equal it.  Recomputed by another kernel, the row may be
 rounded differently than where its maximum was computed, by the last bit of a float32 or because another value is stored

@@ -3,8 +3,8 @@
     view_as_real(view_as_complex(x) · f)      becomes      stack(x₀·f₀ − x₁·f₁, x₀·f₁ + x₁·f₀)
 
 Rotary embeddings are often written like this.  Complex numbers are not generated; their parts are, fused with their
-producers and consumers.  A complex value is replaced if all its readers can be expressed by its parts; one that a
-library computes or reads (a Fourier transform), or that is returned, stays.
+producers and consumers.  A complex value is replaced if all its readers can be expressed by its parts; a complex tensor
+that a library computes or reads (a Fourier transform), or that is returned, stays.
 
 The tables below are rules, one for each operation of complex numbers: complex dtypes are not generated, so no lowered
 form exists from which pairs could be derived.

@@ -1,4 +1,4 @@
-"""Dependence of gradients on gradients of results.
+"""Determines on which results' gradients the gradient of each input depends.
 
 In eager an input has no gradient if no path leads from it to the differentiated result.  The backward of a region takes
 gradients of all its results, zeros for missing ones, and so returns zeros for inputs that lead to these alone.

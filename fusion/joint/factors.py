@@ -1,4 +1,4 @@
-"""Factors of the tensors of an ATen graph, whatever the views and conversions in between.
+"""Decomposes tensors of an ATen graph into factors, whatever the views and conversions in between.
 
 Input: an fx node whose `val` has its shape; output: a `Product` of `Factor`s that compare equal if they hold the same
 numbers at the same points.  Nothing is refused: a tensor that is not a product is one factor.
@@ -152,7 +152,7 @@ def factor_of(node: fx.Node, shape: Shape, *, inverted: bool = False) -> Factor:
 
 
 def merged_runs(runs: Iterable[tuple[bool, sympy.Expr]]) -> Runs:
-    """Return runs without those of length 1, with equal neighbours merged."""
+    """Return runs longer than 1, with equal neighbours merged."""
     merged: list[tuple[bool, sympy.Expr]] = []
     for varies, size in runs:
         if size == 1:
@@ -257,7 +257,7 @@ class _Elements:
         return self.others.get(expr)
 
     def factors(self, expr: Expr, *, divides: bool = False) -> Iterator[tuple[Part | None, bool]]:
-        """Yield the factors of an expression, each with whether it divides; None for one that is itself computed.
+        """Yield the factors of an expression, each with whether it divides; None for a computed factor.
 
         The names of these operations are the subject: no column of the scalar operations tells a product from other
         linear operations.

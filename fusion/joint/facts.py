@@ -1,10 +1,9 @@
-"""Facts about a call of an ATen graph, read from its lowered form, whatever its name.
+"""Derives facts about a call of an ATen graph from its lowered form, whatever its name.
 
 A pass over a joint graph asks whether a call is a view, whether it is a constant, and which folds and products it
-computes.  The
-rules in `lowering/rules/` answer that for every operation that has one: lowered by itself (`lower_call`), a call is an
-expression over its operands.  `linearity.py` and `special_numbers.py` derive more from it, by the algebra of
-`lowering/scalar_ops.py`.
+computes.  The rules in `lowering/rules/` answer that for every operation that has a rule: lowered by itself
+(`lower_call`), a call is an expression over its operands.  `linearity.py` and `special_numbers.py` derive more from it,
+by the algebra of `lowering/scalar_ops.py`.
 
 Input: an fx node whose operands have fake tensors as `val`; output: an answer that holds for all numbers, up to
 rounding.  Where nothing is known, as for a call without a rule, the answer is negative.

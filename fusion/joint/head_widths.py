@@ -1,9 +1,9 @@
 """Specialises the widths of attention heads, with guards, even where all sizes are symbolic.
 
-With `dynamic=True` Dynamo makes each size symbolic, that of a head too.  A kernel that computes scores where it needs
-them holds the full head in a tile; of a symbolic width it cannot, and the scores would be stored in memory.  It also
-holds the columns of the matrix that the scores are multiplied by, which may have another width.  A width belongs to a
-model as the sizes of its weights do, so it is guarded: another one is recompiled.
+With `dynamic=True` Dynamo makes each size symbolic, the width of a head too.  A kernel that computes scores where it
+needs them holds the full head in a tile; of a symbolic width it cannot, and the scores would be stored in memory.  It
+also holds the columns of the matrix that the scores are multiplied by, which may have another width.  A width belongs
+to a model as the sizes of its weights do, so it is guarded: another one is recompiled.
 
 Input: an ATen graph, forward or joint; output: the same graph, with static sizes for the reduced axes of products that
 are larger than their operands and whose row maximum is taken (scores), and for the columns of products with these.

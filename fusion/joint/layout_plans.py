@@ -1,6 +1,6 @@
 """Plans a graph in which some operands have another order of dimensions in memory.
 
-Operations return strides that follow from those of their operands, as in eager; operations that do not accept others,
+Operations return strides that follow from their operands', as in eager; operations that do not accept others,
 and the results of the graph, read a copy in the old layout.  The copies are clones in the graph, which stays
 executable.
 """
@@ -144,7 +144,7 @@ class Plan:
         self._read.setdefault(reader, []).append((arg, strides))
 
     def _follow(self, node: fx.Node) -> bool:
-        """Record the strides of `node`'s results from those of its operands; False if it does not accept these."""
+        """Record the strides of `node`'s results from its operands'; False if it does not accept these."""
         try:
             result = self._result(node, {})
         except NoLayout:

@@ -1,4 +1,4 @@
-"""Linearity of a call of an ATen graph in some of its operands.
+"""Determines whether a call of an ATen graph is linear in some of its operands.
 
 Input: an fx node; the nodes of its lowered form (`facts.py`) are classified in order: each element is 0, fixed, linear
 or anything else.  Which scalar operations are linear is a column of `lowering/scalar_ops.py`; sums, matrix products and

@@ -1,4 +1,4 @@
-"""Normal forms: float tensors of an ATen graph as polynomials, equal for tensors that are algebraically equal.
+"""Converts float tensors of an ATen graph to polynomials, equal for tensors that are algebraically equal.
 
 Two tensors with the same value in real arithmetic, computed only by products, sums, sums over their last axis and
 matrix products, have equal forms; a tensor that is 0 has no terms.  So

@@ -1,11 +1,10 @@
-"""Multiplies matrices where a convolution is a GEMM: windows that do not overlap, and windows of one pixel.
+"""Replaces convolutions by GEMMs where windows do not overlap, or have one pixel.
 
 A convolution whose stride is its window (the patches of a vision transformer, the stems and steps of convolutional
 networks, also of videos and signals) multiplies each patch of the image by the weight.  As a product it takes the
 matrix units at their full rate, however few channels the image has, its epilogue fuses, and its result may have
-channels last.  The patches are one copy of the image, which fuses with the conversion of its dtype.  (H200, bfloat16,
-64 images of 224 × 224 in patches of 16 × 16 by 768 channels: cuDNN takes 386 µs, and 60 for padding and copies; one
-kernel with the bias and the positions takes 49.)
+channels last.  The patches are one copy of the image, which fuses with the conversion of its dtype.
+(measured: docs/performance.md, `patches`)
 
 A window of one pixel multiplies the pixels themselves: with channels last they are the rows of a matrix in memory.
 
@@ -170,7 +169,7 @@ def _weight(call: fx.Node, rows: fx.Node) -> fx.Node:
 def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Write the patches of an image as rows [n · places, c · window], and the weight as [o, c · window].
 
-    The order within a row is that of the image in memory: channels last come last.
+    The order within a row is the image's in memory: channels last come last.
     """
     image, weight = _operands(call)
     outputs, channels, *window = weight.meta["val"].shape
@@ -244,7 +243,7 @@ def _covers(image: object, weight: object) -> bool:
 
 
 def _window(call: fx.Node) -> list[int]:
-    """Return the sizes of a convolution's window; 0 where they are not known."""
+    """Return the kernel size of a convolution per dimension; 0 for symbolic sizes."""
     weight = _operands(call)[1].meta["val"]
     return [*weight.shape[2:]] if is_known(weight) else [0]
 

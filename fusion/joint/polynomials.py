@@ -1,4 +1,4 @@
-"""Polynomials: sums of products of atoms, with exact coefficients, in which like terms are merged.
+"""Implements polynomials: sums of products of atoms, with exact coefficients, in which like terms are merged.
 
 An atom is a tensor that is not decomposed, a sum over a row, or Σ_s Σ_d a[d]·B[d, s]·p[s], in either order of
 summation; `normal_forms.py` assigns polynomials to the tensors of a graph.  Input and output here are plain data.
@@ -70,7 +70,7 @@ ONE: Monomial = frozenset()
 
 
 def times(left: Monomial, right: Monomial) -> Monomial | None:
-    """Return the product of two monomials; None if it is 0, as that of a mask and its inverse."""
+    """Return the product of two monomials; None if it is 0, as for a mask and its inverse."""
     powers = dict(left)
     for atom, power in right:
         powers[atom] = powers.get(atom, 0) + power

@@ -1,4 +1,4 @@
-"""Positions that backward needs are saved in as few bytes as possible.
+"""Saves positions that backward needs in as few bytes as possible.
 
 The gradient of a maximum over windows goes to the position of the largest element, which eager saves as an int64 for
 each window: four times the memory of a 16-bit float.  Positions in an image of 112 by 112 fit into 16 bits.

@@ -1,11 +1,11 @@
-"""Reassociation: a sum over products is replaced by one that the graph already holds, summed in another order.
+"""Replaces a sum over products by a sum that the graph already computes, in another order (reassociation).
 
 This only uses the algebra of finite sums.  With X = A·Bᵀ and Y = P·B, of sizes [i, s] and [i, e],
 
     Σ_s X·P = Σ_s Σ_e A[i, e]·B[s, e]·P[i, s] = Σ_e A·Y
 
 so that if Y exists and e is short, no tensor of size i × s is needed.  (In the backward of an attention, Y is its
-result, and the sum is that of the weights times their gradients.)  The factors of P must be factors of the summand too;
+result, and the sum runs over the weights times their gradients.)  The factors of P must be factors of the summand too;
 its other factors must not vary along s and are moved out of the sum.  A summand that is itself a sum is summed term by
 term, where each term has such a form or is, up to factors without s, the summand of an earlier sum.
 

@@ -1,4 +1,4 @@
-"""Recomputation: marks nodes for backward to recompute rather than forward to save.
+"""Marks nodes for backward to recompute rather than forward to save.
 
 Input: a joint graph before its min-cut partition; nodes are marked with PyTorch's own checkpoint policy, which the
 partition follows.

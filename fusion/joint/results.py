@@ -1,4 +1,4 @@
-"""Temporary results of a joint graph, which make the partition compute them in forward.
+"""Adds temporary results to a joint graph, which make the partition compute them in forward.
 
 Input: an ATen graph, whose results are changed in place.
 """

@@ -13,7 +13,7 @@ a running value of the row in float32 is computed and saved, and rounded for tha
 An input that backward needs is saved as it was when forward began.  The partition may choose an input where eager saves
 a tensor computed from it; if the program changes the input in place, it would have another value by then.
 
-A saved tensor in memory of its own, which neither the caller nor another saved tensor shares, is marked as `SPARE`:
+A saved tensor whose memory neither the caller nor another saved tensor shares is marked as `SPARE` (a donated buffer):
 backward may overwrite it.
 
 Input: the graphs of forward and backward after the partition, which are both changed in place.  Unchanged: values that

@@ -1,4 +1,4 @@
-"""Special numbers: the effect of 0 and of NaN in an elementwise call of an ATen graph.
+"""Determines the effect of 0 and of NaN in an elementwise call of an ATen graph.
 
 Input: an fx node; its lowered form (`facts.py`) is evaluated at 0 by the meaning of its scalar operations, or NaN is
 propagated by the column `of_nan` of `lowering/scalar_ops.py`.  Calls with folds give negative answers.

@@ -1,4 +1,4 @@
-"""Run time: the spliced module, and the checks around each call of it.
+"""Runs compiled graphs: the spliced module, and the checks around each call of it.
 
     splice     a schedule as an fx module with readable code, with its `names`, `sizes`, `memory` and `views`
     results    calls with other strides than traced

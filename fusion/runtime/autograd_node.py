@@ -1,4 +1,4 @@
-"""The autograd node of a compiled region: one for forward and backward, described by AOTAutograd's metadata.
+"""Describes the autograd node of a compiled region, one for forward and backward, by AOTAutograd's metadata.
 
 Its results are the inputs that the region changes in place, then the region's own, then bases of views among these.
 Input: the metadata; output: where to find the node, the tensors on which its gradients depend, and whether the region

@@ -1,7 +1,7 @@
-"""Guards of a compiled region at each call: conditions that neither Dynamo nor AOTAutograd checks.
+"""Checks, at each call of a compiled region, conditions that neither Dynamo nor AOTAutograd checks.
 
 Input: Dynamo's graph and AOTAutograd's metadata of it; output: facts, which can be serialised, and from these and the
-compiled function a callable.  Where a call is not one that the region was compiled for, the captured graph runs.
+compiled function a callable.  Where a region was not compiled for a call, the captured graph runs.
 """
 
 from __future__ import annotations

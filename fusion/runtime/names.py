@@ -1,4 +1,4 @@
-"""Names in the Python code of a spliced module."""
+"""Chooses the names in the Python code of a spliced module."""
 
 from __future__ import annotations
 

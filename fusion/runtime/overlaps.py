@@ -1,4 +1,4 @@
-"""Guards the overlaps of inputs: compiled code is valid for inputs that overlap as they did at compilation.
+"""Checks at each call that inputs overlap as at compilation, and otherwise runs the captured graph in eager.
 
 A graph that changes an input in place is compiled for the overlaps its inputs had then: AOTAutograd makes views of one
 base of inputs that share elements, and assumes that others do not.  Neither it nor Dynamo checks that at later calls,
@@ -8,8 +8,8 @@ another one: of another shape, or with memory that reaches further.  Graphs that
 they are.
 
 If a result is a view of a changed input and its place is symbolic, AOTAutograd recreates it from that input with the
-strides and the offset that the view has in the graph's new value, which is dense and has memory of its own.  In an
-input that begins within other memory, or has gaps, these are other elements: such a call runs in eager, too.
+strides and the offset that the view has in the graph's new value, which is dense, in separate memory.  In an input that
+begins within other memory, or has gaps, these are other elements: such a call runs in eager, too.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Layout:
         return cls(tuple(sorted(changed)), tuple(tensors), apart, starts, bases)
 
     def holds(self, args: Sequence[object]) -> bool:
-        """Return whether these inputs overlap as those of the compilation did."""
+        """Return whether these inputs overlap as at compilation."""
         spans = spans_of(args, self.others)
         for a in self.changed:
             start, stop = spans[a]

@@ -1,4 +1,4 @@
-"""CUDA graphs: the launches of a compiled graph are recorded once, and replayed by one call later.
+"""Records the launches of a compiled graph as a CUDA graph, which one call replays later.
 
 Input: a compiled graph with its ATen graph; output: a callable that records and replays it by PyTorch's own
 `torch._inductor.cudagraph_trees`, as `torch.compile(mode="reduce-overhead")` does: one memory pool for all graphs of a
@@ -6,7 +6,7 @@ device, one recording for each set of sizes, inputs copied into memory of the re
 buffers, or results of another recording.  So results are valid until the next step begins.
 
 Refused, with a reason: operations that wait for the device, data-dependent sizes, tensors on the CPU, inputs that are
-changed in place and may lie elsewhere at the next call.
+changed in place and may be elsewhere at the next call.
 """
 
 from __future__ import annotations

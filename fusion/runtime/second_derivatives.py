@@ -1,4 +1,4 @@
-"""Derivatives that a compiled region does not have: of its gradients, in forward mode, and missing ones.
+"""Computes derivatives that a compiled region does not have: of its gradients, in forward mode, and missing ones.
 
 AOTAutograd separates forward and backward, and its backward is not differentiable.  It raises if a derivative is
 requested, but is not always asked: gradients computed under `create_graph=True` are connected to the saved tensors,
@@ -254,7 +254,7 @@ class _Context(Protocol):
 
 
 class _Joined(torch.autograd.Function):
-    """Gradients as computed, whose own derivatives are those of the captured graph's gradients."""
+    """Gradients as computed, with the derivatives of the captured graph's gradients."""
 
     @staticmethod
     def forward(ctx: _Context, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:

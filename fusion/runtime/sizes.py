@@ -1,4 +1,4 @@
-"""Sizes in a spliced module: each is a number, or the node of its graph that computes it.
+"""Computes sizes in a spliced module: each is a number, or a node of the graph.
 
 Input: expressions over the symbols of a program; output: nodes.  A symbol is an input of the module, a value
 that a call returned, or a size or stride of an input tensor.

@@ -82,7 +82,7 @@ def unaliased_results(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Return the results that nobody can tell from tensors that own their memory.
 
-    First the results whose memory is allocated here and shared with no other result; then those that only backward
+    First the results whose memory is allocated here and shared with no other result; then results that only backward
     gets, in memory of which the caller gets no part that it could mutate.
 
     Args:

@@ -25,7 +25,7 @@ WIDE_FROM = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """The integers of a call, and those that its graph computes from them.
+    """The integers of a call, and the integers that its graph computes from them.
 
     Attributes:
         symbols: the symbols of the integers among the inputs, by their positions.
@@ -75,6 +75,6 @@ def _computed(graph: fx.GraphModule, symbols: frozenset[sympy.Expr]) -> tuple[sy
 
 
 def _fit(computed: Sequence[sympy.Expr], numbers: Mapping[sympy.Expr, int]) -> bool:
-    """Return whether all expressions are signed 64-bit integers; one that has no value is left to the graph."""
+    """Return whether all expressions are signed 64-bit integers; an expression without value is left to the graph."""
     values = (expr.xreplace({symbol: sympy.Integer(number) for symbol, number in numbers.items()}) for expr in computed)
     return all(-(1 << 63) <= int(value) < 1 << 63 for value in values if value.is_Integer)

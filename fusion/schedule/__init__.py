@@ -1,4 +1,4 @@
-"""Scheduling: a Program becomes an ordered list of kernel launches and extern calls.
+"""Schedules a Program: it becomes an ordered list of kernel launches and extern calls.
 
 `fusion/stages.py` lists the passes in order: PROGRAM (equal programs that fuse better), CLUSTERS (`legality`: may nodes
 share a kernel, `profit`: should they, except for products that the `library` computes faster) and LAUNCHES (`kernels`

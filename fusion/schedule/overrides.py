@@ -1,4 +1,4 @@
-"""Overrides: decisions that are imposed on the scheduler, so that alternatives which it priced and left can be timed.
+"""Imposes decisions on the scheduler, so that alternatives which it priced and rejected can be timed.
 
 A context of scheduling, like a target: it reaches every decision as an argument.  Other decisions are made by
 price as ever.

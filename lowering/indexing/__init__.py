@@ -1,4 +1,4 @@
-"""Index arithmetic: removes `//` and `%` (`lowering/division.py`) from indices.
+"""Simplifies index arithmetic: removes `//` and `%` (`lowering/division.py`) from indices.
 
 An index is an integer; it is non-negative where it is used unmasked, but parts of it need not be (`i - 3` in a
 concatenation).  `sizes` maps each axis symbol to its extent, an axis `i` runs over `0 ≤ i < sizes[i]`; these bounds are

@@ -1,4 +1,4 @@
-"""Mixed-radix numbers: sums of axes or digits of axes, each times the product of the less significant extents.
+"""Recognises mixed-radix numbers: sums of axes or digits of axes, each times the less significant extents.
 
 Input: an index; output: its digits, or None where it has another form.
 """

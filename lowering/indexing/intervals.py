@@ -1,4 +1,4 @@
-"""The symbols of an index, and the bounds of its values."""
+"""Bounds the values of an index, and lists its symbols."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ def _multiplied(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int
 
 
 def expanded(expr: sympy.Expr) -> sympy.Expr:
-    """Return `expr` as a sum of products; skips sympy's expansion for atoms."""
+    """Return `expr` expanded to a sum of products; atoms are returned unchanged, which avoids a slow call of sympy."""
     return expr if expr.is_Atom else sympy.expand(expr)

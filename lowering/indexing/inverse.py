@@ -1,4 +1,4 @@
-"""Inverse index maps: axes as functions of indices, and the points at which an axis must be split for that."""
+"""Inverts index maps: axes as functions of indices, and the points at which an axis must be split for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simplification of `//` and `%` in indices by the bounds of their operands.
+"""Simplifies `//` and `%` in indices by the bounds of their operands.
 
 Input: an index and the sizes of its axes; output: an equal index.
 """

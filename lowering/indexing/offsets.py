@@ -1,4 +1,4 @@
-"""Memory offsets: several indices and their strides as one number, and the stride of an axis in it."""
+"""Converts several indices and their strides to one memory offset, and back."""
 
 from __future__ import annotations
 

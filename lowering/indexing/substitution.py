@@ -1,4 +1,4 @@
-"""Substitution of axes by other indices; where a loaded value replaces an axis, the index becomes an expression."""
+"""Substitutes other indices for axes; where a loaded value replaces an axis, the index becomes an expression."""
 
 from __future__ import annotations
 

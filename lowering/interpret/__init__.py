@@ -1,4 +1,4 @@
-"""The reference evaluator: the meaning of a Program and of a Kernel.
+"""Evaluates Programs and Kernels: the reference evaluator defines their meaning.
 
 Input: a Program or a Kernel with real tensors; output: the values that every target must give.  Large iteration spaces
 are evaluated in boxes that bound temporaries.  It also checks bounds: a read or write outside a tensor, an argument

@@ -1,4 +1,4 @@
-"""Evaluation of extern calls: the same call, with real tensors and sizes."""
+"""Evaluates extern calls: the same call, with real tensors and sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def call(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors that an extern returns, by buffer.
 
-    In float64 a call may be refused, or change its meaning (`view.dtype`): one that fails or returns another shape is
+    In float64 a call may be refused, or change its meaning (`view.dtype`): if it fails or returns another shape, it is
     repeated in the dtypes as stated.
     """
     if not exact:

@@ -1,4 +1,4 @@
-"""Evaluation of a chunked region: its body for some points of an axis at a time, and the combination of the results.
+"""Evaluates a chunked region: its body for a chunk of an axis at a time, and the combination of the results.
 
 Rows are written to their slices, products are accumulated in place by the body, reductions are combined by their own
 operation.

@@ -1,4 +1,4 @@
-"""Evaluation of a Kernel: its statements run over boxes of its grid, and in blocks in loops with running values."""
+"""Evaluates a Kernel: its statements run over boxes of its grid, and in blocks in loops with running values."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _is_stored_at_once(kernel: Kernel, stmt: Store, axes: Ranges, scope: Scope) 
 
 
 def _check_stored(kernel: Kernel, stmt: Store, value: torch.Tensor, flat: torch.Tensor, points: Sequence[int]) -> None:
-    """Refuse a value of another dtype, and one that varies where its offset, which has `points`, does not."""
+    """Refuse a value of another dtype, and a value that varies where its offset, which has `points`, does not."""
     if value.dtype is not flat.dtype:
         raise VerifyError(f"kernel {kernel.name}: {value.dtype} is stored to {stmt.param}, which holds {flat.dtype}")
     if stmt.axes is None and any(n not in (1, m) for n, m in zip(value.shape, points, strict=True)):

@@ -1,4 +1,4 @@
-"""Evaluation of a Program: its nodes in order, over real tensors, in the dtypes as stated or in float64."""
+"""Evaluates a Program: its nodes in order, over real tensors, in the dtypes as stated or in float64."""
 
 from __future__ import annotations
 

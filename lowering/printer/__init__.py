@@ -1,4 +1,4 @@
-"""The text form of expressions, Programs and Kernels, for people and for comparison.
+"""Prints expressions, Programs and Kernels as text, for people and for comparison.
 
 Input: a Program or a Kernel; output: text with one line per node or statement.  Equal objects give equal text, in any
 order of calls, and the text is never longer than the data: a sub-expression that is used more than once, or that makes

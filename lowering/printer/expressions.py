@@ -1,4 +1,4 @@
-"""Expressions, indices and constants as text."""
+"""Prints expressions, indices and constants as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels as text: parameters, axes with their roles, statements."""
+"""Prints Kernels as text: parameters, axes with their roles, statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs as text: inputs, one line for each node, outputs."""
+"""Prints Programs as text: inputs, one line for each node, outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lowering rules, one module per family of operations.  Importing this package registers them all.
+"""Registers all lowering rules when it is imported, one module per family of operations.
 
 Modules that are not imported here are used to write rules:
     formula.py     scalar expressions in the notation of formulas

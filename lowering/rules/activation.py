@@ -1,4 +1,4 @@
-"""Activation functions and their gradients: one formula each.
+"""Lowers activation functions and their gradients: one formula each.
 
 Tensor arguments become terms under PyTorch's promotion; numbers are passed to the formula unchanged.  Gradients take
 the incoming gradient first, as in ATen.

@@ -1,4 +1,4 @@
-"""Arithmetic with extra arguments: products, divisions, powers, bounds, selection, repairs of special values.
+"""Lowers arithmetic with extra arguments: products, divisions, powers, bounds, selection, repairs of special values.
 
 Integers to a fixed negative power are refused: eager rejects them.
 """

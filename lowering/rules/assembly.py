@@ -1,4 +1,4 @@
-"""Tensors assembled from parts: concatenation, padding, triangles, writing into a slice, gradients of views.
+"""Lowers tensors assembled from parts: concatenation, padding, triangles, writing into a slice, gradients of views.
 
 Each element selects its part; a part is loaded only where it is selected (`Load.mask`), because its index is invalid
 elsewhere.  A concatenation of very many parts is refused: every element would compare with each bound.

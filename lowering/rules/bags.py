@@ -1,4 +1,4 @@
-"""Embedding bags: rows of a table, summed or averaged bag by bag.
+"""Lowers embedding bags: rows of a table, summed or averaged bag by bag.
 
 `offsets` holds the first index of each bag.  A row determines its bag by binary search, and is added to it; bags of
 equal length, such as the rows of a table of indices, are reductions along a dimension.  The gradient of a row is that

@@ -1,4 +1,4 @@
-"""Bessel functions of orders 0 and 1 and the Airy function, computed in float64: they oscillate.
+"""Lowers Bessel functions of orders 0 and 1 and the Airy function, computed in float64: they oscillate.
 
 Near 0 they are series in x or x²; for large arguments a sine and a cosine of the phase, each times a series in the
 inverse of the argument: J = √(2/πx)·(P·cos φ - Q·sin φ), Y = √(2/πx)·(P·sin φ + Q·cos φ) with φ = x - π/4 - n·π/2.

@@ -1,4 +1,4 @@
-"""Chebyshev coefficients of the parts of Bessel and Airy functions, as in `series.py`.
+"""Lists the Chebyshev coefficients of the parts of Bessel and Airy functions, as in `series.py`.
 
 Each series ends where a term no longer counts in float64; `bessel.py` combines them.
 """

@@ -1,4 +1,4 @@
-"""Weighted sampling: `multinomial` for each row of a matrix.
+"""Lowers weighted sampling: `multinomial` for each row of a matrix.
 
 With replacement, uniform numbers are searched in the running sums of the weights.  Without, each element has an
 exponential waiting time at the rate of its weight, and the first ones are chosen (the Gumbel trick, as in eager);

@@ -1,4 +1,4 @@
-"""Scatters as nodes: any number of sources, each with an index into a tensor; several may have the same index.
+"""Lowers scatters to nodes: any number of sources, each with an index into a tensor; several may have the same index.
 
 Input: a tensor, the indices of the sources (one for each of its dimensions, over the axes of the sources) and the
 sources; output: the tensor with the sources written to it or folded into it.  Narrow types are accumulated in 32 bits

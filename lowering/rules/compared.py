@@ -1,4 +1,4 @@
-"""Scatters by comparison: each element of a tensor searches the sources that name it, so that no writes collide.
+"""Lowers scatters to comparisons: each element searches the sources that name it, so that no writes collide.
 
 Input: the tensor, the positions along one dimension and the sources; output: for each element and each source that it
 is compared with, whether that names it.  Where that would take too many comparisons, each source is scattered instead
@@ -31,7 +31,7 @@ def is_few(work: sympy.Expr) -> bool:
 
 
 def is_compared(x: Value, dim: int, index: Value) -> bool:
-    """Return whether each element of x searches its sources by comparison.
+    """Return whether the scatter is a gather: each output element compares its position with all source indices.
 
     Raises:
         Unsupported: the index has another rank.
@@ -45,7 +45,7 @@ def is_compared(x: Value, dim: int, index: Value) -> bool:
 
 
 def is_one(x: Value, dim: int, index: Value) -> bool:
-    """Return whether at most one element per row is written."""
+    """Return whether the scatter writes at most one element per row."""
     if x.rank == 0 or 0 in index.shape:
         return True
     dim %= x.rank

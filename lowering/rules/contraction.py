@@ -1,4 +1,4 @@
-"""Matrix products: Contract nodes, with the bias and scale of `addmm` as pointwise work on the product.
+"""Lowers matrix products to Contract nodes, with the bias and scale of `addmm` as pointwise work on the product.
 
 A product with a vector is a sum of products: it is memory-bound, and has no reuse for matrix units.
 """

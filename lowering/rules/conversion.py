@@ -1,4 +1,4 @@
-"""Copies and conversions: operations that change the dtype or allocate a tensor without computing anything.
+"""Lowers copies and conversions, which change the dtype or allocate a tensor without computing anything.
 
 A conversion that the user wrote is explicit: its rounding is kept.  One in PyTorch's decomposition of another operation
 stands for the rounding of that operation's stored result: it is implicit.  Copies between devices are refused.

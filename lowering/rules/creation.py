@@ -1,7 +1,7 @@
-"""Tensors without tensor operands: constants and ranges, which stay expressions and take no memory.
+"""Lowers calls without tensor operands: constants and ranges, which stay expressions and take no memory.
 
-Shape, dtype and device are those of eager's fake tensor.  Uninitialised memory (`empty`) has no value: it is allocated,
-unless it has no elements.
+Shape, dtype and device are taken from eager's fake tensor.  Uninitialised memory (`empty`) has no value: it is
+allocated, unless it has no elements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Distances between rows, and products of three tensors: reductions over an axis that no result has."""
+"""Lowers distances between rows, and products of three tensors: reductions over an axis that no result has."""
 
 from __future__ import annotations
 

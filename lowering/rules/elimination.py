@@ -1,4 +1,4 @@
-"""LU factors of small matrices by Gaussian elimination, and their uses: systems, inverses, determinants.
+"""Lowers LU factors of small matrices by Gaussian elimination, and their uses: systems, inverses, determinants.
 
 Rows are pivoted as in LAPACK: the largest element of a column moves up, the first of equal ones.  A column of zeros is
 left as it is and reported in `info`.  Factors are results, with which backward solves: where eager factors the

@@ -1,4 +1,4 @@
-"""Small matrices as their entries: computed one by one, without axes for rows and columns.
+"""Computes small matrices entry by entry, without axes for rows and columns.
 
 An entry is a term over the batch dimensions alone, one value per matrix; an element of a result picks its own.
 Elimination takes some n³ operations, all of which are unrolled, so that matrices of more than a few rows are left to

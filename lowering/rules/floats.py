@@ -1,4 +1,4 @@
-"""The parts of a float: its exponent, and its neighbours.
+"""Lowers the parts of a float: its exponent, and its neighbours.
 
 Bits are not accessible: an exponent is a logarithm, corrected by comparisons.  It is computed in float64, which holds
 every narrower float and twice its exponents exactly; for float64 itself the calls stay.

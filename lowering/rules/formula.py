@@ -1,4 +1,4 @@
-"""Formulas: scalar expressions in the notation of mathematics.
+"""Builds scalar expressions in the notation of mathematics.
 
 A `Term` is an expression with Python's operators, so that a rule can say `x / (1 + exp(-x))`.  Input: terms of one
 dtype, and numbers, which take the dtype of the other operand; output: a term.  Nothing is promoted here: operands of

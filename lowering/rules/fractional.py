@@ -1,4 +1,4 @@
-"""Fractional max pooling: windows of one size at random distances, and their gradients.
+"""Lowers fractional max pooling: windows of one size at random distances, and their gradients.
 
 Window o of a row begins at ⌊(o + u)·α⌋ - ⌊u·α⌋, the last one at the end, with a random number u for each channel and
 dimension; α is the average distance of windows.  On a CPU eager computes that in the dtype of the input, and so do the

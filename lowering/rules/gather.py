@@ -1,4 +1,4 @@
-"""Reads at positions that are loaded: indexing by tensors, gather, embedding.
+"""Lowers reads at positions that are loaded: indexing by tensors, gather, embedding.
 
 Negative positions count from the end where eager allows them.  A position out of range fails a check, as in eager;
 along a dimension that may be empty, which such a check cannot express, the call stays an extern.  So do masks (bool

@@ -1,4 +1,4 @@
-"""Histograms: each element computes its bin along each dimension, and is added to it.
+"""Lowers histograms: each element computes its bin along each dimension, and is added to it.
 
 Bins of equal width are computed by a division, corrected by the neighbouring edges if these are part of the result; for
 arbitrary edges a binary search is used.  The last bin includes its right edge, NaN is in none.  16-bit floats and

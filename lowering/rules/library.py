@@ -1,4 +1,4 @@
-"""Calls that are left to the library on purpose, with the reason: they are neither lowered nor decomposed."""
+"""Lists calls that are left to the library on purpose, with the reason: they are neither lowered nor decomposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses with requirements on their inputs; PyTorch decomposes the others."""
+"""Lowers losses with requirements on their inputs; PyTorch decomposes the others."""
 
 from __future__ import annotations
 

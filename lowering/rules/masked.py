@@ -1,4 +1,4 @@
-"""One source for each element where a mask holds: its number is a running sum of the mask."""
+"""Lowers writes of one source for each element where a mask holds: its number is a running sum of the mask."""
 
 from __future__ import annotations
 

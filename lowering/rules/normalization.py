@@ -1,4 +1,4 @@
-"""Softmax and the norms, with their gradients.
+"""Lowers softmax and the norms, with their gradients.
 
 Everything is computed in float32 for 16-bit floats and rounded once; statistics have the dtype and shape that eager
 returns.  Variances take two passes.  Batch norms are decomposed before (see `decompositions.py`).

@@ -1,4 +1,4 @@
-"""Sorting of short rows, and membership in small sets.
+"""Lowers sorting of short rows, and membership in small sets.
 
 An element's rank in its row is the number of elements before it: one sum over the row for each.  The element at a
 position is the one of that rank.  Both take n² comparisons, which short rows can afford and which fuse with surrounding

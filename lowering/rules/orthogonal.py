@@ -1,4 +1,4 @@
-"""Chebyshev polynomials of the four kinds, at x or shifted to [0, 1], of orders that are data.
+"""Lowers Chebyshev polynomials of the four kinds, at x or shifted to [0, 1], of orders that are data.
 
 Low orders by the recurrence pₖ₊₁ = 2x·pₖ - pₖ₋₁, as in eager; higher ones by their angle: cos θ = x inside [-1, 1],
 cosh θ = |x| outside.  An order below 0 gives 0.  Hermite, Laguerre and Legendre polynomials of data-dependent order
@@ -72,7 +72,9 @@ def _by_angle(family: Family, x: Term, n: Term) -> Term:
 
 
 def _outside(family: Family, x: Term, n: Term) -> Term:
-    """The same for |x| ≥ 1, where the angle is imaginary; below -1 the third and fourth kinds swap, with a sign."""
+    """Evaluate the polynomial for |x| ≥ 1, where the angle is imaginary; below -1 the third and fourth kinds swap, with
+    a sign.
+    """
     size = maximum(absolute(x), 1)
     growth = log(size + sqrt((size - 1) * (size + 1)))
     negative, odd = x < 0, ne(call("fmod", n, 2), 0)

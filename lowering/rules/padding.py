@@ -1,4 +1,4 @@
-"""The gradient of replicated edges: each element sums the gradients of its copies.  Sizes must be static."""
+"""Lowers the gradient of replicated edges: each element sums the gradients of its copies.  Sizes must be static."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Indices of the sources of a write, one for each dimension of the target.
+"""Computes the indices of the sources of a write, one for each dimension of the target.
 
 Input: tensors of positions along a dimension, one for each source or one for each slice; output: indices over the axes
 of the sources.  A position that eager would refuse fails a check.

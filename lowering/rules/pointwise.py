@@ -1,6 +1,6 @@
-"""Pointwise operations that are one scalar operation each: rows of a table.
+"""Lowers pointwise operations that are one scalar operation each: rows of a table.
 
-Type promotion and broadcasting are PyTorch's own, see `promotion.py`.  Operations with arguments of their own are in
+Type promotion and broadcasting are PyTorch's own, see `promotion.py`.  Operations with further arguments are in
 `arithmetic.py`, activation functions in `activation.py`.
 """
 

@@ -1,4 +1,4 @@
-"""Pooling: a reduction over the taps of each window; its gradient, over the windows that contain each element.
+"""Lowers pooling: a reduction over the taps of each window; its gradient, over the windows that contain each element.
 
 Averages of 16-bit floats are computed in float32 and rounded once.  A maximum keeps its first position; NaN is largest.
 """

@@ -1,4 +1,4 @@
-"""Application of formulas to tensors: the dtype of the computation, the dtype of the result, and the shape.
+"""Applies formulas to tensors: the dtype of the computation, the dtype of the result, and the shape.
 
 `compose` follows PyTorch's type promotion; `combine` keeps dtypes, for rules that have converted their operands.
 Half-precision operands are computed in float32 and rounded once at the end (`Cast(implicit=True)`), as in eager's

@@ -1,4 +1,4 @@
-"""Writes of slices, of elements at a list of positions, and under a mask.
+"""Lowers writes of slices, of elements at a list of positions, and under a mask.
 
 With few comparisons, each element searches the last source that names it; else the sources are scattered
 (`collisions`).  Of sources with one position the last one wins, or they are added (`scatter`).
@@ -45,7 +45,7 @@ def last_source(ctx: Builder, index: Value, size: sympy.Expr) -> Value:
 
 @lowers(aten.index_copy.default)
 def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    """x with slices along `dim` replaced by those of `source`."""
+    """x with slices along `dim` replaced by slices of `source`."""
     if x.rank == 0:
         return reshape(index_copy(ctx, reshape(x, (ONE,)), 0, index, reshape(source, (ONE,))), ())
     dim %= x.rank

@@ -1,4 +1,4 @@
-"""Random tensors: counter-based, one seed per call drawn from the device's default generator.
+"""Lowers random tensors to counter-based numbers, one seed per call drawn from the device's default generator.
 
 Same distributions as eager, other numbers; the same numbers again under the same `torch.manual_seed`.  The counter of
 an element is its position in row-major order.  A generator of the caller's own is refused, as are distributions that

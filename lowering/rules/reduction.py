@@ -1,4 +1,4 @@
-"""Reductions: sums and products, extremes and their positions, norms, variances.
+"""Lowers reductions: sums and products, extremes and their positions, norms, variances.
 
 16-bit floats are accumulated in float32 and rounded once; integers and bools are summed as int64, as in eager.
 Variances take two passes, never raw moments.  The position of an extreme over several dimensions counts in row-major

@@ -1,4 +1,4 @@
-"""Antialiased resizing of images, with a filter as wide as the step between samples, and its gradients.
+"""Lowers antialiased resizing of images, with a filter as wide as the step between samples, and its gradients.
 
 Dimensions are resized one after the other.  Result o of a dimension is the mean, weighted by the filter, of the inputs
 within its reach; the gradient of an input is Σ over the results within whose reach it is.  Integers are refused, sizes

@@ -1,4 +1,4 @@
-"""Sums scattered to ascending positions: each element sums the run of sources that name it.
+"""Lowers sums that are scattered to ascending positions: each element sums the run of sources that name it.
 
 The gradient of nearest-neighbour resampling is such a sum: the target of a source is computed from its position alone.
 If all positions are known, so are the targets; if the runs begin at an affine quotient of the target, each element

@@ -1,9 +1,9 @@
-"""Sampling an image, or a volume, at the positions in a grid: `grid_sample`, with gradients for both.
+"""Lowers sampling of an image, or a volume, at the positions in a grid: `grid_sample`, with gradients for both.
 
 Along each dimension a sample reads one, two or four elements, its taps: a position, whether that is inside, a weight
 and the derivative of the weight by the coordinate.  A sample is Σ over the taps of all dimensions of element times
-weights; the gradient of the image scatters the same products to the taps, that of the grid reduces them over channels.
-A position that is NaN has no element.
+weights; the gradient of the image scatters the same products to the taps, the gradient of the grid reduces them over
+channels.  A position that is NaN has no element.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Sampling:
         return where(at > 0, minimum(at, last), 0), where((at > 0) & (at < last), slope, 0)  # NaN becomes 0
 
     def _reflected(self, at: Term, size: sympy.Expr) -> tuple[Term, Term]:
-        """The same by reflection at the outer elements, or at their outer edges."""
+        """(the coordinate reflected at the outer elements, or at their outer edges; its derivative)."""
         if self.corners and size == 1:
             return Term(literal(0, at.dtype)), Term(literal(0, at.dtype))
         low = 0.0 if self.corners else -0.5

@@ -1,8 +1,8 @@
-"""Scans: running sums, products, extremes and log-sum-exp along one dimension.
+"""Lowers scans: running sums, products, extremes and log-sum-exp along one dimension.
 
 16-bit floats are carried in float32 and rounded at each point, integers narrower than int32 in int32; sums and products
-of integers are int64 unless asked otherwise, as in eager.  Along a dimension of
-one element at most, a scan is the value.
+of integers are int64 unless asked otherwise, as in eager.  Along a dimension of one
+element at most, a scan is the value.
 """
 
 from __future__ import annotations

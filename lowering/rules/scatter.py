@@ -1,4 +1,4 @@
-"""Writes along one dimension, with positions for each row.
+"""Lowers writes along one dimension, with positions for each row.
 
 With few comparisons, each element searches the sources that name it (`compared`): if each row has one source, an
 element compares its position with that; else the sources with one position are folded, and the last one wins or they
@@ -47,7 +47,7 @@ def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> V
 
 
 def _written(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """The same at positions that are checked already."""
+    """x with `src` written at positions that are checked already."""
     if not is_compared(x, dim, index):
         return written(ctx, x, along(dim, index), sources_at(src, index))
     named, source = sources_of_each(x, dim, index, src)
@@ -70,7 +70,7 @@ def scatter_add(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> V
 
 
 def _added_along(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """The same at positions that are checked already."""
+    """x with `src` added at positions that are checked already."""
     if not is_compared(x, dim, index):
         return folded(ctx, "sum", x, along(dim, index), sources_at(src, index))
     return _added(ctx, x, *sources_of_each(x, dim, index, src), one=is_one(x, dim, index))

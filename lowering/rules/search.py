@@ -1,4 +1,4 @@
-"""Binary search in a sorted sequence, one per element, with its steps unrolled.
+"""Lowers binary search in a sorted sequence, one per element, with its steps unrolled.
 
 A sequence of n numbers takes ⌈log₂(n + 1)⌉ dependent loads.  NaN comes after every number.  A sequence of symbolic
 length is refused.
@@ -42,7 +42,9 @@ def searchsorted(
     side: str | None = None,
     sorter: Value | None = None,
 ) -> Value:
-    """The same with a sequence for each row of x; `sorter` holds the order in which it ascends."""
+    """For each element the number of smaller ones in the sequence of its row; `sorter` holds the order in which it
+    ascends.
+    """
     rows = axes_of(sequence.shape)[:-1]
     if sorter is not None and 0 not in sorter.shape:
         sorter = _in_range(ctx, sorter)
@@ -50,7 +52,7 @@ def searchsorted(
 
 
 def _in_range(ctx: Builder, sorter: Value) -> Value:
-    """Return the places in a sorter, all of which have to be within the sequence, also those that no search reads."""
+    """Return the places in a sorter, which have to be within the sequence, also places that no search reads."""
     places = convert(sorter, torch.int64)
     least, most = (reduction.fold(ctx, op, [places], [places.rank - 1], keepdim=True) for op in ("min", "max"))
     length = sorter.shape[-1]

@@ -1,4 +1,4 @@
-"""Reductions of segments: runs of elements along one dimension, given by their lengths or by their first elements.
+"""Lowers reductions of segments: runs of elements along a dimension, given by their lengths or first elements.
 
 An element determines its segment by binary search and is folded into it; a gradient is read from there.  Before the
 dimension of the segments, lengths have the dimensions of the data.  Elements in no segment are ignored.

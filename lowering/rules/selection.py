@@ -1,4 +1,4 @@
-"""Selection by rank in short rows: the largest few, the k-th smallest, medians, the most frequent.
+"""Lowers selection by rank in short rows: the largest few, the k-th smallest, medians, the most frequent.
 
 An element's rank in its row is the number of elements before it (`ordering`), NaN after every number; the element with
 the requested rank is selected.  Of equal elements the first ones count as smaller, in either direction; eager does not

@@ -1,4 +1,4 @@
-"""Chebyshev series of special functions: coefficients c, f(x) = Σ cₖ·Tₖ(2·(x - a)/(b - a) - 1) on [a, b].
+"""Evaluates special functions as Chebyshev series: coefficients c, f(x) = Σ cₖ·Tₖ(2·(x - a)/(b - a) - 1) on [a, b].
 
 Each series ends where a term no longer counts in float64.  The coefficients are cosine sums over the function at the
 Chebyshev nodes, computed with forty digits.

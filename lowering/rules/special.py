@@ -1,4 +1,4 @@
-"""Special functions as formulas over ordinary ones, accurate in the dtype they are computed in.
+"""Lowers special functions to formulas over ordinary ones, accurate in the dtype they are computed in.
 
 Chebyshev series (`series.py`) are summed by Clenshaw's recurrence.  Where a function has several forms, each element
 computes all of them, on arguments clamped to the range of the form, and selects one.

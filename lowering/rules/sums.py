@@ -1,4 +1,4 @@
-"""Scaled sums: a + alpha·b and its differences.
+"""Lowers scaled sums: a + alpha·b and its differences.
 
 Under strict numerics (`Wanted.rounded`) they are rounded as inside eager's kernels: on a CPU 16-bit floats are scaled
 and added in their own dtype, and numbers are rounded to it first; otherwise alpha·b is added unrounded, by a fused

@@ -1,4 +1,4 @@
-"""Systems of equations with small triangular matrices, solved by substitution, and Cholesky factors.
+"""Lowers systems of equations with small triangular matrices, solved by substitution, and Cholesky factors.
 
 The other triangle of a matrix is not read.  Zeros on a diagonal give infinities and NaN; the factor of a matrix that is
 not positive definite is NaN from the row on that `info` names.

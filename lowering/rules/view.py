@@ -1,4 +1,4 @@
-"""Views: never nodes, but another index of the load that reads through them.
+"""Lowers views: never to nodes, but to another index of the load that reads through them.
 
 The `_copy` forms of views are here too, because a graph of pure functions cannot tell them apart.  A view as another
 dtype, and an `as_strided` that is not provably a change of index, stay externs.

@@ -1,4 +1,4 @@
-"""Windows: for each result, the few positions of a tensor that it reads.
+"""Computes windows: for each result, the few positions of a tensor that it reads.
 
 A pooling reads windows of its input; its gradient reads, for each input, the windows that contain it.  Both have the
 same form: along each of the last dimensions, a number of taps, the position that tap t of result o reads, and tests

@@ -1,4 +1,4 @@
-"""Hurwitz's zeta function, and with it the derivatives of the digamma function.
+"""Lowers Hurwitz's zeta function, and with it the derivatives of the digamma function.
 
 ζ(s, q) = Σ 1 / (q + k)ˢ is summed up to an argument from which on the Euler-Maclaurin series holds.  Below 0, where
 only whole s have a value, the terms with negative arguments are a difference of two values above 0.  All is computed in

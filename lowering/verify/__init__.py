@@ -1,4 +1,4 @@
-"""The verifier of Programs and Kernels.
+"""Verifies Programs and Kernels.
 
 Input: a Program or a Kernel; no output.  A violated rule of its IR raises `VerifyError` with the node and the rule: a
 defect of the compiler, detected next to the pass that caused it.  Only certain violations are refused; an index is out

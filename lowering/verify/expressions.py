@@ -1,4 +1,4 @@
-"""The rules of expressions and folds, in Programs and in Kernels.
+"""Verifies expressions and folds, in Programs and in Kernels.
 
 Input: expressions, the tensors that they may load and the sizes of their axes; no output.  A violated rule raises
 `Broken`, which the caller, who knows the node, turns into an error (`defect`).

@@ -1,4 +1,4 @@
-"""The rules of a Kernel: names, roles, placement and use of folds, dtypes, bounds, spans."""
+"""Verifies a Kernel: names, roles, placement and use of folds, dtypes, bounds, spans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of a Program: dtypes, shapes, names, the order of nodes, bounds."""
+"""Verifies a Program: dtypes, shapes, names, the order of nodes, bounds."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from fusion.lowering.indexing import ONE
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
 MOST_ROWS = 192
-"""Most rows of a program: packing the other operand of a product costs little when so many rows share it."""
+"""Most rows of a program: packing the other operand of a product costs little when this many rows share it."""
 
 FEWEST_ROWS = 24
 """Least rows of a block that is divided to give threads work."""

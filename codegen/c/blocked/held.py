@@ -1,4 +1,4 @@
-"""Tiles in memory: private arrays of a thread with a value for every point of a block."""
+"""Allocates tiles in memory: private arrays of a thread with a value for every point of a block."""
 
 from __future__ import annotations
 

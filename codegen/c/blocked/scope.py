@@ -1,7 +1,7 @@
 """Tracks which values are in tiles while a kernel is written, and writes the loop nests that fill tiles.
 
 A value that is in a tile is read from it in the whole scope.  Costly values get tiles if a nest would recompute them;
-those that several statements share are stored by the first nest with all of their axes.
+tiles that several statements share are stored by the first nest with all of their axes.
 """
 
 from __future__ import annotations

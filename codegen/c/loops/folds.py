@@ -34,10 +34,10 @@ SHARES = 128
 """Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""
 
 EXTREME_SHARES = 64
-"""The same for maxima and minima, each of which has a register that records NaN."""
+"""Partial results of maxima and minima, each of which has a register that records NaN."""
 
 FEW_SHARES = 32
-"""The same along an axis of at most `SHORT_AXIS` points."""
+"""Partial results of a fold along an axis of at most `SHORT_AXIS` points."""
 
 SHORT_AXIS = 256
 """The longest axis with `FEW_SHARES`; shorter axes that are no multiple of it have one register."""
@@ -176,7 +176,7 @@ def write_fold(fold: Fold, args: Sequence[Code], place: Place, space: Namespace)
 
 
 def _start(held: str, name: str, first: Code, place: Place, level: Level) -> Code:
-    """Declare accumulators with value `first` at `level`; return the one of the current point."""
+    """Declare accumulators with value `first` at `level`; return the accumulator of the current point."""
     if place.shares is not None:
         each = f"for (int l = 0; l < {place.shares}; l++)"
         level.before += [f"_Alignas(64) {held} {name}[{place.shares}];", f"{each} {name}[l] = {first};"]

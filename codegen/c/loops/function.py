@@ -85,7 +85,7 @@ class _Nest:
         lane: the axis of the lanes, if there are any.
         runs: how the folds accumulate.
         kept: axes of scalar loops that no fold reduces.
-        tiles: those of stores that are turned.
+        tiles: the tiles of stores that are turned.
         steps: the loop over steps of as many lanes as `runs` has shares, and the start of the current step.
     """
 
@@ -181,7 +181,7 @@ class _Function:
     def _sweep(
         self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, Code], earlier: Sequence[Sweep]
     ) -> list[str]:
-        """Return the lines of one sweep, after those of `earlier`.  All loads precede all stores."""
+        """Return the lines of one sweep, after the lines of `earlier`.  All loads precede all stores."""
         sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
         sweep = self._with_chosen_positions(sweep)
         nest = self._open(sweep, lanes)
@@ -341,7 +341,7 @@ class _Function:
         return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept, tiles, steps)
 
     def _turned(self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis) -> Turned | None:
-        """Return the stores of a sweep to turn: those of lanes whose number is bounded."""
+        """Return the stores of a sweep to turn, whose number of lanes is bounded."""
         bounded = lane is self.lanes.axis and self.grid.extents[lane.symbol].number is not None
         return find_turned(sweep, order, lane, self.kernel) if bounded and self.lanes.tile is None else None
 

@@ -59,7 +59,7 @@ class Grid:
     """
 
     def __init__(self, kernel: Kernel, lanes: Lanes, space: Namespace, names: Names, team: str) -> None:
-        """`team`: the clauses of a parallel region, "" for none."""
+        """Take `team`, the clauses of a parallel region, "" for none."""
         self._lanes, self._space, self._names, self._team = lanes, space, names, team
         self._axes = kernel.with_role(Role.GRID)
         self.extents = {axis.symbol: self._extent(axis) for axis in kernel.axes}

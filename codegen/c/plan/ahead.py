@@ -1,10 +1,11 @@
-"""Decides which rows are fetched ahead, into the cache, while rows before them are computed.
+"""Decides which rows are prefetched into the cache while rows before them are computed.
 
 Two kinds of rows, which the processor's own prefetching does not find:
 
 - A program that reads its row in several sweeps waits for memory in the first and for arithmetic in the others: that
   prefetching follows the loop that runs and stops where it ends.  The second sweep over a row fetches the next one.
-- Rows of a table whose numbers are data (embeddings): a program fetches those that programs some way ahead will read.
+- Rows of a table whose numbers are data (embeddings): a program prefetches the rows that programs some way ahead
+  will read.
 
 Measured figures are in docs/performance.md, "Rows that are fetched ahead".
 """

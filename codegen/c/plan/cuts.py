@@ -1,4 +1,4 @@
-"""Splits loops over lanes where their text changes, so that lanes need no masks and read neighbouring elements.
+"""Splits loops over lanes where their text changes (index-set splitting): lanes need no masks and read neighbours.
 
 A concatenation or a padding compares every index with a fixed position; a reflection takes the absolute value of a
 distance, a roll the remainder of a sum.  In lanes that needs masks or gathers, for each load on each side; one loop per

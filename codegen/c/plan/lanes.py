@@ -29,13 +29,13 @@ TILE = 16
 LANE_BLOCK = 1024
 """The most lanes of a block with accumulators: 4 KiB of each row, a page, which the prefetcher follows.
 
-Sums of columns of 4096 × 1024 in float32, AMD EPYC, one thread: 0.42 ms of processor time, with 256 lanes 0.62 to 0.81.
+(measured: docs/performance.md, `LANE_BLOCK`)
 """
 
 SHORT_BLOCK, SHORT_FOLD = 256, 64
-"""The same for folds of at most `SHORT_FOLD` elements, such as windows: lanes read the same elements repeatedly.
+"""The most lanes of a block for folds of at most `SHORT_FOLD` elements, such as windows.
 
-Maxima of 8 of 16 × 32 × 4096, 3 apart: 1.2 ms, in blocks of 1024 lanes 2.4.
+Lanes read the same elements repeatedly.  (measured: docs/performance.md, `SHORT_BLOCK`)
 """
 
 ACCUMULATORS = 1 << 14
@@ -59,8 +59,7 @@ FEWER_POINTS = 4
 CONFLICTING = 128
 """Elements between rows that share few sets of the L1 cache: a block of them does not stay there.
 
-Sums over 7 of |x[i] - x[j]|, 64 × 128 × 128 results: rows 100 elements apart 3.8 ms, 128 apart 31, 512 apart 198; with
-lanes along the 7 terms 14.  Over 8 terms: 2.7, 41, 264 and 2.6.
+(measured: docs/performance.md, `CONFLICTING`)
 """
 
 FOOTPRINT = 1 << 18

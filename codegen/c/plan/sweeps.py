@@ -1,8 +1,8 @@
-"""Decides which statements of a kernel share a loop over the reduced axes.
+"""Decides which statements of a kernel share a loop over the reduced axes (loop fusion).
 
 Input: a kernel; output: a list of sweeps, to be run one after the other for every point of the grid. Over WHOLE axes,
 statements that do not need each other's folds share a sweep (mean and maximum of a row are one pass).  A `Loop` is a
-sweep as it is; `blocked` takes the kernels with nested loops, and with folds over other axes than those of their loop.
+sweep as it is; `blocked` takes the kernels with nested loops, and with folds over other axes than their loop's.
 """
 
 from __future__ import annotations

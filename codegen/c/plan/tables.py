@@ -1,4 +1,4 @@
-"""Decides which values are computed once for a launch: those that vary along the lanes alone.
+"""Hoists values that depend only on the lane axis into lookup tables, filled once per launch.
 
 The position and the weight at which an image is sampled depend on the column; its lanes are columns, and each row would
 compute them again.  They become tables over the lanes.  A load whose position is the sum of such a value and of a value

@@ -1,4 +1,4 @@
-"""Loads under conditions that hold for all lanes or for none, as on the sides of a concatenation of channels.
+"""Removes masks from loads whose condition holds for all lanes or for none, as in a concatenation of channels.
 
 - A choice between elements of one tensor is an element at a chosen position: one load instead of several.
 - Other such loads need no mask: where the condition is false they read the start of the tensor, and the value is not

@@ -52,7 +52,7 @@ def with_unrolled_folds(kernel: Kernel) -> Kernel:
 
 
 def _unrolled(kernel: Kernel, unroll: Callable[[Kernel], Kernel]) -> Kernel:
-    """Unroll the very short axis of `kernel`, or that of an axis whose very short groups read the same element."""
+    """Unroll the very short axis of `kernel`, or of an axis whose very short groups read the same element."""
     result = unroll(kernel)
     if result is not kernel or any(stmt for stmt in statements(kernel.body) if isinstance(stmt, Prefix)):
         return result

@@ -1,4 +1,4 @@
-"""Finds the BLAS that a library links: how the linker is told, and the names and integers of its functions.
+"""Finds the BLAS that a library links: the linker's option, and the names and integers of its functions.
 
 Input: its name, such as "openblas", or the path of a shared object; output: a `Blas`.  Builds of OpenBLAS with 64-bit
 integers, or for one package alone, have functions of other names.

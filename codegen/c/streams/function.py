@@ -1,6 +1,6 @@
 """Writes a kernel of products: the function that computes the rows it multiplies, and the loop over the columns.
 
-Input: a kernel with a plan; output: the texts of its C functions.  A kernel of its own computes x into scratch memory;
+Input: a kernel with a plan; output: the texts of its C functions.  A separate kernel computes x into scratch memory;
 that is arranged in the order in which a register gives out the weights (`text/streams`).  Each column is then one call
 for all rows, followed by everything that depends on its sums.
 """

@@ -2,10 +2,10 @@
 
     sum[m, n] = Σ_k x[m, k] · s[n, k // g] · w[n, k]
 
-Input: a kernel; output: its plan, or None.  x is any expression of the rows, with sums of its own such as those of a
-norm; it is computed once, before the loop over the columns.  w is stored in consecutive memory along k (`weights`).  s,
-a product of factors that a group of consecutive weights share, is applied to the sum over the group.  Whatever follows
-is computed for each element of the result.
+Input: a kernel; output: its plan, or None.  x is any expression of the rows, including sums such as a norm's; it is
+computed once, before the loop over the columns.  w is stored in consecutive memory along k (`weights`).  s, a product
+of factors that a group of consecutive weights share, is applied to the sum over the group.  Whatever follows is
+computed for each element of the result.
 """
 
 from __future__ import annotations

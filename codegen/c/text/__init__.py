@@ -1,4 +1,4 @@
-"""Text: the vocabulary of C.
+"""Writes the elements of a C kernel: expressions, indices, folds, stores and the functions they call.
 
 An expression with its precedence (`code`), the type of a dtype in memory (`storage`), operations (`operations`) and
 indices (`indices`), the functions that a text may call (`prelude`; of floats `functions`, of C's library `library`,

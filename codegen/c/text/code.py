@@ -1,4 +1,4 @@
-"""Code: a C expression with its precedence and contents as data, so that no text is parsed."""
+"""Represents a C expression with its precedence and contents as data, so that no text is parsed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that all folds have in common: their first value, the combination of two results, their OpenMP clauses.
+"""Writes the C code that all folds share: the identity, the combination of two results, the OpenMP clauses.
 
 Input: a `Fold` and the code of its operands and accumulators; output: lines of C.  Maxima and minima give NaN where an
 operand is NaN; truth values are folded with `|` and `&`.  A store folds into its element if several points may collide:
@@ -27,18 +27,18 @@ _TRUTH: dict[str, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod":
 
 
 def started(fold: Fold, dtype: torch.dtype | None = None) -> Code:
-    """The value of `fold` over nothing, in its dtype or in that of the values of an argmax or argmin."""
+    """Return the value of `fold` over nothing, in its dtype or in that of the values of an argmax or argmin."""
     dtype = fold.dtype if dtype is None else dtype
     return constant(identity(fold.op, dtype), dtype)
 
 
 def sign(fold: Fold) -> str:
-    """The operator that combines two results of `fold`."""
+    """Return the operator that combines two results of `fold`."""
     return _SIGNS[_operation(fold)]
 
 
 def across_lanes(fold: Fold, total: object) -> str:
-    """The clause by which OpenMP combines the lanes of `fold`, whose result is `total`."""
+    """Return the clause by which OpenMP combines the lanes of `fold`, whose result is `total`."""
     op = _operation(fold)
     if op in ("max", "min") and fold.dtype.is_floating_point:
         return f"reduction(EXTREME({op}):{total})"
@@ -46,7 +46,7 @@ def across_lanes(fold: Fold, total: object) -> str:
 
 
 def combined(fold: Fold, left: Code, right: Code) -> str:
-    """Two results of `fold` as one; where one is NaN, so is theirs."""
+    """Combine two results of `fold`; where one is NaN, so is theirs."""
     op = _operation(fold)
     if op in ("max", "min"):
         return f"{op}imum_{HELD[fold.dtype]}({right}, {left})"
@@ -93,7 +93,7 @@ class NanWatch:
         return f"{self.name}{'' if self.shares is None else '[l]'} |= {value} != {value};"
 
     def result(self, of_the_rest: str) -> str:
-        """Return the result: NaN if one was seen, else that of the other values."""
+        """Return the result: NaN if one was seen, else the result of the other values."""
         seen = self.name if self.shares is None else f"any_of_{self._type}({self.name}, {self.shares})"
         nan = constant(float("nan"), torch.float64 if self.held == "double" else torch.float32)
         return f"{seen} ? {nan} : {of_the_rest}"
@@ -105,17 +105,17 @@ class NanWatch:
 
 
 def compared_as(dtype: torch.dtype) -> str:
-    """The C type in which values of an argmax or argmin are compared."""
+    """Return the C type in which values of an argmax or argmin are compared."""
     return "uint8_t" if HELD[dtype] == "_Bool" else HELD[dtype]
 
 
 def takes(fold: Fold) -> str:
-    """The function that decides which of two values, with their positions, an argmax or argmin takes."""
+    """Return the function that decides which of two values, with their positions, an argmax or argmin takes."""
     return f"{fold.op}_takes_{compared_as(fold.args[0].dtype)}"
 
 
 def take(fold: Fold, took: str, value: Code, index: Code, best: Code, at: Code) -> list[str]:
-    """The lines by which an argmax or argmin takes in a value and its position."""
+    """Return the lines by which an argmax or argmin takes in a value and its position."""
     return [
         f"const _Bool {took} = {takes(fold)}({value}, {index}, {best}, {at});",
         f"{best} = {took} ? {value} : {best};",

@@ -86,7 +86,7 @@ _VECTOR = """\
 DEFINED = frozenset(
     ("VECTOR", *re.findall(r"#define (\w+)", _ALIKE), *(f"{T}_{n}" for T in FLOATS for n in ("16", "32", "all")))
 )
-"""Names that declarations define beside those of functions."""
+"""Names that declarations define in addition to functions."""
 
 _WIDTHS = {"float": (16, 8, 4), "double": (8, 4, 2)}
 """C type → the numbers of lanes in 64, 32 and 16 bytes."""

@@ -100,7 +100,7 @@ class Namespace:
     """The identifiers of one kernel, each used once.
 
     Attributes:
-        unknowns: those of `YES` and `NONE` that its lines read.
+        unknowns: which of `YES` and `NONE` its lines read.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The small GEMM of blocked kernels, as C text: operands that fit the caches, one thread.
+"""Emits the small GEMM of blocked kernels as C: operands that fit the caches, one thread.
 
 `multiply_T(a, ra, ca, b, c, rc, rows, columns, depth, block, fresh)` adds a · b to c, or overwrites c if `fresh`.
 Element (i, p) of a is at `a[i*ra + p*ca]`: its numbers are broadcast one by one, so any strides are allowed.  b was

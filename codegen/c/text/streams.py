@@ -1,4 +1,4 @@
-"""Sums of products in which each weight is read once, as C text: one row of weights against up to `MOST_ROWS` rows.
+"""Emits C for skinny GEMMs that read each weight once: one row of weights against up to `MOST_ROWS` rows.
 
 `sums_NAME(x, w, scales, depth, sums)` computes, for each row m of x, sums[m] = Σ_k scale(k) · x[m, k] · value(w, k).
 The weights are `depth` numbers in consecutive bits: bfloat16, float32, or integers of 8 or 4 bits plus a constant.
@@ -42,7 +42,7 @@ class Stream:
         offset: is added to each integer.
         rows: of the other factor.
         group: the number of weights with the same scale; None: the sums are not scaled.
-        pairs: each number of the other factor is the sum of so many bfloat16 numbers, up to 2^-16 of it; 0: use floats.
+        pairs: how many bfloat16 numbers add up to a number of the other factor, up to 2^-16 of it; 0: use floats.
     """
 
     bits: int

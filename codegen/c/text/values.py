@@ -50,7 +50,7 @@ class ValueWriter:
         params: Mapping[str, str],
         written: frozenset[str],
     ) -> None:
-        """`written`: params that are mutated; they are read once, before the stores."""
+        """Take `written`, the parameters that are mutated; they are read once, before the stores."""
         self._where, self._space, self._axes, self._params, self._written = where, space, axes, params, written
         self._known: dict[Expr, Code] = {}  # valid everywhere in the grid point
         self._local: dict[Expr, Code] = {}  # valid in the open sweep

@@ -1,4 +1,4 @@
-"""Blocks: which axes of a kernel become which block dimensions.
+"""Maps the axes of a kernel to block dimensions: tiling, and the layout of tiles.
 
 Input: a Kernel; output: its block dimensions in the order in which tiles are laid out (the contiguous one last), and
 every axis rewritten as a digit of the linear index of its dimension.

@@ -1,14 +1,13 @@
-"""Rows that start and end at any address: loops begin at an aligned address, and loads read whole words.
+"""Aligns loops over rows that start and end at any address, so that threads load full words.
 
     for r in 0 … 50257:  x[50257*i + r]      becomes      for r in s … s + 50257:  x[8*(50257*i // 8) + r],  s = i % 8
 
-`shifted`, given a kernel over a dimension of rows and one that is looped over, returns an equal kernel whose loop index
+`shifted`, given a kernel over a dimension of rows and a loop dimension, returns an equal kernel whose loop index
 counts from an aligned address of as many of the streamed tensors as possible, and `Dim.shift`, the index at which the
 row begins.  A thread then moves 16 bytes at a time, except in the first block and in the last one.
 
 Unchanged: loops that scan or update, loops over rows that are aligned or of unknown length, and loops in which an index
-is not linear in the loop index.  (H200, 8192 × 50257, bfloat16: maximum and sum of exponentials take 386 µs from the
-start of each row, 244 µs from aligned addresses; with the gradient of a cross-entropy 1493 µs and 1008 µs.)
+is not linear in the loop index.  (measured: docs/performance.md, `aligned_rows`)
 
 `word_load` tells which loads read the word in which a row ends.
 
@@ -16,9 +15,7 @@ start of each row, 244 µs from aligned addresses; with the gradient of a cross-
 
 A mask that may end anywhere makes each thread load one element at a time, which takes more instructions and registers
 than the rest of a kernel.  A word that contains an element of the row can be read as a whole: no allocation begins or
-ends within one.  The elements beyond the row are not used, since folds and stores have masks of their own.  (sm_90,
-bfloat16, loss and gradient of rows of 50257: 254 registers with masks per element, 87 with these; of rows that are
-50304 apart, with their own end, 96 and 80.)
+ends within one.  The elements beyond the row are not used, since folds and stores have separate masks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Config: tile sizes and launch parameters of a kernel.
+"""Defines `Config`: the tile sizes and launch parameters of a kernel.
 
 Input: block dimensions and a `Config`; output: the number of blocks of the result, and the share of the device that
 they keep busy.  A form (`forms`) lists the configurations it supports and adds parameters of its own in a subclass.

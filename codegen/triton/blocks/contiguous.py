@@ -1,4 +1,4 @@
-"""Contiguity: along which axes loads and stores are contiguous in memory, read from their offsets."""
+"""Finds the axes along which loads and stores are contiguous in memory, from their offsets."""
 
 from __future__ import annotations
 

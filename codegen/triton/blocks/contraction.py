@@ -1,4 +1,4 @@
-"""The dimensions of contractions: which axes are the rows, the columns and the sum of the matrix units.
+"""Maps the axes of a contraction to the M, N and K dimensions of the matrix units.
 
 Refuses contractions of one kernel that spread different axes over programs, sides that are not one dimension, and
 operands that are more than matrices.

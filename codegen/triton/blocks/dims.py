@@ -1,4 +1,4 @@
-"""Block dimensions, and a kernel over them."""
+"""Defines block dimensions, and a kernel over them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Blocked:
     invariant: bool = False
 
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Return the bounds of the linear indices."""
+        """Return the extent of each block dimension's linear index, by symbol."""
         return {dim.symbol: dim.reach for dim in self.dims}
 
     def named(self, name: str) -> Dim:
@@ -131,7 +131,7 @@ class Blocked:
     def sides(self, dot: Fold) -> tuple[Dim, Dim, Dim]:
         """Return the dimensions of the rows, the columns and the summed axes of a dot.
 
-        A side without axes is a dimension without axes: the one that the first dot gives this name, if that has no axes
+        A side without axes is a dimension without axes: the dimension of the first dot, if that has no axes
         either.
         """
         dims_of = [tuple(dim for dim in self.of(axes) if dim.name != "b") for axes in sides_of(dot)]

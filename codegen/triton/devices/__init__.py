@@ -1,4 +1,4 @@
-"""Devices: the GPUs for which code is generated, as values, and the lookup of an architecture's or a machine's device.
+"""Lists the GPUs for which code is generated, as values, and finds the one of an architecture or a machine.
 
 One file per known device.  An architecture without one derives from the known device of the nearest compute capability,
 with the published limits of its own.  A device of this machine that is another model than the known one of its
@@ -173,7 +173,7 @@ def calibrated(device: Device, figures: calibration.Figures) -> Device:
 def like(known: Device, *, name: str, multiprocessors: int, shared: int, cache: int, bandwidth: float) -> Device:
     """Return a device of the architecture of `known` with these properties; `known` itself if they are its own.
 
-    Its speed per multiprocessor is that of `known`; 0 stands for a property that the driver does not report.
+    Its speed per multiprocessor is `known`'s; 0 stands for a property that the driver does not report.
     """
     bandwidth, shared = bandwidth or known.bandwidth, shared or known.shared_per_program
     same = abs(bandwidth / known.bandwidth - 1) < _TOLERANCE and shared == known.shared_per_program

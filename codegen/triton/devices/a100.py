@@ -1,4 +1,4 @@
-"""A100 (SXM, 80 GB, sm_80).
+"""Describes the A100 (SXM, 80 GB, sm_80).
 
 Specifications: NVIDIA A100 Tensor Core GPU Architecture white paper, Table 4, the first of two rates, which is the
 dense one; bandwidth of the 80 GB version: NVIDIA A100 data sheet.  Limits of compute capability 8.0: CUDA Programming

@@ -1,4 +1,4 @@
-"""Derived speeds: the speeds assumed for a device that was not measured.
+"""Derives the speeds of a device that was not measured.
 
 Input: its specifications; output: its `Speeds`.  It is assumed to reach the same share of each published rate as an
 H200; speeds that depend on how the matrix units get their operands follow from the kind of the units.  Shares of

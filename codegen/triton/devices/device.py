@@ -1,4 +1,4 @@
-"""Device: a GPU as a value: its published specifications and, if any, its measured speeds.
+"""Describes a GPU as a value: its published specifications and, if any, its measured speeds.
 
 Input: numbers of a data sheet; output: everything that generated code and its prices depend on.  Speeds that were not
 measured are derived from the specifications (`derived.py`); nothing outside this folder names a device.

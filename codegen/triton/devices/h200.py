@@ -1,8 +1,8 @@
-"""H200 (SXM, sm_90), the device on which this compiler was measured.
+"""Describes the H200 (SXM, sm_90), the device on which this compiler was measured.
 
 Specifications: NVIDIA H200 data sheet, column SXM; its rates of the matrix units are with sparsity, these are half of
 them, but for float64.  It gives neither multiprocessors nor the second-level cache: the NVIDIA H100 Tensor Core GPU
-Architecture white paper, Table 3, gives those of the H100, which is the same chip.  Limits of compute capability 9.0:
+Architecture white paper, Table 3, gives both for the H100, which is the same chip.  Limits of compute capability 9.0:
 CUDA Programming Guide 13, "Compute Capabilities", Tables 30 and 31.  Measured figures say how they were measured; with
 torch 2.11 and triton 3.6 unless they say otherwise.
 """
@@ -23,13 +23,9 @@ from fusion.codegen.triton.devices.device import (
     Speeds,
 )
 
-# Measured with 2 × 16 heads of 4096 (bfloat16) or 2048 (float32) rows; forward in bfloat16, with and without a causal
-# mask, with 16384 tokens of 16 heads in lengths of 512 to 16384. Narrow windows take up to 1.6 times the
-# predicted time. The library uses cuDNN's kernel for bfloat16, also with a mask, and the memory-efficient one for
-# float32 and for masks of three dimensions. Backward of heads wider than 128 was not measured: it is assumed to be as
-# fast.  Backward in bfloat16 was measured on an H100, of the same chip, with the kernels around it, µs, the library and
-# generated: 16 × 12 × 512 × 64: 132 and 109; 8 × 12 × 1024 × 64: 197 and 184; 2 × 16 × 4096 × 64: 773 and 844; causal,
-# 2 × 16 × 2048 × 64: 169 and 141; 2 × 16 × 4096 × 64: 500 and 460; 4 × 16 × 2048 × 128: 465 and 482.
+# The library uses cuDNN's kernel for bfloat16, also with a mask, and the memory-efficient kernel for float32 and for
+# masks of three dimensions. Backward of heads wider than 128 was not measured: it is assumed to be as fast. Narrow
+# windows take up to 1.6 times the predicted time. (measured: docs/performance.md, `_ATTENTION`)
 _ATTENTION = {
     ("cudnn", 2): ChainSpeed(
         plain={64: (0.62, 0.67), 128: (0.87, 0.85), 256: (0.97, 0.85)},
@@ -110,11 +106,10 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     streamed=1.096,
 )
 
+# (measured: docs/performance.md, `_ODD_ROWS`)
 _ODD_ROWS = OddRows(
-    product=0.33,  # 8192 × 768 × 50257: 2.2 and 3.3 ms, the library 0.8 to 0.9
-    walked=0.45,  # two products of 49152 × 384 × 196 with GELU between them, 123 µs
-    # µs: 8192 × 1024 × 1021 133 to 193, × 1022 and × 1020 74 to 80, × 1024 30; 49152 × 384 × 197 81 to 120, × 198 and
-    # × 196 50 to 72, × 200 27 to 33; whichever of the three is odd.
+    product=0.33,
+    walked=0.45,
     library={2: 0.2, 4: 0.39, 8: 0.39, 16: 1.0},
 )
 
@@ -150,11 +145,9 @@ H200 = Device(
         products=_PRODUCTS,
         persistent=_PERSISTENT,
         odd_rows=_ODD_ROWS,
-        # 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in 4 parts; int8 31 and 23.
-        # With the launch, with scales for groups, and summed in it: 22.9 µs in 4 parts, 28.0 in 7.
-        narrow_tiles=2,
+        narrow_tiles=2,  # this, `narrow_share` and `waiting` are measured: docs/performance.md, `H200`
         narrow_share=0.5,
-        waiting=0.25,  # 16 rows, int4 weights of 4096 × 14336 in groups: 22.9 µs, 24.4 with another launch
+        waiting=0.25,
         part=1 << 13,
         # Not `launch_us * bandwidth`, which is 17 MB: next to other kernels, half of a copy's launch is hidden.  The
         # convolutions are cuDNN 9's.

@@ -1,4 +1,4 @@
-"""MI300X (gfx942).
+"""Describes the MI300X (gfx942).
 
 Specifications: ROCm documentation, "AMD Instinct MI300 Series microarchitecture", the table of the peak performance of
 the MI300X, which is dense; compute units, LDS, vector registers and second-level cache, the sum of eight dies: its "AMD

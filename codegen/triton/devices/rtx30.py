@@ -1,4 +1,4 @@
-"""GeForce RTX 3090 (sm_86).
+"""Describes the GeForce RTX 3090 (sm_86).
 
 Specifications: NVIDIA Ampere GA102 GPU Architecture white paper, Table 9, the first of two rates, which is the dense
 one; 16-bit floats accumulated in float32; float64 is 1/64 of float32.  Limits of compute capability 8.6: CUDA

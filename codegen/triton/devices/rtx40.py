@@ -1,4 +1,4 @@
-"""GeForce RTX 4090 (sm_89).
+"""Describes the GeForce RTX 4090 (sm_89).
 
 Specifications: NVIDIA Ada GPU Architecture white paper, Table 2, the first of two rates, which is the dense one; 16-bit
 floats accumulated in float32; float64 is 1/64 of float32.  Limits of compute capability 8.9: CUDA Programming Guide 13,

@@ -1,4 +1,4 @@
-"""GeForce RTX 5090 (sm_120).
+"""Describes the GeForce RTX 5090 (sm_120).
 
 Specifications: NVIDIA RTX Blackwell GPU Architecture white paper, Table 3, the first of two rates, which is the dense
 one; 16-bit floats accumulated in float32; float64 is 1/64 of float32.  Limits of compute capability 12.0: CUDA

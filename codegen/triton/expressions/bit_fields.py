@@ -1,4 +1,4 @@
-"""Bit fields: a few bits of a byte become floats four at a time, by bit patterns.
+"""Converts bit fields of bytes, such as packed 4-bit weights, to floats, four bytes at a time, by bit patterns.
 
 Input: the expressions of a kernel; output: the lines that convert the expressions that are some bits of a byte, plus a
 constant, as 4-bit weights are:

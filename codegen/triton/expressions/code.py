@@ -1,4 +1,4 @@
-"""Code: Triton text that is composed of other code, with its properties as data, so that no text is parsed.
+"""Composes Triton text from smaller pieces, with its properties as data, so that no text is parsed.
 
 An expression or a line is a template and its operands, `compose("tl.load({}, mask={})", pointer, mask)`, and reads the
 names that these read.  An operand that is a `str` is a name, of a variable or of a function.  Names that no one asks
@@ -24,7 +24,7 @@ class Code:
     Attributes:
         binds: the precedence of its loosest operator.
         number: the number that it is, if it is a bare literal.
-        reads: the names in it, in order, each once; with a dot for those of a module, such as `tl.dot`.
+        reads: the names in it, in order, each once; with a dot for names of a module, such as `tl.dot`.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Indices: index expressions as Triton text, and the proofs that go with them.
+"""Writes index expressions as Triton text, and proves which indices need 64 bits or a mask.
 
 Input: a sympy expression over linear indices and sizes; output: integer text, every index broadcast along its own
 dimension of the tile (`xi[:, None] * 4096 + ri[None, :]`).  Bounds decide which indices must be int64 (an offset could

@@ -1,4 +1,4 @@
-"""Interleaved: two loads of every other element of a contiguous range are one load.
+"""Merges two loads of every other element of a contiguous range into one contiguous load.
 
 Input: expressions with loads at `2*k` and `2*k + 1`, which unpacking weights leaves in the other operand; output: the
 lines of one contiguous load that serves both, split in registers:
@@ -102,7 +102,7 @@ def _split(values: Values, pair: Pair) -> None:
 
 
 def _both(values: Values, pair: Pair) -> Tile:
-    """Return both loads as one named tile, whose last dimension is twice as long as that of each."""
+    """Return both loads as one named tile, whose last dimension is twice as long."""
     layout, dim, first = values.layout, pair.along, pair.loads[0]
     pointer = values.pointer(first.buffer, pair.rest)
     others = pointer.dims

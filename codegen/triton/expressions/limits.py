@@ -1,4 +1,4 @@
-"""Limits: for which sizes all indices of a kernel fit into 32 bits, decided when it is launched.
+"""Determines for which sizes all indices of a kernel fit into 32 bits; each launch compares its sizes.
 
 Input: the layouts of a kernel whose sizes are symbols; output: one polynomial of these that bounds all indices and
 their intermediate values.  Arithmetic on 64 bits costs a GPU two to four times as much, a division more, so a kernel is

@@ -1,4 +1,4 @@
-"""Matrices: the operand of a descriptor, and two operands that are loaded as one."""
+"""Describes operands of matrix products that come through descriptors, and pairs of them that are one load."""
 
 from __future__ import annotations
 

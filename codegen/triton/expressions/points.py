@@ -1,4 +1,4 @@
-"""Points: the indices of a block along its dimensions, and its masks, as lines of Triton.
+"""Computes the indices of a block along its dimensions, and its masks, as lines of Triton.
 
 Input: a layout and the start of the current block; output: tiles of indices and of masks, each computed once.  A
 dimension in which the current block is known to be full needs no mask.

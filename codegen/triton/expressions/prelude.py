@@ -1,4 +1,4 @@
-"""Prelude: small device functions that a generated file contains when its kernel calls them.
+"""Provides the small device functions that a generated file contains when its kernel calls them.
 
 Operations that take more than one line of Triton, or that a reduction needs as a function, are written here once, as
 text, because every generated file must be self-contained.  `needed` selects the functions among the names that a

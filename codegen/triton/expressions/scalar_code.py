@@ -1,4 +1,4 @@
-"""Scalar code: one scalar operation, cast or constant of the IR as Triton code.
+"""Writes one scalar operation, cast or constant of the IR as Triton code.
 
 Input: the code of the operands; output: code.  `EMITTERS` has a row per operation of `lowering/scalar_ops.py`, with the
 meaning defined there: floor division floors, `maximum` propagates NaN, shifts past the width give eager's results.

@@ -1,4 +1,4 @@
-"""Scopes: the values that the lines of a kernel have defined so far, and their names.
+"""Tracks the values that the lines of a kernel have defined so far, and their names, by scope.
 
 A `Tile` is a value in the source; a `Scope` is one loop body, or the kernel itself; `Names` allocates identifiers, and
 `Lines` are the open scopes, one in the other.

@@ -1,4 +1,4 @@
-"""Values: expressions of a kernel as lines of Triton, each computed once, as far out of the loops as possible.
+"""Emits the expressions of a kernel, each computed once, as far out of the loops as possible.
 
 Input: an expression over linear indices; output: a `Tile`: code and the dimensions it spans.  Lines are added to the
 scope of the innermost loop that the expression depends on, so that loop-invariant values are computed before it.

@@ -1,4 +1,4 @@
-"""Widths: which int64 expressions of the IR are computed in int32, because their values are known to fit.
+"""Narrows int64 expressions of the IR to int32 where their values are known to fit.
 
 Index arithmetic in the IR is int64 (`i < j` of a causal mask, a position, a bucket); on a GPU that costs two to four
 times as much as int32.  Input: expressions; output: the range of every int64 expression whose own values and whose

@@ -1,4 +1,4 @@
-"""Forms: the ways to spread a kernel over the programs of a launch, each of them a type.
+"""Lists the forms: the ways to spread a kernel over the programs of a launch, each of them a type.
 
 | form                | kernels                                                                     |
 |---------------------|-----------------------------------------------------------------------------|

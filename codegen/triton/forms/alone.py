@@ -1,4 +1,4 @@
-"""Alone: the forms of one kernel, in order of preference.
+"""Orders the forms of a single kernel by preference.
 
 The default form of a kernel is the first in `ALONE` that applies and that no later one is likely to beat
 (`Form.slower`).  This tuple is the only place where that is decided.
@@ -55,8 +55,8 @@ def default(task: Task) -> Form:
 
 
 def candidates(task: Task) -> tuple[Choice, ...]:
-    """Return forms and configurations worth timing that fit the device, the default first; under batch-invariant
-    numerics only that.
+    """Return forms and configurations worth timing that fit the device, the default first; only the default under
+    batch-invariant numerics.
     """
     listed = [(plan, config) for plan in plans(task) for config in plan.configs()]
     if task.numerics.invariant:

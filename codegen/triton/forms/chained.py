@@ -1,4 +1,4 @@
-"""Chained products: contractions whose results are folded or contracted again, such as attention.
+"""Generates chained products: contractions whose results are folded or contracted again, such as attention.
 
 A program keeps its rows and its accumulators in registers for a full loop over rows or columns of a product, so the
 width that is held determines how many rows fit.  There is one block of the result per program; operands come through

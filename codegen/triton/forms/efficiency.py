@@ -1,4 +1,4 @@
-"""Efficiency: the components of the speed that forms predict.
+"""Predicts the shares of the device's speed that the forms' prices are composed of.
 
 Input: a kernel over block dimensions; output: a share: of the speed of the device, or for contractions, of the speed of
 the library's kernel with aligned rows.  The shares are the device's (`ProductSpeeds`).  Rows that do not start at

@@ -1,4 +1,4 @@
-"""Form: one way to spread a kernel over the programs of a launch.
+"""Defines the interface of a form: one way to spread a kernel over the programs of a launch.
 
 A form is a type; its instances are plans: the form applied to one kernel.  `applies` returns the plan or the reason why
 the form refuses the kernel, `configs` lists the configurations worth timing, `price` predicts the time of one of them,

@@ -1,4 +1,4 @@
-"""Last block: kernels that the last program of a grid, or of each tile, runs in the same launch.
+"""Generates launches in which the last program of a grid, or of each tile, runs further kernels.
 
 Programs count themselves as they finish, in one int32 of memory.  The one whose count is the last runs the kernels that
 follow (`Kernel.then`), loads past its own first-level cache the tensors that others have written, and sets the count to

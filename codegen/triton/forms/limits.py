@@ -1,4 +1,4 @@
-"""Limits: the threads and shared memory of a device.
+"""Restricts configurations to the threads and shared memory of a device.
 
 Input: configurations for devices with warps of 32 threads and enough shared memory; output: each cut down to this
 device: as many threads on wider warps, and the deepest pipeline that its shared memory holds.  Forms call this
@@ -55,7 +55,7 @@ def room(blocked: Blocked, config: Config) -> int:
 
 
 def on_warps(config: Config, device: Device) -> Config:
-    """Return the configuration with as many threads on this device's warps."""
+    """Return the configuration with `num_warps` rescaled to this device's warp width: as many threads."""
     if device.warp == _LANES:
         return config
     return replace(config, num_warps=max(1, config.num_warps * _LANES // device.warp))

@@ -1,4 +1,4 @@
-"""Long loops: properties of loops over rows or columns of a contraction, which decide a kernel's configuration."""
+"""Examines loops over rows or columns of a contraction for the properties that decide its configuration."""
 
 from __future__ import annotations
 

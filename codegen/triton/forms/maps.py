@@ -1,4 +1,4 @@
-"""Maps: kernels that fold nothing and multiply no matrices.
+"""Generates pointwise kernels (maps), which fold nothing and multiply no matrices.
 
 A map has enough 16-byte accesses in flight per thread, and enough programs for every multiprocessor.  Where a load and
 the store are contiguous along different axes it computes tiles, so that both sides have rows of 128 bytes.  The numbers
@@ -50,9 +50,7 @@ _WINDOW, _PER_WINDOW = 4, (512, 8)
 """The least points of a window, and the elements and warps of a block of windows.
 
 The points of neighbouring windows start at any address, so that they are loaded one by one: with four windows in a
-thread, each load of a warp takes four times the lines that it needs.  (H100, max pool of 3 × 3 with stride 2: float32
-363 µs, with blocks of 1024 and 4 warps 475, bfloat16 246 and 549; mean pool of 4 × 4: 322 and 437, 187 and 496; max
-pool of 8 with dilation 3: 658 and 880, 589 and 889.)
+thread, each load of a warp takes four times the lines that it needs.  (measured: docs/performance.md, `_PER_WINDOW`)
 """
 
 

@@ -1,4 +1,4 @@
-"""Matrix times vectors: products with up to four vectors (GEMV), as sums of products without matrix units.
+"""Generates GEMVs: products with up to four vectors, as sums of products without matrix units.
 
 All time is spent loading the matrix: the number of its bytes in flight decides.  (`skinny.py` is for more vectors, on
 the matrix units.)

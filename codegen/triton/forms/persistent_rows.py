@@ -1,13 +1,10 @@
-"""Persistent rows: long rows that are held whole, one after another, while the next ones are loaded.
+"""Generates persistent kernels that fold long rows, each held in registers while the next ones are prefetched.
 
 Where the registers of a multiprocessor hold one row, nothing else runs there while it is folded: memory waits for
-arithmetic, and arithmetic for memory.  A persistent program loads the next rows into shared memory in the meantime.
-(H100, bfloat16: loss and gradient of 8192 rows of 32000 378 µs, one program for each row 416; group norm with SiLU,
-1024 rows of 32768, 61 and 65.)
+arithmetic, and arithmetic for memory.  A persistent program prefetches the next rows into shared memory meanwhile.
 
 Rows with little arithmetic are faster with a program each, which copies nothing through shared memory: the stores of
-one overlap the loads of another.  (Softmax of 4096 rows of 32768: 190 µs, persistent 221; of 8192 rows of 16384, two
-of which a multiprocessor holds: 182 and 221.)
+one overlap the loads of another.  (measured: docs/performance.md, `persistent_rows`)
 """
 
 from __future__ import annotations
@@ -43,9 +40,9 @@ _ELEMENTS = 32
 """Elements of a row per thread of the largest program from which on a multiprocessor holds one row."""
 
 _EXPOSED = 0.36
-"""The share of the time of a row's traffic above which other multiprocessors do not hide its arithmetic.  (H100,
-bfloat16, rows of 32768: softmax 0.28, slower; group norm with SiLU 0.43, loss 0.39, loss and gradient 0.45, faster.
-H200, not measured: 0.42, 0.64, 0.58 and 0.67.)
+"""The share of the time of a row's traffic above which other multiprocessors do not hide its arithmetic.
+
+(measured: docs/performance.md, `_EXPOSED`)
 """
 
 

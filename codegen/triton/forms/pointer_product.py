@@ -1,4 +1,4 @@
-"""Pointer products: contractions whose operands are loaded through pointers.
+"""Generates contractions whose operands are loaded through pointers.
 
 The default has the largest blocks that still keep the device busy and that the result fills about as well as any, with
 as many stages as shared memory holds.

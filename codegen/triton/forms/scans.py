@@ -1,4 +1,4 @@
-"""Scans: rows or columns whose running sums (or maxima, products) are stored."""
+"""Generates scans: rows or columns whose running sums (or maxima, products) are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Skinny products: contractions whose result has few columns, and as many rows as the larger operand.
+"""Generates skinny GEMMs: contractions whose result has few columns, and as many rows as the larger operand.
 
 As with fewer vectors (`matrix_vector.py`) all time is spent loading the matrix: the number of its bytes in flight
 decides, and that few warps convert the same ones.  A block has all columns of the result.

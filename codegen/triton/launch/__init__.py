@@ -1,4 +1,4 @@
-"""Launch: the text of a generated file as a callable.
+"""Turns the text of a generated file into a callable.
 
 `load` imports it, `aot` compiles it, `build` prepares it to be launched by one of the `launchers`, most of them in one
 call (`direct`); `sources` are the texts of one kernel, for tensors that are not aligned and for sizes beyond 32 bits;

@@ -1,4 +1,4 @@
-"""Ahead of time: a generated file compiled for a named architecture, with or without its hardware.
+"""Compiles a generated file ahead of time for a named architecture, with or without its hardware.
 
 Input: a kernel, its source and an architecture such as "sm_90", "sm_80" or "gfx942"; output: Triton's compiled kernel,
 or its stages as text (TTIR, TTGIR, LLVM IR, PTX and SASS, or AMD assembly) and bytes (the binary).  Types and

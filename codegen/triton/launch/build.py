@@ -1,4 +1,4 @@
-"""Build: a generated file as a launcher, at the least cost per launch.
+"""Builds a launcher from a generated file, at the least cost per launch.
 
 Input: a kernel and its source; output: a launcher.  All work that can precede a launch does: the kernel is compiled for
 types and declared alignments, the grid is computed, constants are laid out.  A launch is then one call, which passes

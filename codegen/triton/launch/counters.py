@@ -1,5 +1,4 @@
-"""Counters: memory in which the programs of a launch count themselves, so that the last one can continue
-(`last_block`).
+"""Allocates the counters by which the last program of a launch knows that it is the last (`last_block`).
 
 Input: a device; output: addresses of int32s that are 0, as many in a row as a launch has counts, each allocated once.
 Two launches share a row only if they cannot overlap: because they are on the same stream, or because they are the same

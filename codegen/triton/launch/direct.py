@@ -1,4 +1,4 @@
-"""Direct: launches that pass tensors to the driver in one call, without Triton's launching stubs.
+"""Passes tensors to the driver in one call, without Triton's launching stubs.
 
 Triton's stub parses a tuple of all possible launch options, and a stub is compiled for each number of arguments; in
 some releases a dozen Python calls precede it.  `direct.c` is compiled once, and serves all kernels: a launch asks

@@ -1,4 +1,4 @@
-"""Interpreted: generated kernels on CPU tensors, under Triton's interpreter (`TRITON_INTERPRET=1`).
+"""Runs generated kernels on CPU tensors under Triton's interpreter (`TRITON_INTERPRET=1`).
 
 Input: an imported source; output: a launcher for CPU tensors that runs the same text, program by program, with numpy:
 for tests, and for stepping through a kernel with a Python debugger.  The interpreter lacks the vendor's math library,

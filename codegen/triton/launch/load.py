@@ -1,4 +1,4 @@
-"""Load: the text of a generated file as a Python module, and the types Triton compiles it for.
+"""Loads the text of a generated file as a Python module, and determines the types that Triton compiles it for.
 
 Input: a kernel and a source (perhaps edited); output: the function, its constants and options, its grid.  The text
 runs from memory: Triton, `inspect` and tracebacks find it in `linecache`.  It is written to the cache for debuggers and

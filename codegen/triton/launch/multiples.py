@@ -1,4 +1,4 @@
-"""Multiples: for which sizes a kernel is faster if they are known to be multiples of 16.
+"""Determines for which sizes a kernel is faster if they are known to be multiples of 16.
 
 Input: a kernel; output: sizes that decide whether neighbouring elements are read and written 16 bytes at a time:
 factors of the strides of rows, and the lengths of rows.  For other sizes one binary serves all values, so that little

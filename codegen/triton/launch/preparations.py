@@ -1,4 +1,4 @@
-"""Preparations: Triton's one-time work in a process, before its first kernel is built and launched.
+"""Runs Triton's one-time work in a process before its first kernel is built and launched.
 
 Its hash of itself is the start of every key of its cache: it reads some 400 MB in 0.3 s.  Its driver is built by a C
 compiler if it is not cached, in as long again; so is the launcher (`direct`).  None of these holds the interpreter lock

@@ -1,4 +1,4 @@
-"""PTX: the assembly of generated kernels on numpy arrays, for Triton's interpreter.
+"""Evaluates the inline PTX of generated kernels on numpy arrays, for Triton's interpreter.
 
 Input: the text of an `inline_asm_elementwise` and its operands; output: its result.  Registers hold 32 bits: as many
 elements of an operand as fit share one, in their order.  Supported are the operations that `prelude` uses; any other
@@ -24,7 +24,7 @@ def run(text: str, operands: Sequence[Any], itemsize: int, pack: int) -> Any:
     array.
 
     Args:
-        text: instructions over `$0`, `$1`, …: the registers of the results, then those of the operands.
+        text: instructions over `$0`, `$1`, …: the registers of the results, then of the operands.
         operands: flat arrays of equal length.
         pack: elements of each operand that one run of the instructions processes.
 

@@ -1,4 +1,4 @@
-"""Sources: which text of a kernel serves which tensors and sizes.
+"""Selects the source text of a kernel by the alignment of tensors and by sizes.
 
 Input: an imported source and a function that generates others; output: the source for tensors with or without the
 alignment that the kernel declares, and for sizes within or beyond 32 bits.
@@ -18,7 +18,7 @@ class Sources:
     """The sources of one kernel, each generated when it is first needed."""
 
     def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
-        """`emit` writes the source of a kernel without alignments, and with `wide=True` for sizes beyond the limit."""
+        """Take `emit`, which writes a kernel's source without alignments, or with `wide=True` for larger sizes."""
         self._sources, self._emit = {(True, False): generated}, emit
         self._lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""Lookup: bounds of a loop that depend on tensors, computed before the loop.
+"""Computes bounds of a loop from tensors, before the loop runs.
 
 Input: a condition, and the range of a loop that follows from indices; output: lines that read the vectors of the
 condition and narrow the range: to the first and the last block in which the condition may hold, and to a run of blocks

@@ -1,4 +1,4 @@
-"""Shared numbers: integers in memory of which the rows of a program read few, as bounds of its loops.
+"""Reads loop bounds from memory where the rows of a program share few integers.
 
 Input: a load at an index that depends on rows only through their group, or on no row at all; output: its least or
 greatest value over the rows of the program, as a scalar.  One scalar load reads the number of a group.

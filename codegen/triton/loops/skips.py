@@ -1,4 +1,4 @@
-"""Skips: the range of blocks that a loop has to run over, derived from its condition.
+"""Derives from the condition of a loop the range of blocks that it has to run over.
 
 Input: a loop with a `where` over linear indices; output: its first and last index in this program, rounded
 to blocks, and of the range within it in which the condition holds for every row, so that it need not be evaluated

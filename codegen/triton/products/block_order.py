@@ -1,4 +1,4 @@
-"""Block order: the block of the result that a program of a contraction computes.
+"""Assigns blocks of the result to the programs of a contraction.
 
 Input: the number of a program; output: lines that compute its block.  Programs are numbered so that neighbours
 share operands in the L2 cache, and that the longest loops come first where a mask makes them unequal.

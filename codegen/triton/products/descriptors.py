@@ -1,4 +1,4 @@
-"""Descriptors: matrices that the tensor memory accelerator of sm_90 and later loads and stores.
+"""Creates tensor descriptors of matrices, for the tensor memory accelerator (TMA) of sm_90 and later.
 
 Input: a load or a store over block dimensions; output: the matrix that a tensor descriptor can describe, if there is
 one, and the lines that create the descriptor.  Such a matrix has contiguous rows that start at multiples of 16 bytes.
@@ -141,7 +141,7 @@ class Descriptors:
 
 
 def describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
-    """Return a descriptor of `matrix`, in the blocks of `layout`: one that is passed, or one that a line creates."""
+    """Return a descriptor of `matrix`, in the blocks of `layout`: passed, or created by a line."""
     batch = _batch(values.layout.blocked, matrix) if values.layout.grid_depth else None
     dims, base = (matrix.rows, matrix.columns), matrix.base
     sizes, strides = [dim.size for dim in dims], [as_code(int(matrix.stride)), as_code(1)]

@@ -1,4 +1,4 @@
-"""Stacked: two products that share the operand of their rows are one product of twice the columns.
+"""Merges two products that share the operand of their rows into one product of twice the columns.
 
 Input: a contraction of the persistent form with two `dot` folds, whose other operands are matrices of one layout;
 output: the lines of a single `tl.dot`.  The two matrices come through one descriptor of three dimensions, of which the

@@ -1,4 +1,4 @@
-"""Absolute errors: cheaper forms of tanh where only its absolute error counts.
+"""Replaces tanh by cheaper forms where only its absolute error counts.
 
 Input: a body whose results are rounded so much that the last bits of an exponential are invisible; output: an equal one
 with fewer operations for each element of a tile.  The exponent of an exponential is such a place, and so is the operand

@@ -1,4 +1,4 @@
-"""Batches: rows or columns of a product that step through several matrices are split into matrix and row.
+"""Splits the rows or columns of a product that step through several matrices into matrix and row.
 
     x[m // 768, k, m % 768] of m: 49152   →   x[b, k, m] of b: 64, m: 768
 

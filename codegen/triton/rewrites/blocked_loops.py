@@ -1,4 +1,4 @@
-"""Blocked loops: a reduction over WHOLE axes as a loop over blocks.
+"""Rewrites a reduction over WHOLE axes as a loop over blocks.
 
 Input: a kernel whose reduced axes are WHOLE; output: an equal one whose reduced axes are LOOP.  A row of 32768
 contiguous elements fits the registers of one program.  As many elements in each of sixteen neighbouring columns do not,

@@ -1,4 +1,4 @@
-"""Denormals: whether the functions of a kernel may treat numbers below 2⁻¹²⁶ as 0.
+"""Decides whether the functions of a kernel may treat numbers below 2⁻¹²⁶ as 0.
 
 A kernel that stores float32 keeps denormals in exponentials, logarithms and similar functions, as eager does, which
 costs three more instructions for each.  They are invisible where every function is the exponential of an element minus

@@ -1,4 +1,4 @@
-"""Exponentials: powers of 2, with the preceding constants folded into one multiplication.
+"""Rewrites exponentials as powers of 2, with the preceding constants folded into one multiplication.
 
 Input: a body whose results are rounded so much that the last bits of an exponential are invisible; output: an equal one
 with fewer operations for each element of a tile.  The hardware computes powers of 2 only:
@@ -10,15 +10,13 @@ with fewer operations for each element of a tile.  The hardware computes powers 
 
 Without a contraction the gain is in denormals alone, which Triton's `exp` preserves with three more instructions, and
 `exp2` does not.  They are invisible in the exponential of an element minus the maximum of its row, next to the 1 of the
-maximum.  (H200, bf16: softmax of 4096 rows of 65536 310 instead of 330 µs, log-softmax of 8192 rows of 50264 460 and
-487, loss and gradient of 4096 rows of 50257 371 and 401, of 2048 of 128256 433 and 462.)  Such an exponential is at
-most 1, and their sum at least 1, so that
+maximum (measured: docs/performance.md, `exponentials`).  Such an exponential is at most 1, and their sum at least 1, so
+that
 
     exp(x - m - log(sum))           →  exp2(…) · (1 / sum)                  the exponential that the sum needs as well
     exp2(…) · (1 / sum) · row       →  exp2(…) · ((1 / sum) · row)          once a row
 
-unless x - m - log(sum) is needed for more, and would have to be held as well.  (H100, bf16, loss and gradient of 8192
-rows of 32000 with a program each: 432 and 446 µs.)
+unless x - m - log(sum) is needed for more, and would have to be held as well.
 
 Only tiles are rewritten: the subtrahend, usually the maximum of a row, is multiplied as it is.  Where both would be
 infinite after the multiplication and not before, as in rows masked with the least float32 or bfloat16, the factor is

@@ -1,5 +1,4 @@
-"""Group per warp: in a product of few rows with packed weights, whose scales are for short groups, each warp takes a
-group.
+"""Assigns groups of quantised weights to warps, in products of few rows whose scales are for short groups.
 
 Input: a Kernel with one product that `packed` has unpacked; output: a Kernel with one more axis, held whole, over the
 groups in one line of memory, and a sum over that axis.  For groups of 64 bytes:
@@ -8,12 +7,8 @@ groups in one line of memory, and a sum over that axis.  For groups of 64 bytes:
                                                 sum over r1 of that,                 k = r0 + 64*(r0 // 64) + 64*r1
 
 A program then requests full lines, for which memory is fastest, and each of its warps unpacks different weights.
-(H200, with the launch, one row: 14336 × 4096 18.4 µs, and 19.4 with two steps unrolled; 4096 × 14336 19.9 and 24.0.
-Groups that are not neighbours, each in a loop of its own, take 1 to 3 µs more.)
-
 For split-K, whose loops are short, a program takes the groups of two lines: half as many steps wait for their scales.
-(By hand, 4096 × 14336 in 4 parts: 20.1 instead of 22.2 µs for one row, 23.7 instead of 24.8 for 16; without split-K,
-14336 × 4096 takes longer: 19.4 instead of 19.0, and 23.6 instead of 22.0.)
+(measured: docs/performance.md, `group_per_warp`)
 """
 
 from __future__ import annotations

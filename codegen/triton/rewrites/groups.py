@@ -1,5 +1,4 @@
-"""Groups: a long sum of products as sums of short ones, so that a value of a group, such as a scale, is loaded once for
-it.
+"""Splits a long sum of products into short ones, so that a value of a group, such as a scale, is loaded once for it.
 
 Input: a Kernel of sums over one LOOP axis; output: a Kernel that loops over groups of neighbours, sums each group at
 once, and then sums these:

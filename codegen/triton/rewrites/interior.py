@@ -1,4 +1,4 @@
-"""Interior: a loop over blocks in which its condition holds everywhere.
+"""Simplifies the loop over the blocks in which its condition holds everywhere.
 
 Input: a loop with a `where`; output: the same loop without it, and with the condition, its conjuncts and their
 negations replaced by constants in its body.  Within the inner bounds of a conjunct that has bounds these constants

@@ -1,4 +1,4 @@
-"""Packed: a contraction over an axis of which several neighbours share one stored element, such as two 4-bit weights.
+"""Unpacks a contraction over an axis of which several neighbours share one stored element, such as two 4-bit weights.
 
 Input: a Kernel with folds over the same axes, `dot` or `sum`; output: a Kernel that loops over stored elements and
 unpacks each once: one `dot` for each position in an element, or one `sum` of as many terms.

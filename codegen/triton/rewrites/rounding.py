@@ -1,5 +1,4 @@
-"""Rounding: whether the results of a kernel are rounded so much, there or by their readers, that the last bits of
-intermediate values are invisible.
+"""Determines where the last bits of values are invisible, since results are rounded, in a kernel or by its readers.
 
 Input: a kernel; output: yes or no, or the expressions of which that is true.  There divisions, roots and exponentials
 use the fast forms of the hardware, whose error is two units in the last place of float32.

@@ -1,4 +1,4 @@
-"""Sigmoids: 1 + tanh(x) and 1 + erf(x) as one function each.
+"""Rewrites 1 + tanh(x) and 1 + erf(x) as one function each.
 
 Input: a body whose results are rounded so much that the last bits of these functions are invisible; output: an equal
 one with fewer operations for each element of a tile, and without cancellation where x is far below 0:

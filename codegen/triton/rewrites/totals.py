@@ -1,4 +1,4 @@
-"""Totals: contractions of which only the sum is needed, as for weights that share a byte: one accumulator serves all.
+"""Merges the accumulators of contractions of which only the sum is needed, as for weights that share a byte.
 
 Input: the statements of a kernel, over axes or over block dimensions; output: the sum of results that are used nowhere
 else.

@@ -1,4 +1,4 @@
-"""Vectors: a contraction with a few rows (GEMV) becomes multiply-and-sum.
+"""Rewrites a contraction with a few rows (GEMV) as multiplications and a sum.
 
 Input: a Kernel with one `dot`, one side of which has at most `FEW_ROWS` rows, or with several that have the same few
 rows; output: a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that a tile

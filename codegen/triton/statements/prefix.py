@@ -1,4 +1,4 @@
-"""Prefixes: a scan as lines of Triton.
+"""Emits scans as lines of Triton.
 
 Input: a `Prefix` over tiles; output: lines.  Along a dimension held whole it is one `tl.cumsum` or
 `tl.associative_scan`.  In a loop each block is scanned by itself and combined with the result of all blocks before it,

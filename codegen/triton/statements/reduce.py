@@ -1,4 +1,4 @@
-"""Reductions: a fold as Triton text.
+"""Emits reductions: a fold as lines of Triton.
 
 Input: a fold over tiles; output: lines.  A fold over dimensions held whole is one `tl.reduce`.  A fold inside a loop
 keeps one accumulator per lane of the tile and is reduced after the loop, so that the loop itself needs no
@@ -6,7 +6,7 @@ synchronisation; where the loop needs the running value, see `running_folds`.  L
 identity of the fold.
 
 `max` and `min` propagate NaN, `argmax` and `argmin` let NaN win and then the lower index, as eager does; Triton's own
-`tl.max` and `tl.argmax` do neither, so these have combine functions of their own (`prelude`).  `dot` is in `contract`.
+`tl.max` and `tl.argmax` do neither, so the prelude defines combine functions for them.  `dot` is in `contract`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Running folds: folds whose value is updated at each block, because their own loop needs it.
+"""Emits folds whose value is updated at each block, because their own loop needs it.
 
 Input: a fold that is named inside its loop, or has a `carry`; output: lines.  Its running value is defined before the
 loop and starts as the identity.  Each block is reduced at once, the previous value is corrected by `carry`, and the two
-are combined.  Where a later statement needs the previous value, the new one has a name of its own and replaces it at
-the end of the loop's body.
+are combined.  Where a later statement needs the previous value, the new one has another name and replaces it at the end
+of the loop's body.
 
 Where a program loops over one row, each of its threads keeps the running values of its own elements, as if they were a
 row, and no thread waits for others.  After the loop the values of the threads are combined as blocks are: each is first

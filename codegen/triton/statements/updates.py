@@ -1,4 +1,4 @@
-"""Updates: operations on elements of memory at points whose indices may collide, within a program or between programs.
+"""Emits atomic operations on memory, at points whose indices may collide within or between programs.
 
 Input: a store with `axes`, the points at which it happens; output: its line, an atomic operation with one address for
 each point.  A NaN is given the sign with which it wins, because maxima and minima of floats compare their bits.

@@ -1,4 +1,4 @@
-"""Programs as shared libraries, which run without Python and PyTorch.
+"""Exports programs as shared libraries, which run without Python and PyTorch.
 
     export     capture → ahead, without library calls → describe → codegen's library
 

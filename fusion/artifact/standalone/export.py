@@ -60,7 +60,7 @@ def export_library(
         weights: the name of a file beside `path` that holds the weights already, such as that of `fusion.save`; by
             default they are written to one that is named as the library is.
         blas: the name of a library with the interface of CBLAS, such as "openblas", or its path; none by default.
-        options: as for `fusion.fuse`; by default those that `program` was fused with.
+        options: as for `fusion.fuse`; by default the options with which `program` was fused.
 
     Raises:
         TypeError: `program` cannot be called, or `inputs` is no sequence.

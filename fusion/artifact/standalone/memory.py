@@ -1,4 +1,4 @@
-"""Plans the workspace of a program: buffers that are not alive at the same time share a slot.
+"""Plans the workspace of a program by liveness: buffers that are not live at the same time share a slot.
 
 Input: the buffers that launches write, in order, with their sizes in bytes and the launches that read them; output: the
 slot of each, and the sizes of each slot, whose largest it has room for.
@@ -14,7 +14,7 @@ import sympy
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """A buffer from the step that writes it to the last one that reads it."""
+    """The live range of a buffer: from the step that writes it to the last step that reads it."""
 
     name: str
     bytes: sympy.Expr

@@ -27,7 +27,7 @@ def size_text(size: sympy.Expr, names: Sequence[str]) -> str:
     """Return a size as text.
 
     Args:
-        names: those of the sizes of inputs.
+        names: the names of the sizes of inputs.
 
     Raises:
         Unsupported: it depends on data, or has no such text.

@@ -1,4 +1,4 @@
-"""The document of a report: its data as JSON, in the structure of `structure.py`, which the page shows.
+"""Builds the document of a report: its data as JSON, in the structure of `structure.py`, which the page shows.
 
 build.py      reports → the document
 edges.py      operations ↔ steps, refusals → steps

@@ -1,10 +1,10 @@
 """Narrows down which operations a line of a kernel's source computes.
 
 Input: the source, and a launch with the operations that it computes; output: operations for each line, none where they
-are not known.  A line computes operations that lie between the tensors and reductions that it reads, directly or
-through names of the source, and those that it leads to.  That is read from the names of the block program, in any
-language in which a line that begins with a name and `=` sets that name: tensors and reductions have those names, or
-begin with them and `_`.
+are not known.  A line computes the operations between the tensors and reductions that it reads, directly or through
+names of the source, and the tensors and reductions to which it contributes.  That is read from the names of the block
+program, in any language in which a line that begins with a name and `=` sets that name: tensors and reductions have
+those names, or begin with them and `_`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Attribution:
 
 
 def flows(source: str, inputs: Collection[str], folds: Collection[str], outputs: Collection[str]) -> list[Flow]:
-    """Return the buffers that each line of a source reads, and those that it contributes to.
+    """Return the buffers that each line of a source reads, and the buffers to which it contributes.
 
     >>> *_, last = flows("t = in0[i] + 1\\nsum0 += t * t\\nout0[i] = t / sum0", ["in0"], ["sum0"], ["out0"])
     >>> sorted(last.reads), sorted(last.leads)

@@ -214,7 +214,7 @@ def _in_order(report: Report) -> list[KernelReport | ExternReport]:
 
 
 def _origin_of(step: KernelReport | ExternReport) -> Origin:
-    """Return the origin of a step: of a kernel that of its last operation, whose result it stores."""
+    """Return the origin of a step: for a kernel, the origin of its last operation, whose result it stores."""
     if isinstance(step, ExternReport):
         return step.origin
     return step.origins[-1] if step.origins else Origin(step.name)

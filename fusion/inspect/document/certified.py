@@ -41,5 +41,5 @@ def certificate_entry(certificate: Certificate) -> CertificateEntry:
 
 
 def _finite(number: float) -> float | None:
-    """Return a number as JSON has it: None for one that is infinite."""
+    """Return a number as JSON has it: None for infinity."""
     return number if math.isfinite(number) else None

@@ -14,7 +14,7 @@ from fusion.lowering.errors import Origin
 WHOLE = 400
 """The most lines of a file that is included as a whole."""
 AROUND = 12
-"""The lines before and after a named one that are included of a longer file."""
+"""The lines before and after a named line that are included of a longer file."""
 
 
 class Files:

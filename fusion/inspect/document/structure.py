@@ -1,4 +1,4 @@
-"""The structure of a report as JSON, which `Explanation.json()` returns and the page of a report shows.
+"""Defines the structure of a report as JSON, which `Explanation.json()` returns and the page of a report shows.
 
 `VERSION` changes if a field is renamed or removed or gets another meaning, not if one is added.  Bytes, microseconds
 and additions are of one call of the program.  A number that names an entry of a list is its position there; `None`
@@ -77,7 +77,7 @@ class PriceEntry(TypedDict):
 
 
 class OperationEntry(TypedDict):
-    """An operation of the lowered graph; `steps` are those that compute it, none for a view."""
+    """An operation of the lowered graph; `steps` are the steps that compute it, none for a view."""
 
     name: str
     kind: str

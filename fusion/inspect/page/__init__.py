@@ -1,4 +1,4 @@
-"""The page of a report: one HTML file that loads nothing else.
+"""Writes the page of a report: one HTML file that loads nothing else.
 
 Input: a document; output: HTML.  `page.html`, `page.css` and the scripts are put together with the data, as JSON, and
 the scripts make the page of it.  Text of the program is only ever set as text; on top of that, the page's content

@@ -2,7 +2,7 @@
 
 Input: the document of a report; output: for each graph two trees of views.  A view has at most `MOST_BOXES` boxes:
 parts of a large graph are collapsed by module, and long lists of operations without modules by their position.  A
-collapsed part has a view of its own.
+collapsed part has a separate view.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LETTER, PADDING, WIDEST = 7.0, 20.0, 34
 
 
 class Box(TypedDict):
-    """A box of a view: an operation or a step (`item`), a part with a view of its own (`view`), or the outside."""
+    """A box of a view: an operation or a step (`item`), a part with a separate view (`view`), or the outside."""
 
     label: str
     item: int | None
@@ -129,7 +129,7 @@ def _views(given: Sequence[Item]) -> dict[str, View]:
 
 
 def _with_modules(items: Sequence[Item], edges: Sequence[tuple[int, int, str]]) -> list[Item]:
-    """Return items of which those without a module have that of their first reader, or else of a producer."""
+    """Return items; an item without a module gets the module of its first reader, or else of a producer."""
     modules = [item.module for item in items]
     readers = sorted(((start, end) for start, end, _ in edges), key=lambda edge: (-edge[0], edge[1]))
     for start, end in [*readers, *((end, start) for start, end, _ in edges)]:

@@ -130,7 +130,7 @@ class _Finder:
             in_memory.add(refused)
 
     def _merged(self, candidates: Sequence[Chain], chain: Chain) -> list[Chain]:
-        """Return `candidates` and one more chain, merged with one that computes the same tiles over the same axes."""
+        """Return `candidates` and one more chain, merged with a chain of the same tiles over the same axes."""
         for number, other in enumerate(candidates):
             both = merged(self.dependences, other, chain)
             if both is not None and self._refused(both) is None:

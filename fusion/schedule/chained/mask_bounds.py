@@ -1,4 +1,4 @@
-"""Bounds of masks that are data: the blocks of a chain's loop which a mask in memory rules out.
+"""Derives bounds from masks that are data: the blocks of a chain's loop which a mask in memory rules out.
 
     where(m[q, k], scores, -∞)     →     where(bounded(m[q, k], outer, inner), scores, -∞)
     outer: first[q // 64] <= k < end[q // 64]        inner: full_first[q // 64] <= k < full_end[q // 64]

@@ -1,4 +1,4 @@
-"""Folds of a mask: the nodes that compute, for each group of rows of a tile, the bounds of the columns that it shows.
+"""Adds folds of a mask: for each group of rows of a tile, the bounds of the columns that the mask shows.
 
 Input: a condition over the rows and columns of a tile; output: reductions, first of the lines of the mask, as they lie
 in memory, then of groups of rows:

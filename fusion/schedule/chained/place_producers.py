@@ -1,9 +1,9 @@
 """Places all producers of one sink in the iteration space of that sink.
 
-Input: the tiles of a program and a sink (see `chained/`); output: a `Chain`: each node with its axes over those of the
-sink, according to the indices at which it is read.  Refused, by None: a tile that is read at several points, or at one
-where every column of the sink would recompute it.  `products_of_vectors` are the products that degenerate to vectors at
-the points where they are read.
+Input: the tiles of a program and a sink (see `chained/`); output: a `Chain`: each node with its axes as functions of
+the sink's axes, according to the indices at which it is read.  Refused, by None: a tile that is read at several points,
+or at one where every column of the sink would recompute it.  `products_of_vectors` are the products that degenerate to
+vectors at the points where they are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of data in blocks that a chain's loop may skip: eager looks at them, too.
+"""Adds checks of data in blocks that a chain's loop may skip: eager checks them, too.
 
 `Program → Program`, for targets whose launches report a failed check (`Capabilities.reports`).  A loop skips the blocks
 that a mask excludes for all of its rows (`reductions/skipped_blocks.py`), and with them the checks of the positions at
@@ -86,7 +86,7 @@ def keep_skipped_checks(
 
 
 def _skipped(dependences: Dependences, chain: Cluster) -> Iterator[tuple[Expr, tuple[Axis, ...]]]:
-    """Yield the checks in the loop of a chain, if it may skip blocks, each over axes of its own, which are returned."""
+    """Yield (check, axes) for each check in the chain's loop, if it may skip blocks; the axes are renamed copies."""
     looped = [axis.symbol for axis in chain.space.reduced]
     folds = values_of(dependences, chain)[0]
     followed = follow(folds, looped, ())

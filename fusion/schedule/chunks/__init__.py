@@ -1,11 +1,11 @@
-"""Chunks: a product too large to keep is computed a few rows at a time, and its readers run on these rows.
+"""Splits a product too large to keep into chunks of a few rows, and runs its readers on each chunk.
 
     Program → Program
 
 The typical case are the logits of a language model: eight thousand tokens times a vocabulary of a hundred thousand,
 read by a softmax, and by the two products of its gradient.  Nothing here is specific to them.  A contraction whose
 result exceeds the workspace becomes part of a *region* (`region.py`), all of which can run for some points of one axis
-at a time; the region becomes one node, a `Chunked`, with a Program of its own for a chunk (`body.py`), scheduled like
+at a time; the region becomes one node, a `Chunked`, which contains a Program for a chunk (`body.py`), scheduled like
 any other.  The large result then never exists; rows, sums and extremes computed from it are combined. Tiles that a
 kernel loops over where it computes them (`chained/`) need no memory, and are left to it.  A product with a long axis is
 not among them: recomputed in each tile it would cost more than memory does.

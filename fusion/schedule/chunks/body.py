@@ -1,4 +1,4 @@
-"""The program that computes one chunk of a region.
+"""Builds the program that computes one chunk of a region.
 
 Input: a region and the number of points of a chunk; output: a Program over slices: tensors that are read at the cut
 axis alone are sliced along it, others are read whole, at the chunk's start plus the axis.  Products over the cut axis
@@ -223,7 +223,7 @@ class _Body:
 
 
 def _added(call: Extern, out: str) -> Extern:
-    """Turn the call of a product into one that accumulates into `out`, or overwrites it in the first chunk."""
+    """Turn the call of a product into a call that accumulates into `out`, or overwrites it in the first chunk."""
     into: Callable[..., object] = add_aligned_product
     if call.target in (aten.mm.default, aten.bmm.default):
         into = aten.addmm_.default if call.target is aten.mm.default else aten.baddbmm_.default

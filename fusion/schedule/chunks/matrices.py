@@ -1,4 +1,4 @@
-"""The operands of a chunk's products as matrices for the library.
+"""Passes the operands of a chunk's products to the library as matrices.
 
 Input: contractions over tensors of any layout; output: strided views of their operands, and the library's call of the
 product.  An operand that is computed where it is read, or whose rows have no uniform stride (hidden[:, :-1] as one
@@ -115,7 +115,7 @@ def with_matrices(
 
 
 def _spanned(node: Contract, operand: Expr) -> tuple[Axis, ...]:
-    """Return the axes of an operand in the order in which its loads name them, which is that of memory."""
+    """Return the axes of an operand in the order in which its loads name them, which is the order of memory."""
     order: dict[sympy.Symbol, None] = {}
     for load in loads(operand):
         for index in load.index:

@@ -1,4 +1,4 @@
-"""Regions: the nodes that must run together so that a large product never exists in full.
+"""Finds regions: the nodes that must run together so that a large product never exists in full.
 
 Input: a program and a contraction whose result is too large to keep; output: the nodes that can run for a few points of
 one of its axes at a time, each with its cut axis.  A node that reduces over the cut axis *closes*: its result is

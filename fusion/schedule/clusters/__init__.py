@@ -1,1 +1,1 @@
-"""Which nodes become one kernel: `growth` along the most profitable edge, `legality`, `profit`."""
+"""Decides which nodes become one kernel: `growth` along the most profitable edge, `legality`, `profit`."""

@@ -1,7 +1,7 @@
-"""The alternatives for a cluster around products, with their prices.
+"""Prices the alternatives for a cluster around products.
 
 They are: one kernel, the library's calls between kernels, a product in parts.  An alternative names the nodes that
-replace those of the cluster; the passes that follow make kernels of them as of all others.
+replace the cluster's; the passes that follow make kernels of them as of all others.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A kernel with folds has one block dimension for all parallel axes and one for the axes that it folds together;
 neighbouring threads take neighbouring points of one of them.  Where two tensors are contiguous along different axes of
-the same dimension, each element of one is a memory request of its own.  A map computes tiles that are contiguous on
-both sides, and pays nothing: so a result in another layout is better stored by a kernel of its own.
+the same dimension, each element of one is a separate memory request.  A map computes tiles that are contiguous on both
+sides, and pays nothing: so a result in another layout is better stored by a separate kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SMALLEST_TENSOR = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load from a buffer or a store into it, and the axis of its node along which it is contiguous."""
+    """Describes one load or store with the node axis along which it is contiguous in memory."""
 
     buffer: Buffer
     axis: sympy.Symbol
@@ -40,7 +40,7 @@ class Crossings:
         self._loads: dict[int, tuple[Access, ...]] = {}
 
     def excess(self, cluster: Cluster) -> int:
-        """Return the bytes of memory requests beyond those of the elements that a cluster loads and stores."""
+        """Return the bytes of memory requests beyond the elements that a cluster loads and stores."""
         if not self._sector or not cluster.space.reduced or cluster.space.rigid:
             return 0
         along: dict[object, Counter[sympy.Symbol]] = {}  # block dimension → axis → the excess if others have it

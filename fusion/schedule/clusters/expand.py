@@ -82,7 +82,7 @@ class Expanded:
         return (*args, *(write.value for write in self.writes), *held)
 
     def settled(self, sizes: Sizes) -> Expanded:
-        """Return it with conditions decided by the choices around them; `sizes`: those of its axes."""
+        """Return it with conditions decided by the choices around them; `sizes`: the sizes of its axes."""
         roots = [*self.values]
         decided = dict(zip(roots, settled(roots, sizes), strict=True))
         if all(old is new for old, new in decided.items()):

@@ -1,4 +1,4 @@
-"""Misaligned rows: which matrices have them, and how much slower their products are."""
+"""Finds matrices with misaligned rows, and predicts how much slower their products are."""
 
 from __future__ import annotations
 

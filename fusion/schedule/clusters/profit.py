@@ -106,7 +106,7 @@ class Prices:
         return self.rates.price(moved, products=self._products(cluster), scalars=scalars, share=self._busy(cluster))
 
     def moved(self, cluster: Cluster) -> int:
-        """Return the bytes that one launch of `cluster` moves, with those of memory requests for single elements."""
+        """Return the bytes that one launch of `cluster` moves, with memory requests for single elements."""
         return sum(self.traffic(cluster)) + self._crossings.excess(cluster) + self._scattered(cluster)
 
     def _scattered(self, cluster: Cluster) -> int:
@@ -366,7 +366,7 @@ class Prices:
         return math.prod(tiles) * math.prod(parallel[axis] for axis in others)
 
     def _sides(self, cluster: Cluster) -> tuple[frozenset[sympy.Symbol], frozenset[sympy.Symbol]]:
-        """Return the axes of the rows, and those of the columns, of a cluster's contractions."""
+        """Return the axes of the rows, and of the columns, of a cluster's contractions."""
         rows, columns = set[sympy.Symbol](), set[sympy.Symbol]()
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)
@@ -391,7 +391,7 @@ class Prices:
 
 
 def _moved(part: Index, placement: Mapping[sympy.Symbol, Index], sizes: Sizes) -> Index:
-    """Return a part of an index in the axes of a cluster; those that depend on data are told apart as they are."""
+    """Return a part of an index in the axes of a cluster; parts that depend on data are distinguished as they are."""
     if isinstance(part, Expr):
         return part
     known = {axis: there for axis, there in placement.items() if not isinstance(there, Expr)}

@@ -1,8 +1,8 @@
 """Counts the arithmetic of a node: additions per point, whatever cluster it is in.
 
 Input: a node and the rates of a device; output: the additions that take as long as one point of the node.  Operations
-cost as in the device's table; folds of rows, windows, reads across rows, scans and scatters have costs of their own,
-since lanes do not share their work (`Steps`).
+cost as in the device's table; folds of rows, windows, reads across rows, scans and scatters have further costs, since
+lanes do not share their work (`Steps`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
 
 
 def _folded(program: Program, node: Reduce, rates: Rates) -> float:
-    """Return the additions per element of a fold beside those of its operations."""
+    """Return the additions per element of a fold in addition to its operations."""
     steps, length = rates.steps, math.prod(estimate(axis.size, {}) for axis in node.over)
     total = steps.placed if keeps_position(node.op) else 0.0
     total += steps.window if is_split_window(program, node) else 0.0
@@ -108,7 +108,7 @@ def _converted(value: Expr) -> Expr:
 
 
 def _multiplied(node: Reduce, factors: tuple[Expr, Expr], rates: Rates) -> float:
-    """Return the additions of a term of a sum of products, beyond the one that counts as its multiplication.
+    """Return the additions of a term of a sum of products, beyond the addition that counts as its multiplication.
 
     It is computed at the rate of the library's products; the smaller factor is read again for each result.
     """

@@ -1,1 +1,1 @@
-"""Vocabulary of the scheduler: iteration spaces, axes, the dependence graph, names."""
+"""Defines the vocabulary of the scheduler: iteration spaces, axes, the dependence graph, names."""

@@ -66,11 +66,11 @@ class Dependences:
             self.writer.update(dict.fromkeys(writes(node), position))
 
     def node(self, position: int) -> Node:
-        """The node at `position`."""
+        """Return the node at `position`."""
         return self.program.nodes[position]
 
     def compute(self, position: int) -> Compute:
-        """The node at `position`, which must not be a call."""
+        """Return the node at `position`, which must not be a call."""
         node = self.program.nodes[position]
         assert not isinstance(node, (Extern, Chunked))
         return node
@@ -87,7 +87,7 @@ class Dependences:
         return out in self.outputs or any(reader not in members for reader in self.readers.get(out, ()))
 
     def rounded(self, members: Collection[int]) -> frozenset[int]:
-        """The members of which others read the rounded results: in their own buffer, or copied into another's."""
+        """Return the members of which others read the rounded results: their own buffer, or a copy in another's."""
         positions = set[int]()
         for position in sorted(members, reverse=True):
             if position in positions or self.stored(position, members):

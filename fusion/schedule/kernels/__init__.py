@@ -1,4 +1,4 @@
-"""From a cluster to a Kernel: axes get roles, folds and stores loops, and everything canonical names.
+"""Builds a Kernel from a cluster: axes get roles, folds and stores loops, and everything canonical names.
 
 Two clusters that compute the same give equal Kernels, whatever the names of their buffers.
 

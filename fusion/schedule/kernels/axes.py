@@ -1,4 +1,4 @@
-"""The axes of a kernel: merged where all accesses allow it, in memory order, with canonical names."""
+"""Determines the axes of a kernel: merged where all accesses allow it, in memory order, with canonical names."""
 
 from __future__ import annotations
 
@@ -113,8 +113,7 @@ def canonical(
 _HELD_LOADS = 2
 """Loads of each element that a program holds of the longest row; where they are more, rows have to be shorter.
 
-(H100, float32, sums of sigmoids of 4 × 4 means, 16 loads each, in rows of 30400: 12.7 ms held whole, 1.7 in a loop.
-With one load, rows of 2048 to 32768 take the same time either way.)
+(measured: docs/performance.md, `_HELD_LOADS`)
 """
 
 

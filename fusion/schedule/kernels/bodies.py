@@ -1,4 +1,4 @@
-"""The statements of a kernel: folds and stores, in as few loops over the reduced axes as possible."""
+"""Builds the statements of a kernel: folds and stores, in as few loops over the reduced axes as possible."""
 
 from __future__ import annotations
 

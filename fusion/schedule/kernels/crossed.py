@@ -1,4 +1,4 @@
-"""The axes and the body of a kernel that folds rows and sums their columns."""
+"""Builds the axes and the body of a kernel that folds rows and sums their columns."""
 
 from __future__ import annotations
 

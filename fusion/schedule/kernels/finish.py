@@ -1,4 +1,4 @@
-"""The parameters of a kernel, its name, and the arguments of its call."""
+"""Completes a kernel: its parameters, its name, and the arguments of its call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axes and the body of a kernel that loops over tiles which it computes itself."""
+"""Builds the axes and the body of a kernel that loops over tiles which it computes itself."""
 
 from __future__ import annotations
 

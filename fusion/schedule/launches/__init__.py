@@ -1,4 +1,4 @@
-"""Launches: transformations of a schedule's kernels that save launches, memory and precision.
+"""Transforms a schedule's kernels to save launches, memory and precision.
 
 A kernel continues where another one ends (`chain`), or where a tile of it ends (`last_block`); independent ones run
 side by side (`pack`); means are accumulated relative to an element (`pivots`); finally, results are written to the

@@ -1,7 +1,7 @@
-"""Chaining: a kernel of one program that only finishes another joins its launch.
+"""Chains a kernel of one program, which only finishes another one, to that one's launch.
 
-The sum of a row-wise loss, the second stage of a reduction over everything, a norm of norms: each would be a launch of
-its own for a few numbers.  Run by the last program of the kernel before, it costs nothing.
+The sum of a row-wise loss, the second stage of a reduction over everything, a norm of norms: each would be a separate
+launch for a few numbers.  Run by the last program of the kernel before, it costs nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels of clusters: each cluster becomes a launch, or an extern call.
+"""Generates a launch, or an extern call, for each cluster.
 
 Input: a program and its clusters; output: steps in execution order, and a refusal for each edge inside a cluster that
 the target cannot generate as one kernel: each of its nodes becomes a kernel.

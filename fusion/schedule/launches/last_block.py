@@ -1,7 +1,7 @@
 """Sums the parts of split-K in the launch that computes them, by the last program of each tile.
 
 A product with few tiles is computed in parts of its sum (`split_k.py`), which another kernel adds: a launch for few
-numbers.  Input: the steps of a schedule; output: steps in which that kernel follows the one that computes the parts,
+numbers.  Input: the steps of a schedule; output: steps in which that kernel follows the producer of the parts,
 tile by tile (`Kernel.then`), if the target can tell which program is the last of a tile.
 
 A kernel may follow like this if it only adds the parts and computes maps of their sum, and nothing else reads them.  It

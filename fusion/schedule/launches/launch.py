@@ -1,4 +1,4 @@
-"""Launch: two kernels under one call, with one list of parameters.
+"""Joins two kernels under one call, with one list of parameters.
 
 Input: two calls; output: the first, called with the buffers of both, and the kernel of the second over the parameters
 of the joint call.  `chain`, `last_block` and `pack` decide whether the second follows the first or runs beside it; the

@@ -1,4 +1,4 @@
-"""Packing: independent kernels share a launch, each on programs of its own (horizontal fusion).
+"""Packs independent kernels into one launch, each on separate programs (horizontal fusion).
 
 The leaves of an optimizer step, the queries, keys and values of a layer with grouped heads, a weight gradient and a
 bias gradient: independent kernels over different axes.  `growth.py` merges small pointwise work over equal axes into

@@ -1,13 +1,13 @@
-"""Reuse: a result overwrites an operand whose live range has ended.
+"""Reuses memory by liveness: a result overwrites an operand whose live range has ended.
 
 Input: the steps of a schedule; output: steps in which kernels write such results into the memory of an operand.  A row
 of logits is replaced by a row of their gradient, and half of the memory is enough.
 
 Only where it is certain: the operand was computed in the same program, is read by no later step and has no views, both
 tensors have the same layout, and the kernel loads from the operand at the very index at which it stores, and not after
-that.  So the program that stores an element is the one that has loaded it; a fold over a row in between waits for all
-its loads.  Tensors that forward saved for backward alone qualify once they are taken over (`operations/ownership.py`):
-logits are replaced by their gradient, if there is no other reference to them.
+that.  So the same program loads and stores an element; a fold over a row in between waits for all its loads.  Tensors
+that forward saved for backward alone qualify once they are taken over (`operations/ownership.py`): logits are replaced
+by their gradient, if there is no other reference to them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _over(buffers: Mapping[str, Buffer], call: KernelCall, dying: set[str]) -> K
 
 
 def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
-    """Return the kernel that writes to the parameter of `operand` instead of that of `out`; None if it is unsafe."""
+    """Return the kernel that writes to the parameter of `operand` instead of `out`'s; None if it is unsafe."""
     kernel = call.kernel
     if kernel.beside:
         moved = written_into(call, operand, out)

@@ -1,4 +1,4 @@
-"""Updates: overwritten tensors of the caller are written in place, without a copy.
+"""Writes results into overwritten tensors of the caller in place, without a copy.
 
 A step of an optimizer, a cache that grows, a running mean: the functional graph computes the new value and ends with a
 copy of it into the input.  Input: the steps of a schedule; output: steps in which kernels write their results directly

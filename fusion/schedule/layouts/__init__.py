@@ -1,1 +1,1 @@
-"""Program → Program: memory layouts of copies, scattered results, rounded maps and rows."""
+"""Chooses memory layouts of copies, scattered results, rounded maps and rows (Program → Program)."""

@@ -84,7 +84,7 @@ def own_sources(program: Program) -> Program:
 
 
 def _with_same_layout(name: str, nodes_by_result: Mapping[str, Node]) -> list[str]:
-    """Return the buffers that share the layout of `name`: a scatter shares that of its start."""
+    """Return the buffers that share the layout of `name`: a scatter shares the layout of its start."""
     chain = [name]
     while isinstance(node := nodes_by_result.get(chain[-1]), Scatter):
         chain.append(node.start)

@@ -1,6 +1,6 @@
 """Scatters into existing memory, without unnecessary copies.
 
-`Program → Program`.  A scatter starts from a tensor of its own.  It needs no copy of a tensor that is computed only for
+`Program → Program`.  A scatter starts from a separate tensor.  It needs no copy of a tensor that is computed only for
 it: sums scattered one after the other, expert by expert, go to one tensor.  Two sums that start at zero and are then
 added are one sum, in the memory of the first: the gradient of an interpolation.  And a result that is copied back to an
 input of the caller, such as a cache, is scattered directly into that input.

@@ -3,10 +3,9 @@
     flattened images with channels last, as the rows of a product: x[k % 36 * 256 + k // 36]
 
 `Program → Program`, for targets that price memory requests (`Capabilities.sector`).  A tile of a product is contiguous
-along its rows, its columns or the folded axis; where an operand is along none of them, every element is a memory
-request of its own, in each tile that multiplies it.  The copy is a map, which is read and written in rows; clusters
-still take it in where their price says so.  (H200, float32, 1024 images of 6 × 6 × 256 with channels last, flattened,
-times a matrix of 9216 × 4096: 5.0 ms, of channels first 1.35.)
+along its rows, its columns or the folded axis; where an operand is along none of them, every element is a separate
+memory request, in each tile that multiplies it.  The copy is a map, which is read and written in rows; clusters still
+take it in where their price says so.  (measured: docs/performance.md, `scattered_operands`)
 """
 
 from __future__ import annotations

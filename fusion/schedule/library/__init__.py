@@ -1,1 +1,1 @@
-"""Matrix products: one generated kernel, split-K, or the library."""
+"""Chooses how matrix products are computed: one generated kernel, split-K, or the library."""

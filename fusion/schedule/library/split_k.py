@@ -1,7 +1,7 @@
 """Splits a product with few tiles along its reduced axis (split-K).
 
 Input: a cluster around one product; output: the alternative in parts, with its price, or None.  The cut is the same as
-that of a loop (`partial.py`): each part is a product with one more batch axis; its result is stored in float32, and the
+in a loop (`partial.py`): each part is a product with one more batch axis; its result is stored in float32, and the
 kernel of the epilogue adds the parts.
 
 Refused: products whose tiles keep the device busy, sums too short to split, symbolic sizes.
@@ -32,8 +32,9 @@ SHORTEST_PART = 8 * SUM_BLOCK
 FEWEST_ROWS = 2
 """Rows or columns below which a product is summed without matrix units, by enough programs.
 
-Unless several numbers are packed in an element of the matrix: unpacking costs more than the sums.  (One row and int4
-weights of 4096 × 14336 in groups, with the launch: 23.8 µs as sums, 20.9 on the matrix units in 4 parts.)
+Unless several numbers are packed in an element of the matrix: unpacking costs more than the sums.
+
+(measured: docs/performance.md, `FEWEST_ROWS`)
 """
 SUMMED = 4
 """Rows or columns up to which a single product may be summed without matrix units."""

@@ -1,4 +1,4 @@
-"""The online rule: a fold whose values depend on folds over the same axes that are not complete yet.
+"""Derives online forms: a fold whose values depend on folds over the same axes runs in one loop with them.
 
 Input: such a fold, say Σ exp(x - m) with m = max(x); output: accumulators in the same loop as the folds they depend on,
 which follow their running values from block to block, and the original fold as a function of the complete

@@ -1,4 +1,4 @@
-"""Centred moments: sums of deviations from a mean, in parts with a mean each.
+"""Computes centred moments, sums of deviations from a mean, in parts with a mean each.
 
     Σ (x - d)² over all parts      is      Σ over parts of   Σ (x - c)² + 2 (c - d) Σ (x - c) + n (c - d)²
 

@@ -1,4 +1,4 @@
-"""Merging: accumulators of parts of an axis are combined into those of the full axis.
+"""Merges accumulators of parts of an axis into those of the full axis.
 
 Input: accumulators as returned by `online`, each with its value in a part and in total; output: the part's contribution
 to the total.  In a loop, an accumulator that depends on a running value is corrected by its `carry`, from the value

@@ -1,4 +1,4 @@
-"""Canonical names of folds, by order alone, so that a result for one layer holds for equal ones.
+"""Gives folds canonical names, by order alone, so that a result for one layer holds for equal ones.
 
 Input: folds; output: the same folds over buffers `in0, in1, …` and tiles `t0, t1, …`, and the inverse renaming.
 """

@@ -1,4 +1,4 @@
-"""Numeric samples for the leaves of a fold's values, to check the claims of a rule.
+"""Draws numeric samples for the leaves of a fold's values, to check the claims of a rule.
 
 Input: expressions; output: their values, floats in float64, at a few points: loads, random numbers, indices and folds
 are drawn, conversions between float types do nothing, everything else is evaluated.  The numbers are the same in every

@@ -1,4 +1,4 @@
-"""Terms: the decomposition of a fold's values, and how terms are multiplied, scaled and written out.
+"""Represents a fold's values as terms, and multiplies, scales and writes them.
 
 A term is ± loop(x, d) · steps(d), with varying values x (they change along the fold's axes) and running values d (folds
 that are not complete yet).  `loop` stays under the fold.  It contains running values only in the exponent of a `range`,

@@ -1,4 +1,4 @@
-"""Numerical checks of an online form.
+"""Checks an online form numerically.
 
 Input: a fold, the folds that run beside it, and an online form of it; output: whether the form gives the same result:
 at any running values, from one value to the next, and while a running value is still at its identity.  A fold of one

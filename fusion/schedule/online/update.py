@@ -1,4 +1,4 @@
-"""Corrections of accumulators when the running value they depend on changes.
+"""Computes the corrections of accumulators when the running value they depend on changes.
 
 Input: the parts that shift an exponent or a factor under a fold; output: the `carry` of the fold, and its arguments
 with a safe replacement for a running value at its identity.

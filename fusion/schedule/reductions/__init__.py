@@ -1,1 +1,1 @@
-"""How a reduction is computed: in one loop or several, in parts, in scans, without the blocks that a mask skips."""
+"""Decides how reductions are computed: in one loop or several, in parts, in scans, without blocks that a mask skips."""

@@ -1,4 +1,4 @@
-"""Sums of columns that one kernel can compute beside folds of the rows (`clusters/legality/crossed.py`).
+"""Finds sums of columns that one kernel can compute with folds of the rows (`clusters/legality/crossed.py`).
 
 Input: a program; output: for such a sum the axis of the rows and the number of parts, so that there is a program for
 each multiprocessor that holds one row after another: fewer parts leave the device idle, more have more partial sums to

@@ -36,7 +36,7 @@ COLUMNS = 8
 
 ENOUGH_ROWS, ENOUGH_BLOCKS = 0.2, 1.5
 """From how many rows, or blocks of columns, a scan is faster in one piece, relative to the parallelism of the device
-(measured on an H200: 40 µs for 64 rows of 131072 against 45 in parts, 105 µs for 8192 rows of 4096 columns)."""
+(measured: docs/performance.md, `ENOUGH_ROWS`)."""
 
 
 def split_scans(program: Program, capabilities: Capabilities) -> Program:
@@ -148,7 +148,7 @@ class _Split:
     # Scans ------------------------------------------------------------------------------------------------------------
 
     def _before(self, op: ScanName, totals: Sequence[Expr]) -> Expr:
-        """Return the fold of all parts before that of the current point, over the axes of the scan."""
+        """Return the fold of all parts before the current point's, over the axes of the scan."""
         axes = (*self.others, self.part)
         args = tuple(totals) if op.startswith("arg") else tuple(totals[:1])
         dtype = self._carried(op)

@@ -4,7 +4,7 @@ Input: the folds of a loop; output: a condition (a bool expression), false only 
 identity: points excluded by a causal mask, a sliding window, document boundaries, or padding.  A `where` with a
 constant branch is a candidate; with the constant in its place, the folds are evaluated on samples.
 
-A condition depends on indices, and on integers and bools in memory.  A generator uses those of which a block of the
+A condition depends on indices, and on integers and bools in memory.  A generator uses the ones of which a block of the
 loop has few values: a vector along the loop or along the rows, or a number.
 
 Masked points are assumed not to contribute, even if the tensors hold infinities or NaN there, as in every attention

@@ -1,1 +1,1 @@
-"""Program → Program by local algebra: inlining, differences of powers, one-hot sums, windows."""
+"""Rewrites a Program by local algebra: inlining, differences of powers, one-hot sums, windows."""

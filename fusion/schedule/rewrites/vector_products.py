@@ -29,7 +29,7 @@ from fusion.schedule.clusters.work import additions_per_point, is_refetched
 from fusion.schedule.iteration.naming import unused
 
 ARRANGED = 3
-"""A byte of the smaller factor of a sum, relative to one that a GEMM packs: it is staged and arranged in new memory."""
+"""A byte of the smaller factor of a sum, relative to a byte that a GEMM packs: staged, and arranged in new memory."""
 
 
 def sum_vectors(

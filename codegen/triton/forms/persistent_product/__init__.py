@@ -1,4 +1,4 @@
-"""Persistent products: contractions whose operands come through tensor memory, in persistent programs.
+"""Generates persistent GEMMs, whose operands come through tensor memory.
 
 One or two programs per multiprocessor compute the blocks of the result in sequence.  Operands come through tensor
 descriptors, so that no thread computes an address or a mask, and a 16-bit result is stored the same way.  On an H200

@@ -1,4 +1,4 @@
-"""Column parts: the epilogue of a block of a contraction, one part of its columns at a time.
+"""Splits the epilogue of a GEMM block into parts of its columns, computed one at a time.
 
 Input: a block whose sums are complete; output: a loop over parts of its columns, in which tiles are loaded, results
 computed and stored.  A part takes half the registers, and half the shared memory for its store: the freed memory holds

@@ -1,4 +1,4 @@
-"""Config: the parameters of a persistent product, and the shared memory that it needs."""
+"""Defines the parameters of a persistent product, and computes the shared memory that it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Program: the lines of a program that computes blocks of a product in sequence."""
+"""Emits a persistent program, which computes blocks of a product in sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule: which kernels can be persistent products."""
+"""Decides which kernels can be persistent products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speed: which configuration of a persistent product is predicted to be the fastest.
+"""Predicts which configuration of a persistent product is the fastest.
 
 Input: contractions to which the form applies; output: configurations, the best first, and the share of the library's
 speed that each is predicted to reach.  A block takes the time of its sum, and of `end` more elements of the sum: during

@@ -1,4 +1,4 @@
-"""Side by side: independent kernels in one launch, each on its own range of programs (horizontal fusion).
+"""Launches independent kernels together, each on its own range of programs (horizontal fusion).
 
 The launched function selects the part of its program:
 
@@ -52,7 +52,7 @@ class SideBySide(Form):
         return (parts_of(self.task.kernel.parts, self.task.kernel.name, writer)[0].layout.config,)
 
     def emit(self, config: Config, writer: Writer) -> str | None:
-        """Return a file with a function for each part, and the one that is launched."""
+        """Return a file with a function for each part, and the launched function."""
         kernel = self.task.kernel
         parts = parts_of(kernel.parts, kernel.name, writer)
         limit = writer.limit([part.layout for part in parts])

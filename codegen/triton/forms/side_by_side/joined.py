@@ -1,4 +1,4 @@
-"""Joined products: products of the same rows as one loop over the blocks of all their columns.
+"""Joins products of the same rows into one loop over the blocks of all their columns.
 
 All of them are persistent products.  A block of columns belongs to one product, which determines its descriptors:
 
@@ -16,8 +16,7 @@ All of them are persistent products.  A block of columns belongs to one product,
     result.store([m0, n0], dot0.to(tl.bfloat16))
 
 Kernels that compute their blocks in sequence (`side_by_side`) wait for the last block of one before they load for the
-next, and create the descriptor of the rows again.  (H200, three products of one operand, 3072 columns in all: 79.1 µs
-for 4096 × 2048 instead of 82.0, 83.0 for 8192 × 1024 instead of 84.7.)
+next, and create the descriptor of the rows again.  (measured: docs/performance.md, `joined`)
 
 A branch after the sum instead of these names would make each step of the sum wait for the one before it.
 

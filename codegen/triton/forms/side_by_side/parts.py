@@ -1,4 +1,4 @@
-"""Parts: the kernels of one launch that run side by side, and which kernels may.
+"""Decides which kernels of one launch may run side by side, and adapts their configurations.
 
 `alike` decides which kernels may share a launch: those with a similar number of registers, and contractions only in the
 same form.  A part that needs fewer warps than the others gets larger blocks.

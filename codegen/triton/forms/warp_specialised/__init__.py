@@ -1,4 +1,4 @@
-"""Warp-specialised chained products: attention in groups of warps, of which one warp loads.
+"""Generates warp-specialised attention: one warp of a program loads, groups of warps compute.
 
 One program per multiprocessor computes blocks of rows in sequence.  One warp loads operands into rings of slots of
 shared memory; groups of four warps compute, the first product of a block ahead of the second product of the previous
@@ -102,7 +102,7 @@ class WarpSpecialised(Form):
         return lay_out(self.blocked, config, turns.depth(self.blocked, config), within_limit=writer.within_limit)
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
-        """Return the functions of the loading warp and of a group, and the one that starts them."""
+        """Return the functions of the loading warp and of a group, and the kernel that starts them."""
         kernel, constants = layout.blocked.kernel, list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
         program = Program(layout, self.chain, Signature(kernel.name, params, constants))
@@ -133,7 +133,7 @@ class WarpSpecialised(Form):
 
 
 def _counts(blocked: Blocked) -> tuple[int, ...]:
-    """Return numbers of groups: the accumulators of two fit the registers, for narrow heads also those of three.
+    """Return numbers of groups: the accumulators of two fit the registers, for narrow heads also of three.
 
     Three were 1.1 times as fast as two in long loops (H200, 16384 tokens of 16 heads), where their blocks are full.
     """

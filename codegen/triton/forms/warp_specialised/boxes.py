@@ -1,4 +1,4 @@
-"""Boxes: a matrix of a batch as blocks of its parameter, so that one descriptor serves all programs.
+"""Describes a matrix of a batch as blocks of its parameter, so that one descriptor serves all programs.
 
 Input: a matrix; output: a `Box`, or None where a descriptor cannot describe it.  A matrix may be one of a batch of any
 shape: each index that selects it for a program (a head, a row of the batch) is a dimension of the descriptor, of which

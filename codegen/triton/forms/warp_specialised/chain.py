@@ -1,4 +1,4 @@
-"""Chain: decides whether the warp-specialised form computes a kernel, as two products of one loop, and names its parts.
+"""Decides whether the warp-specialised form computes a kernel, as two products of one loop, and names its parts.
 
 Input: a kernel over block dimensions; output: a `Chain`, or the reason why the form does not apply.  It applies to:
 

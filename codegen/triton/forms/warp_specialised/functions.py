@@ -1,4 +1,4 @@
-"""Functions: the body of a loop as a function of its own.
+"""Writes the body of a loop as a separate function, so that Triton reads it once.
 
 Triton reads the body of a loop twice, first to determine the loop-carried values: the body of three nested loops is
 read eight times.  A function is read once for all calls with arguments of the same types, and then inlined at each
@@ -47,7 +47,7 @@ def split_off(
     """Move the lines of the current loop from `begin` on into a function, and return it.
 
     Args:
-        known, constants: the names defined around the loop, besides those that `values` allocated.
+        known, constants: the names defined around the loop, besides the names that `values` allocated.
         carried: the names that the lines change, which the function returns.
     """
     *outer, scope = values.scopes

@@ -1,8 +1,8 @@
-"""Groups: programs of sm_90 in which one warp loads and two or three groups of four warps compute.
+"""Emits the frame of warp-specialised programs of sm_90: one warp loads, two or three groups of four warps compute.
 
 Input: the matrices that such a program transfers; output: the lines that such programs have in common.  They are Gluon,
 the language below Triton in which a program assigns work to its warps, and decides when a product starts and where it
-is awaited.  Triton's own functions mean the same there, except those that create tiles (`in_gluon`): these have a
+is awaited.  Triton's own functions mean the same there, except functions that create tiles (`in_gluon`): these have a
 layout, which the compiler infers from the sums they are combined with.
 
 Descriptors are created once for all blocks of a program (`boxes`).
@@ -91,7 +91,7 @@ class Signature:
 
 
 class Functions(Protocol):
-    """A program of three functions, of which the last is launched and starts the others."""
+    """Describes a warp-specialised program: a load function, a compute function, and the kernel that starts both."""
 
     @property
     def fetch_takes(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Order: the order of the blocks of a loop whose first block is peeled off.
+"""Orders the blocks of a loop whose first block is peeled off.
 
 Input: a loop; output: its first block, and the others part by part (`loops/skips.py`).  In a part some blocks need no
 condition.  The first block is computed under the full condition in any case, so a loop some of whose blocks need it

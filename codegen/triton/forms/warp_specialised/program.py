@@ -1,4 +1,4 @@
-"""Program: two products of one loop, such as attention, the first of them a block ahead of the second.
+"""Emits the program of two products in one loop, such as attention, the first of them a block ahead of the second.
 
 Input: a kernel that loops over the columns of one product, folds its rows, and multiplies their result again; output:
 the lines of a program of `groups`.  Each group computes a part of the rows of a block:
@@ -88,7 +88,7 @@ class Program:
 
     @property
     def staging(self) -> list[str]:
-        """Return the names of the slots from which results are stored, where they have slots of their own."""
+        """Return the names of the slots from which results are stored, where these have separate slots."""
         return [] if self.plan.in_place else ["out"]
 
     @property

@@ -1,4 +1,4 @@
-"""Turns: the blocks of rows that each warp-specialised program computes, in sequence.
+"""Assigns blocks of rows to the warp-specialised programs, each of which computes its blocks in sequence.
 
 Input: block dimensions; output: the lines that compute the block of a turn.  Programs take turns, forwards and
 backwards in alternation, so that where loops are longer for some rows than for others each program gets long and short

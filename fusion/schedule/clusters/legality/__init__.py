@@ -1,4 +1,4 @@
-"""Legality: may two clusters be one kernel?
+"""Decides whether two clusters can be one kernel.
 
 One rule per function, each returning None or the reason of the refusal; `may_join` runs them in order.  Whether a path
 leaves the pair and comes back is a property of the graph, not of the pair, and is checked in `growth.py`.

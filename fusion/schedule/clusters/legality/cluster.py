@@ -1,4 +1,4 @@
-"""Clusters: nodes that share an iteration space, and links between two of them."""
+"""Defines clusters (nodes that share an iteration space) and links between two of them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def single(dependences: Dependences, capabilities: Capabilities, position: int) 
             space = Space(node.axes, node.over, rigid=True)
         case Scatter():
             space = scattered.space_of(node, ordered=capabilities.ordered)
-        case Scan():  # its axis is looped over as that of a row reduction
+        case Scan():  # its axis is looped over as in a row reduction
             space = Space(tuple(axis for axis in node.axes if axis.symbol != node.along), (node.scanned,))
         case _:
             assert_never(node)

@@ -1,15 +1,15 @@
-"""Rows that are folded and columns that are summed, in one loop over the rows.
+"""Joins folds of rows and sums of columns of one matrix in one loop over the rows.
 
 A kernel of rows spreads them over programs and folds each along its columns; a kernel that sums columns spreads these
 and folds the rows.  Where both read the same matrix, a program can hold one row whole: it folds the row, stores the
 results of the row, and adds it to running sums of all columns; then it continues with the next row of its part.  The
-gradients of a norm are such a pair: that of the input needs two folds of each row, those of weight and bias are sums of
-columns.
+gradients of a norm are such a pair: the input's gradient needs two folds of each row, the gradients of weight and bias
+are sums of columns.
 
-Input: the cluster of the columns, whose rows are divided into parts (`reductions/beside_rows.py`), and that of the
-rows; output: the joined cluster, in the space of the columns with the columns held, or the reason why there is none.
-The last part may be shorter than the others: then the sums read their rows under a condition, and the rest of the
-kernel gets the same one (`Space.where`).
+Input: the cluster of the columns, whose rows are divided into parts (`reductions/beside_rows.py`), and the cluster of
+the rows; output: the joined cluster, in the space of the columns with the columns held, or the reason why there is
+none.  The last part may be shorter than the others: then the sums read their rows under a condition, and the rest of
+the kernel gets the same one (`Space.where`).
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def _row_of(node: Compute, at: Placement, space: Space, *, stored: bool) -> str 
 
 
 def _reads_agree(dependences: Dependences, joined: Cluster, columns: Cluster) -> str | None:
-    """Values of a row are read where they were computed; sums of columns are read by no row."""
+    """Check that values of a row are read where they were computed, and sums of columns by no row."""
     by_out = {dependences.outs[member]: member for member in joined.members}
     sums = {dependences.outs[m] for m in columns.members if isinstance(dependences.node(m), Reduce)}
     for member in joined.members:

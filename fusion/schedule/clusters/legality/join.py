@@ -1,4 +1,4 @@
-"""Joining of two clusters: the rules in order, for each way to place one in the space of the other."""
+"""Joins two clusters: applies the rules in order, for each way to place one in the space of the other."""
 
 from __future__ import annotations
 

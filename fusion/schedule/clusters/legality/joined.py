@@ -1,4 +1,4 @@
-"""Rules about a joined cluster: folds stay whole, are read where they are computed, and results are stored once."""
+"""Checks a joined cluster: folds stay undivided, are read where they are computed, and results are stored once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refusal_of(
 
 
 def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
-    """A fold runs over all reduced axes of the space, and its result varies along parallel axes only."""
+    """Check that a fold runs over all reduced axes of the space, and its result varies along parallel axes only."""
     parallel = {axis.symbol for axis in joined.space.parallel}
     reduced = {axis.symbol for axis in joined.space.reduced}
     for member in moved.members:
@@ -58,7 +58,7 @@ def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster)
 
 
 def _covers_each_point_once(node: Reduce, placement: Placement, space: Space) -> bool:
-    """Return whether the reduced axes of the space enumerate all points of a fold once."""
+    """Return whether the reduced axes of the joined space map one to one onto the reduction domain of the fold."""
     over = [axis for axis in node.over if axis.size != 1]
     places, axes = [placement[axis.symbol] for axis in over], [axis for axis in space.reduced if axis.size != 1]
     if len(set(places)) == len(places) and {*places} == {axis.symbol for axis in axes}:
@@ -69,7 +69,7 @@ def _covers_each_point_once(node: Reduce, placement: Placement, space: Space) ->
 
 
 def _folds_keep_their_order(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
-    """Under batch-invariant numerics a fold visits its points in its own order, also beside others."""
+    """Check that a fold visits its points in its own order under batch-invariant numerics, also beside others."""
     number, sizes = _row_major(joined.space.reduced), joined.space.sizes
     for member in moved.members:
         node = dependences.node(member)
@@ -87,7 +87,7 @@ def _row_major(axes: Sequence[Axis]) -> sympy.Expr:
 
 
 def _folds_stay_inside(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
-    """A fold is computed within its bounds, also for readers that mask out positions past the ends (padding)."""
+    """Check that a fold stays within its bounds, also for readers that mask out positions past the ends (padding)."""
     sizes = joined.space.sizes
     for member in moved.members:
         node = dependences.node(member)
@@ -101,7 +101,7 @@ def _folds_stay_inside(dependences: Dependences, joined: Cluster, moved: Cluster
 
 
 def _scans_stay_whole(dependences: Dependences, joined: Cluster) -> str | None:
-    """A scan runs along the only reduced axis of the space, from its first point to its last."""
+    """Check that a scan runs along the only reduced axis of the space, from its first point to its last."""
     looped = [axis.symbol for axis in joined.space.reduced if axis.size != 1]
     for member in joined.members:
         node = dependences.node(member)
@@ -118,7 +118,7 @@ def _scans_stay_whole(dependences: Dependences, joined: Cluster) -> str | None:
 
 
 def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster, Cluster]) -> str | None:
-    """A fold is read at the point where it was computed; other nodes may be recomputed at any index.
+    """Check that a fold is read at the point where it was computed; other nodes may be recomputed at any index.
 
     Reads within one side that depend on its own folds alone are known to agree: joining moves both ends alike.
     """
@@ -177,7 +177,7 @@ def _agrees(
 
 
 def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
-    """A stored result is computed at every point exactly once, before or after the folds, not inside their loop."""
+    """Check that a stored result is computed at every point exactly once, outside the loop of the folds."""
     reduced = {axis.symbol for axis in joined.space.reduced if axis.size != 1}
     together = frozenset(joined.members)
     for member in joined.members:

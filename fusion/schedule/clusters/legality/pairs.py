@@ -1,4 +1,4 @@
-"""Rules about two clusters that need no algebra: devices, sizes, folds that cannot share a kernel."""
+"""Checks two clusters by rules that need no algebra: devices, sizes, folds that cannot share a kernel."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class Pair:
 
 
 def not_empty(pair: Pair) -> str | None:
-    """An axis without elements leaves nothing to fuse."""
+    """Refuse an axis without elements: there is nothing to fuse."""
     empty = any(axis.size == 0 for space in pair.spaces for axis in space.axes)
     return "an axis has no elements: there is nothing to share" if empty else None
 
 
 def same_device(pair: Pair) -> str | None:
-    """A kernel runs on one device."""
+    """Check that a kernel runs on one device."""
     buffers = pair.dependences.program.buffers
     a, b = (buffers[pair.dependences.outs[cluster.members[0]]].device for cluster in pair.sides)
     return None if a == b else f"different devices: {a} and {b}"
 
 
 def small_enough(pair: Pair) -> str | None:
-    """A kernel has a limited number of operations and of tensors."""
+    """Limit the operations and the tensors of a kernel."""
     dependences, members = pair.dependences, pair.members
     if len(members) > MAX_MEMBERS:
         return f"the kernel would hold more than {MAX_MEMBERS} operations"
@@ -67,12 +67,12 @@ def small_enough(pair: Pair) -> str | None:
 
 
 def scatters_apart(pair: Pair) -> str | None:
-    """A scatter shares no kernel with the producer of its start, nor with its readers."""
+    """Refuse a scatter in one kernel with the producer of its start, or with its readers."""
     return scattered.conflict(pair.dependences, pair.members, pair.spaces)
 
 
 def no_other_fold(pair: Pair) -> str | None:
-    """A contraction shares its kernel with no fold but contractions."""
+    """Refuse a contraction in one kernel with folds other than contractions."""
     sides = [[pair.dependences.compute(m) for m in cluster.members] for cluster in pair.sides]
     folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
     if not all(folds) or not any(isinstance(node, Contract) for side in folds for node in side):
@@ -85,7 +85,8 @@ def no_other_fold(pair: Pair) -> str | None:
 
 
 def stored_where_ranked(pair: Pair) -> str | None:
-    """Computed floats that are compared with other elements of the same tensor, as in a sort, are stored before.
+    """Require that computed floats which are compared with other elements of the same tensor, as in a sort, are stored
+    before.
 
     A compiler may use an FMA for one side and not for the other.  Then a number would differ in its last bit from
     itself: two elements of a row would get one rank, and another rank none.

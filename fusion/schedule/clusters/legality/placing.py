@@ -1,4 +1,4 @@
-"""Placing one cluster in the space of another: each node's axes as functions of the other's axes.
+"""Places one cluster in the space of another: each node's axes as functions of the other's axes.
 
 Input: two clusters and the buffer that links them; output: a space with the placements of all members, or the reason
 why there is none.
