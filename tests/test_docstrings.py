@@ -36,9 +36,6 @@ VERBS = frozenset(LISTED.split())
 RULES = "lowering/rules/"
 """Its docstrings may be formulas."""
 
-NOT_YET = {"codegen/triton/forms/rows.py", "codegen/triton/forms/traffic.py"}
-"""Modules whose first sentence is still a noun."""
-
 
 def third_person(verb: str) -> str:
     if verb.endswith(("s", "sh", "ch", "x", "o")):
@@ -85,7 +82,6 @@ def test_modules_begin_with_a_verb():
         [
             f"{shown(path)}: begin with a verb in the third person: {docstring.splitlines()[0]}"
             for path in all_package_modules()
-            if shown(path) not in NOT_YET
             for docstring in [ast.get_docstring(tree_of(path)) or ""]
             if not begins_with_a_verb(docstring, third=True)
         ]

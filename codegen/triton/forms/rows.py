@@ -1,4 +1,4 @@
-"""Rows: kernels that fold rows or columns, and multiply no matrices.
+"""Generates kernels that fold rows or columns, and multiply no matrices.
 
 Short rows have a warp each, long ones a few dozen elements per thread; rows that a program cannot hold are folded in
 steps.  Where the GRID axis is contiguous, neighbouring threads take neighbouring columns.  The numbers were measured on

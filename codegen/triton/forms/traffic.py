@@ -1,4 +1,4 @@
-"""Traffic: the tensors that account for most of a kernel's memory traffic, and block sizes derived from them."""
+"""Finds the tensors that account for most of a kernel's memory traffic, and derives block sizes from them."""
 
 from __future__ import annotations
 

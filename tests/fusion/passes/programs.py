@@ -12,6 +12,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from tests.fusion import attentions
@@ -86,6 +87,14 @@ def natively_attended(x: Tensor, *parameters: Tensor) -> Tensor:
 
 
 # The joint graph ------------------------------------------------------------------------------------------------------
+
+
+def modified_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def alibi(score: Tensor, b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return score + (row - column) / (h + 1)
+
+    result: Tensor = flex_attention(q, k, v, score_mod=alibi)
+    return result
 
 
 def rotated(x: Tensor, angle: Tensor) -> Tensor:
@@ -325,6 +334,7 @@ CASES: dict[str, Case] = {
     "resized": Case(resized, of((1, 2, 5, 6))),
     "unread rows": Case(shifted_logits, of((2, 5, 6), (40, 6)), options={"target": "triton", "workspace": 64}),
     "native attention": Case(natively_attended, of((2, 5, 4), (12, 4), (12,), (4, 4), (4,))),
+    "modified attention": Case(modified_attention, of((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), dtype=F32)),
     "complex": Case(rotated, of((5, 8), (5, 4)), backward=True),
     "complex, inference": Case(rotated, of((5, 8), (5, 4))),
     "images": Case(images, of(*IMAGES, dtype=BF16), backward=True),
