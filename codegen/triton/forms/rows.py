@@ -38,54 +38,37 @@ _LEAST_SPLIT = 4
 
 _FLOOR, _MOST_IN_WARP = 3072, 2048
 """Bytes that a program moves so that memory, rather than the rate at which programs start, bounds many short rows; and
-the padded elements of them that one warp holds.
-
-(H200: 1.6 programs start each nanosecond.  RMS norm of 131072 rows of 256 in bfloat16: 36 µs with 4 rows in a program,
-83 with one; maxima of 258111 rows of 130: 27 with 8, 159 with one.)
+the padded elements of them that one warp holds.  (measured: docs/performance.md, `_FLOOR`)
 """
 _LONG_ENOUGH = 16
 """Programs per multiprocessor that such rows still have."""
 _PLACED = 4
 """The factor of the warps of a row without positions of extremes to those of one with: each exchange between warps has
-two values, and compares them.  (H200, `argmax` of 8192 rows of 4096 in bfloat16: 30 µs with 2 warps, 37 with 8.)
+two values, and compares them.  (measured: docs/performance.md, `_PLACED`)
 """
 
 _COLUMN_BYTES, _STEP_BYTES = 128, 8192
-"""Bytes of neighbouring columns, and of a step down them in all tensors.
-
-(H200, bfloat16: sums down 16384 columns of 1024: 15.5 µs, with 256 bytes of columns 21; of 64 columns of 262144: 15.7
-and 20.6.)
+"""Bytes of neighbouring columns, and of a step down them in all tensors.  (measured: docs/performance.md, `_COLUMN_BYTES`)
 """
 _COLUMN_THREAD = 128
 """Bytes of the elements of a thread of columns, which few warps fold: those of several exchange their sums.
-
-(H200, bfloat16: sums of 262144 columns of 64: 16.6 µs with 2 warps, 18.6 with 4, 27.9 with 8; softmax of 256 × 64 ×
-1024 down the middle: 21.6, 28.4, 47.5.)
+(measured: docs/performance.md, `_COLUMN_THREAD`)
 """
 _SHORT_COLUMN = 64
 """Elements of a column up to which its neighbours have `_COLUMN_BYTES`, or more if they are few for a warp."""
 _MANY_EACH = 16
-"""Elements of a thread, at least, of columns of several tensors.
-
-(H200: products of two bfloat16 matrices of 65536 × 1024 summed down their columns: 73.5 µs with 16, above 77 with 32.)
+"""Elements of a thread, at least, of columns of several tensors.  (measured: docs/performance.md, `_MANY_EACH`)
 """
 _FEW_HELD = 4096
-"""Elements of a step where there are fewer programs than multiprocessors.
-
-(H200: sums of 512 columns of 64: 5.0 µs in steps of 512 × 8 with 8 warps, 8.5 with 4.)
+"""Elements of a step where there are fewer programs than multiprocessors.  (measured: docs/performance.md, `_FEW_HELD`)
 """
 _KEPT = 1.5
 """How often the columns that resident programs read again may fill the second-level cache: programs with more warps are
-fewer at a time.
-
-(H200: maxima, then sums of exponentials, of 65536 columns of 1024 numbers in float32: 102 µs with 16 warps, 125 with 4;
-means, then variances of as many of 392: 47 with 8, 51 with 4.)
+fewer at a time.  (measured: docs/performance.md, `_KEPT`)
 """
 _ODD_BLOCK, _ODD_STEP, _ODD_EACH = 256, 1024, 4
 """Columns, elements and elements per thread of a step down columns whose rows start off words of 16 bytes.
-
-(H100, maxima of 4096 × 4095, 61 times in float32: 1465 µs, in steps of 64 × 64 with 16 elements per thread 1802; 123
-times in bfloat16 1639 and 3030; maximum and sum of exponentials of the latter 4.5 ms and 13.3.)
+(measured: docs/performance.md, `_ODD_BLOCK`)
 """
 
 _ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
@@ -95,30 +78,25 @@ _MANY_ROWS = 4
 
 _ALONE = (16384, 32)
 """Elements and warps of a step where rows are read again: one program has a multiprocessor to itself, and no more rows
-are in flight than the cache holds until then.  (H100, layer norm of 4096 rows of 49152 in float32: 578 µs, in steps of
-2048 with 8 warps 1067; of 262144 in bfloat16 2461 and 2913.  H200, softmax of 4096 rows of 65536 in bfloat16: 297 µs,
-in steps of 4096 with 4 warps 391.)
+are in flight than the cache holds until then.  (measured: docs/performance.md, `_ALONE`)
 """
 
 _PAIRED = (8192, 32)
-"""The same for sums of 16-bit rows that are short enough for two programs on a multiprocessor.  (H100, layer norm of
-512 rows of 131072 in bfloat16: 116 µs, in steps of 16384 with 16 warps 130, of 8192 with 16 warps 183; of 4096 rows 836
-and 1358.)
+"""The same for sums of 16-bit rows that are short enough for two programs on a multiprocessor.
+(measured: docs/performance.md, `_PAIRED`)
 """
 
 _PAIRED_BYTES = 1 << 18
 """The longest rows of which the cache holds two for each multiprocessor."""
 
 _ODD = (4096, 16)
-"""The same where such rows end within a word, and are stored to other memory.  (H100, bfloat16, loss and gradient of
-8192 rows of 50257: 823 µs, in steps of 16384 with 32 warps 1150, of 2048 with 4 warps 967.)
+"""The same where such rows end within a word, and are stored to other memory.  (measured: docs/performance.md, `_ODD`)
 """
 
 _IN_PLACE = (8192, 16)
 """The same for rows of 16-bit floats that are overwritten in place: the cache holds more of them, and the registers of
-a gradient allow only one program of 32 warps, so that nothing else runs while it waits.  (H200, bf16, loss and gradient
-of 4096 rows of 50257: 307 µs, with 32 warps 371, with 4 in steps of 4096 333; of 2048 rows of 128256: 415, 433, 453.
-With loads of the next steps in flight, through shared memory: 315 to 475, and 432 to 556.)
+a gradient allow only one program of 32 warps, so that nothing else runs while it waits.
+(measured: docs/performance.md, `_IN_PLACE`)
 """
 
 _HELD_LENGTH = 256
