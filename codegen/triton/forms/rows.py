@@ -48,7 +48,8 @@ two values, and compares them.  (measured: docs/performance.md, `_PLACED`)
 """
 
 _COLUMN_BYTES, _STEP_BYTES = 128, 8192
-"""Bytes of neighbouring columns, and of a step down them in all tensors.  (measured: docs/performance.md, `_COLUMN_BYTES`)
+"""Bytes of neighbouring columns, and of a step down them in all tensors.
+(measured: docs/performance.md, `_COLUMN_BYTES`)
 """
 _COLUMN_THREAD = 128
 """Bytes of the elements of a thread of columns, which few warps fold: those of several exchange their sums.
