@@ -12,7 +12,7 @@ the loop.  The accumulator of a loop-carried fold is rescaled in place before th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sympy
 from typing_extensions import assert_never
@@ -132,10 +132,13 @@ class _Blocked:
 
     def _body(self, body: Sequence[Stmt]) -> list[str]:
         """Return the statements of one scope.  Its tiles are forgotten after it, except for results."""
-        outside = self.scope.shared, dict(self.scope.known), dict(self.products.packed)
-        self.scope.shared = self.scope.shared | self._shared_in(body)
+        scope = self.scope
+        outside = scope.shared, dict(scope.known), dict(self.products.packed)
+        above = scope.outside, scope.later
+        scope.shared, scope.outside = scope.shared | self._shared_in(body), frozenset(scope.known)
         lines: list[str] = []
-        for stmt in body:
+        for position, stmt in enumerate(body):
+            scope.later = (*_read_by(body[position + 1 :]), *above[1])
             match stmt:
                 case Loop():
                     lines += self._loop(stmt)
@@ -147,23 +150,40 @@ class _Blocked:
                     raise AssertionError("no scan stands beside products and running values")
                 case _:
                     assert_never(stmt)
-        results: dict[Expr, Tile] = {node: tile for node, tile in self.scope.known.items() if isinstance(node, TileRef)}
-        self.scope.shared, self.scope.known, self.products.packed = outside
-        self.scope.known.update(results)
+        results: dict[Expr, Tile] = {node: tile for node, tile in scope.known.items() if isinstance(node, TileRef)}
+        scope.shared, scope.known, self.products.packed = outside
+        scope.outside, scope.later = above
+        scope.known.update(results)
         return lines
 
     def _shared_in(self, body: Sequence[Stmt]) -> frozenset[Expr]:
-        """Return the values that more than one statement of a scope evaluates and that are worth a tile."""
+        """Return the values that more than one statement of a scope evaluates and that are worth a tile.
+
+        Those are costly values, and products combined with a tensor of as many numbers, such as scores with a mask: the
+        tile is nearer than that tensor.
+        """
         counts: Counter[Expr] = Counter()
         for stmt in body:
             if not isinstance(stmt, Loop):
                 counts.update(set(postorder(*values_of(stmt))))
 
         def repeated(node: Expr) -> bool:
-            return counts[node] > 1 and self.scope.worth_keeping(node)
+            return counts[node] > 1 and (self.scope.worth_keeping(node) or self._joins(node, products))
 
         own = [stmt for stmt in body if not isinstance(stmt, Loop)]
+        products = {stmt.ref for stmt in own if isinstance(stmt, Fold) and stmt.op == "dot" and stmt.carry is None}
         return frozenset(node for stmt in own for node in outermost(values_of(stmt), set(), repeated))
+
+    def _joins(self, node: Expr, products: Collection[Expr]) -> bool:
+        """Return whether a value combines a product of its type with a tensor that has a number for each of its own."""
+        if len(self.scope.tiled(node)) < 2 or isinstance(node, TileRef):
+            return False
+        parts, span = list(postorder(node)), set(self.scope.tiled(node))
+        read = [part for part in parts if isinstance(part, Load)]
+        if any(load.buffer in self.scope.written for load in read):
+            return False
+        whole = any(set(self.scope.tiled(load)) == span for load in read)
+        return whole and any(part in products and part.dtype is node.dtype for part in parts)
 
     # Loops -------------------------------------------------------------------------------------------------------
 
@@ -342,3 +362,9 @@ class _Blocked:
         value, index = nest.texts
         nest.write(*take(fold, self.scope.space.fresh("take"), value, index, best, at))
         return nest.lines()
+
+
+def _read_by(body: Sequence[Stmt]) -> list[Expr]:
+    """Return the values that statements, and those in their loops, evaluate."""
+    values = [value for stmt in statements(body) for value in values_of(stmt)]
+    return values + [loop.where for loop in statements(body, Loop) if loop.where is not None]

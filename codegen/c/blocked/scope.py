@@ -62,6 +62,8 @@ class Scope:
         tiles: all tiles that one thread allocates.
         known: values that are in tiles → their tiles.
         shared: values that several statements of the scope need.
+        outside: values whose tiles outlive the scope.
+        later: values that the statements after the current one need.
     """
 
     def __init__(self, kernel: Kernel, frame: Frame) -> None:
@@ -72,6 +74,8 @@ class Scope:
         self.tiles: list[Tile] = []
         self.known: dict[Expr, Tile] = {}
         self.shared: frozenset[Expr] = frozenset()
+        self.outside: frozenset[Expr] = frozenset()
+        self.later: tuple[Expr, ...] = ()
 
     def tiled(self, *values: Expr) -> tuple[sympy.Symbol, ...]:
         """Return the axes that a tile of `values` has."""
@@ -165,13 +169,43 @@ class Scope:
             writer.learn(value, self.at(tile))
         if axes and lanes:
             self._widen([*passing, *roots], axes[-1], levels, writer)
-        texts = writer.write([*passing, *roots], named=named)
+        texts = writer.write([*passing, *roots], named=named.union(passing))
         nest = Nest(levels, texts[len(passing) :], writer)
         for node, text in zip(passing, texts, strict=False):
-            tile = self._tile(node, axes)
+            last = self._last_read(node, [*passing, *roots])
+            tile = self._tile(node, axes) if last is None else self.known.pop(last)
             nest.write(f"{self.at(tile)} = {text};")
             self.known[node] = tile
         return nest
+
+    def _last_read(self, node: Expr, roots: Sequence[Expr]) -> Expr | None:
+        """Return a value in a tile that nothing needs once `node` is computed, so that `node` may take its place.
+
+        `roots` are all values of the nest, in which `node` has a name.
+        """
+        span, needed = set(self.tiled(node)), self._read([*roots, *self.later], beside=node)
+        for value in self._read([node]):
+            tile = self.known[value]
+            fits = set(tile.axes) == span and tile.held == HELD[node.dtype]
+            if fits and value not in self.outside and value not in needed:
+                return value
+        return None
+
+    def _read(self, roots: Sequence[Expr], beside: Expr | None = None) -> dict[Expr, None]:
+        """Return the values in tiles that `roots` are computed from; `beside`: without what that value needs."""
+        found: dict[Expr, None] = {}
+        seen: set[Expr] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if node in seen or node == beside:
+                continue
+            seen.add(node)
+            if node in self.known:
+                found[node] = None
+            else:
+                stack.extend(node.children())
+        return found
 
     def _widen(self, roots: Sequence[Expr], lane: sympy.Symbol, levels: Sequence[Level], writer: ValueWriter) -> None:
         """Read numbers of fewer than 4 bytes along the lanes into an array before the loop.
