@@ -25,12 +25,11 @@ MAX_UNTYPED = 20
 LAUNCHES = "codegen/triton/launch/"
 """The modules that handle objects of Triton, which has no annotations."""
 
-OPTIONAL = ("rich", "torch._inductor", "transformers", "triton")
-"""Libraries that some programs or machines do without, or that take seconds to import: functions may import them."""
+OPTIONAL = ("rich", "transformers", "triton")
+"""Libraries that some programs or machines do without: functions may import them."""
 
 DEFERRED = {
     "codegen/targets.py": "fusion.codegen.triton",  # without Triton, as outside Linux, the C target remains
-    "fusion/artifact/load.py": "fusion.artifact.kernels",  # artifacts load without the IRs, but for an error's message
     "fusion/cli/commands.py": "fusion.cli.demo",  # the demonstration needs transformers
     "fusion/graph_cache/carried.py": "fusion.codegen.triton.launch.carried",  # likewise needs Triton
 }
