@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.blocks.aligned_rows import word_load
 from fusion.codegen.triton.devices import Device
-from fusion.codegen.triton.expressions.code import ATOM, SUM, UNARY, Code, as_code, compose, listed
+from fusion.codegen.triton.expressions.code import ATOM, SUM, Code, as_code, compose, listed, widened
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
 from fusion.codegen.triton.expressions.points import Points
@@ -125,10 +125,7 @@ class Values(Points):
     def _advance(self, pointer: Tile, step: Tile) -> Tile:
         dims = self.join((pointer.dims, step.dims))
         base, added = expand(pointer.code, pointer.dims, dims).at(SUM), expand(step.code, step.dims, dims).at(SUM + 1)
-        negative = added.text.startswith("-") and step.code.binds == UNARY
-        if negative:
-            added = replace(added, text=added.text[1:])
-        code = listed([base, added], " - " if negative else " + ", SUM)
+        code = listed([base, added.negated or added], " - " if added.negated else " + ", SUM)
         return Tile(code, dims, max(pointer.depth, step.depth))
 
     def pointer_name(self, param: str) -> str:
@@ -323,7 +320,7 @@ class Values(Points):
         """Return an int64 of the IR as an int64 of Triton."""
         if not tile.narrow or tile.code.literal:
             return tile
-        return replace(tile, code=compose("{}.to(tl.int64)", tile.code.at(ATOM)), narrow=False)
+        return replace(tile, code=widened(tile.code), narrow=False)
 
 
 def _uses(roots: Sequence[Expr]) -> tuple[Counter[Expr], dict[Expr, Expr]]:
