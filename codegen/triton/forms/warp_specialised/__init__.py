@@ -2,7 +2,7 @@
 
 One program per multiprocessor computes blocks of rows in sequence.  One warp loads operands into rings of slots of
 shared memory; groups of four warps compute, the first product of a block ahead of the second product of the previous
-block (`program.py`).  `chain.py` decides which kernels have this form.
+block (`compute.py`).  `chain.py` decides which kernels have this form.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.warp_specialised import groups, turns
 from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
+from fusion.codegen.triton.forms.warp_specialised.compute import Compute
+from fusion.codegen.triton.forms.warp_specialised.fetch import fetch
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpSpecialisedConfig, in_gluon
 from fusion.codegen.triton.forms.warp_specialised.program import Program
@@ -122,8 +124,8 @@ class WarpSpecialised(Form):
 
         launched = signature(kernel, kernel.name, {}, constants)
         return [
-            *map(written, program.fetch(values())),
-            *map(written, program.compute(values())),
+            *map(written, fetch(program, values())),
+            *map(written, Compute(program).functions(values())),
             function_of(launched, program.launched(values()), "gluon.jit"),
         ]
 
