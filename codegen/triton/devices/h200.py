@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
+from fusion.codegen.price import WIDE, Steps
 from fusion.codegen.target import Layouts, OddRows
 from fusion.codegen.triton.devices.device import (
     GROUPED,
@@ -22,6 +23,7 @@ from fusion.codegen.triton.devices.device import (
     ProductSpeeds,
     Speeds,
 )
+from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 # Measured with 2 × 16 heads of 4096 (bfloat16) or 2048 (float32) rows; forward in bfloat16, with and without a causal
 # mask, with 16384 tokens of 16 heads in lengths of 512 to 16384. Narrow windows take up to 1.6 times the
@@ -90,6 +92,16 @@ _PRODUCTS = ProductSpeeds(  # relative to cuBLAS, over the shapes of transformer
     tf32_chained=0.37,
 )
 
+_EPILOGUE: dict[ScalarName, int] = {
+    **dict.fromkeys((name for name, row in SCALAR_OPS.items() if row.cost >= 10), 50),  # functions of CUDA's library
+    "log10": 50,
+    "tanh": 30,
+    "erfc": 31,
+    **dict.fromkeys(("truediv", "rsqrt", "sqrt"), 9),
+    **dict.fromkeys(("exp", "exp2", "log", "log2"), 6),
+}
+"""Additions that take as long as an operation in the epilogue of a persistent product, if not as `ScalarOp.cost`."""
+
 _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers, with ReLU, both GELUs, and a residual
     shapes=(
         PersistentShape(128, 256, 8, 3, 0.958, 0.958, loading=2000),  # loaded tiles leave memory for two stages
@@ -108,6 +120,8 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     end=137,
     streamed_end=300,
     streamed=1.096,
+    costs=_EPILOGUE,
+    free=3,
 )
 
 _ODD_ROWS = OddRows(
@@ -159,5 +173,27 @@ H200 = Device(
         # Not `launch_us * bandwidth`, which is 17 MB: next to other kernels, half of a copy's launch is hidden.  The
         # convolutions are cuDNN 9's.
         layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),
+        steps=Steps(
+            # Not measured: the cache lines of a warp's 32 threads are fetched one by one.
+            gathered=32.0,
+            computed=32.0,
+            # H100, pools of 3 x 3 and 5 x 5 in bfloat16 and float32: as whole vectors 8 to 11 additions, shifted 20 to
+            # 27, with gaps 41 to 86.
+            windowed=8.0,
+            shifted=2.5,
+            strided=5.0,
+            wide=WIDE,
+        ),
+        crowding=0.02,
+        longest_window=25,  # longer ones are folded across threads: a pool of 3 by 3 took 13 times as long
+        # Each program waits until all that it has stored is seen by others.  H100, bfloat16, cross-entropy with its
+        # gradient, with the count and without, µs of kernels: 600 rows of 32000 45 and 40, 1024 67 and 60, 2048 120 and
+        # 107, 8192 581 and 511; 1024 rows of 8192 19.6 and 19.2, 2048 31.8 and 30.4, 16384 226 and 204.
+        followed=4,
+        # H100, bfloat16, rows of 32768: softmax 0.28, slower; group norm with SiLU 0.43, loss 0.39, loss and gradient
+        # 0.45, faster.  H200, not measured: 0.42, 0.64, 0.58 and 0.67.
+        exposed=0.36,
+        grouped={3: 1.1, 2: 1.0},  # long loops, 16384 tokens of 16 heads, full blocks
+        cached=0.64,
     ),
 )

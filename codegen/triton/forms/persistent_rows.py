@@ -42,12 +42,6 @@ _LEAST_ROWS = 4
 _ELEMENTS = 32
 """Elements of a row per thread of the largest program from which on a multiprocessor holds one row."""
 
-_EXPOSED = 0.36
-"""The share of the time of a row's traffic above which other multiprocessors do not hide its arithmetic.  (H100,
-bfloat16, rows of 32768: softmax 0.28, slower; group norm with SiLU 0.43, loss 0.39, loss and gradient 0.45, faster.
-H200, not measured: 0.42, 0.64, 0.58 and 0.67.)
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class PersistentRowsConfig(Config):
@@ -129,7 +123,7 @@ class PersistentRows(Rows):
         length, measured = extent(r.size), speeds(device)
         moved = sum(extent(param.extent) * param.dtype.itemsize for param in streams(self.blocked))
         arithmetic = 2 * self._additions() * length * extent(self.blocked.dims[0].size) / measured.flops
-        return "" if arithmetic > _EXPOSED * moved / measured.bandwidth else "other rows hide its arithmetic"
+        return "" if arithmetic > measured.exposed * moved / measured.bandwidth else "other rows hide its arithmetic"
 
     def _additions(self) -> float:
         """Return the cost of an element of a row, in additions."""

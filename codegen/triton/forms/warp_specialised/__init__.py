@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from fusion.codegen.triton.arguments import argument
 from fusion.codegen.triton.blocks import Blocked, Config, extent, keeps_busy, power_of_two, programs
+from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.code import Code
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
@@ -32,8 +33,6 @@ from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpS
 from fusion.codegen.triton.forms.warp_specialised.program import Program
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.kernel import Role
-
-_SPEED = {3: 1.1, 2: 1.0}  # number of groups → speed relative to two
 
 _SHORT_WIDE = 512  # the shortest loop over wide heads that was measured
 
@@ -137,13 +136,14 @@ class WarpSpecialised(Form):
 def _counts(blocked: Blocked) -> tuple[int, ...]:
     """Return numbers of groups: the accumulators of two fit the registers, for narrow heads also those of three.
 
-    Three were 1.1 times as fast as two in long loops (H200, 16384 tokens of 16 heads), where their blocks are full.
+    Three are faster than two where their blocks are full.
     """
     if _wide(blocked):
         return (2,)
     rows = next(extent(dim.size) for dim in blocked.grid() if dim.name == "m")
-    full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in _SPEED}
-    return tuple(sorted(_SPEED, key=lambda count: -full[count] * _SPEED[count]))
+    speed = speeds(blocked.device).grouped
+    full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in speed}
+    return tuple(sorted(speed, key=lambda count: -full[count] * speed[count]))
 
 
 def _wide(blocked: Blocked) -> bool:
