@@ -8,44 +8,36 @@ batch-invariant, all products are generated, since the library's kernel depends 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
-import sympy
 import torch
 from torch import fx
 
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.target import Capabilities
+from fusion.dumped.trace import Trace
 from fusion.graphs import main_device
 from fusion.lowering.lower import lower
 from fusion.lowering.program import Contract, Program
-from fusion.schedule.chained import stream
-from fusion.schedule.chunks import in_chunks
-from fusion.schedule.overrides import PRICED, Overrides
-from fusion.schedule.rewrites.inline import inline_cheap_maps
-from fusion.schedule.rewrites.one_hot_sums import select_terms
+from fusion.passes import run_stage
 from fusion.schedule.rewrites.vector_products import of_few_rows
+from fusion.stages import PREVIEW_LOOPS, PREVIEW_MAPS
+from fusion.subjects import Scheduled, Scheduling
 
 
-def lower_for(
-    graph: fx.GraphModule,
-    target: Target,
-    hints: Mapping[sympy.Symbol, int] | None,
-    workspace: int,
-    overrides: Overrides = PRICED,
-) -> Program:
-    """Lower `graph` for `target`; products of more than `workspace` bytes are computed in chunks.
+def lower_for(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Program:
+    """Lower `graph` for the target of `at`; the passes that show what its products fuse with are logged in `trace`.
 
     Raises:
         Unsupported: the graph cannot be represented as a Program.
     """
-    capabilities, place = target.capabilities, main_device(graph)
+    target, capabilities, place = at.machine, at.capabilities, main_device(graph)
     if target.numerics.invariant:
         scans = capabilities.scans
         generated = lower(graph, device=place, scatters=frozenset(), rounded=True, scans=scans, invariant=True)
         return generated.edited(library=dict.fromkeys(generated.library, ()))
     if target.numerics.strict:
         return lower(graph, device=place, contractions=(), scatters=frozenset(), rounded=True)
-    contractions = _products(graph, capabilities, hints, workspace) if overrides.leaves_products else None
+    contractions = _products(graph, at, trace) if at.overrides.leaves_products else None
     scatters, small = _scatters(capabilities), _small(capabilities)
     return lower(graph, device=place, contractions=contractions, scatters=scatters, small=small)
 
@@ -63,23 +55,26 @@ def _small(capabilities: Capabilities) -> int:
     return int(rates.launch_us / behind / 2)
 
 
-def _products(
-    graph: fx.GraphModule, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None, workspace: int
-) -> Collection[str] | None:
+def _products(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Collection[str] | None:
     """Return the names of matrix products to lower as contractions; None for all.
 
     If the library's GEMMs are faster than generated ones, only those that are chained in one loop, chunked, or with
     few rows.
     """
+    capabilities = at.capabilities
     if capabilities.lone_products and "dot" in capabilities.fold_ops:
         return None
-    scatters = _scatters(capabilities)
-    whole = select_terms(inline_cheap_maps(lower(graph, device=main_device(graph), scatters=scatters)))
-    program = in_chunks(whole, capabilities, workspace, hints)
+    lowered = lower(graph, device=main_device(graph), scatters=_scatters(capabilities))
+    if not any(isinstance(node, Contract) for node in lowered.nodes):
+        return ()
+    preview = trace.within("preview")
+    preview.program(1, "program", lowered)
+    maps = run_stage(PREVIEW_MAPS, Scheduled(lowered), at, preview.log)
+    loops = run_stage(PREVIEW_LOOPS, maps, at, preview.log)
+    whole, program = maps.program, loops.program
     outside = {node.out for node in program.nodes if isinstance(node, Contract)}
     products = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
-    program, chains = stream(program, capabilities, hints)
-    nodes = (program.nodes[member] for cluster in chains for member in cluster.members)
+    nodes = (program.nodes[member] for cluster in loops.streams for member in cluster.members)
     products += [node for node in nodes if isinstance(node, Contract)]
     few = of_few_rows(whole, capabilities)
     products += [node for node in whole.nodes if isinstance(node, Contract) and node.out in few]

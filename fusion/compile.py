@@ -250,11 +250,12 @@ def schedule_graph(
     Returns:
         The program as lowered, and its schedule.
     """
-    with trace.log.timed("program", "lower"):
-        program = lower_for(graph, target, hints, workspace, overrides)
     limit = sys.maxsize if target.numerics.strict else workspace
+    at = Scheduling(target, hints, measure, limit, overrides=overrides)
+    with trace.log.timed("program", "lower"):
+        program = lower_for(graph, at, trace)
     names = {name for k in spare if isinstance(name := program.inputs[k], str)}
-    return program, schedule_program(program, Scheduling(target, hints, measure, limit, names, overrides), trace)
+    return program, schedule_program(program, replace(at, spare=names), trace)
 
 
 __all__ = ["compile_graph", "load_finished", "prepare", "schedule_graph"]

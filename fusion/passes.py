@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 S = TypeVar("S")
@@ -90,6 +90,23 @@ class Stage(Generic[S, C]):
     def optional(self) -> tuple[str, ...]:
         """The passes that can be left out, as "stage/pass", in order."""
         return tuple(f"{self.name}/{each.name}" for each in self.passes if not each.needed)
+
+    def only(self, name: str, *passes: str) -> Stage[S, C]:
+        """Return a stage of some passes of this one, in its order; a pass left out here is left out there.
+
+        >>> numbers = Stage(
+        ...     "numbers", (Pass("double", lambda x, by: 2 * x), Pass("next", lambda x, by: x + 1)), print, iter
+        ... )
+        >>> numbers.only("first_look", "next").optional
+        ('first_look/next',)
+        """
+        kept = tuple(each for each in self.passes if each.name in passes)
+        assert len(kept) == len(passes), passes
+
+        def left_out(context: C) -> frozenset[str]:
+            return frozenset(f"{name}/{each}" for each in passes if f"{self.name}/{each}" in self.left_out(context))
+
+        return replace(self, name=name, passes=kept, left_out=left_out)
 
 
 @dataclass(frozen=True, slots=True)

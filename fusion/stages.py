@@ -4,9 +4,11 @@
                                                            └─ INFERENCE ── one graph
 
     each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
+                       └─ of a target whose library computes products faster: lower ── PREVIEW_MAPS ── PREVIEW_LOOPS
 
-This module has the order and the conditions of passes; `passes.py` runs, checks, times and dumps them.  The stages are
-started by `region.py` (the first two), `autograd.py` (the joint graph) and `compile.py` (the rest).  The same tuples
+This module has the order and the conditions of passes; `passes.py` runs, checks, times and dumps them; `adapters.py`
+hands them their arguments.  The stages are started by `region.py` (the first two), `autograd.py` (the joint graph),
+`choose_externs.py` (the previews), `compile.py` and `scheduling.py` (the rest).  The same tuples
 serve just-in-time compilation, export ahead of time (`aot.py`) and trials of alternatives.
 
 Strict numerics (`Options.exact`) leave out every pass that changes the order of computation.
@@ -14,17 +16,15 @@ Strict numerics (`Options.exact`) leave out every pass that changes the order of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Collection
 from itertools import chain
 
 from torch import fx
 
+from fusion import adapters
 from fusion.attention.flex_attention import decompose_flex_attention
 from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
-from fusion.dynamo.constant_floats import settings_fixed
 from fusion.dynamo.kept_strides import keep_strides
 from fusion.dynamo.native_attention import take_apart
 from fusion.dynamo.nested_regions import inline_regions
@@ -48,36 +48,25 @@ from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
 from fusion.joint.repeated import merge_repeated
-from fusion.joint.results import add_results, drop_results
+from fusion.joint.results import drop_results
 from fusion.joint.row_layouts import prefer_rows
 from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
-from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
-from fusion.lowering.program import Program
-from fusion.lowering.verify import verify_kernel, verify_program
+from fusion.joint.seeds import cover_undrawn, share_seeds
+from fusion.lowering.verify import verify_program
 from fusion.passes import Pass, Stage, in_place
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
-from fusion.schedule import Step
-from fusion.schedule.chained import stream
 from fusion.schedule.chained.mask_bounds import bound_masks
 from fusion.schedule.chained.skipped_checks import keep_skipped_checks
 from fusion.schedule.chunks import in_chunks
-from fusion.schedule.clusters.growth import grow
-from fusion.schedule.clusters.legality import Cluster
-from fusion.schedule.kernels import KernelCall
-from fusion.schedule.kernels.time import share_of_chain
 from fusion.schedule.launches.chain import chain_last_steps
-from fusion.schedule.launches.generate import kernels_of, refusals_of_steps
 from fusion.schedule.launches.last_block import finish_tiles
 from fusion.schedule.launches.pack import pack_launches
 from fusion.schedule.launches.pivots import about_pivots
-from fusion.schedule.launches.reuse import reuse
-from fusion.schedule.launches.updates import update
 from fusion.schedule.layouts.aligned_rows import align_rows
 from fusion.schedule.layouts.copy_layouts import own_sources
 from fusion.schedule.layouts.round_on_store import store_rounded
 from fusion.schedule.layouts.scatter_in_place import own_destinations
 from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
-from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.overrides import JOINS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements
@@ -86,7 +75,6 @@ from fusion.schedule.rewrites.distinct_elements import map_distinct_elements
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import exact_differences
-from fusion.schedule.rewrites.vector_products import sum_vectors
 from fusion.schedule.rewrites.windows import unroll_windows
 from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
 
@@ -95,14 +83,6 @@ from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Schedul
 
 def _left_out(at: Capturing | Deriving | Scheduling) -> Collection[str]:
     return at.overrides.without
-
-
-def _fix_settings(graph: fx.GraphModule, at: Capturing) -> None:
-    at.inputs = at.within.enter_context(settings_fixed(graph, at.inputs, at.settings))
-
-
-def _lint(graph: fx.GraphModule, at: object) -> None:
-    graph.graph.lint()
 
 
 CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
@@ -118,7 +98,7 @@ CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
         in_place("keep_strides", lambda graph, at: keep_strides(graph), needed=True),
         in_place("keep_unused_results", lambda graph, at: keep_unused_results(graph), needed=True),
     ),
-    check=_lint,
+    check=adapters.lint,
     text=graph_text,
     parts=graph_parts,
     left_out=_left_out,
@@ -133,14 +113,14 @@ def _relaxed(at: Capturing) -> bool:
 PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     "prepared",
     (
-        in_place("fix_settings", _fix_settings, needed=True),
+        in_place("fix_settings", adapters.fix_settings, needed=True),
         in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph), needed=True),
         in_place("take_apart", lambda graph, at: take_apart(graph), when=_relaxed),
         in_place("decompose_flex_attention", lambda graph, at: decompose_flex_attention(graph), when=_relaxed),
         in_place("choose_attention", lambda graph, at: at.choose_attention(graph), when=_relaxed),
         in_place("skip_unread_rows", lambda graph, at: skip_unread_rows(graph, at.options.workspace), when=_relaxed),
     ),
-    check=_lint,
+    check=adapters.lint,
     text=graph_text,
     parts=graph_parts,
     first=len(CAPTURED.passes) + 1,
@@ -159,17 +139,6 @@ def _streams(at: Deriving) -> bool:
     return at.streams and not at.exact
 
 
-def _keep(kept: Callable[[fx.GraphModule, Deriving], Collection[fx.Node]]) -> Callable[[Joint, Deriving], None]:
-    def run(joint: Joint, at: Deriving) -> None:
-        joint.kept += kept(joint.graph, at)
-
-    return run
-
-
-def _return_kept(joint: Joint, at: Deriving) -> None:
-    joint.returned = joint.results + add_results(joint.graph, joint.kept, joint.results)
-
-
 JOINT: Stage[Joint, Deriving] = Stage(
     "joint",
     (
@@ -185,15 +154,15 @@ JOINT: Stage[Joint, Deriving] = Stage(
         in_place("drop_copies", lambda joint, at: drop_copies(joint.graph), when=_inexact),
         in_place("fix_widths", lambda joint, at: fix_widths(joint.graph), when=_streams),
         in_place("drop_vanishing_gradients", lambda joint, at: drop_vanishing_gradients(joint.graph), when=_inexact),
-        in_place("compute_ahead", _keep(lambda graph, at: compute_ahead(graph, at.workspace)), when=_inexact),
+        in_place("compute_ahead", adapters.keep(lambda graph, at: compute_ahead(graph, at.workspace)), when=_inexact),
         in_place("reassociate", lambda joint, at: reassociate(joint.graph), when=_streams),
-        in_place("keep_comparisons", _keep(lambda graph, at: keep_comparisons(graph)), when=_inexact),
-        in_place("narrow_positions", _keep(lambda graph, at: narrow_positions(graph)), when=_inexact),
+        in_place("keep_comparisons", adapters.keep(lambda graph, at: keep_comparisons(graph)), when=_inexact),
+        in_place("narrow_positions", adapters.keep(lambda graph, at: narrow_positions(graph)), when=_inexact),
         in_place("prefer_views_of_inputs", lambda joint, at: prefer_views_of_inputs(joint.graph), when=_inexact),
         in_place(
             "prefer_recomputed_products", lambda joint, at: prefer_recomputed_products(joint.graph), when=_streams
         ),
-        in_place("return_kept", _return_kept, needed=True),
+        in_place("return_kept", adapters.return_kept, needed=True),
         in_place("merge_repeated", lambda joint, at: merge_repeated(joint.graph)),
         in_place("cover_undrawn", lambda joint, at: cover_undrawn(joint.graph), needed=True),
     ),
@@ -205,25 +174,16 @@ JOINT: Stage[Joint, Deriving] = Stage(
 """Prepares the joint graph for the min-cut partition."""
 
 
-def _uncover(halves: Halves, at: Deriving) -> None:
-    uncover(halves.forward)
-    uncover(halves.backward)
-
-
-def _on_saved(edit: Callable[[fx.GraphModule, fx.GraphModule, int], None]) -> Callable[[Halves, Deriving], None]:
-    return lambda halves, at: edit(halves.forward, halves.backward, halves.results)
-
-
 PARTED: Stage[Halves, Deriving] = Stage(
     "parted",
     (
-        in_place("uncover", _uncover, needed=True),
+        in_place("uncover", adapters.uncover_halves, needed=True),
         in_place(
             "drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned), needed=True
         ),
-        in_place("widen_statistics", _on_saved(widen_statistics), when=_inexact),
-        in_place("keep_unchanged", _on_saved(keep_unchanged), needed=True),
-        in_place("mark_spare", _on_saved(mark_spare), when=_inexact),
+        in_place("widen_statistics", adapters.on_saved(widen_statistics), when=_inexact),
+        in_place("keep_unchanged", adapters.on_saved(keep_unchanged), needed=True),
+        in_place("mark_spare", adapters.on_saved(mark_spare), when=_inexact),
     ),
     check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
     text=lambda halves: chain(graph_text(halves.forward, "forward."), graph_text(halves.backward, "backward.")),
@@ -244,7 +204,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
         in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_streams),
     ),
-    check=_lint,
+    check=adapters.lint,
     text=graph_text,
     parts=graph_parts,
     left_out=_left_out,
@@ -252,28 +212,6 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
 """The passes of the joint graph that also apply to a graph without gradients."""
 
 # The Program ----------------------------------------------------------------------------------------------------------
-
-
-def _on_program(change: Callable[[Program, Scheduling], Program]) -> Callable[[Scheduled, Scheduling], Scheduled]:
-    return lambda scheduled, at: scheduled.changed(change(scheduled.program, at))
-
-
-def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*stream(scheduled.program, at.capabilities, at.hints))
-
-
-def _on_chains(change: Callable[..., tuple[Program, tuple[Cluster, ...]]]) -> Callable[..., Scheduled]:
-    return lambda scheduled, at: scheduled.chained(
-        *change(scheduled.program, at.capabilities, scheduled.streams, at.hints)
-    )
-
-
-def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
-
-
-def _sum_vectors(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams, at.capabilities))
 
 
 def _sums_vectors(at: Scheduling) -> bool:
@@ -303,30 +241,30 @@ def _leaves_lone_products(at: Scheduling) -> bool:
 PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     "program",
     (
-        Pass("sources", _on_program(lambda program, at: own_sources(program))),
+        Pass("sources", adapters.on_program(lambda program, at: own_sources(program))),
         Pass(
             "differences",
-            _on_program(lambda program, at: exact_differences(program)),
+            adapters.on_program(lambda program, at: exact_differences(program)),
             when=lambda at: not at.machine.numerics.strict,
         ),
-        Pass("elements", _on_program(lambda program, at: map_distinct_elements(program))),
-        Pass("inlined", _on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
-        Pass("destinations", _on_program(lambda program, at: own_destinations(program))),
-        Pass("selected", _on_program(lambda program, at: select_terms(program))),
+        Pass("elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
+        Pass("inlined", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
+        Pass("destinations", adapters.on_program(lambda program, at: own_destinations(program))),
+        Pass("selected", adapters.on_program(lambda program, at: select_terms(program))),
         Pass(
             "chunks",
-            _on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints)),
+            adapters.on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints)),
             when=lambda at: not at.invariant,
         ),
-        Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
-        Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
-        Pass("streamed", _stream, when=_chains),
-        Pass("masks", _on_chains(bound_masks), when=_chains),
-        Pass("checks", _on_chains(keep_skipped_checks), when=_chains, needed=True),
-        Pass("vectors", _sum_vectors, when=_sums_vectors),
-        Pass("lone_products", _leave_lone_products, when=_leaves_lone_products),
-        Pass("operands", _on_chains(copy_scattered_operands)),
-        Pass("narrow", _on_program(lambda program, at: store_rounded(program))),
+        Pass("scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
+        Pass("windows", adapters.on_program(lambda program, at: unroll_windows(program, at.capabilities))),
+        Pass("streamed", adapters.find_chains, when=_chains),
+        Pass("masks", adapters.on_chains(bound_masks), when=_chains),
+        Pass("checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
+        Pass("vectors", adapters.sum_few_rows, when=_sums_vectors),
+        Pass("lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
+        Pass("operands", adapters.on_chains(copy_scattered_operands)),
+        Pass("narrow", adapters.on_program(lambda program, at: store_rounded(program))),
         # After inlining, so that a split reduction contains its producers; after streams, which have their own parts.
         Pass(
             "split",
@@ -334,8 +272,8 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
                 split_reductions(scheduled.program, at.capabilities, scheduled.streams, at.hints)
             ),
         ),
-        Pass("copies", _on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))),
-        Pass("aligned", _on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
+        Pass("copies", adapters.on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))),
+        Pass("aligned", adapters.on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
     ),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program),
@@ -345,25 +283,19 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 )
 """Program → Program: equivalent programs that fuse better."""
 
+PREVIEW_MAPS = PROGRAM.only("preview_maps", "inlined", "selected")
+PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunks", "streamed")
+"""Passes of PROGRAM that show which products a loop would consume, before others are left to the library
+(`choose_externs.py`): the first two settle which products there are, the last two which of them a loop computes.
+"""
 
-def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    share = None if at.target is None else partial(share_of_chain, target=at.target)
-    chains, joins = scheduled.streams, at.overrides.joins
-    clustering = grow(scheduled.program, at.capabilities, at.hints, chains, chained_share=share, joins=joins)
-    return replace(scheduled, clustering=clustering)
-
-
-def _prefer_library(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    assert scheduled.clustering is not None
-    measure = at.overrides.choose if at.overrides.products else at.measure
-    program, choices = prefer_library(scheduled.program, scheduled.clustering, at.machine, measure)
-    weighed = replace(scheduled, choices=choices) if choices else scheduled
-    return weighed if program is scheduled.program else _grow(weighed.changed(program), at)
+PREVIEWS = (PREVIEW_MAPS.name, PREVIEW_LOOPS.name)
+"""The stages whose subject is dropped."""
 
 
 CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
     "clusters",
-    (Pass("clusters", _grow, needed=True), Pass("library", _prefer_library)),
+    (Pass("clusters", adapters.grow_clusters, needed=True), Pass("library", adapters.choose_library)),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program, scheduled.clustering, scheduled.choices),
     first=PROGRAM.first + len(PROGRAM.passes),
@@ -375,65 +307,38 @@ CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
 # Launches -------------------------------------------------------------------------------------------------------------
 
 
-def _generate(planned: Planned, at: Scheduling) -> Planned:
-    steps, refusals = kernels_of(planned.program, planned.clustering, at.target)
-    return planned.changed(steps, refusals=refusals)
-
-
-def _update(planned: Planned, at: Scheduling) -> Planned:
-    steps, program = update(planned.steps, planned.program)
-    return planned.changed(steps, program, refusals_of_steps(planned.refusals, steps))
-
-
-def _reuse(planned: Planned, at: Scheduling) -> Planned:
-    return planned.changed(*reuse(planned.steps, planned.program, at.spare))
-
-
-def _on_steps(
-    change: Callable[[Planned, Scheduling], Sequence[Step]],
-) -> Callable[[Planned, Scheduling], Planned]:
-    return lambda planned, at: planned.changed(change(planned, at))
-
-
 def _shares_launches(at: Scheduling) -> bool:
     return at.target is not None and at.overrides.fused
-
-
-def _verify_kernels(planned: Planned, at: Scheduling) -> None:
-    for step in planned.steps:
-        if isinstance(step, KernelCall) and step.kernel not in at.kernels:
-            verify_kernel(step.kernel)
-            at.kernels.add(step.kernel)
 
 
 LAUNCHES: Stage[Planned, Scheduling] = Stage(
     "launches",
     (
-        Pass("kernels", _generate, needed=True),
+        Pass("kernels", adapters.make_kernels, needed=True),
         Pass(
             "tiles",
-            _on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
+            adapters.on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
         Pass(
             "chained",
-            _on_steps(lambda planned, at: chain_last_steps(planned.steps, _most_followed(at))),
+            adapters.on_steps(lambda planned, at: chain_last_steps(planned.steps, _most_followed(at))),
             when=_chains_launches,
         ),
         Pass(
             "packed",
-            _on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),
+            adapters.on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
         Pass(
             "pivots",
-            _on_steps(lambda planned, at: about_pivots(planned.steps)),
+            adapters.on_steps(lambda planned, at: about_pivots(planned.steps)),
             when=lambda at: not at.invariant,
         ),
-        Pass("updates", _update),
-        Pass("reused", _reuse),
+        Pass("updates", adapters.update_in_place),
+        Pass("reused", adapters.reuse_memory),
     ),
-    check=_verify_kernels,
+    check=adapters.verify_kernels,
     text=lambda planned: launches_text(planned.steps),
     first=CLUSTERS.first + len(CLUSTERS.passes),
     parts=lambda planned: launch_parts(planned.steps),
@@ -442,7 +347,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
 """Decides which kernels share a launch, and which memory their results reuse."""
 
 STAGES = (CAPTURED, PREPARED, JOINT, PARTED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
-"""Every stage, in the order of the path."""
+"""Every stage, in the order of the path, without the previews, whose passes are those of PROGRAM."""
 
 OPTIONAL = tuple(name for stage in STAGES for name in (*([JOINS] if stage is CLUSTERS else []), *stage.optional))
 """The passes that can be left out (`Overrides.without`), as "stage/pass", in order."""

@@ -27,8 +27,8 @@ POINTS = sympy.Symbol("chunk_points", integer=True, positive=True)
 ROW_MULTIPLE = 16
 """Chunks start at multiples of this, so that slices keep the alignment of the full tensors."""
 
-COMBINED_BY: Mapping[FoldName, str] = {"sum": "add", "max": "maximum", "min": "minimum"}
-"""Reduction → the torch function that combines the results of two chunks."""
+COMBINED: frozenset[FoldName] = frozenset({"sum", "max", "min"})
+"""The reductions whose results of two chunks are combined (`FoldOp.joined_by`)."""
 
 
 def even(length: int, fitting: int, most: int) -> int:

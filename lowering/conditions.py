@@ -8,17 +8,16 @@ choices of which the condition is known.  A branch that is never chosen disappea
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
 
 from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, const, make_op, rewrite
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
-_OPPOSITE: dict[ScalarName, ScalarName] = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
+_COMPARE: Mapping[ScalarName, Callable[[float, float], bool]] = {
     "lt": operator.lt,
     "le": operator.le,
     "gt": operator.gt,
@@ -73,8 +72,9 @@ def negated(condition: Expr) -> Expr:
     if isinstance(condition, Op):
         if condition.name == "not":
             return condition.args[0]
-        if condition.name in _OPPOSITE and not condition.args[0].dtype.is_floating_point:
-            return Op(_OPPOSITE[condition.name], condition.args, torch.bool)
+        negation = SCALAR_OPS[condition.name].negation
+        if negation is not None and not condition.args[0].dtype.is_floating_point:
+            return Op(negation, condition.args, torch.bool)
         if condition.name in ("and", "or"):
             other: Literal["and", "or"] = "or" if condition.name == "and" else "and"
             return _joined(other, *map(negated, condition.args))

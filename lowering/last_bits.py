@@ -8,8 +8,7 @@ result derived from it (a row with its maximum) has to read both from the same c
 from __future__ import annotations
 
 from fusion.lowering.expr import Cast, Expr, Op, postorder
-
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+from fusion.lowering.scalar_ops import COMPARISONS
 
 _TO_INTEGERS = {"floor", "ceil", "trunc", "round", "floordiv", "truncdiv", "remainder", "fmod"}
 

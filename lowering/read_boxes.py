@@ -21,6 +21,7 @@ from fusion.lowering.expr import Const, Expr, Index, IndexValue, Load, Op, loads
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, Sizes, axis_symbol, coefficient, invert, symbols_of
 from fusion.lowering.indexing.intervals import expanded
 from fusion.lowering.program import Axis, Contract, Extern, Map, Node, Reduce, Scan, Scatter, reads
+from fusion.lowering.scalar_ops import ORDERINGS
 from fusion.lowering.sizes import may_be_empty
 from fusion.lowering.value import Shape, Value, axis_bounds
 
@@ -217,7 +218,7 @@ def _narrow(ranges: dict[sympy.Symbol, Range], mask: Expr) -> bool:
         return False
     if mask.name == "and":
         return all(_narrow(ranges, part) for part in mask.args)
-    left, right = map(_number, mask.args) if mask.name in ("ge", "gt", "lt", "le") else (None, None)
+    left, right = map(_number, mask.args) if mask.name in ORDERINGS else (None, None)
     axes = [] if left is None or right is None else [axis for axis in symbols_of(left - right) if axis in ranges]
     if left is None or right is None or len(axes) != 1:
         return False

@@ -114,6 +114,9 @@ class ScalarOp:
         high: an upper bound of the result.
         degree: k such that f(d·x, d·y) = d^k · f(x, y) for every d > 0; None if there is no such k.
         logarithm: the inverse, of an exponential function: f(x + y) = f(x) · f(y).
+        parity: of a function of one number, even if f(-x) = f(x), odd if f(-x) = -f(x); None if neither holds.
+        mirror: the comparison g with g(y, x) = f(x, y) for all numbers, NaN too; None of all but comparisons.
+        negation: the comparison that is true where this one is false, unless an operand is NaN.
     """
 
     arity: int
@@ -126,6 +129,14 @@ class ScalarOp:
     high: float = math.inf
     degree: float | None = None
     logarithm: ScalarName | None = None
+    parity: Literal["even", "odd"] | None = None
+    mirror: ScalarName | None = None
+    negation: ScalarName | None = None
+
+    @property
+    def keeps_size(self) -> bool:
+        """Whether the result is the operand or its negative: |f(x)| = |x|."""
+        return self.arity == 1 and self.degree == 1 and self.parity is not None
 
 
 def _truncdiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -163,9 +174,9 @@ SCALAR_OPS: dict[ScalarName, ScalarOp] = {
     "remainder": ScalarOp(2, "same", torch.remainder, 8, degree=1),
     "fmod": ScalarOp(2, "same", torch.fmod, 8, degree=1),
     "pow": ScalarOp(2, "same", torch.pow, 20, of_nan=None),
-    "neg": ScalarOp(1, "same", torch.neg, linear=((0,),), degree=1),
-    "abs": ScalarOp(1, "same", torch.abs, low=0, degree=1),
-    "sign": ScalarOp(1, "same", torch.sign, of_nan=None, low=-1, high=1, degree=0),
+    "neg": ScalarOp(1, "same", torch.neg, linear=((0,),), degree=1, parity="odd"),
+    "abs": ScalarOp(1, "same", torch.abs, low=0, degree=1, parity="even"),
+    "sign": ScalarOp(1, "same", torch.sign, of_nan=None, low=-1, high=1, degree=0, parity="odd"),
     "maximum": ScalarOp(2, "same", torch.maximum, degree=1),
     "minimum": ScalarOp(2, "same", torch.minimum, degree=1),
     # floats
@@ -178,35 +189,35 @@ SCALAR_OPS: dict[ScalarName, ScalarOp] = {
     "log2": ScalarOp(1, "same", torch.log2, 4),
     "log10": ScalarOp(1, "same", torch.log10, 6),
     "log1p": ScalarOp(1, "same", torch.log1p, 10),
-    "sin": ScalarOp(1, "same", torch.sin, 12, low=-1, high=1),
-    "cos": ScalarOp(1, "same", torch.cos, 12, low=-1, high=1),
-    "tan": ScalarOp(1, "same", torch.tan, 16),
-    "asin": ScalarOp(1, "same", torch.asin, 16, low=-_QUARTER, high=_QUARTER),
+    "sin": ScalarOp(1, "same", torch.sin, 12, low=-1, high=1, parity="odd"),
+    "cos": ScalarOp(1, "same", torch.cos, 12, low=-1, high=1, parity="even"),
+    "tan": ScalarOp(1, "same", torch.tan, 16, parity="odd"),
+    "asin": ScalarOp(1, "same", torch.asin, 16, low=-_QUARTER, high=_QUARTER, parity="odd"),
     "acos": ScalarOp(1, "same", torch.acos, 16, low=0, high=2 * _QUARTER),
-    "atan": ScalarOp(1, "same", torch.atan, 16, low=-_QUARTER, high=_QUARTER),
+    "atan": ScalarOp(1, "same", torch.atan, 16, low=-_QUARTER, high=_QUARTER, parity="odd"),
     "atan2": ScalarOp(2, "same", torch.atan2, 20, low=-2 * _QUARTER, high=2 * _QUARTER, degree=0),
-    "sinh": ScalarOp(1, "same", torch.sinh, 12),
-    "cosh": ScalarOp(1, "same", torch.cosh, 12, low=1),
-    "tanh": ScalarOp(1, "same", torch.tanh, 10, low=-1, high=1),
-    "asinh": ScalarOp(1, "same", torch.asinh, 16),
+    "sinh": ScalarOp(1, "same", torch.sinh, 12, parity="odd"),
+    "cosh": ScalarOp(1, "same", torch.cosh, 12, low=1, parity="even"),
+    "tanh": ScalarOp(1, "same", torch.tanh, 10, low=-1, high=1, parity="odd"),
+    "asinh": ScalarOp(1, "same", torch.asinh, 16, parity="odd"),
     "acosh": ScalarOp(1, "same", torch.acosh, 16, low=0),
-    "atanh": ScalarOp(1, "same", torch.atanh, 16),
-    "erf": ScalarOp(1, "same", torch.erf, 12, low=-1, high=1),
+    "atanh": ScalarOp(1, "same", torch.atanh, 16, parity="odd"),
+    "erf": ScalarOp(1, "same", torch.erf, 12, low=-1, high=1, parity="odd"),
     "erfc": ScalarOp(1, "same", torch.erfc, 14, low=0, high=2),
     "lgamma": ScalarOp(1, "same", torch.lgamma, 30),
     "floor": ScalarOp(1, "same", torch.floor),
     "ceil": ScalarOp(1, "same", torch.ceil),
-    "trunc": ScalarOp(1, "same", torch.trunc),
-    "round": ScalarOp(1, "same", torch.round),  # half to even
+    "trunc": ScalarOp(1, "same", torch.trunc, parity="odd"),
+    "round": ScalarOp(1, "same", torch.round, parity="odd"),  # half to even
     "isnan": ScalarOp(1, "bool", torch.isnan, of_nan=True),
     "isinf": ScalarOp(1, "bool", torch.isinf, of_nan=False),
     # comparisons
-    "eq": ScalarOp(2, "bool", torch.eq, of_nan=False),
-    "ne": ScalarOp(2, "bool", torch.ne, of_nan=True),
-    "lt": ScalarOp(2, "bool", torch.lt, of_nan=False),
-    "le": ScalarOp(2, "bool", torch.le, of_nan=False),
-    "gt": ScalarOp(2, "bool", torch.gt, of_nan=False),
-    "ge": ScalarOp(2, "bool", torch.ge, of_nan=False),
+    "eq": ScalarOp(2, "bool", torch.eq, of_nan=False, mirror="eq", negation="ne"),
+    "ne": ScalarOp(2, "bool", torch.ne, of_nan=True, mirror="ne", negation="eq"),
+    "lt": ScalarOp(2, "bool", torch.lt, of_nan=False, mirror="gt", negation="ge"),
+    "le": ScalarOp(2, "bool", torch.le, of_nan=False, mirror="ge", negation="gt"),
+    "gt": ScalarOp(2, "bool", torch.gt, of_nan=False, mirror="lt", negation="le"),
+    "ge": ScalarOp(2, "bool", torch.ge, of_nan=False, mirror="le", negation="lt"),
     # bool and integer bits; on bools `and`, `or`, `xor`, `not` are logical
     "and": ScalarOp(2, "same", torch.bitwise_and, of_nan=None),
     "or": ScalarOp(2, "same", torch.bitwise_or, of_nan=None),
@@ -224,38 +235,48 @@ SCALAR_OPS: dict[ScalarName, ScalarOp] = {
     "bounded": ScalarOp(3, "same", _bounded, 0, of_nan=None),
 }
 
+COMPARISONS: frozenset[ScalarName] = frozenset(name for name, row in SCALAR_OPS.items() if row.mirror is not None)
+"""The comparisons of two numbers."""
+
+ORDERINGS: frozenset[ScalarName] = frozenset(name for name in COMPARISONS if SCALAR_OPS[name].mirror != name)
+"""The comparisons that tell which of two numbers is larger."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoldOp:
     """A fold: the number of values it takes per element, and the kind of its result.
 
     A position is an int64; a sum has the dtype of `accumulator`.
+
+    Attributes:
+        joined_by: the operation that joins the results of two folds; None if it needs more than these.
     """
 
     arity: int
     result: Literal["value", "position", "sum"]
+    joined_by: ScalarName | None = None
 
 
 FOLD_OPS: dict[FoldName, FoldOp] = {
     # `identity` below returns the value that each leaves unchanged.
-    "sum": FoldOp(1, "value"),
-    "prod": FoldOp(1, "value"),
-    "max": FoldOp(1, "value"),  # NaN wins
-    "min": FoldOp(1, "value"),  # NaN wins
-    "any": FoldOp(1, "value"),  # bool
-    "all": FoldOp(1, "value"),  # bool
+    "sum": FoldOp(1, "value", "add"),
+    "prod": FoldOp(1, "value", "mul"),
+    "max": FoldOp(1, "value", "maximum"),  # NaN wins
+    "min": FoldOp(1, "value", "minimum"),  # NaN wins
+    "any": FoldOp(1, "value", "or"),  # bool
+    "all": FoldOp(1, "value", "and"),  # bool
     "argmax": FoldOp(2, "position"),  # (value, index): NaN wins, then the lowest index
     "argmin": FoldOp(2, "position"),
     # Σ lhs·rhs on matrix units, accumulated in float32 (int32 for int8, float64 for float64)
-    "dot": FoldOp(2, "sum"),
+    "dot": FoldOp(2, "sum", "add"),
 }
 
 SCAN_OPS: dict[ScanName, FoldOp] = {
     # Folds of all values so far and the current one.
-    "sum": FoldOp(1, "value"),
-    "prod": FoldOp(1, "value"),
-    "max": FoldOp(1, "value"),  # NaN wins, then the later value (-0.0 or 0.0)
-    "min": FoldOp(1, "value"),
+    "sum": FoldOp(1, "value", "add"),
+    "prod": FoldOp(1, "value", "mul"),
+    "max": FoldOp(1, "value", "maximum"),  # NaN wins, then the later value (-0.0 or 0.0)
+    "min": FoldOp(1, "value", "minimum"),
     "argmax": FoldOp(2, "position"),  # (value, index): NaN wins, then the later index
     "argmin": FoldOp(2, "position"),
     "logsumexp": FoldOp(1, "value"),  # log Σ exp, of floats
@@ -275,6 +296,17 @@ def keeps_position(op: FoldName | ScanName) -> bool:
     (True, False)
     """
     return op in EXTREMES
+
+
+def joined_by(op: FoldName) -> ScalarName:
+    """Return the operation that joins the results of two folds.
+
+    >>> joined_by("max"), joined_by("any")
+    ('maximum', 'or')
+    """
+    join = FOLD_OPS[op].joined_by
+    assert join is not None, f"the results of {op} are not joined by one operation"
+    return join
 
 
 def identity(op: FoldName | ScanName, dtype: torch.dtype) -> bool | int | float:

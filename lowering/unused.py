@@ -12,12 +12,26 @@ from typing import Final
 
 import torch
 from torch import fx
+from typing_extensions import assert_never
 
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Expr, Op, postorder
 from fusion.lowering.live import without_dead_nodes
-from fusion.lowering.program import Buffer, BufferRef, Extern, Node, Program, reads, writes
+from fusion.lowering.program import (
+    Buffer,
+    BufferRef,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+    reads,
+    writes,
+)
 from fusion.lowering.value import Value
 
 _LIBRARY: Final = torch.library.Library("fusion", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's own
@@ -76,10 +90,16 @@ def _needs_checks(call: Node, writers: Mapping[str, Node], buffers: Mapping[str,
         if node is None or name in seen:
             continue
         seen.add(name)
-        if isinstance(node, Extern):
-            if _may_refuse(node, buffers):
-                return True
-        elif not isinstance(node, Chunked) and _checks(node.exprs):
+        match node:
+            case Extern():
+                needed = _may_refuse(node, buffers)
+            case Chunked():
+                needed = False
+            case Map() | Reduce() | Scan() | Contract() | Scatter():
+                needed = _checks(node.exprs)
+            case _:
+                assert_never(node)
+        if needed:
             return True
         stack += reads(node)
     return False

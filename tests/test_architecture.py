@@ -21,16 +21,16 @@ PACKAGES = {"fusion": "fusion", "codegen": "fusion.codegen", "lowering": "fusion
 """Folder → the name below which its modules are imported."""
 
 MAX_LINES = 450
+MAX_METHODS = 20
 MAX_UNTYPED = 20
 LAUNCHES = "codegen/triton/launch/"
 """The modules that handle objects of Triton, which has no annotations."""
 
-OPTIONAL = ("rich", "torch._inductor", "transformers", "triton")
-"""Libraries that some programs or machines do without, or that take seconds to import: functions may import them."""
+OPTIONAL = ("rich", "transformers", "triton")
+"""Libraries that some programs or machines do without: functions may import them."""
 
 DEFERRED = {
     "codegen/targets.py": "fusion.codegen.triton",  # without Triton, as outside Linux, the C target remains
-    "fusion/artifact/load.py": "fusion.artifact.kernels",  # artifacts load without the IRs, but for an error's message
     "fusion/cli/commands.py": "fusion.cli.demo",  # the demonstration needs transformers
     "fusion/graph_cache/carried.py": "fusion.codegen.triton.launch.carried",  # likewise needs Triton
 }
@@ -376,6 +376,18 @@ def test_whatever_a_checker_ignores_has_a_code_and_a_reason():
                 if not (ignored[2] and reason):
                     unexplained.append(f"{shown(path)}:{number}: {ignored[0]}")
     complain(unexplained)
+
+
+def test_classes_decide_one_thing():
+    complain(
+        [
+            f"{shown(path)}:{node.lineno}: {node.name} has {len(methods)} methods, more than {MAX_METHODS}: split it"
+            for path in all_package_modules()
+            for node in ast.walk(tree_of(path))
+            if isinstance(node, ast.ClassDef)
+            if len(methods := [each for each in node.body if isinstance(each, ast.FunctionDef)]) > MAX_METHODS
+        ]
+    )
 
 
 def test_files_can_be_read_in_one_sitting():

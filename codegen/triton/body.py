@@ -8,12 +8,13 @@ its folds after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Blocked, Dim, Lanes, extent
 from fusion.codegen.triton.expressions import bit_fields, interleaved
-from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, compose, listed
+from fusion.codegen.triton.expressions.code import PRODUCT, Code, compose, listed, widened
 from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.scalar_code import typed
 from fusion.codegen.triton.expressions.scopes import Tile
@@ -107,9 +108,11 @@ class Body:
 
     def _start(self, dim: Dim, block: Code) -> Code:
         """Return the first index of block number `block` of `dim`."""
-        if dim in self.layout.wide:
-            block = compose("{}.to(tl.int64)", block.at(UNARY + 1))
-        return compose("{} * {}", block.at(PRODUCT), dim.constant) if dim in self.layout.tiled else block
+        wide = dim in self.layout.wide
+        block = widened(block) if wide else block
+        if dim not in self.layout.tiled:
+            return block
+        return replace(compose("{} * {}", block.at(PRODUCT), dim.constant), wide=wide)
 
     # Statements -------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
-from fusion.codegen.price import WIDE, Rates, Steps
+from fusion.codegen.price import Rates
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
 from fusion.codegen.triton.fixed_order import HELD
@@ -15,29 +15,12 @@ from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.scalar_ops import FOLD_OPS
 
-WINDOWED = 8.0
-"""Additions that take as long as a load of a window from a cache, in full vectors.
-
-(measured: docs/performance.md, `WINDOWED`)
-"""
-
 LONGEST_HELD = 1 << 15
 """Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""
-
-FOLLOWED = 4
-"""Programs per multiprocessor above which it costs more to count them than to launch another kernel: each waits until
-all that it has stored is seen by others.  (measured: docs/performance.md, `FOLLOWED`)
-"""
 
 HELD_ROW = 1 << 13
 """Elements of the longest row that a program holds beside running sums of its columns: 8 warps have registers for two
 sums and two operands."""
-
-GATHER = 32.0
-"""The cost of an uncoalesced load, in additions: the cache lines of a warp's 32 threads are fetched one by one.
-
-An estimate: not measured.
-"""
 
 
 @lru_cache
@@ -48,7 +31,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
         whole_limit=HELD if numerics.invariant else LONGEST_HELD,
-        window_limit=25,  # longer windows are folded across threads: a pool of 3 by 3 took 13 times as long
+        window_limit=measured.longest_window,
         parallelism=2 * device.multiprocessors,
         rates=Rates(
             launch_us=measured.launch_us,
@@ -57,15 +40,15 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
             matrix_flops=measured.matrix_flops,
             matrix_share=share,
             product_us=measured.product_us,
-            steps=Steps(gathered=GATHER, computed=GATHER, windowed=WINDOWED, shifted=2.5, strided=5.0, wide=WIDE),
+            steps=measured.steps,
         ),
         narrow=True,
         padded=True,
         held_row=0 if numerics.invariant else HELD_ROW,
         bounds=True,
         alignment=16,
-        crowding=0.02,
-        most_followed=FOLLOWED * device.multiprocessors,
+        crowding=measured.crowding,
+        most_followed=measured.followed * device.multiprocessors,
         follows=not numerics.strict,
         scatters=frozenset({"store", *ATOMIC}),
         ordered=False,

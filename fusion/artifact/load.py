@@ -13,7 +13,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
+from typing import Protocol, cast
 
 import torch
 
@@ -177,18 +179,27 @@ class _Kernels:
         return partial(_failure, self._content(entry["kernel"]).decode() if "kernel" in entry else "")
 
 
-def _failure(kernel: str, args: Arguments) -> Exception:
-    """Return the error for a check that failed.  Only now the kernel is read, for which the IRs are imported."""
-    from fusion.artifact.kernels import failure_of
+class Reader(Protocol):
+    """What `kernels.py` does with the text of a kernel."""
 
-    return failure_of(kernel, args)
+    def failure_of(self, text: str, args: Arguments) -> Exception:
+        """Return the error to raise after a launch in which a check of the kernel failed."""
+
+    def kernel_of(self, text: str) -> object:
+        """Return the kernel that a text describes."""
+
+
+def _reader() -> Reader:
+    """Load the IRs, which artifacts do without until a kernel is needed as a kernel."""
+    return cast(Reader, import_module("fusion.artifact.kernels"))
+
+
+def _failure(kernel: str, args: Arguments) -> Exception:
+    return _reader().failure_of(kernel, args)
 
 
 def _kernel(text: str) -> object:
-    """Return a kernel.  Only now it is read, for which the IRs are imported."""
-    from fusion.artifact.kernels import kernel_of
-
-    return kernel_of(text)
+    return _reader().kernel_of(text)
 
 
 def _bytes(content: torch.Tensor) -> bytes:

@@ -38,6 +38,7 @@ from fusion.lowering.printer import format_program
 from fusion.lowering.program import Buffer, Program
 from fusion.lowering.sizes import size_value
 from fusion.schedule.kernels import KernelCall
+from fusion.stages import PREVIEWS
 from fusion.subjects import Deriving, Joint, Planned, Scheduled, Scheduling
 
 _SAME = 1e-6
@@ -87,7 +88,7 @@ class Rewrites(Watch):
             if name not in OTHER_NUMBERS:
                 self._derived(stage, name, subject.graph if isinstance(subject, Joint) else subject)
             return
-        if not isinstance(context, Scheduling):
+        if not isinstance(context, Scheduling) or stage in PREVIEWS:
             return
         sizes = {START: 0, BETA: 0, POINTS: 1, **(context.hints or {})}
         if isinstance(subject, Scheduled):

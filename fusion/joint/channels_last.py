@@ -42,6 +42,9 @@ from fusion.joint.layout_plans import (
 aten = torch.ops.aten
 
 _GROUP_NORMS = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
+"""Norms over groups of channels, by name: other calls that fold an image over its points and some channels at once do
+not split the channels into groups, which is what lanes along the channels would run across.
+"""
 
 _TRIED = 8
 """The most convolutions at the ends of chains for which both layouts are planned."""

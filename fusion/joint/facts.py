@@ -28,6 +28,7 @@ from fusion.lowering.indexing import ZERO, substitute
 from fusion.lowering.lower import LoweredCall, lower_call
 from fusion.lowering.program import Contract, Extern, Map, Reduce
 from fusion.lowering.registry import RULES
+from fusion.lowering.scalar_ops import ScalarName
 from fusion.lowering.sizes import elements, sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, reshape
 
@@ -383,17 +384,22 @@ def _multiplies_shapes(node: fx.Node) -> bool:
     return result == (*left[:-1], right[-1]) and left[-1] == right[-2]
 
 
-def compared(node: fx.Node) -> list[fx.Node]:
-    """Return the two tensors that a call compares for equality, element by element; nothing for any other call.
+def compared(node: fx.Node, *names: ScalarName) -> list[fx.Node]:
+    """Return the two tensors that a call compares, element by element; nothing for any other call.
+
+    Args:
+        names: the comparisons that count; without, those for equality.
 
     >>> from fusion.inspect.examples import traced
     >>> graph = traced(lambda x, y: (x != y).sum(), torch.empty(3), torch.empty(3)).graph
     >>> [compared(node) for node in graph.nodes if node.op == "call_function"]
     [[x, y], []]
+    >>> compared(graph.find_nodes(op="call_function", target=torch.ops.aten.ne.Tensor)[0], "eq")
+    []
     """
     val = node.meta.get("val")
     value = value_of_call(node) if isinstance(val, torch.Tensor) and val.dtype is torch.bool else None
-    if value is None or not isinstance(value.expr, Op) or value.expr.name not in ("eq", "ne"):
+    if value is None or not isinstance(value.expr, Op) or value.expr.name not in (names or ("eq", "ne")):
         return []
     operands = {arg.name: arg for arg in node.all_input_nodes}
     pair = [operands[side.buffer] for side in map(unrounded, value.expr.args) if isinstance(side, Load)]

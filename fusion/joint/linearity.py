@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 
 from fusion.joint.facts import constant_of, lowered
 from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 from fusion.lowering.program import Contract, Extern, Map, Node, Reduce, Scan, Scatter, writes
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.lowering.value import Value
@@ -76,17 +76,20 @@ def _kind(root: Expr, kinds: Mapping[str, _Kind]) -> _Kind:
     known: dict[Expr, _Kind] = {}
     for expr in postorder(root):
         below = [known[child] for child in expr.children()]
-        if isinstance(expr, Const):
-            known[expr] = _Kind.ZERO if expr.value == 0 else _Kind.FIXED
-        elif isinstance(expr, Load):
-            known[expr] = kinds[expr.buffer] if all(kind in _CONSTANT for kind in below) else _Kind.OTHER
-        elif isinstance(expr, Op):
-            known[expr] = _of_operation(below, SCALAR_OPS[expr.name].linear)
-        elif isinstance(expr, Cast):
-            floats = expr.dtype.is_floating_point and expr.arg.dtype.is_floating_point
-            known[expr] = _of_operation(below, ((0,),) if floats else ())
-        else:
-            known[expr] = _of_operation(below, ())
+        match concrete(expr):
+            case Const(value=value):
+                known[expr] = _Kind.ZERO if value == 0 else _Kind.FIXED
+            case Load(buffer=buffer):
+                known[expr] = kinds[buffer] if all(kind in _CONSTANT for kind in below) else _Kind.OTHER
+            case Op(name=name):
+                known[expr] = _of_operation(below, SCALAR_OPS[name].linear)
+            case Cast(arg=arg, dtype=dtype):
+                floats = dtype.is_floating_point and arg.dtype.is_floating_point
+                known[expr] = _of_operation(below, ((0,),) if floats else ())
+            case IndexValue() | Random() | TileRef():
+                known[expr] = _of_operation(below, ())
+            case unknown:
+                assert_never(unknown)
     return known[root]
 
 

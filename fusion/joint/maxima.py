@@ -23,6 +23,7 @@ from torch import fx
 
 from fusion.joint.factors import (
     Factor,
+    added,
     count,
     factor_of,
     is_tensor,
@@ -32,7 +33,7 @@ from fusion.joint.factors import (
     shape_of,
     value_of,
 )
-from fusion.joint.facts import constant_of, fold_of
+from fusion.joint.facts import compared, constant_of, fold_of
 from fusion.joint.normal_forms import Forms
 from fusion.joint.special_numbers import is_zero_of_zero, spreading
 from fusion.lowering.sizes import sizes_of
@@ -94,8 +95,8 @@ def drop_vanishing_gradients(joint: fx.GraphModule) -> None:
 
 def _comparisons(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Return the comparisons of a graph with a maximum, each with the maximum."""
-    masks = graph.find_nodes(op="call_function", target=aten.eq.Tensor)
-    sides = [(mask, root(cast(fx.Node, side))) for mask in masks for side in reversed(mask.args)]
+    pairs = [(node, compared(node, "eq")) for node in graph.nodes]
+    sides = [(mask, root(side)) for mask, pair in pairs for side in reversed(pair)]
     return {mask: side for mask, side in sides if _is_fold(side, EXTREMES)}
 
 
@@ -141,18 +142,21 @@ def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     first = True
     while len(node.users) == 1:
         (user,) = node.users
-        if user.target is aten.add.Tensor and not user.kwargs:
-            left, right = user.args
-            other = right if left is node else left
-            if other is node or not is_tensor(other):
-                return
-            if first and not _alike(user, cast(fx.Node, other)):
+        if (other := _added_to(user, node)) is not None:
+            if first and not _alike(user, other):
                 return
             first = False
-            yield user, cast(fx.Node, other)
+            yield user, other
         elif not is_zero_of_zero(user, node):
             return
         node = user
+
+
+def _added_to(user: fx.Node, node: fx.Node) -> fx.Node | None:
+    """Return the tensor that a call adds to another one; None if it computes anything else."""
+    terms = [part for part, scale in added(user) if scale == 1 and isinstance(part, fx.Node)]
+    others = [part for part in terms if part is not node]
+    return others[0] if len(terms) == 2 and len(others) == 1 else None
 
 
 def _alike(one: fx.Node, other: fx.Node) -> bool:

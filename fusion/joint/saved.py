@@ -29,18 +29,17 @@ from typing import cast
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._ops import OpOverload
 
 from fusion.joint.factors import is_tensor, value_of
-from fusion.joint.facts import folds, value_of_call
+from fusion.joint.facts import folds, lowered, value_of_call
 from fusion.joint.writing import convert, write
+from fusion.lowering.program import Scan
 from fusion.lowering.rules.conversion import ONLY_STORED
 from fusion.lowering.scalar_ops import HALVES
 from fusion.lowering.sizes import elements
 
 aten = torch.ops.aten
-
-RUNNING = aten.logcumsumexp.default
-"""The operation whose result at each point is the statistic of the row up to there."""
 
 SPARE = "spare"
 """The mark of an input of backward to which nothing else refers."""
@@ -81,7 +80,7 @@ def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs:
     for position, node in enumerate(results):
         if position < outputs or not is_tensor(node) or node.name not in backward_inputs or not _is_statistic(node):
             continue
-        if node.target is RUNNING:
+        if _is_running(node):
             results[position], narrow = _rounded_last(node)
             results[:] = [narrow if result is node else result for result in results]
         else:
@@ -197,7 +196,7 @@ def _rounded_last(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     graph = node.graph
     with graph.inserting_before(node):
         wide_row = convert(cast(fx.Node, row), torch.float32)
-        wide = write(node, RUNNING, wide_row, *rest)
+        wide = write(node, cast(OpOverload, node.target), wide_row, *rest)
         narrow = convert(wide, value_of(node).dtype)
     narrow.meta[ONLY_STORED] = True
     node.replace_all_uses_with(narrow)
@@ -222,7 +221,7 @@ def _is_statistic(node: fx.Node) -> bool:
     """Return whether this is a 16-bit statistic: running, beside a norm's result, or maps of reductions of rows."""
     if value_of(node).dtype not in HALVES:
         return False
-    if node.target is RUNNING:
+    if _is_running(node):
         return True
     if node.target is getitem and _is_side_result(node):
         return True
@@ -241,6 +240,12 @@ def _is_statistic(node: fx.Node) -> bool:
             seen.update(fresh)
             todo += fresh
     return False
+
+
+def _is_running(node: fx.Node) -> bool:
+    """Return whether the result at each point is a logarithm of a sum of exponentials of the row up to there."""
+    call = lowered(node)
+    return call is not None and any(isinstance(step, Scan) and step.op == "logsumexp" for step in call.nodes)
 
 
 def _is_side_result(statistic: fx.Node) -> bool:

@@ -14,10 +14,25 @@ from typing import Literal, TypeAlias
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
+from typing_extensions import assert_never
 
 from fusion.joint.factors import is_tensor, root, value_of
 from fusion.joint.facts import operand_value, place_of, value_of_call, without_units
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op, loads, make_cast, postorder, rewrite
+from fusion.lowering.expr import (
+    Cast,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    Random,
+    TileRef,
+    concrete,
+    loads,
+    make_cast,
+    postorder,
+    rewrite,
+)
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.lowering.value import Value, axis_bounds, reshape
 
@@ -44,14 +59,18 @@ def _at_zero(result: Expr, element_at: Expr | None) -> float | None:
     for expr in postorder(result):
         if expr is element_at:
             known[expr] = torch.zeros((), dtype=expr.dtype)
-        elif isinstance(expr, Const):
-            known[expr] = torch.tensor(expr.value, dtype=expr.dtype)
-        elif isinstance(expr, Cast):
-            known[expr] = known[expr.arg].to(expr.dtype)
-        elif isinstance(expr, Op):
-            known[expr] = SCALAR_OPS[expr.name].meaning(*(known[arg] for arg in expr.args))
-        else:
-            return None
+            continue
+        match concrete(expr):
+            case Const(value=value, dtype=dtype):
+                known[expr] = torch.tensor(value, dtype=dtype)
+            case Cast(arg=arg, dtype=dtype):
+                known[expr] = known[arg].to(dtype)
+            case Op(name=name, args=args):
+                known[expr] = SCALAR_OPS[name].meaning(*(known[arg] for arg in args))
+            case Load() | IndexValue() | Random() | TileRef():
+                return None
+            case unknown:
+                assert_never(unknown)
     return float(known[result])
 
 
@@ -104,15 +123,19 @@ def _of_nan(result: Expr, element: Expr) -> Known:
         below = [known[child] for child in expr.children()]
         if expr is element:
             known[expr] = "nan"
-        elif isinstance(expr, Const):
-            known[expr] = expr.value if isinstance(expr.value, bool) else None
-        elif isinstance(expr, Cast):
-            floats = expr.dtype.is_floating_point and expr.arg.dtype.is_floating_point
-            known[expr] = below[0] if floats else None
-        elif isinstance(expr, Op):
-            known[expr] = _of_known(expr, below)
-        else:
-            known[expr] = None
+            continue
+        match concrete(expr):
+            case Const(value=value):
+                known[expr] = value if isinstance(value, bool) else None
+            case Cast(arg=arg, dtype=dtype):
+                floats = dtype.is_floating_point and arg.dtype.is_floating_point
+                known[expr] = below[0] if floats else None
+            case Op() as operation:
+                known[expr] = _of_known(operation, below)
+            case Load() | IndexValue() | Random() | TileRef():
+                known[expr] = None
+            case unknown:
+                assert_never(unknown)
     return known[result]
 
 

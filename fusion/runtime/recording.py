@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import cast
+from importlib import import_module
+from typing import Protocol, cast
 
 import torch
 from torch import fx
@@ -39,6 +40,40 @@ _REBINDING = frozenset(
 )
 
 
+class Trees(Protocol):
+    """What `cudagraph_trees.py` does with TorchInductor."""
+
+    def unrecordable(self, graph: fx.GraphModule) -> fx.Node | None:
+        """Return the first node that waits for the device, or has a size that only data tell."""
+
+    def saved_inputs(self, backward: fx.GraphModule) -> list[int]:
+        """Return the inputs of a backward graph that its forward has saved."""
+
+    def recorded(
+        self,
+        compiled: Boxed,
+        graph: fx.GraphModule,
+        label: str,
+        device: int,
+        *,
+        fixed: Sequence[int],
+        changed: Sequence[int],
+        constants: Sequence[torch.Tensor],
+    ) -> Boxed:
+        """Return a callable that records a compiled graph, and replays it."""
+
+    def on_its_stream(self, recorded: Boxed, device: int) -> Boxed:
+        """Return a callable that runs a recording on the stream of recordings."""
+
+    def announced(self, compiled: Boxed, device: int) -> Boxed:
+        """Return a backward that is not recorded, and announces when it runs."""
+
+
+def _trees() -> Trees:
+    """Load TorchInductor, which takes seconds that only recorded graphs are to cost."""
+    return cast(Trees, import_module("fusion.runtime.cudagraph_trees"))
+
+
 class Recorder:
     """Records the graphs of one captured region: forward, and the backward that follows it, or an inference graph."""
 
@@ -55,7 +90,7 @@ class Recorder:
         if not backward or self._device is not None:
             reason = refusal(graph, schedule, backward=backward)
         if reason:
-            unrecorded = compiled if self._device is None else _announced(compiled, self._device)
+            unrecorded = compiled if self._device is None else _trees().announced(compiled, self._device)
             return unrecorded, f"not recorded as a CUDA graph: {reason}"
         device = _devices(schedule)[0].index
         assert device is not None, "a graph's tensors are on a device with a number"
@@ -84,10 +119,7 @@ def refusal(graph: fx.GraphModule, schedule: Schedule, *, backward: bool) -> str
     called = next((step for step in schedule.steps if isinstance(step, Extern) and step.target is seeded), None)
     if called is not None:
         return f"{called.args[0]} draws from a seed that the host reads"
-
-    from torch._inductor.utils import get_first_incompatible_cudagraph_node  # takes seconds to import
-
-    node = get_first_incompatible_cudagraph_node(graph)
+    node = _trees().unrecordable(graph)
     return "" if node is None else f"{node.target} waits for the device, or has a size that only data tell"
 
 
@@ -98,59 +130,10 @@ def forget_recordings() -> None:
 
 
 def _recorded(compiled: Boxed, graph: fx.GraphModule, label: str, device: int) -> Boxed:
-    from torch._inductor.compile_fx import cudagraphify
-    from torch._inductor.cudagraph_utils import get_placeholder_info
-
-    results = cast("Sequence[object]", graph.graph.output_node().args[0])
-    recorded: Boxed = cudagraphify(
-        compiled,
-        _fixed(graph, backward=label == "backward"),
-        device_index=device,
-        stack_traces=[node.stack_trace if isinstance(node, fx.Node) else None for node in results],
-        is_backward=label == "backward",
-        is_inference=label == "inference",
-        constants=tuple(_constants(graph)),
-        placeholders=tuple(get_placeholder_info(graph.graph)),
-        mutated_input_idxs=tuple(sorted(_changed(graph))),
-    )
-    return _on_its_stream(recorded, device) if draws(graph) else recorded
-
-
-def _on_its_stream(recorded: Boxed, device: int) -> Boxed:
-    """Call `recorded` with the stream of the recordings as the current one, after the work before it.
-
-    A recording begins by writing to the memory from which its replays take the generator's state, on its own stream.
-    The first replay writes there too, on the current stream, without synchronisation: if the recording's write came
-    last, the numbers were those of the first draw after seeding (PyTorch 2.11).
-    """
-
-    def run(args: list[object]) -> tuple[object, ...]:
-        from torch._inductor.cudagraph_trees import get_manager
-
-        manager = get_manager(device)
-        assert manager is not None, "the first call creates one"
-        current = torch.cuda.current_stream(device)
-        manager.stream.wait_stream(current)
-        with torch.cuda.stream(manager.stream):
-            results = recorded(args)
-        current.wait_stream(manager.stream)
-        return results
-
-    return run
-
-
-def _announced(compiled: Boxed, device: int) -> Boxed:
-    """Return a backward that is not recorded, and announces when it runs: its recorded forward waits for a backward."""
-
-    def run(args: list[object]) -> tuple[object, ...]:
-        from torch._inductor.cudagraph_trees import get_manager
-
-        manager = get_manager(device, create_if_none_exists=False)
-        if manager is not None:
-            manager.set_to_running_backward()
-        return compiled(args)
-
-    return run
+    trees, changed = _trees(), sorted(_changed(graph))
+    fixed, constants = _fixed(graph, backward=label == "backward"), list(_constants(graph))
+    recorded = trees.recorded(compiled, graph, label, device, fixed=fixed, changed=changed, constants=constants)
+    return trees.on_its_stream(recorded, device) if draws(graph) else recorded
 
 
 def _fixed(graph: fx.GraphModule, *, backward: bool) -> list[int]:
@@ -160,9 +143,7 @@ def _fixed(graph: fx.GraphModule, *, backward: bool) -> list[int]:
     the tensors saved by its forward, which is recorded too.
     """
     if backward:
-        from torch._inductor.utils import count_tangents
-
-        return list(range(count_tangents(graph)))
+        return _trees().saved_inputs(graph)
     context = TracingContext.try_get()
     known = None if context is None else context.fw_metadata
     return [] if known is None else list(known.static_input_indices or ())

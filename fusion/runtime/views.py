@@ -20,6 +20,8 @@ from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten
 
+# The operations are named: a call in a schedule has no lowered form from which its first element's index could be read,
+# and PyTorch's own answer, of the call with tensors without data, needs sizes that are numbers.
 _AT_START = frozenset(
     (
         *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.alias.default),

@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import torch
 
-from fusion.lowering.chunks import COMBINED_BY, Chunked
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import Program
+from fusion.lowering.scalar_ops import SCALAR_OPS, joined_by
 
 Body: TypeAlias = "Callable[[list[object]], tuple[torch.Tensor, ...]]"
 """Computes a chunk from START, BETA, POINTS, sizes and tensors in one list."""
@@ -34,7 +35,7 @@ def run_chunks(
         sizes: the values of `node.symbols`.
         tensors: the full tensors of `node.sliced`.
     """
-    joins = {name: getattr(torch, COMBINED_BY[op]) for name, op in node.folds.items()}
+    joins = {name: SCALAR_OPS[joined_by(op)].meaning for name, op in node.folds.items()}
     sums = [results[name] for name in node.sums]
     for start, points, body in node.starts(length):
         slices = [

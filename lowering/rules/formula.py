@@ -16,7 +16,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, IndexValue, Op, const, make_cast
-from fusion.lowering.scalar_ops import ScalarName, result_dtype
+from fusion.lowering.scalar_ops import ORDERINGS, ScalarName, result_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,6 @@ class Term:
 Operand: TypeAlias = "Term | sympy.Expr | bool | int | float"
 """An operand of an operator: a term, a number, or an index expression that stands for a size."""
 
-_ORDERED = frozenset({"lt", "le", "gt", "ge"})
 _LOGICAL: dict[ScalarName, ScalarName] = {
     "add": "or",
     "mul": "and",
@@ -108,7 +107,7 @@ def call(name: ScalarName, *args: Operand) -> Term:
     assert all(expr.dtype is dtype for expr in exprs), f"{name} of {[expr.dtype for expr in exprs]}"
     if dtype is torch.bool:
         name = _LOGICAL.get(name, name)
-        if name in _ORDERED:
+        if name in ORDERINGS:
             exprs = [make_cast(expr, torch.uint8) for expr in exprs]
     return Term(Op(name, tuple(exprs), result_dtype(name, dtype)))
 

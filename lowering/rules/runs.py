@@ -24,14 +24,13 @@ from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.formula import Term, both, where
 from fusion.lowering.rules.promotion import combine, convert, rounded, widen, widened
 from fusion.lowering.rules.reduction import fold
+from fusion.lowering.scalar_ops import COMPARISONS
 from fusion.lowering.value import Shape, Value, axis_bounds
 
 LONGEST_RUN, MOST_TAPS = 1 << 16, 32
 """Sources along a dimension whose targets are evaluated, and the longest run of an element."""
 
-EXACT_OPERATIONS = frozenset(
-    {"mul", "floor", "trunc", "minimum", "maximum", "where", "neg", *("lt", "le", "gt", "ge", "eq", "ne")}
-)
+EXACT_OPERATIONS = COMPARISONS | {"mul", "floor", "trunc", "minimum", "maximum", "where", "neg"}
 """Operations on floats with one result on every device, whatever the surrounding operations."""
 
 

@@ -9,7 +9,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.lowering.arguments import leaves
-from fusion.lowering.chunks import BETA, COMBINED_BY, POINTS, START, Chunked
+from fusion.lowering.chunks import BETA, COMBINED, POINTS, START, Chunked
 from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import symbols_of
 from fusion.lowering.program import (
@@ -231,9 +231,7 @@ class _ProgramRules:
             for size in (*out.shape, *out.strides):
                 self._check_symbols(size)
         require(len(node.bodies) in (1, 2), "{} bodies are neither one nor one and a shorter one", len(node.bodies))
-        require(
-            set(node.folds.values()) <= COMBINED_BY.keys(), "nothing joins the {} of chunks", set(node.folds.values())
-        )
+        require(set(node.folds.values()) <= COMBINED, "nothing joins the {} of chunks", set(node.folds.values()))
         buffers = [self.program.buffers[name] for name, _ in node.sliced]
         buffers += [self.program.buffers[name] for name in node.sums]
         cut = [*(dimension for _, dimension in node.sliced), *(None for _ in node.sums)]

@@ -11,7 +11,7 @@ import torch
 
 import fusion
 from fusion.passes import Change, Pass, PassLog, Stage, in_place, run_stage
-from fusion.stages import CLUSTERS, JOINT, LAUNCHES, PARTED, PROGRAM, STAGES
+from fusion.stages import CLUSTERS, JOINT, LAUNCHES, PARTED, PREVIEW_LOOPS, PREVIEW_MAPS, PROGRAM, STAGES
 
 Numbers = Stage[list[int], int]
 
@@ -113,6 +113,7 @@ def test_names_of_passes_are_distinct() -> None:
     for each in STAGES:
         names = [one.name for one in each.passes]
         assert len({*names}) == len(names) > 1, each.name
+    assert all(each in PROGRAM.passes for stage in (PREVIEW_MAPS, PREVIEW_LOOPS) for each in stage.passes)
     follows = ((JOINT, PARTED), (PROGRAM, CLUSTERS), (CLUSTERS, LAUNCHES))
     assert all(later.first == earlier.first + len(earlier.passes) for earlier, later in follows)
 
@@ -130,6 +131,9 @@ def test_a_report_has_the_time_of_every_pass_of_a_training_step(tmp_path: Path) 
     expected = {(each.name, one.name) for each in (PROGRAM, CLUSTERS, LAUNCHES) for one in each.passes}
     always = expected - {("program", "lone_products")}
     assert always <= ran[0] and always <= ran[1]
+    if ("program", "lone_products") in ran[0]:  # the library's products are faster, if nothing is fused with them
+        assert {("preview_maps", "inlined"), ("preview_loops", "streamed")} <= ran[0]
+        assert list(tmp_path.glob("*_forward/preview/01_program.txt"))
     assert {("joint", "partition"), ("captured", "inline_regions"), ("autograd", "trace")} <= ran[0]
     assert not {stage for stage, _ in ran[1]} & {"captured", "joint", "autograd"}
     assert {("build", "wait"), ("build", "generate"), ("run", "splice")} <= ran[1]

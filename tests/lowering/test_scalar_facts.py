@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.scalar_ops import COMPARISONS, FOLD_OPS, ORDERINGS, SCALAR_OPS, FoldName, joined_by
 
 F64 = torch.float64
 COUNT = 4000
@@ -106,3 +106,39 @@ def test_just_the_exponential_functions_make_products_of_sums_and_have_logarithm
     assert is_exponential == (row.logarithm is not None)
     if row.logarithm is not None:
         assert torch.allclose(SCALAR_OPS[row.logarithm].meaning(results), x, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if (SCALAR_OPS[n].arity, SCALAR_OPS[n].result) == (1, "same")])
+def test_functions_are_even_or_odd_as_their_rows_say(name: str) -> None:
+    row, args = SCALAR_OPS[name], everywhere(name)
+    results, mirrored = row.meaning(*args), row.meaning(*(-arg for arg in args))
+    signs = {"even": mirrored, "odd": -mirrored}
+    seen = [parity for parity, other in signs.items() if torch.equal(results.nan_to_num(7), other.nan_to_num(7))]
+    assert seen == ([] if row.parity is None else [row.parity])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_just_the_comparisons_have_a_mirror_and_a_negation(name: str) -> None:
+    row = SCALAR_OPS[name]
+    if row.mirror is None or row.negation is None:
+        assert row.mirror is row.negation is None and name not in COMPARISONS
+        return
+    x, y = everywhere(name)
+    results, known = row.meaning(x, y), ~(x.isnan() | y.isnan())
+    assert torch.equal(results, SCALAR_OPS[row.mirror].meaning(y, x))
+    assert torch.equal(results[known], ~SCALAR_OPS[row.negation].meaning(x, y)[known])
+    assert (name in ORDERINGS) == (not torch.equal(results, row.meaning(y, x)))
+
+
+@pytest.mark.parametrize("name", sorted(name for name, row in FOLD_OPS.items() if row.joined_by))
+def test_the_results_of_two_folds_are_joined_as_the_table_says(name: FoldName) -> None:
+    if name == "dot":
+        left, right = drawn(2, 8)
+        parts = [torch.dot(left[k : k + COUNT // 2], right[k : k + COUNT // 2]) for k in (0, COUNT // 2)]
+        together = torch.dot(left, right)
+    else:
+        fold = {"max": torch.amax, "min": torch.amin}.get(name, getattr(torch, name))
+        (numbers,) = drawn(1, 8)
+        values = numbers[:40] > 0 if name in ("any", "all") else numbers[:40]
+        parts, together = [fold(values[:20], 0), fold(values[20:], 0)], fold(values, 0)
+    torch.testing.assert_close(SCALAR_OPS[joined_by(name)].meaning(*parts), together)

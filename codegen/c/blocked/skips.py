@@ -10,6 +10,8 @@ else counts as true.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import sympy
 
 from fusion.codegen.c.blocked.blocks import Blocks
@@ -17,13 +19,12 @@ from fusion.codegen.c.blocked.scope import Scope
 from fusion.codegen.c.text.indices import Names, affine, index_text
 from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
 from fusion.lowering.indexing import coefficient, symbols_of
-from fusion.lowering.scalar_ops import INTEGERS
+from fusion.lowering.scalar_ops import INTEGERS, SCALAR_OPS, ScalarName
 
 ALWAYS = "1"
 
-_SWAPPED = {"ge": "le", "gt": "lt"}
-_SIGNS = {"le": "<=", "lt": "<"}
-_APART = {  # of the intervals {0} … {1} and {2} … {3}
+_SIGNS: Mapping[ScalarName, str] = {"le": "<=", "lt": "<"}
+_APART: Mapping[ScalarName, str] = {  # of the intervals {0} … {1} and {2} … {3}
     "eq": "({0} <= {3}) & ({2} <= {1})",
     "ne": "({0} != {3}) | ({2} != {1})",
     "lt": "{0} < {3}",
@@ -72,14 +73,15 @@ class _Possible:
             return f"({self._interval(where)[1]} != 0)"
         return self._anywhere(where) if any(loads(where)) and self._is_known(where) else ALWAYS
 
-    def _of_indices(self, name: str, left: sympy.Expr, right: sympy.Expr) -> str:
+    def _of_indices(self, name: ScalarName, left: sympy.Expr, right: sympy.Expr) -> str:
         blocks, names = self.blocks, self.names
         if name == "ne":
             return ALWAYS
         if name == "eq":
             return _both(_below(left - right, "<=", blocks, names), _below(right - left, "<=", blocks, names))
-        if name in _SWAPPED:
-            return _below(right - left, _SIGNS[_SWAPPED[name]], blocks, names)
+        mirror = SCALAR_OPS[name].mirror
+        if name not in _SIGNS and mirror is not None:
+            return _below(right - left, _SIGNS[mirror], blocks, names)
         return _below(left - right, _SIGNS[name], blocks, names)
 
     def _is_vector(self, expr: Expr) -> bool:

@@ -19,7 +19,7 @@ from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, postorder
 from fusion.lowering.indexing import FloorDiv, Mod, Sizes, coefficient, substitute_all
 from fusion.lowering.kernel import KernelAxis, values_of, with_values
 from fusion.lowering.positions import simplify_all
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.scalar_ops import ORDERINGS, SCALAR_OPS
 
 SHORTEST_SPLIT, SHORTEST_PIECE = 48, 16
 """The shortest axis that is split into pieces of any length; and the shortest piece for which a shorter axis is split,
@@ -30,8 +30,6 @@ MOST_CUTS = 7
 
 MOST_NODES = 200
 """Size of the largest sweep that is repeated."""
-
-_MIRRORED: dict[ScalarName, ScalarName] = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 _PLACE = sympy.Symbol("place", integer=True, nonnegative=True)
 """The lane, counted from the beginning of its piece."""
@@ -84,8 +82,8 @@ def _sides(node: Expr, lane: sympy.Symbol) -> Iterator[int]:
     if node.name == "abs":
         if isinstance(node.args[0], IndexValue):
             yield from _zero(node.args[0].index, lane)
-    elif node.name in _MIRRORED or node.name in ("maximum", "minimum"):
-        (left, right), name = node.args, _MIRRORED.get(node.name)
+    elif node.name in ORDERINGS or node.name in ("maximum", "minimum"):
+        (left, right), name = node.args, SCALAR_OPS[node.name].mirror
         if isinstance(left, Const):
             left, right = right, left
         else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.lowering.expr import index_of, postorder
 from fusion.lowering.indexing import axis_symbol, over_symbol, replace_axes, split_points, substitute_all
@@ -84,8 +85,11 @@ def with_split_axis(kernel: Kernel, axis: KernelAxis, length: int) -> Kernel:
                 return replace(stmt, over=both(stmt.over))
             case Loop():
                 return replace(stmt, axes=both(stmt.axes), body=tuple(map(split, stmt.body)))
-            case Store() if isinstance(stmt.offset, sympy.Expr):
-                return replace(stmt, offset=replace_axes(stmt.offset, there, sizes))
-        return stmt
+            case Store(offset=sympy.Expr() as offset):
+                return replace(stmt, offset=replace_axes(offset, there, sizes))
+            case Store() | Prefix():
+                return stmt
+            case _:
+                assert_never(stmt)
 
     return replace(kernel, axes=axes, body=tuple(map(split, kernel.body)))

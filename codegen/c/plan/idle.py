@@ -22,7 +22,7 @@ from fusion.lowering.conditions import simpler
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, coefficient, symbols_of
 from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import identity, keeps_position
+from fusion.lowering.scalar_ops import ORDERINGS, identity, keeps_position
 
 _NEVER = torch.iinfo(torch.int64).max
 """The position that comes after all others."""
@@ -67,7 +67,7 @@ def _is_check(node: Expr) -> bool:
 
 def _limit(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
     """Return an expression that is at least 0 where a comparison of indices holds, if it is affine in the lane."""
-    if not isinstance(node, Op) or node.name not in ("lt", "le", "gt", "ge") or node.args[0].dtype is not torch.int64:
+    if not isinstance(node, Op) or node.name not in ORDERINGS or node.args[0].dtype is not torch.int64:
         return None
     left, right = map(affine, node.args)
     if left is None or right is None:

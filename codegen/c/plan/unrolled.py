@@ -8,7 +8,7 @@ both points at once.  Input: a kernel that only stores, or folds; output: the ke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
 
@@ -35,7 +35,7 @@ from fusion.lowering.kernel import (
     with_values,
 )
 from fusion.lowering.positions import simplify_all
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.scalar_ops import FoldName, joined_by
 
 MOST_NODES = 200
 """Size of the largest unrolled body."""
@@ -92,7 +92,7 @@ def _with_unrolled_folds(kernel: Kernel) -> Kernel:
     axis = best_axis(reduced, used)
     over = [fold for fold in folds if axis.symbol in fold.over]
     along = [stmt for stmt in every if isinstance(stmt, Store) and axis.symbol in _spanned(stmt, where)]
-    if continued(axis, reduced, used) is None or not all(fold.op in _JOINS for fold in over):
+    if continued(axis, reduced, used) is None or not all(fold.op in _UNROLLED for fold in over):
         return kernel
     if any(store not in kernel.body or store.axes is not None or isinstance(store.offset, Expr) for store in along):
         return kernel
@@ -110,8 +110,8 @@ def _with_unrolled_folds(kernel: Kernel) -> Kernel:
     )
 
 
-_JOINS: Mapping[str, ScalarName] = {"sum": "add", "max": "maximum", "min": "minimum"}
-"""Fold → the operation that joins two of its elements."""
+_UNROLLED: frozenset[FoldName] = frozenset({"sum", "max", "min"})
+"""The folds whose elements are joined by operations."""
 
 
 def _spanned(store: Store, where: Spans) -> frozenset[sympy.Symbol]:
@@ -132,7 +132,7 @@ def _folded(stmt: Stmt, axis: KernelAxis, kernel: Kernel) -> Stmt:
         simplify_all(substitute_all(stmt.args, {axis.symbol: sympy.Integer(number)}, sizes), sizes)[0]
         for number in range(int(axis.size))
     ]
-    joined = reduce(lambda left, right: Op(_JOINS[stmt.op], (left, right), left.dtype), points)
+    joined = reduce(lambda left, right: Op(joined_by(stmt.op), (left, right), left.dtype), points)
     return replace(stmt, args=(joined,), over=tuple(symbol for symbol in stmt.over if symbol != axis.symbol))
 
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
+from typing_extensions import assert_never
 
 from fusion.codegen.c.standalone.sizes import size_code
 from fusion.codegen.c.text.nest import indented
@@ -184,18 +185,20 @@ class _Writer:
 
     def _place(self, place: Place) -> str:
         program = self.program
-        first = {
-            Memory.WEIGHT: 0,
-            Memory.INPUT: len(program.weights),
-            Memory.OUTPUT: len(program.weights) + len(program.inputs),
-        }
+        inputs, outputs = len(program.weights), len(program.weights) + len(program.inputs)
         match place.memory:
+            case Memory.WEIGHT:
+                start = f"memory[{place.number}]"
+            case Memory.INPUT:
+                start = f"memory[{inputs + place.number}]"
+            case Memory.OUTPUT:
+                start = f"memory[{outputs + place.number}]"
             case Memory.SLOT:
                 start = f"workspace + slots[{place.number}]"
             case Memory.CONSTANT:
                 start = f"constant_{place.number}"
-            case _:
-                start = f"memory[{first[place.memory] + place.number}]"
+            case unknown:
+                assert_never(unknown)
         offset = self.size(place.offset)
         return start if offset == "0" else f"{start} + {place.item} * {offset}"
 

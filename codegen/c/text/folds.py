@@ -7,6 +7,7 @@ these run one after the other, so that nothing needs to be atomic.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,14 +17,13 @@ from fusion.codegen.c.text.operations import operation_code
 from fusion.codegen.c.text.storage import HELD, NARROW_FLOATS, constant
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Fold, Store
-from fusion.lowering.scalar_ops import FoldName, identity
+from fusion.lowering.scalar_ops import FoldName, identity, joined_by
 
 NEVER = Code("INT64_MAX")
 """The position of an argmax or argmin before the first element."""
 
-_SIGNS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
-_JOINS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-_TRUTH: dict[str, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
+_SIGNS: Mapping[FoldName, str] = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+_TRUTH: Mapping[FoldName, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
 
 
 def started(fold: Fold, dtype: torch.dtype | None = None) -> Code:
@@ -132,6 +132,6 @@ def store_statement(store: Store, dtype: torch.dtype, element: Code, value: Code
     if store.op != "store":
         if dtype in NARROW_FLOATS:
             raise BuildError(f"{store.param}: values that meet are joined in 32 bits, not in {dtype}")
-        value = operation_code(_JOINS[store.op], dtype, dtype, [element, value])
+        value = operation_code(joined_by(store.op), dtype, dtype, [element, value])
     text = f"{element} = {value};"
     return text if where is None else f"if ({where}) {text}"

@@ -15,10 +15,11 @@ from fusion.lowering.division import may_be_negative
 from fusion.lowering.errors import BuildError
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op
 from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.scalar_ops import ScalarName
 
 Names = Mapping[sympy.Symbol, str]
 
-_INDEX_OPS: dict[str, Callable[..., sympy.Expr]] = {
+_INDEX_OPS: Mapping[ScalarName, Callable[..., sympy.Expr]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,

@@ -5,7 +5,7 @@ A row is a `Template`, or one each for floats, integers and bools; None if eager
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from fusion.codegen.c.text.code import ATOM, BITS, CHOICE, COMPARE, PRODUCT, QUO
 from fusion.codegen.c.text.library import FLOATS, LIBRARY
 from fusion.codegen.c.text.storage import COMPUTED, HELD, narrowed, widened
 from fusion.lowering.errors import BuildError
+from fusion.lowering.scalar_ops import ScalarName
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ FALSE = Template("0", (ATOM,))
 
 Row: TypeAlias = Template | tuple[Template | None, Template | None, Template | None]
 
-OPERATIONS: dict[str, Row] = {
+OPERATIONS: Mapping[ScalarName, Row] = {
     "add": (infix("+"), infix("+"), infix("|")),
     "sub": (infix("-"), infix("-"), None),
     "mul": (infix("*"), infix("*"), infix("&")),
@@ -123,7 +124,7 @@ _OWN = frozenset(("exp", "erf"))
 """Functions defined for floats only (`functions.py`); C's library has them for doubles."""
 
 
-def operation_code(name: str, dtype: torch.dtype, result: torch.dtype, operands: Sequence[Code]) -> Code:
+def operation_code(name: ScalarName, dtype: torch.dtype, result: torch.dtype, operands: Sequence[Code]) -> Code:
     """Return operation `name` on operands held as `dtype` (of the last one for `where`).
 
     >>> x, y = Code("x"), Code("y")

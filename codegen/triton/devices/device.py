@@ -13,7 +13,9 @@ from enum import Enum
 import torch
 
 from fusion.codegen.chained import ChainSpeed
+from fusion.codegen.price import Steps
 from fusion.codegen.target import Layouts, OddRows
+from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 GROUPED = "generated in groups"
 """The name of the form of attention whose warps are specialised (`forms/warp_specialised/groups.py`)."""
@@ -107,6 +109,8 @@ class PersistentSpeeds:
         end: time of a block's epilogue, in elements of the sum, while the result fits the second-level cache.
         streamed_end: the same for a larger result, which goes to memory.
         streamed: the library's speed with a cached result, relative to its speed with a streamed one.
+        costs: the additions of an epilogue that take as long as an operation, where that is not `ScalarOp.cost`.
+        free: the additions for each result that its store hides.
     """
 
     shapes: tuple[PersistentShape, ...]
@@ -114,6 +118,12 @@ class PersistentSpeeds:
     end: int
     streamed_end: int
     streamed: float
+    costs: Mapping[ScalarName, int] = field(hash=False)
+    free: int
+
+    def cost(self, name: ScalarName) -> int:
+        """Return the cost of an operation of an epilogue, in additions."""
+        return self.costs.get(name, SCALAR_OPS[name].cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +146,13 @@ class Speeds:
         waiting: the cost of summing the parts in the last program of each tile, as a share of a launch.
         part: elements of a contiguous part of a reduction above which more parts are better.
         layouts: the cost of other memory layouts.
+        steps: the cost of loads that threads do not share, in additions.
+        crowding: the share of a kernel's time that another one in its launch costs.
+        longest_window: elements of the longest window that a thread folds.
+        followed: programs per multiprocessor above which it costs more to count them than to launch another kernel.
+        exposed: the share of the time of a row's traffic above which other rows do not hide its arithmetic.
+        grouped: for numbers of groups of warps, the speed of attention, relative to two.
+        cached: the share of the second-level cache in which operands of concurrent programs stay.
     """
 
     launch_us: float
@@ -156,6 +173,13 @@ class Speeds:
     waiting: float
     part: int
     layouts: Layouts
+    steps: Steps
+    crowding: float
+    longest_window: int
+    followed: int
+    exposed: float
+    grouped: Mapping[int, float] = field(hash=False)
+    cached: float
 
 
 @dataclass(frozen=True, slots=True)

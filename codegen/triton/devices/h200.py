@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
+from fusion.codegen.price import WIDE, Steps
 from fusion.codegen.target import Layouts, OddRows
 from fusion.codegen.triton.devices.device import (
     GROUPED,
@@ -22,6 +23,7 @@ from fusion.codegen.triton.devices.device import (
     ProductSpeeds,
     Speeds,
 )
+from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 # The library uses cuDNN's kernel for bfloat16, also with a mask, and the memory-efficient kernel for float32 and for
 # masks of three dimensions. Backward of heads wider than 128 was not measured: it is assumed to be as fast. Narrow
@@ -86,6 +88,16 @@ _PRODUCTS = ProductSpeeds(  # relative to cuBLAS, over the shapes of transformer
     tf32_chained=0.37,
 )
 
+_EPILOGUE: dict[ScalarName, int] = {
+    **dict.fromkeys((name for name, row in SCALAR_OPS.items() if row.cost >= 10), 50),  # functions of CUDA's library
+    "log10": 50,
+    "tanh": 30,
+    "erfc": 31,
+    **dict.fromkeys(("truediv", "rsqrt", "sqrt"), 9),
+    **dict.fromkeys(("exp", "exp2", "log", "log2"), 6),
+}
+"""Additions that take as long as an operation in the epilogue of a persistent product, if not as `ScalarOp.cost`."""
+
 _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers, with ReLU, both GELUs, and a residual
     shapes=(
         PersistentShape(128, 256, 8, 3, 0.958, 0.958, loading=2000),  # loaded tiles leave memory for two stages
@@ -104,6 +116,8 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     end=137,
     streamed_end=300,
     streamed=1.096,
+    costs=_EPILOGUE,
+    free=3,
 )
 
 # (measured: docs/performance.md, `_ODD_ROWS`)
@@ -152,5 +166,21 @@ H200 = Device(
         # Not `launch_us * bandwidth`, which is 17 MB: next to other kernels, half of a copy's launch is hidden.  The
         # convolutions are cuDNN 9's.
         layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),
+        steps=Steps(
+            # Not measured: the cache lines of a warp's 32 threads are fetched one by one.
+            gathered=32.0,
+            computed=32.0,
+            # These three, `followed` and `exposed` are measured: docs/performance.md, `H200`
+            windowed=8.0,
+            shifted=2.5,
+            strided=5.0,
+            wide=WIDE,
+        ),
+        crowding=0.02,
+        longest_window=25,  # longer ones are folded across threads: a pool of 3 by 3 took 13 times as long
+        followed=4,  # each program waits until all that it has stored is seen by others
+        exposed=0.36,
+        grouped={3: 1.1, 2: 1.0},  # long loops, 16384 tokens of 16 heads, full blocks
+        cached=0.64,
     ),
 )

@@ -8,7 +8,7 @@ for, such as those of Triton's own functions, may be part of the template.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fusion.lowering.expr import Scalar
@@ -25,12 +25,16 @@ class Code:
         binds: the precedence of its loosest operator.
         number: the number that it is, if it is a bare literal.
         reads: the names in it, in order, each once; with a dot for names of a module, such as `tl.dot`.
+        negated: the code of which it is the negative by its sign alone, if it is one.
+        wide: whether it was cast to an int64, so that sums with it are int64 too.
     """
 
     text: str
     binds: int = ATOM
     number: Scalar | None = None
     reads: tuple[str, ...] = ()
+    negated: Code | None = field(default=None, compare=False)
+    wide: bool = field(default=False, compare=False)
 
     @property
     def literal(self) -> bool:
@@ -60,6 +64,25 @@ def compose(template: str, *operands: Operand, binds: int = ATOM) -> Code:
     """
     codes = [as_code(operand) for operand in operands]
     return Code(template.format(*(code.text for code in codes)), binds, reads=names_in(codes))
+
+
+def minus(operand: Code, number: Scalar | None = None) -> Code:
+    """Return the negative of `operand`; `number` is its value, if it is a bare literal.
+
+    >>> minus(compose("a + b", binds=SUM)).text
+    '-(a + b)'
+    """
+    positive = operand.at(UNARY)
+    return Code(f"-{positive.text}", UNARY, number, positive.reads, negated=positive)
+
+
+def widened(code: Code) -> Code:
+    """Return integers as int64.
+
+    >>> widened(Code("a * b", PRODUCT)).text
+    '(a * b).to(tl.int64)'
+    """
+    return replace(compose("{}.to(tl.int64)", code.at(ATOM)), wide=True)
 
 
 def listed(operands: Iterable[Operand], separator: str = ", ", binds: int = ATOM) -> Code:

@@ -13,7 +13,18 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, Lanes
-from fusion.codegen.triton.expressions.code import ATOM, PRODUCT, SUM, UNARY, Code, Operand, as_code, compose, listed
+from fusion.codegen.triton.expressions.code import (
+    ATOM,
+    PRODUCT,
+    SUM,
+    UNARY,
+    Code,
+    Operand,
+    as_code,
+    compose,
+    listed,
+    minus,
+)
 from fusion.lowering.division import may_be_negative
 from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.indexing import FloorDiv, Mod, bounds
@@ -232,7 +243,8 @@ def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symb
 
     def code_of(expr: sympy.Expr) -> Code:
         if expr.is_Integer:
-            return Code(str(abs(int(expr)))) if expr >= 0 else Code(str(int(expr)), UNARY)
+            positive = Code(str(abs(int(expr))))
+            return positive if expr >= 0 else minus(positive)
         if isinstance(expr, sympy.Symbol):
             dim = layout.dim(expr)
             has = (dim,) if dim is not None and dim in layout.tiled else ()

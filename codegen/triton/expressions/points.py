@@ -41,7 +41,7 @@ class Points(Lines):
             if start is not None:
                 code = compose("{} + {}", start, code)
             # A start that is cast where it is computed makes the sum an int64.
-            if dim in self.layout.wide and ".to(tl.int64)" not in code.text:
+            if dim in self.layout.wide and not (start is not None and start.wide):
                 code = compose("({}).to(tl.int64)", code)
         assert code is not None, f"{dim.name} has no start"
         tile = Tile(code, (dim,) if is_tile else (), depth)

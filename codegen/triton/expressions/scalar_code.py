@@ -12,7 +12,7 @@ there the fast forms of the hardware are used.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -30,6 +30,7 @@ from fusion.codegen.triton.expressions.code import (
     Code,
     compose,
     listed,
+    minus,
 )
 from fusion.lowering.expr import Scalar
 from fusion.lowering.scalar_ops import HALVES, SCALAR_OPS, ScalarName
@@ -73,7 +74,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
     else:
         number, negative = value if dtype is torch.bool else int(value), value < 0
         text = repr(abs(number) if negative else number)
-    return Code(f"-{text}", UNARY, number) if negative else Code(text, ATOM, number)
+    return minus(Code(text), number) if negative else Code(text, ATOM, number)
 
 
 def typed(code: Code, dtype: torch.dtype) -> Code:
@@ -199,7 +200,7 @@ def _truncdiv(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
 def _neg(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     if dtype.is_floating_point:  # Triton's unary minus is 0 - x, which loses the sign of zero
         return compose("{} * -1.0", args[0].at(PRODUCT), binds=PRODUCT)
-    return compose("-{}", args[0].at(UNARY), binds=UNARY)
+    return minus(args[0])
 
 
 def _shift(sign: str, checked: str) -> Emitter:
@@ -231,7 +232,7 @@ def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     return compose("{}({}, {}, {}, {})", "_wrapped", index, wrap, last, here)
 
 
-EMITTERS: dict[str, Emitter] = {
+EMITTERS: Mapping[ScalarName, Emitter] = {
     "add": by_kind(floats=infix("+", SUM), integers=infix("+", SUM), bools=infix("|", OR)),
     "sub": infix("-", SUM),
     "mul": by_kind(floats=infix("*", PRODUCT), integers=infix("*", PRODUCT), bools=infix("&", AND)),

@@ -11,17 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import sympy
 import torch
 from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.blocks.aligned_rows import word_load
 from fusion.codegen.triton.devices import Device
-from fusion.codegen.triton.expressions.code import ATOM, SUM, UNARY, Code, as_code, compose, listed
+from fusion.codegen.triton.expressions.code import Code, as_code, compose, listed, widened
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
-from fusion.codegen.triton.expressions.points import Points
+from fusion.codegen.triton.expressions.pointers import Pointers
 from fusion.codegen.triton.expressions.scalar_code import cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
@@ -35,7 +34,7 @@ from fusion.lowering.scalar_ops import SCALAR_OPS
 _INLINE = 48  # characters of an expression that is used once and written in place
 
 
-class Values(Points):
+class Values(Pointers):
     """Emits expressions as lines of a kernel.
 
     Args:
@@ -93,47 +92,6 @@ class Values(Points):
         return any(load.buffer in self._mutable for load in loads(*roots))
 
     # Memory -----------------------------------------------------------------------------------------------------------
-
-    def pointer(self, param: str, offset: sympy.Expr | Expr) -> Tile:
-        """Return the addresses `param + offset`; loop-invariant terms are added before the loop."""
-        pointer = Tile(as_code(self.pointer_name(param)))
-        if isinstance(offset, Expr):
-            return self._advance(pointer, self.value(offset))
-        for part in self.layout.summands(offset):
-            if part == 0:
-                continue
-            step = self.index_tile(part)
-            if step.depth > pointer.depth and pointer.code.binds != ATOM:
-                key = ("pointer", pointer.code.text)
-                pointer = self.find(key) or self.bind(key, self.name(f"{param}_at", pointer))
-            pointer = self._advance(pointer, step)
-        return pointer
-
-    def block_corner(self, transfer: Transfer) -> tuple[tuple[Dim, ...], Code, str]:
-        """Return the dimensions of a transfer in tile order, its corner, and the template that transposes its block."""
-        rows, columns = transfer.rows, transfer.columns
-        dims = self.join(((rows,), (columns,)))
-        coordinates = [dim for dim in (transfer.batch, rows, columns) if dim is not None]
-        corner = transfer.corner or compose("[{}]", listed(self._coordinate(dim) for dim in coordinates))
-        return dims, corner, "{}" if dims[0] is rows else "{}.T"
-
-    def _coordinate(self, dim: Dim) -> Code:
-        """Return the start of a transfer along `dim`: an int32, whatever type offsets have."""
-        start = self.starts.get(dim, Code("0"))
-        return compose("tl.cast({}, tl.int32)", start) if dim in self.layout.wide and start.is_name else start
-
-    def _advance(self, pointer: Tile, step: Tile) -> Tile:
-        dims = self.join((pointer.dims, step.dims))
-        base, added = expand(pointer.code, pointer.dims, dims).at(SUM), expand(step.code, step.dims, dims).at(SUM + 1)
-        negative = added.text.startswith("-") and step.code.binds == UNARY
-        if negative:
-            added = replace(added, text=added.text[1:])
-        code = listed([base, added], " - " if negative else " + ", SUM)
-        return Tile(code, dims, max(pointer.depth, step.depth))
-
-    def pointer_name(self, param: str) -> str:
-        """Return the name of the pointer to a parameter."""
-        return f"{param}_ptr"
 
     def _load(self, node: Load) -> Tile:
         if node.buffer in self._numbers:
@@ -323,7 +281,7 @@ class Values(Points):
         """Return an int64 of the IR as an int64 of Triton."""
         if not tile.narrow or tile.code.literal:
             return tile
-        return replace(tile, code=compose("{}.to(tl.int64)", tile.code.at(ATOM)), narrow=False)
+        return replace(tile, code=widened(tile.code), narrow=False)
 
 
 def _uses(roots: Sequence[Expr]) -> tuple[Counter[Expr], dict[Expr, Expr]]:

@@ -7,7 +7,7 @@ operands' values all fit int32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from fusion.codegen.triton.expressions.indices import INT32_END, Layout
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
 from fusion.lowering.indexing import bounds
+from fusion.lowering.scalar_ops import ScalarName
 
 Range: TypeAlias = "tuple[int, int]"
 
@@ -67,7 +68,7 @@ def _rest(a: Range, b: Range) -> Range | None:
     return (0, b[1] - 1) if b[0] > 0 else None
 
 
-_RULES: dict[str, Callable[..., Range | None]] = {
+_RULES: Mapping[ScalarName, Callable[..., Range | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
     "mul": _corners(lambda x, y: x * y),

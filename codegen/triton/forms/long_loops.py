@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from fusion.codegen.triton.blocks import Blocked, Config, extent
+from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.loops.skips import needs_lookup
 from fusion.lowering.expr import index_of, loads
 from fusion.lowering.kernel import Loop, Role, statements, values_of
@@ -12,8 +13,6 @@ from fusion.lowering.sizes import with_values
 
 SHORT_LOOP = 1024
 """Steps of a loop that is too short for descriptors to repay their creation."""
-
-_CACHED = 0.64  # the share of the L2 cache that operands shared by concurrent programs may take and still stay in it
 
 
 def together(blocked: Blocked) -> int:
@@ -33,7 +32,7 @@ def together(blocked: Blocked) -> int:
                 sizes = (extent(with_values(dim.size, known)) for dim in dims)
                 looped += load.dtype.itemsize * math.prod(sizes)
     batch = next((extent(with_values(dim.size, known)) for dim in blocked.grid() if dim.name == "b"), 1)
-    groups = -(-batch // max(1, int(_CACHED * blocked.device.cache) // max(1, looped)))
+    groups = -(-batch // max(1, int(speeds(blocked.device).cached * blocked.device.cache) // max(1, looped)))
     return -(-batch // groups)
 
 

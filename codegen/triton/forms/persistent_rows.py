@@ -39,12 +39,6 @@ _LEAST_ROWS = 4
 _ELEMENTS = 32
 """Elements of a row per thread of the largest program from which on a multiprocessor holds one row."""
 
-_EXPOSED = 0.36
-"""The share of the time of a row's traffic above which other multiprocessors do not hide its arithmetic.
-
-(measured: docs/performance.md, `_EXPOSED`)
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class PersistentRowsConfig(Config):
@@ -126,7 +120,7 @@ class PersistentRows(Rows):
         length, measured = extent(r.size), speeds(device)
         moved = sum(extent(param.extent) * param.dtype.itemsize for param in streams(self.blocked))
         arithmetic = 2 * self._additions() * length * extent(self.blocked.dims[0].size) / measured.flops
-        return "" if arithmetic > _EXPOSED * moved / measured.bandwidth else "other rows hide its arithmetic"
+        return "" if arithmetic > measured.exposed * moved / measured.bandwidth else "other rows hide its arithmetic"
 
     def _additions(self) -> float:
         """Return the cost of an element of a row, in additions."""

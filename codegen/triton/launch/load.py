@@ -24,7 +24,10 @@ from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 
 TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(", "_words = ")
-"""Parts of a text that only aligned tensors allow: descriptors, masks of whole words (`blocks/aligned_rows.py`)."""
+"""Parts of a text that only aligned tensors allow: descriptors, masks of whole words (`blocks/aligned_rows.py`).
+
+The text is searched, as it is all there is of a kernel that was cached, or edited by its user.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,13 @@ from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
 from fusion.lowering.indexing import substitute_all
 from fusion.lowering.kernel import Role
-from fusion.lowering.scalar_ops import INTEGERS
+from fusion.lowering.scalar_ops import COMPARISONS, INTEGERS
 
 _FEWEST = 4
 """The fewest blocks of a loop for which a lookup pays."""
 
 _PER_THREAD = 32
 """Elements that a thread reads in one step: each step waits for memory once."""
-
-_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def _is_supported(layout: Layout, where: Expr, dim: Dim) -> bool:
         return False
     if len(_varying(layout, where)) <= 1:
         return True
-    if not isinstance(where, Op) or where.name not in _COMPARED or where.args[0].dtype not in INTEGERS:
+    if not isinstance(where, Op) or where.name not in COMPARISONS or where.args[0].dtype not in INTEGERS:
         return False
     return all(len(_varying(layout, arg)) <= 1 for arg in where.args)
 

@@ -26,6 +26,7 @@ from fusion.codegen.triton.rewrites.interior import conditional, unconditional
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, loads, make_op
 from fusion.lowering.indexing import ONE, FloorDiv, coefficient
 from fusion.lowering.kernel import Loop, Role, Store
+from fusion.lowering.scalar_ops import ScalarName
 
 _ZERO = Code("0")
 _DIFFERENCES = {"le": (1, 0), "lt": (1, 1), "ge": (-1, 0), "gt": (-1, 1)}
@@ -291,7 +292,7 @@ def _difference(where: Expr, numbers: dict[sympy.Symbol, Load] | None = None) ->
     return sympy.expand(sign * (a - b) + constant)
 
 
-_JOINED: dict[str, Callable[..., sympy.Expr]] = {
+_JOINED: Mapping[ScalarName, Callable[..., sympy.Expr]] = {
     "add": sympy.Add,
     "sub": operator.sub,
     "mul": sympy.Mul,

@@ -7,7 +7,7 @@ share operands in the L2 cache, and that the longest loops come first where a ma
 from __future__ import annotations
 
 from fusion.codegen.triton.blocks import Dim, extent
-from fusion.codegen.triton.expressions.code import ATOM, PRODUCT, Code, as_code, compose, listed
+from fusion.codegen.triton.expressions.code import ATOM, PRODUCT, Code, as_code, compose, listed, widened
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops.skips import longer_for_later_rows
@@ -86,4 +86,4 @@ def _alternate(values: Values, batch: Dim, blocks: Code, number: Code) -> Code:
 
 def _start_batch(values: Values, batch: Dim, point: Code) -> None:
     wide = batch in values.layout.wide
-    values.starts[batch] = compose("{}.to(tl.int64)", point.at(ATOM)) if wide else point
+    values.starts[batch] = widened(point) if wide else point

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from fusion.lowering.expr import Expr, Op, postorder
 from fusion.lowering.kernel import Fold, Kernel, Loop, statements, values_of
+from fusion.lowering.scalar_ops import COMPARISONS
 
-_SIMPLE = frozenset(
-    ("add", "sub", "mul", "truediv", "neg", "where", "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge")
-)
+_SIMPLE = COMPARISONS | {"add", "sub", "mul", "truediv", "neg", "where", "and", "or", "not"}
 """Operations that are single instructions, not library functions."""
 
 

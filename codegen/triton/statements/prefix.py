@@ -10,7 +10,7 @@ and the sum of the exponentials relative to it: one exponential combines two of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,11 +23,11 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.expr import IndexValue, Scalar
 from fusion.lowering.kernel import Loop, Prefix, Role, Stmt
-from fusion.lowering.scalar_ops import identity, keeps_position
+from fusion.lowering.scalar_ops import ScanName, identity, keeps_position
 
-_SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT)}
-_WHOLE = {"sum": "tl.cumsum", "prod": "tl.cumprod"}
-_COMBINE = {
+_SIGNS: Mapping[ScanName, tuple[str, int]] = {"sum": ("+", SUM), "prod": ("*", PRODUCT)}
+_WHOLE: Mapping[ScanName, str] = {"sum": "tl.cumsum", "prod": "tl.cumprod"}
+_COMBINE: Mapping[ScanName, str] = {
     "max": "_later_maximum",
     "min": "_later_minimum",
     "argmax": "_later_argmax",

@@ -11,7 +11,7 @@ identity of the fold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,10 +36,21 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.fixed_order import depends_on_order, in_pairs
 from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import HALVES, identity
+from fusion.lowering.scalar_ops import HALVES, FoldName, identity
 
-_COMBINE = {"max": "_maximum", "min": "_minimum", "prod": "_multiply", "argmax": "_argmax", "argmin": "_argmin"}
-_SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT), "any": ("|", OR), "all": ("&", AND)}
+_COMBINE: Mapping[FoldName, str] = {
+    "max": "_maximum",
+    "min": "_minimum",
+    "prod": "_multiply",
+    "argmax": "_argmax",
+    "argmin": "_argmin",
+}
+_SIGNS: Mapping[FoldName, tuple[str, int]] = {
+    "sum": ("+", SUM),
+    "prod": ("*", PRODUCT),
+    "any": ("|", OR),
+    "all": ("&", AND),
+}
 _BELOW_32_BITS = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import networkx as nx
 import sympy
 
-from fusion.lowering.chunks import COMBINED_BY, Chunked
+from fusion.lowering.chunks import COMBINED, Chunked
 from fusion.lowering.expr import Expr, Load
 from fusion.lowering.program import Contract, Extern, Map, Reduce
 from fusion.schedule.chained.place_producers import HELD
@@ -152,5 +152,5 @@ class _Growth:
         if not self._closes(position):
             return not (node.out in self.dependences.outputs and self._is_wide(node.out))
         if isinstance(node, Reduce):
-            return node.op in COMBINED_BY and (node.dtype.itemsize >= 4 or node.op != "sum")
+            return node.op in COMBINED and (node.dtype.itemsize >= 4 or node.op != "sum")
         return isinstance(node, Contract)

@@ -12,6 +12,7 @@ from functools import cached_property
 import networkx as nx
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.arguments import leaves
 from fusion.lowering.chunks import Chunked
@@ -20,11 +21,14 @@ from fusion.lowering.last_bits import to_integers
 from fusion.lowering.program import (
     Buffer,
     Compute,
+    Contract,
     Extern,
     Map,
     Node,
     Program,
     Reduce,
+    Scan,
+    Scatter,
     axis_sizes,
     copies,
     memory_of,
@@ -178,13 +182,16 @@ def _sizes(program: Program, node: Node) -> set[sympy.Symbol]:
     """Return the size symbols that must be known before a node runs."""
     buffers = (program.buffers[name] for name in writes(node))
     sizes = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
-    if isinstance(node, Chunked):
-        sizes += [node.length, *node.symbols]
-    elif isinstance(node, Extern):
-        sizes += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
-    else:
-        sizes += [*axis_sizes(node).values()]
-        sizes += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
+    match node:
+        case Chunked():
+            sizes += [node.length, *node.symbols]
+        case Extern():
+            sizes += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
+        case Map() | Reduce() | Scan() | Contract() | Scatter():
+            sizes += [*axis_sizes(node).values()]
+            sizes += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
+        case _:
+            assert_never(node)
     return set().union(*(given_by(size) for size in sizes))
 
 

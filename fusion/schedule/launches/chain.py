@@ -14,7 +14,7 @@ from functools import partial
 from fusion.lowering.kernel import Fold, Kernel, Role, statements
 from fusion.lowering.program import Call
 from fusion.lowering.sizes import estimate
-from fusion.schedule.clusters.profit import CONTRACTION_TILE
+from fusion.schedule.clusters.evaluations import CONTRACTION_TILE
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 

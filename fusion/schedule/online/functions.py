@@ -88,7 +88,7 @@ def _check_signs(dependences: Dependences, node: Op, term: Term) -> None:
     for step in term.steps:
         if step.name == "where" and node.name in ("rsqrt", "pow"):
             raise Inseparable(f"no factor: {node.name} of what a running value switches off")
-        if node.name == "abs" or is_integer_power or step.name == "where":
+        if SCALAR_OPS[node.name].keeps_size or is_integer_power or step.name == "where":
             continue
         if not nonnegative(step.value, dependences.running):
             raise Inseparable(f"no factor: {node.name} of a product with a factor of unknown sign")

@@ -278,8 +278,10 @@ def cores(expr: Expr) -> set[Expr]:
     stack = [expr]
     while stack:
         node = stack.pop()
-        if isinstance(node, Cast) or (isinstance(node, Op) and node.name in ("neg", "abs", "pow")):
-            stack.append(node.children()[0])
+        if isinstance(node, Cast):
+            stack.append(node.arg)
+        elif isinstance(node, Op) and (node.name == "pow" or SCALAR_OPS[node.name].keeps_size):
+            stack.append(node.args[0])
         elif isinstance(node, Op) and node.name in ("mul", "truediv"):
             stack.extend(node.args)
         elif not isinstance(node, Const):
@@ -306,7 +308,7 @@ def fits_half(expr: Expr) -> bool:
     stack = [expr]
     while stack:
         node = stack.pop()
-        if isinstance(node, Op) and node.name in ("mul", "neg", "abs", "where"):
+        if isinstance(node, Op) and (node.name in ("mul", "where") or SCALAR_OPS[node.name].keeps_size):
             stack.extend(node.args[1:] if node.name == "where" else node.args)
         elif isinstance(node, Const):
             if abs(node.value) > _SAFE_IN_FLOAT16:

@@ -24,10 +24,10 @@ from fusion.lowering.indexing import Sizes, substitute_all
 from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.positions import simplify_all
 from fusion.lowering.program import Map, Node, Program, Reduce
-from fusion.lowering.scalar_ops import FoldName, ScalarName
+from fusion.lowering.scalar_ops import FoldName, ScalarName, joined_by
 
-COMBINED: dict[FoldName, ScalarName] = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
-"""Fold → the operation on two of its values."""
+UNROLLED: frozenset[FoldName] = frozenset({"sum", "max", "min", "any", "all"})
+"""The folds of values that are unrolled."""
 RANKED: dict[FoldName, tuple[ScalarName, ScalarName]] = {"argmax": ("maximum", "gt"), "argmin": ("minimum", "lt")}
 """Fold of positions → the operation on two values, and the comparison by which one is taken."""
 
@@ -57,7 +57,7 @@ def _is_window(node: Reduce, most: int) -> bool:
     points = sympy.Mul(*(axis.size for axis in node.over))
     if not points.is_Integer or not 0 < points <= most or node.args[-1].dtype is not node.dtype:
         return False
-    if node.op not in COMBINED and node.op not in RANKED:
+    if node.op not in UNROLLED and node.op not in RANKED:
         return False
     if points == 1:
         return True
@@ -77,7 +77,7 @@ def _unrolled(node: Reduce) -> Map:
         return Map(node.out, node.axes, reduce(_ranked(node.op), values)[1])
     if node.op == "sum":  # the first term is 0, not -0
         values.insert(0, (const(0, node.dtype),))
-    name = COMBINED[node.op]
+    name = joined_by(node.op)
     return Map(node.out, node.axes, reduce(lambda a, b: (Op(name, (a[0], b[0]), node.dtype),), values)[0])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import fusion
-from fusion import stages
+from fusion import adapters, stages
 from fusion.codegen.targets import _builders
 from fusion.diagnosis.bisection import Bisection, first_failing
 from fusion.inspect.agreement import Agreement, Compared
@@ -147,9 +147,9 @@ def test_a_wrong_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_pass_that_is_needed_is_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    grow = stages.grow
+    grow = adapters.grow
     monkeypatch.setattr(
-        stages, "grow", lambda program, *rest, **named: grow(with_wrong_factor(program), *rest, **named)
+        adapters, "grow", lambda program, *rest, **named: grow(with_wrong_factor(program), *rest, **named)
     )
     found = fusion.bisect(few)(x_of(40, 36))
     assert not found.agrees and found.kernel is None and not found.culprit and found.rule is None

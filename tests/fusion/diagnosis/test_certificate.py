@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fusion
 import fusion.codegen.c.target
-from fusion import autograd, stages
+from fusion import adapters, autograd, stages
 from fusion.codegen import targets
 from fusion.diagnosis.adversarial import hostile
 from fusion.inspect.certificate import GENERATED, Certificate
@@ -307,13 +307,13 @@ def test_a_text_that_is_wrong_for_denormals_is_found(monkeypatch: pytest.MonkeyP
 
 def test_loops_that_forget_a_maximum_break(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of a softmax begin their maximum at 0, and not at −∞."""
-    of_cluster = stages.kernels_of
+    of_cluster = adapters.kernels_of
 
     def kernels_of(*given: Any) -> Any:
         steps, refusals = of_cluster(*given)
         return [_from_zero(step) for step in steps], refusals
 
-    monkeypatch.setattr(stages, "kernels_of", kernels_of)
+    monkeypatch.setattr(adapters, "kernels_of", kernels_of)
     certificate = certified(lambda x: x.amax(1), x_of(20, 64))
     assert certificate.agreement.agrees and not certificate.holds
     (broken,) = certificate.broken

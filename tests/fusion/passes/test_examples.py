@@ -8,12 +8,17 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fusion import stages
+from fusion import adapters, stages
 from fusion.attention import Chooser
 
 TREE = ast.parse(inspect.getsource(stages))
-OWN = {node.name: node for node in TREE.body if isinstance(node, ast.FunctionDef)}
-"""The functions of the page of stages, which adapt passes to their subjects."""
+OWN = {
+    node.name: node
+    for tree in (TREE, ast.parse(inspect.getsource(adapters)))
+    for node in tree.body
+    if isinstance(node, ast.FunctionDef)
+}
+"""The functions of the page of stages, and those that adapt passes to their subjects."""
 
 OTHER_KIND = {
     "joint/fix_widths": "adds guards on sizes, and leaves the graph as it is",
@@ -48,11 +53,13 @@ def functions(tree: ast.AST) -> Iterator[Callable[..., object]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and node.attr in OF_CONTEXT:
             yield OF_CONTEXT[node.attr]
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "adapters":
+            yield from functions(OWN[node.attr])
         if not isinstance(node, ast.Name):
             continue
         if node.id in OWN:
             yield from functions(OWN[node.id])
-        elif inspect.isfunction(result := getattr(stages, node.id, None)):
+        elif inspect.isfunction(result := getattr(stages, node.id, getattr(adapters, node.id, None))):
             yield result
 
 

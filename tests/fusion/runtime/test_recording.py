@@ -135,7 +135,7 @@ def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
 
         return run
 
-    monkeypatch.setattr("torch._inductor.compile_fx.cudagraphify", cudagraphify)
+    monkeypatch.setattr("fusion.runtime.cudagraph_trees.cudagraphify", cudagraphify)
     monkeypatch.setattr(recording, "_devices", lambda schedule: [torch.device("cuda", 3)])
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     x = torch.randn(5, 3)

@@ -97,13 +97,13 @@ def test_a_value_that_is_read_at_two_places_is_evaluated_twice() -> None:
     program = lowered(shifted, torch.empty(1024))
     prices, cluster = one_cluster(program)
     (cos,) = (m for m, node in enumerate(program.nodes) if getattr(node, "out", "") == "cos")
-    assert prices.copies(cluster)[cos] == 2
+    assert prices.evaluations.copies(cluster)[cos] == 2
 
 
 def test_a_value_that_is_read_twice_at_one_place_is_evaluated_once() -> None:
     program = lowered(lambda x: expensive(x) * expensive(x).exp(), torch.empty(1024))
     prices, cluster = one_cluster(program)
-    assert not prices.copies(cluster)
+    assert not prices.evaluations.copies(cluster)
 
 
 def doubling(x: Tensor) -> Tensor:

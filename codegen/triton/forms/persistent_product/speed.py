@@ -26,10 +26,6 @@ from fusion.lowering.sizes import with_values
 _Shapes: TypeAlias = "dict[PersistentConfig, PersistentShape]"
 """For each configuration of one product, the shape that it has, with its speed."""
 
-_WORK = {"exp": 6, "exp2": 6, "log": 6, "log2": 6, "truediv": 9, "rsqrt": 9, "sqrt": 9, "tanh": 30, "erfc": 31}
-_FUNCTIONS = {"erf", "expm1", "log1p", "log10", "sin", "cos", "tan", "pow", "atan", "atan2", "sinh", "cosh", "lgamma"}
-_FUNCTION, _FREE = 50, 3
-
 
 def of_config(blocked: Blocked, config: Config) -> float:
     """Return the predicted share of the library's speed for a configuration, on the blocks of this kernel."""
@@ -126,10 +122,10 @@ def work_of(blocked: Blocked) -> int:
     stores = [stmt for stmt in as_sigmoids(blocked.body) if isinstance(stmt, Store)]
     nodes = list(postorder(*(value for stmt in stores for value in values_of(stmt))))
     varying: set[Expr] = set(tile_loads(blocked, nodes))
-    total = 0
+    known, total = speeds(blocked.device).persistent, 0
     for node in nodes:
         if isinstance(node, TileRef) or any(child in varying for child in node.children()):
             varying.add(node)
             if isinstance(node, Op):
-                total += _FUNCTION if node.name in _FUNCTIONS else _WORK.get(node.name, 1)
-    return max(0, total - _FREE)
+                total += known.cost(node.name)
+    return max(0, total - known.free)

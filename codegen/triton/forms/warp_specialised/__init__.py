@@ -2,7 +2,7 @@
 
 One program per multiprocessor computes blocks of rows in sequence.  One warp loads operands into rings of slots of
 shared memory; groups of four warps compute, the first product of a block ahead of the second product of the previous
-block (`program.py`).  `chain.py` decides which kernels have this form.
+block (`compute.py`).  `chain.py` decides which kernels have this form.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing_extensions import Self
 
 from fusion.codegen.triton.arguments import argument
 from fusion.codegen.triton.blocks import Blocked, Config, extent, keeps_busy, power_of_two, programs
+from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.code import Code
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
@@ -25,13 +26,13 @@ from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.warp_specialised import groups, turns
 from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
+from fusion.codegen.triton.forms.warp_specialised.compute import Compute
+from fusion.codegen.triton.forms.warp_specialised.fetch import fetch
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpSpecialisedConfig, in_gluon
 from fusion.codegen.triton.forms.warp_specialised.program import Program
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.kernel import Role
-
-_SPEED = {3: 1.1, 2: 1.0}  # number of groups → speed relative to two
 
 _SHORT_WIDE = 512  # the shortest loop over wide heads that was measured
 
@@ -122,8 +123,8 @@ class WarpSpecialised(Form):
 
         launched = signature(kernel, kernel.name, {}, constants)
         return [
-            *map(written, program.fetch(values())),
-            *map(written, program.compute(values())),
+            *map(written, fetch(program, values())),
+            *map(written, Compute(program).functions(values())),
             function_of(launched, program.launched(values()), "gluon.jit"),
         ]
 
@@ -135,13 +136,14 @@ class WarpSpecialised(Form):
 def _counts(blocked: Blocked) -> tuple[int, ...]:
     """Return numbers of groups: the accumulators of two fit the registers, for narrow heads also of three.
 
-    Three were 1.1 times as fast as two in long loops (H200, 16384 tokens of 16 heads), where their blocks are full.
+    Three are faster than two where their blocks are full.
     """
     if _wide(blocked):
         return (2,)
     rows = next(extent(dim.size) for dim in blocked.grid() if dim.name == "m")
-    full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in _SPEED}
-    return tuple(sorted(_SPEED, key=lambda count: -full[count] * _SPEED[count]))
+    speed = speeds(blocked.device).grouped
+    full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in speed}
+    return tuple(sorted(speed, key=lambda count: -full[count] * speed[count]))
 
 
 def _wide(blocked: Blocked) -> bool:

@@ -1,0 +1,155 @@
+"""Counts how often a kernel evaluates the members of a cluster: at how many points, in how many programs.
+
+Input: a cluster of a Program; output: numbers of evaluations, for sizes as they were traced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+import sympy
+
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, Index, free_axes
+from fusion.lowering.indexing import Sizes
+from fusion.lowering.program import Contract, Map, Reduce
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.work import factors_of, is_split_window
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import place
+
+CONTRACTION_TILE = 128
+"""Rows and columns of a contraction's tile."""
+
+MOST_COPIES = 64
+"""The most indices of one member that are told apart."""
+
+
+class Evaluations:
+    """Counts the evaluations of members of clusters of one Program on one target."""
+
+    def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
+        self.dependences, self.capabilities = dependences, capabilities
+
+    def copies(self, cluster: Cluster) -> Mapping[int, int]:
+        """Return how often a kernel evaluates members at one point: once for each index at which others read them.
+
+        Members that the mapping lacks are evaluated once; at most `MOST_COPIES` indices are told apart.
+        """
+        inside = {self.dependences.outs[member]: member for member in cluster.places}
+        read: dict[int, dict[tuple[Index, ...], None]] = {}
+        for member in reversed(cluster.members):  # readers come before their producers
+            if member not in cluster.places:
+                continue
+            node, placement = self.dependences.compute(member), cluster.places[member]
+            own = tuple(placement[axis.symbol] for axis in node.axes)
+            at = read.get(member, {}) if isinstance(node, Map) else {}  # a fold is computed where it is placed
+            read[member] = at = at or {own: None}
+            inner = [load for load in self.dependences.loads[member] if load.buffer in inside]
+            for index in at if inner and len(at) <= MOST_COPIES else ():
+                moved = {**placement, **dict(zip((axis.symbol for axis in node.axes), index, strict=True))}
+                for load in inner:
+                    there = tuple(_moved(part, moved, cluster.space.sizes) for part in load.index)
+                    read.setdefault(inside[load.buffer], {})[there] = None
+        return {member: min(len(at), MOST_COPIES) for member, at in read.items() if len(at) > 1}
+
+    def points(
+        self,
+        cluster: Cluster,
+        spanned: Collection[sympy.Symbol],
+        sizes: Mapping[sympy.Symbol, int],
+        lanes: sympy.Symbol | None,
+    ) -> int:
+        """Return how many points of a member a kernel evaluates.
+
+        A kernel without reductions has a loop for each axis: it computes a value in the loop over the last axis that
+        this spans, at each point of those around it, unless it spans the last axis alone: then it is in a register or
+        in a table.  One with reductions computes the elements of a row for each row, unless its lanes are columns, or
+        it multiplies few rows by many columns: both factors are then computed once.
+        """
+        space, around = cluster.space, set[sympy.Symbol]()
+        if space.reduced and not space.rigid:
+            inside = space.held.union(axis.symbol for axis in space.reduced)
+            if lanes is None and not inside.isdisjoint(spanned) and not self._multiplies_few_rows(cluster):
+                around = {axis.symbol for axis in space.parallel} - space.held
+        elif space.parallel and not space.rigid and len(spanned) > 1 and space.parallel[-1].symbol in spanned:
+            around = {axis.symbol for axis in space.parallel}
+        return math.prod(sizes[s] for s in around.union(spanned))
+
+    def _multiplies_few_rows(self, cluster: Cluster) -> bool:
+        """Return whether a cluster's only sums over its columns are products of few rows with them."""
+        few = self.capabilities.few_rows
+        if not few:
+            return False
+        for member in cluster.places:
+            node = self.dependences.compute(member)
+            factors = factors_of(node) if isinstance(node, Reduce) else None
+            if factors is None:
+                continue
+            wide = {axis.symbol: self.dependences.estimate(axis.size) for axis in node.axes if axis.size != 1}
+            rows, columns = ({*free_axes(side)} & wide.keys() for side in factors)
+            if not rows & columns and min(math.prod(wide[axis] for axis in side) for side in (rows, columns)) <= few:
+                return True
+        return False
+
+    def lanes(self, cluster: Cluster) -> sympy.Symbol | None:
+        """Return the axis of the results along which the lanes of a sum lie: columns that are consecutive in a factor;
+        None if they lie along the sum.
+        """
+        if cluster.space.rigid or not cluster.space.parallel or not cluster.space.reduced:
+            return None
+        columns = cluster.space.parallel[-1].symbol
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            for load in self.dependences.loads[member] if isinstance(node, Reduce) else ():
+                buffer = self.dependences.program.buffers[load.buffer]
+                along = (part for part, stride in zip(load.index, buffer.strides, strict=True) if stride == 1)
+                if any(
+                    isinstance(part, sympy.Expr) and columns in part.xreplace(dict(placement)).free_symbols
+                    for part in along
+                ):
+                    return columns
+        return None
+
+    def split_windows(self, cluster: Cluster) -> frozenset[sympy.Basic]:
+        """Return the axes of a cluster along which windows are folded that lanes cannot read as they are."""
+        axes = set[sympy.Basic]()
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            if isinstance(node, Reduce) and is_split_window(self.dependences.program, node):
+                axes.update(*(placement[axis.symbol].free_symbols for axis in node.over))
+        return frozenset(axes)
+
+    def by_tiles(self, cluster: Cluster, spanned: Collection[sympy.Symbol]) -> int:
+        """Return how many programs evaluate each point of a member that spans these axes.
+
+        A program computes a tile of `CONTRACTION_TILE` rows and columns, or all columns of a chain.  A value is
+        evaluated once for each tile along the axes of rows or columns that it does not span, and for each point of the
+        other axes.  A value per point of the result is evaluated once.
+        """
+        parallel = {axis.symbol: self.dependences.estimate(axis.size) for axis in cluster.space.parallel}
+        apart = parallel.keys() - spanned - cluster.space.held
+        sides = [side - cluster.space.held for side in self._sides(cluster)]
+        tiles = [math.ceil(math.prod(parallel[axis] for axis in side & apart) / CONTRACTION_TILE) for side in sides]
+        others = apart.difference(*sides)
+        return math.prod(tiles) * math.prod(parallel[axis] for axis in others)
+
+    def _sides(self, cluster: Cluster) -> tuple[frozenset[sympy.Symbol], frozenset[sympy.Symbol]]:
+        """Return the axes of the rows, and those of the columns, of a cluster's contractions."""
+        rows, columns = set[sympy.Symbol](), set[sympy.Symbol]()
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            if isinstance(node, Contract):
+                rows.update(*(placement[axis].free_symbols for axis in node.rows))
+                columns.update(*(placement[axis].free_symbols for axis in node.columns))
+        parallel = {axis.symbol for axis in cluster.space.parallel}
+        return frozenset(rows & parallel), frozenset(columns & parallel - rows)
+
+
+def _moved(part: Index, placement: Mapping[sympy.Symbol, Index], sizes: Sizes) -> Index:
+    """Return a part of an index in the axes of a cluster; those that depend on data are told apart as they are."""
+    if isinstance(part, Expr):
+        return part
+    known = {axis: there for axis, there in placement.items() if not isinstance(there, Expr)}
+    return place(part, known, sizes) if len(known) == len(placement) else part
