@@ -100,6 +100,8 @@ class _Possible:
         nest = self.scope.nest([where], self.scope.tiled(where), named=frozenset([where]))
         nest.write(f"{flag} |= {nest.texts[0]};")
         nest.levels[-1].clauses.append(f"reduction(|:{flag})")
+        if len(nest.levels) > 2:
+            nest.levels[-2].after.append(f"if ({flag}) break;")
         self.lines += [f"int32_t {flag} = 0;", *nest.lines()]
         return flag
 

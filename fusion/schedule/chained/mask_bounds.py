@@ -25,12 +25,10 @@ import torch
 from fusion.codegen.target import Capabilities
 from fusion.lowering.conditions import conjuncts, negated, plain
 from fusion.lowering.expr import (
-    Cast,
     Const,
     Expr,
     Index,
     IndexValue,
-    Load,
     Op,
     const,
     free_axes,
@@ -49,7 +47,7 @@ from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement
 from fusion.schedule.reductions.one_loop import follow
-from fusion.schedule.reductions.skipped_blocks import counts_where, is_known, vanish_at
+from fusion.schedule.reductions.skipped_blocks import added_number, counts_where, is_known, vanish_at
 
 _SHARE = 1 / 8
 """The greatest share of a chain's time that the folds of its mask may take.  A causal mask saves more than a third."""
@@ -299,15 +297,7 @@ def _added(roots: Sequence[Expr]) -> Iterator[Expr]:
     """Yield the numbers in memory, perhaps converted, that are added to others."""
     for node in postorder(*roots):
         if isinstance(node, Op) and node.name == "add":
-            yield from (arg for arg in node.args if arg.dtype.is_floating_point and _number(arg) is not None)
-
-
-def _number(arg: Expr) -> Load | None:
-    """Return the load of a floating-point number, perhaps converted, at an index that is not itself loaded."""
-    load = arg.arg if isinstance(arg, Cast) else arg
-    if not isinstance(load, Load) or not load.dtype.is_floating_point or load.mask is not None:
-        return None
-    return None if any(isinstance(index, Expr) for index in load.index) else load
+            yield from (arg for arg in node.args if arg.dtype.is_floating_point and added_number(arg) is not None)
 
 
 def _settled(number: Expr) -> tuple[Expr, Expr]:
@@ -316,7 +306,7 @@ def _settled(number: Expr) -> tuple[Expr, Expr]:
     A number that is about the least one, or less, hides as minus infinity does, unless all numbers of its row are such;
     NaN hides nothing.
     """
-    load = _number(number)
+    load = added_number(number)
     assert load is not None, "called for what `_added` yields"
     least = const(0.9 * torch.finfo(load.dtype).min, load.dtype)
     return make_op("not", make_op("le", load, least)), make_op("eq", load, const(0.0, load.dtype))

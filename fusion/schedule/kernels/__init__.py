@@ -27,7 +27,7 @@ def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     dependences, capabilities = prices.dependences, prices.capabilities
     expanded = expand(dependences, cluster, hoists=not capabilities.invariant).settled(cluster.space.sizes)
     if cluster.space.streamed:
-        axes, body = streamed_body(cluster, expanded)
+        axes, body = streamed_body(cluster, expanded, added=not capabilities.bounds)
         return finished(prices, cluster, axes, body, expanded)
     if cluster.space.crossed:
         axes, body = crossed_body(cluster, expanded)

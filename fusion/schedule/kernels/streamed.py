@@ -18,8 +18,10 @@ from fusion.schedule.kernels.axes import canonical, with_axes
 from fusion.schedule.reductions.one_loop import one_loop
 
 
-def streamed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
-    """Return the axes and the body of a kernel that loops over tiles which it computes itself."""
+def streamed_body(
+    cluster: Cluster, expanded: Expanded, *, added: bool
+) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
+    """Return the axes and the body of a kernel that loops over tiles which it computes itself; see `one_loop`."""
     space = cluster.space
     grid, more = drop_ones([axis for axis in space.parallel if axis.symbol not in space.held])
     inner = (*space.reduced, *space.private, *(axis for axis in space.parallel if axis.symbol in space.held))
@@ -36,7 +38,7 @@ def streamed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxi
         *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in grid),
         *(KernelAxis(axis.symbol, axis.size, Role.LOOP if axis.symbol in loops else Role.WHOLE) for axis in inner),
     )
-    body = one_loop(expanded, [axis.symbol for axis in looped], [axis.symbol for axis in long])
+    body = one_loop(expanded, [axis.symbol for axis in looped], [axis.symbol for axis in long], added=added)
     assert not isinstance(body, str), f"a chain that does not run in one loop was not refused: {body}"
     return axes, body
 

@@ -26,12 +26,13 @@ POSITION = "a fold keeps a position, which cannot be followed beside running val
 
 
 def one_loop(
-    expanded: Expanded, looped: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol]
+    expanded: Expanded, looped: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol], *, added: bool = False
 ) -> tuple[Stmt, ...] | str:
     """Return one loop over `looped`, then the stores, or why one loop is not enough.
 
     Args:
         inner: axes of loops inside that loop.
+        added: whether numbers of minus infinity that are added decide which blocks the loop skips.
     """
     loops = set(looped)
     followed_folds = follow(expanded.folds, looped, inner)
@@ -45,7 +46,7 @@ def one_loop(
         if any(index.free_symbols & loops for index in indices):
             return f"{write.buffer} is needed in full, and would be written in a second loop"
         stores.append(Store(write.buffer, offset, replaced([value], followed_folds.results)[0]))
-    where = counts_where(tuple(followed_folds.running.values()), looped)
+    where = counts_where(tuple(followed_folds.running.values()), looped, added=added)
     loop = Loop(tuple(looped), followed_folds.body, where)
     return map_statements((loop, *stores), lambda stmt: stmt if isinstance(stmt, Loop) else _without_bounds(stmt))
 

@@ -2,7 +2,8 @@
 
 Input: the folds of a loop; output: a condition (a bool expression), false only at points where every fold sees its
 identity: points excluded by a causal mask, a sliding window, document boundaries, or padding.  A `where` with a
-constant branch is a candidate; with the constant in its place, the folds are evaluated on samples.
+constant branch is a candidate; with the constant in its place, the folds are evaluated on samples.  So is a sum with a
+number in memory, which hides a point where it is minus infinity.
 
 A condition depends on indices, and on integers and bools in memory.  A generator uses the ones of which a block of the
 loop has few values: a vector along the loop or along the rows, or a number.
@@ -28,6 +29,7 @@ from fusion.lowering.expr import (
     Op,
     Random,
     TileRef,
+    const,
     free_axes,
     loads,
     make_op,
@@ -40,11 +42,17 @@ from fusion.lowering.scalar_ops import SCALAR_OPS, identity
 SAMPLES = 64
 
 
-def counts_where(folds: Sequence[Fold], looped: Sequence[sympy.Symbol]) -> Expr | None:
-    """Return the condition under which a point contributes to any of `folds`; None if all points may."""
+def counts_where(folds: Sequence[Fold], looped: Sequence[sympy.Symbol], *, added: bool = False) -> Expr | None:
+    """Return the condition under which a point contributes to any of `folds`; None if all points may.
+
+    `added`: also conditions on floats that are added.
+    """
     conditions: list[Expr] = []
     for node, condition in _candidates(folds, frozenset(looped)):
         if condition not in conditions and all(_selects_identity(fold, node) for fold in folds):
+            conditions.append(condition)
+    for node, condition in _sums(folds, frozenset(looped)) if added else ():
+        if condition not in conditions and vanish_at(folds, node):
             conditions.append(condition)
     if not conditions:
         return None
@@ -71,6 +79,23 @@ def _candidates(folds: Sequence[Fold], looped: frozenset[sympy.Symbol]) -> Itera
         kept = _known(condition if isinstance(second, Const) else negated(condition))
         if kept is not None and (any(loads(kept)) or not free_axes(kept).isdisjoint(looped)):
             yield node, kept
+
+
+def _sums(folds: Sequence[Fold], looped: frozenset[sympy.Symbol]) -> Iterator[tuple[Op, Expr]]:
+    """Yield every sum with a float in memory that varies along a loop, and the condition that it hides nothing."""
+    for node in postorder(*(arg for fold in folds for arg in fold.args)):
+        if isinstance(node, Op) and node.name == "add":
+            for load in filter(None, map(added_number, node.args)):
+                if free_axes(load) & looped:
+                    yield node, make_op("ne", load, const(-math.inf, load.dtype))
+
+
+def added_number(arg: Expr) -> Load | None:
+    """Return the load of a floating-point number, perhaps converted, at an index that is not itself loaded."""
+    load = arg.arg if isinstance(arg, Cast) else arg
+    if not isinstance(load, Load) or not load.dtype.is_floating_point or load.mask is not None:
+        return None
+    return None if any(isinstance(index, Expr) for index in load.index) else load
 
 
 def _known(condition: Expr) -> Expr | None:
