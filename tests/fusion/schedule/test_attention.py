@@ -135,3 +135,44 @@ def test_a_mask_of_vectors_is_computed_where_it_is_read() -> None:
     explanation = fusion.explain(sums, options={"target": "reference", "strict": True})(*inputs)
     assert not any("bool[300, 300] written" in kernel.source for kernel in explanation.kernels), str(explanation)
     assert_as_eager(fusion.fuse(sums, options={"target": "c"})(*inputs), sums(*inputs), sums(*in_double(inputs)))
+
+
+LENGTH = 450
+"""Rows and keys of more than two blocks of a kernel in C."""
+
+
+def softmax_of(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(q @ k.mT / 4 + mask, -1) @ v
+
+
+def test_blocks_that_an_added_mask_hides_are_skipped() -> None:
+    q, k, v = (torch.randn(2, LENGTH, 16) for _ in range(3))
+    mask = torch.zeros(LENGTH, LENGTH).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), float("-inf"))
+    mask[7] = float("-inf")  # NaN in eager
+    (kernel,) = fusion.explain(softmax_of, options={"target": "c"})(q, k, v, mask).kernels
+    assert "if (!anywhere0) continue;" in kernel.source
+    expected = softmax_of(*in_double((q, k, v, mask)))
+    assert_as_eager(
+        fusion.fuse(softmax_of, options={"target": "c"})(q, k, v, mask), softmax_of(q, k, v, mask), expected
+    )
+    mask[300, 449], mask[301, 2] = 1.0, float("nan")  # one point of a block that is hidden otherwise
+    expected = softmax_of(*in_double((q, k, v, mask)))
+    assert_as_eager(
+        fusion.fuse(softmax_of, options={"target": "c"})(q, k, v, mask), softmax_of(q, k, v, mask), expected
+    )
+
+
+def test_weights_take_the_place_of_scores_that_nothing_reads_again() -> None:
+    def entropies(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = q @ k.mT / 4
+        weights = torch.softmax(scores, -1)
+        return weights @ v, (weights * scores).sum(-1)
+
+    inputs = tuple(torch.randn(2, LENGTH, 16) for _ in range(3))
+    for function, tiles in ((lambda q, k, v: entropies(q, k, v)[0], 1), (entropies, 2)):
+        (kernel,) = fusion.explain(function, options={"target": "c"})(*inputs).kernels
+        held = [line for line in kernel.source.splitlines() if "_all = aligned_alloc" in line]
+        scratch = [int(line.split("threads*((")[1].split("*")[0]) for line in held]
+        assert sum(size >= 100 * 100 for size in scratch) == tiles
+        ours = fusion.fuse(function, options={"target": "c"})(*inputs)
+        assert_as_eager(ours, function(*inputs), function(*in_double(inputs)))

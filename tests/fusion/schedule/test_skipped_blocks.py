@@ -50,3 +50,16 @@ def test_points_whose_factor_is_selected_to_be_zero_are_skipped(least: float) ->
     later = make_op("gt", IndexValue(KEY), IndexValue(ROW))
     chosen = make_op("where", later, const(0.0, F32), make_op("mul", weights(least), loaded("upstream", ROW, KEY)))
     assert counts_where([product(chosen, VALUES)], [ROW]) is not None
+
+
+def test_numbers_that_are_added_hide_points_where_they_are_minus_infinity() -> None:
+    mask = loaded("mask", ROW, KEY)
+    scores = make_op("add", loaded("scores", ROW, KEY), mask)
+    weighted = product(make_op("exp", make_op("sub", scores, loaded("maxima", KEY))), VALUES)
+    assert counts_where([weighted], [ROW], added=True) == make_op(
+        "and",
+        make_op("ne", loaded("scores", ROW, KEY), const(-math.inf, F32)),
+        make_op("ne", mask, const(-math.inf, F32)),
+    )
+    assert counts_where([weighted], [ROW]) is None
+    assert counts_where([product(scores, VALUES)], [ROW], added=True) is None
