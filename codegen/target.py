@@ -125,7 +125,7 @@ class Capabilities:
             only windows without a fold are maps.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
         rates: the speed of the device, per microsecond.
-        streamed: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
+        chained: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
         reports: whether a launch raises an error where a check of data fails.
@@ -161,7 +161,7 @@ class Capabilities:
     whole_limit: int
     parallelism: int
     rates: Rates
-    streamed: float = 0.5
+    chained: float = 0.5
     bounds: bool = False
     reports: bool = False
     narrow: bool = False

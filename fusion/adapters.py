@@ -18,7 +18,7 @@ from fusion.joint.seeds import uncover
 from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule import Step
-from fusion.schedule.chained import stream
+from fusion.schedule.chained import chain_products
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.kernels import KernelCall
@@ -78,30 +78,30 @@ def on_program(change: Callable[[Program, Scheduling], Program]) -> Callable[[Sc
 
 def find_chains(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Find the nodes that one loop computes."""
-    return scheduled.chained(*stream(scheduled.program, at.capabilities, at.hints))
+    return scheduled.with_chains(*chain_products(scheduled.program, at.capabilities, at.hints))
 
 
 def on_chains(change: Callable[..., tuple[Program, tuple[Cluster, ...]]]) -> Callable[..., Scheduled]:
     """Adapt a function that changes a Program together with its chains."""
-    return lambda scheduled, at: scheduled.chained(
-        *change(scheduled.program, at.capabilities, scheduled.streams, at.hints)
+    return lambda scheduled, at: scheduled.with_chains(
+        *change(scheduled.program, at.capabilities, scheduled.chains, at.hints)
     )
 
 
 def leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Return the products outside of chains to the library."""
-    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
+    return scheduled.with_chains(*leave_unchained_products(scheduled.program, scheduled.chains))
 
 
 def sum_few_rows(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Make reductions of the products with few rows."""
-    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams, at.capabilities))
+    return scheduled.with_chains(*sum_vectors(scheduled.program, scheduled.chains, at.capabilities))
 
 
 def grow_clusters(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Grow clusters from the nodes of a Program, or anew if it has some."""
     share = None if at.target is None else partial(share_of_chain, target=at.target)
-    chains, joins = scheduled.streams, at.overrides.joins
+    chains, joins = scheduled.chains, at.overrides.joins
     clustering = grow(scheduled.program, at.capabilities, at.hints, chains, chained_share=share, joins=joins)
     return replace(scheduled, clustering=clustering)
 

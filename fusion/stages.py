@@ -135,8 +135,8 @@ def _inexact(at: Deriving) -> bool:
     return not at.exact
 
 
-def _streams(at: Deriving) -> bool:
-    return at.streams and not at.exact
+def _can_chain(at: Deriving) -> bool:
+    return at.can_chain and not at.exact
 
 
 JOINT: Stage[Joint, Deriving] = Stage(
@@ -152,15 +152,17 @@ JOINT: Stage[Joint, Deriving] = Stage(
         in_place("share_seeds", lambda joint, at: share_seeds(joint.graph), needed=True),
         in_place("drop_detached", lambda joint, at: drop_detached(joint.graph), when=_inexact),
         in_place("drop_copies", lambda joint, at: drop_copies(joint.graph), when=_inexact),
-        in_place("fix_widths", lambda joint, at: fix_widths(joint.graph), when=_streams),
+        in_place("fix_widths", lambda joint, at: fix_widths(joint.graph), when=_can_chain),
         in_place("drop_vanishing_gradients", lambda joint, at: drop_vanishing_gradients(joint.graph), when=_inexact),
         in_place("compute_ahead", adapters.keep(lambda graph, at: compute_ahead(graph, at.workspace)), when=_inexact),
-        in_place("reassociate", lambda joint, at: reassociate(joint.graph), when=_streams),
+        in_place("reassociate", lambda joint, at: reassociate(joint.graph), when=_can_chain),
         in_place("keep_comparisons", adapters.keep(lambda graph, at: keep_comparisons(graph)), when=_inexact),
         in_place("narrow_positions", adapters.keep(lambda graph, at: narrow_positions(graph)), when=_inexact),
         in_place("prefer_views_of_inputs", lambda joint, at: prefer_views_of_inputs(joint.graph), when=_inexact),
         in_place(
-            "prefer_recomputed_products", lambda joint, at: prefer_recomputed_products(joint.graph), when=_streams
+            "prefer_recomputed_products",
+            lambda joint, at: prefer_recomputed_products(joint.graph),
+            when=_can_chain,
         ),
         in_place("return_kept", adapters.return_kept, needed=True),
         in_place("merge_repeated", lambda joint, at: merge_repeated(joint.graph)),
@@ -202,7 +204,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
         in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph, at.layouts), when=_inexact),
         in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
-        in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_streams),
+        in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_can_chain),
     ),
     check=adapters.lint,
     text=graph_text,
@@ -258,18 +260,18 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         ),
         Pass("scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("windows", adapters.on_program(lambda program, at: unroll_windows(program, at.capabilities))),
-        Pass("streamed", adapters.find_chains, when=_chains),
+        Pass("chain_products", adapters.find_chains, when=_chains),
         Pass("masks", adapters.on_chains(bound_masks), when=_chains),
         Pass("checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
         Pass("vectors", adapters.sum_few_rows, when=_sums_vectors),
         Pass("lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
         Pass("operands", adapters.on_chains(copy_scattered_operands)),
         Pass("narrow", adapters.on_program(lambda program, at: store_rounded(program))),
-        # After inlining, so that a split reduction contains its producers; after streams, which have their own parts.
+        # After inlining, so that a split reduction contains its producers; after chains, which have their own parts.
         Pass(
             "split",
             lambda scheduled, at: scheduled.changed(
-                split_reductions(scheduled.program, at.capabilities, scheduled.streams, at.hints)
+                split_reductions(scheduled.program, at.capabilities, scheduled.chains, at.hints)
             ),
         ),
         Pass("copies", adapters.on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))),
@@ -284,7 +286,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 """Program → Program: equivalent programs that fuse better."""
 
 PREVIEW_MAPS = PROGRAM.only("preview_maps", "inlined", "selected")
-PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunks", "streamed")
+PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunks", "chain_products")
 """Passes of PROGRAM that show which products a loop would consume, before others are left to the library
 (`choose_externs.py`): the first two settle which products there are, the last two which of them a loop computes.
 """

@@ -94,7 +94,7 @@ class Deriving:
         return self.capabilities.layouts
 
     @property
-    def streams(self) -> bool:
+    def can_chain(self) -> bool:
         """Whether contractions can be part of generated kernels, and so be recomputed where they are needed."""
         return "dot" in self.capabilities.fold_ops
 
@@ -157,13 +157,13 @@ class Scheduled:
     """A Program before and after clustering.
 
     Attributes:
-        streams: chains of nodes that one loop computes, as clusters of positions in the program.
+        chains: chains of nodes that one loop computes, as clusters of positions in the program.
         clustering: None before clusters are grown.
         choices: the alternatives of each product, with their prices.
     """
 
     program: Program
-    streams: tuple[Cluster, ...] = ()
+    chains: tuple[Cluster, ...] = ()
     clustering: Clustering | None = None
     choices: tuple[Tuning, ...] = ()
 
@@ -171,13 +171,13 @@ class Scheduled:
         """Return this with another program, in which the nodes of the chains may have other positions."""
         if program is self.program:
             return self
-        return replace(self, program=program, streams=positions_in(program, self.program, self.streams))
+        return replace(self, program=program, chains=positions_in(program, self.program, self.chains))
 
-    def chained(self, program: Program, streams: Sequence[Cluster]) -> Scheduled:
+    def with_chains(self, program: Program, chains: Sequence[Cluster]) -> Scheduled:
         """Return this with another program and the chains in it; the same object if both are unchanged."""
-        if program is self.program and tuple(streams) == self.streams:
+        if program is self.program and tuple(chains) == self.chains:
             return self
-        return replace(self, program=program, streams=tuple(streams))
+        return replace(self, program=program, chains=tuple(chains))
 
 
 @dataclass(frozen=True, slots=True)

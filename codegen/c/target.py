@@ -59,7 +59,7 @@ class CTarget:
             window_limit=1,
             parallelism=device.threads,
             rates=device.rates,
-            streamed=1.0,
+            chained=1.0,
             reports=True,
             lone_products=bool(device.products) or self.numerics.invariant,
             few_rows=0 if self.numerics.invariant else MOST_ROWS,

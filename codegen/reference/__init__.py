@@ -52,7 +52,7 @@ class ReferenceTarget:
             window_limit=25,
             parallelism=128,
             rates=Rates(launch_us=5.0, bandwidth=1e6, flops=2e7, matrix_flops=2e8),
-            streamed=1.0,
+            chained=1.0,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
             ordered=False,

@@ -132,7 +132,7 @@ def test_a_report_has_the_time_of_every_pass_of_a_training_step(tmp_path: Path) 
     always = expected - {("program", "lone_products")}
     assert always <= ran[0] and always <= ran[1]
     if ("program", "lone_products") in ran[0]:  # the library's products are faster, if nothing is fused with them
-        assert {("preview_maps", "inlined"), ("preview_loops", "streamed")} <= ran[0]
+        assert {("preview_maps", "inlined"), ("preview_loops", "chain_products")} <= ran[0]
         assert list(tmp_path.glob("*_forward/preview/01_program.txt"))
     assert {("joint", "partition"), ("captured", "inline_regions"), ("autograd", "trace")} <= ran[0]
     assert not {stage for stage, _ in ran[1]} & {"captured", "joint", "autograd"}

@@ -256,7 +256,7 @@ class _Expansion:
         """Hoist factors out of a product; in a chain only out of one in the loop, and only factors without folds."""
         if not self.hoists:
             return Hoisted(operands)
-        if not self.cluster.space.streamed:
+        if not self.cluster.space.chained:
             return hoist(operands, own)
         if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced}:
             return Hoisted(

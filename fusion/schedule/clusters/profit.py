@@ -49,7 +49,7 @@ class Prices:
     ) -> None:
         self.dependences = dependences
         self.capabilities, self.rates = capabilities, capabilities.rates
-        self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.streamed)
+        self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.chained)
         self.evaluations = Evaluations(dependences, capabilities)
         self._traffic = Traffic(self.evaluations)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
@@ -109,12 +109,12 @@ class Prices:
         return min(1.0, max(1, rows) / self.capabilities.parallelism)
 
     def _products(self, cluster: Cluster) -> float:
-        shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
+        shared = 1.0 if cluster.space.chained else slowdown(self.dependences, cluster.members)
         multiplied = 0.0
         for member in cluster.members:
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
-                odd = not cluster.space.streamed and self._odd(cluster, node)
+                odd = not cluster.space.chained and self._odd(cluster, node)
                 multiplied += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0)
         return multiplied * shared
 
@@ -167,7 +167,7 @@ class Prices:
     def contraction(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-        share = self.chained_share(self, cluster) if cluster.space.streamed else 1.0
+        share = self.chained_share(self, cluster) if cluster.space.chained else 1.0
         return self.rates.product_us_of(2 * points, node.lhs.dtype.itemsize) / share
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:

@@ -71,7 +71,7 @@ def prefer_library(
     prices = clustering.prices
     offers: list[_Offer] = []
     for cluster in clustering.clusters:
-        if not cluster.space.rigid or cluster.space.streamed:
+        if not cluster.space.rigid or cluster.space.chained:
             continue
         products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
         if all(contract.out in program.library for contract in products.values()):

@@ -23,7 +23,7 @@ OWN = {
 OTHER_KIND = {
     "joint/fix_widths": "adds guards on sizes, and leaves the graph as it is",
     "inference/fix_widths": "adds guards on sizes, and leaves the graph as it is",
-    "program/streamed": "finds chains of nodes beside the Program",
+    "program/chain_products": "finds chains of nodes beside the Program",
     "clusters/clusters": "makes clusters of a Program",
     "launches/kernels": "makes kernels of clusters",
 }

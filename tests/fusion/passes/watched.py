@@ -142,7 +142,7 @@ def _differ(before: Subject, after: Subject) -> bool:
     """Did a pass change its subject?  The alternatives that it weighed are no change."""
     if isinstance(before, Scheduled):
         before, after = replace(before, choices=()), replace(after, choices=())
-        return any(getattr(before, each) is not getattr(after, each) for each in ("program", "streams", "clustering"))
+        return any(getattr(before, each) is not getattr(after, each) for each in ("program", "chains", "clustering"))
     return before is not after
 
 
@@ -151,7 +151,7 @@ def _untold(stage: Stage[Subject, Any], before: Subject, after: Subject) -> Iter
     if before is after:
         return
     if isinstance(before, Scheduled):
-        known = ("program", "streams", "clustering", "choices")
+        known = ("program", "chains", "clustering", "choices")
         if all(getattr(before, each) == getattr(after, each) for each in known):
             yield "another object without a change"
     elif isinstance(before, Planned):
