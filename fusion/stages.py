@@ -35,6 +35,7 @@ from fusion.dynamo.windows import separate_written_windows
 from fusion.inspect.parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
 from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
+from fusion.joint.common_subexpressions import eliminate_common_subexpressions
 from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.complex_pairs import part_complex_numbers
 from fusion.joint.copies import drop_copies
@@ -47,7 +48,6 @@ from fusion.joint.patches import multiply_patches, multiply_pixels
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
-from fusion.joint.repeated import merge_repeated
 from fusion.joint.results import drop_results
 from fusion.joint.row_layouts import prefer_rows
 from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
@@ -165,7 +165,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
             when=_can_chain,
         ),
         in_place("return_kept", adapters.return_kept, needed=True),
-        in_place("merge_repeated", lambda joint, at: merge_repeated(joint.graph)),
+        in_place("eliminate_common_subexpressions", lambda joint, at: eliminate_common_subexpressions(joint.graph)),
         in_place("cover_undrawn", lambda joint, at: cover_undrawn(joint.graph), needed=True),
     ),
     check=lambda joint, at: joint.graph.graph.lint(),

@@ -140,5 +140,5 @@ def test_a_report_has_the_time_of_every_pass_of_a_training_step(tmp_path: Path) 
     assert sum(each.seconds for graph in (forward, backward) for each in graph.passes) <= whole
     folders = [path.name[4:] for path in sorted(tmp_path.iterdir())]
     assert folders == ["captured", "joint", "forward", "backward"]
-    assert list(tmp_path.glob("*_joint/*_merge_repeated.py")) or list(tmp_path.glob("*_joint/*_drop_*.py"))
+    assert list(tmp_path.glob("*_joint/*_eliminate_*.py")) or list(tmp_path.glob("*_joint/*_drop_*.py"))
     assert all((folder / "00_graph.py").exists() for folder in tmp_path.iterdir())
