@@ -22,8 +22,8 @@ import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import POINTS, ROW_MULTIPLE, Chunked, even
+from fusion.lowering.dead_code import named_buffers
 from fusion.lowering.expr import Expr, Load, free_axes
-from fusion.lowering.live import named_buffers
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Contract, Node, Program, axis_sizes
 from fusion.lowering.sizes import given_by

@@ -14,8 +14,8 @@ from dataclasses import replace
 import sympy
 
 from fusion.lowering.chunks import Chunked
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, copied, reads, writes
 from fusion.schedule.rewrites.inline import inline
 
@@ -130,7 +130,7 @@ def _merge_sums(program: Program) -> Program:
         sums.nodes[next(iter(writes(node)), f"call {position}")] = node
     if not changed:
         return program
-    return without_dead_nodes(program.edited(sums.nodes.values(), outputs=map(sums.result, program.outputs)))
+    return eliminate_dead_code(program.edited(sums.nodes.values(), outputs=map(sums.result, program.outputs)))
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------
