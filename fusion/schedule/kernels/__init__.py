@@ -25,7 +25,7 @@ from fusion.schedule.kernels.finish import KernelCall, finished
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     """Build the kernel of one cluster of computed nodes."""
     dependences, capabilities = prices.dependences, prices.capabilities
-    expanded = expand(dependences, cluster, hoists=not capabilities.invariant).settled(cluster.space.sizes)
+    expanded = expand(dependences, cluster, hoists=not capabilities.invariant).simplified(cluster.space.sizes)
     if cluster.space.chained:
         axes, body = chained_body(cluster, expanded)
         return finished(prices, cluster, axes, body, expanded)
