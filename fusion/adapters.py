@@ -132,7 +132,7 @@ def update_in_place(planned: Planned, at: Scheduling) -> Planned:
 
 def reuse_memory(planned: Planned, at: Scheduling) -> Planned:
     """Write results into memory that is read for the last time."""
-    return planned.changed(*reuse(planned.steps, planned.program, at.spare))
+    return planned.changed(*reuse(planned.steps, planned.program, at.donated))
 
 
 def on_steps(

@@ -50,7 +50,7 @@ from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
 from fusion.joint.results import drop_results
 from fusion.joint.row_layouts import prefer_rows
-from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
+from fusion.joint.saved import keep_unchanged, mark_donated, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds
 from fusion.lowering.verify import verify_program
 from fusion.passes import Pass, Stage, in_place
@@ -185,7 +185,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
         ),
         in_place("widen_statistics", adapters.on_saved(widen_statistics), when=_inexact),
         in_place("keep_unchanged", adapters.on_saved(keep_unchanged), needed=True),
-        in_place("mark_spare", adapters.on_saved(mark_spare), when=_inexact),
+        in_place("mark_donated", adapters.on_saved(mark_donated), when=_inexact),
     ),
     check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
     text=lambda halves: chain(graph_text(halves.forward, "forward."), graph_text(halves.backward, "backward.")),

@@ -121,7 +121,7 @@ class Scheduling:
         hints: size symbol → its traced value.
         measure: times the alternatives of a product; without it, predictions decide.
         workspace: bytes above which a product is computed in chunks.
-        spare: inputs that may be overwritten once they are taken over.
+        donated: inputs that may be overwritten once they are taken over.
         overrides: decisions that are imposed instead of priced.
         verified, kernels: the nodes and kernels that are verified already.
     """
@@ -130,7 +130,7 @@ class Scheduling:
     hints: Mapping[sympy.Symbol, int] | None = None
     measure: Measure | None = None
     workspace: int = sys.maxsize
-    spare: Collection[str] = ()
+    donated: Collection[str] = ()
     overrides: Overrides = PRICED
     verified: Verified = field(default_factory=Verified)
     kernels: set[Kernel] = field(default_factory=set)

@@ -26,7 +26,7 @@ from fusion.codegen.targets import builder_for
 from fusion.compile import prepare, schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is
-from fusion.graphs import main_device, size_hints, spare_inputs
+from fusion.graphs import donated_inputs, main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.joint import channels_last, patches
 from fusion.options import Options
@@ -133,7 +133,7 @@ def _text(stage: Stage[Subject, Any], subject: Subject) -> list[tuple[str, str]]
     """Return the dumped text of the subject, with the marks of inputs, which dumps omit."""
     texts = list(stage.text(subject))
     if isinstance(subject, Halves):
-        marked = [node.name for node in subject.backward.graph.find_nodes(op="placeholder") if node.meta.get("spare")]
+        marked = [node.name for node in subject.backward.graph.find_nodes(op="placeholder") if node.meta.get("donated")]
         texts.append(("marks", " ".join(marked)))
     return texts
 
@@ -216,7 +216,7 @@ class Region:
         self.joint += self.watch.take("joint", "parted")
         prepare(graph, label, target, options, trace.log)
         hints = size_hints(graph)
-        program, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, spare_inputs(graph))
+        program, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, donated_inputs(graph))
         graphs, rest = self.watch.take("inference"), self.watch.take("program", "clusters", "launches")
         whole = [each for each in rest if _program_of(each).inputs == program.inputs]
         bodies = [each for each in rest if _program_of(each).inputs != program.inputs]
