@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.codegen.target import Capabilities
 from fusion.dynamo.shared_writes import Place
-from fusion.graph_cache.regions import KEY, Region, Told, kept_as
+from fusion.graph_cache.regions import KEY, JointFacts, Region, kept_as
 from fusion.graphs import main_device
 from fusion.joint.dependence import dependence_of
 from fusion.joint.results import change_results
@@ -88,7 +88,7 @@ def aot_backend(
     workspace: int = WORKSPACE,
     *,
     exact: bool = False,
-    tell: Callable[[Told], None] = lambda told: None,
+    on_facts: Callable[[JointFacts], None] = lambda facts: None,
     region: Region | None = None,
     log: LogOf = no_log,
     overrides: Overrides = PRICED,
@@ -99,7 +99,7 @@ def aot_backend(
         able: returns the capabilities and costs of a device.
         workspace: bytes above which a product is computed in chunks, if possible.
         exact: compute as eager does; joint graphs are only partitioned.
-        tell: called for each joint graph with the dependence of gradients and the random draws.
+        on_facts: called for each joint graph with the dependence of gradients and the random draws.
         region: the cache entry of the captured graph, if it is to be cached.
         log: returns the log of the passes over the joint graph.
         overrides: decisions that are imposed instead of priced.
@@ -108,7 +108,7 @@ def aot_backend(
     def part(
         joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: object
     ) -> Parted:
-        tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
+        on_facts((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
         at = Deriving(able(main_device(joint)), workspace, exact, overrides)
         return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
 
