@@ -71,17 +71,17 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class OddRows:
+class MisalignedRows:
     """The efficiency of 16-bit GEMMs whose rows do not start at multiples of 16 bytes, relative to aligned ones.
 
     Attributes:
         product: of a GEMM, generated or the library's.
-        walked: of a loop that multiplies such rows.
+        chained: of a loop that multiplies such rows.
         library: bytes to which all rows of operands and result are aligned → the efficiency of the library's GEMM.
     """
 
     product: float
-    walked: float
+    chained: float
     library: Mapping[int, float] = field(hash=False)
 
 
@@ -101,7 +101,7 @@ class Layouts:
     blocks: bool = False
 
 
-ALIGNED = OddRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
+ALIGNED = MisalignedRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
 """Of a device on which alignment does not matter."""
 
 
@@ -144,7 +144,7 @@ class Capabilities:
         scatters: operations of `program.SCATTER_OPS` that colliding writes may use.
         ordered: whether colliding writes happen in loop order, so that the result is deterministic; else each is
             atomic.
-        odd_rows: GEMMs of unaligned rows; used only if `alignment` is more than 1.
+        misaligned_rows: GEMMs of unaligned rows; used only if `alignment` is more than 1.
         narrow_tiles: tiles per multiprocessor of a split-K GEMM with few rows or columns: it is bound by memory
             latency, not by tensor cores.
         narrow_share: the share of the memory bandwidth that such a split-K GEMM reaches, whatever its prologue.
@@ -177,7 +177,7 @@ class Capabilities:
     most_followed: int = 0
     scatters: frozenset[str] = frozenset()
     ordered: bool = True
-    odd_rows: OddRows = ALIGNED
+    misaligned_rows: MisalignedRows = ALIGNED
     narrow_tiles: int = 2
     narrow_share: float = 0.5
     waiting: float = 0.25

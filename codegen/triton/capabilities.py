@@ -54,7 +54,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         ordered=False,
         scans=not numerics.invariant,
         invariant=numerics.invariant,
-        odd_rows=measured.odd_rows,
+        misaligned_rows=measured.misaligned_rows,
         narrow_tiles=measured.narrow_tiles,
         narrow_share=measured.narrow_share,
         waiting=measured.waiting,

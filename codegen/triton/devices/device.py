@@ -14,7 +14,7 @@ import torch
 
 from fusion.codegen.chained import ChainSpeed
 from fusion.codegen.price import Steps
-from fusion.codegen.target import Layouts, OddRows
+from fusion.codegen.target import Layouts, MisalignedRows
 from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 GROUPED = "generated in groups"
@@ -167,7 +167,7 @@ class Speeds:
     tf32_attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
     products: ProductSpeeds
     persistent: PersistentSpeeds
-    odd_rows: OddRows
+    misaligned_rows: MisalignedRows
     narrow_tiles: int
     narrow_share: float
     waiting: float

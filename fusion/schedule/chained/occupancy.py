@@ -123,7 +123,7 @@ def loop_price(dependences: Dependences, chain: Chain | Cluster, capabilities: C
     products /= capabilities.chained
     multiplied = {load.buffer for p in chain.places if _is_product(dependences, p) for load in dependences.loads[p]}
     if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & inputs):
-        products /= capabilities.odd_rows.walked
+        products /= capabilities.misaligned_rows.chained
     scalars = sum(scalar_time(dependences, p, capabilities) for p in chain.places)
     return capabilities.rates.price(moved, products=products, scalars=scalars)
 

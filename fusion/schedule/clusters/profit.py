@@ -114,8 +114,9 @@ class Prices:
         for member in cluster.members:
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
-                odd = not cluster.space.chained and self._odd(cluster, node)
-                multiplied += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0)
+                misaligned = not cluster.space.chained and self._is_misaligned(cluster, node)
+                share = self.capabilities.misaligned_rows.product if misaligned else 1.0
+                multiplied += self.contraction(cluster, node) / share
         return multiplied * shared
 
     def scalar_times(self, cluster: Cluster) -> dict[int, float]:
@@ -174,7 +175,7 @@ class Prices:
         """Return the microseconds of the library's product on the matrix units, with the packing of its operands."""
         share, program = 1.0, self.dependences.program
         if self.capabilities.alignment > 1:
-            calls, shares = program.library.get(node.out, ()), self.capabilities.odd_rows.library
+            calls, shares = program.library.get(node.out, ()), self.capabilities.misaligned_rows.library
             share = share_of_library(calls, program.buffers, shares)
         return self.contraction(cluster, node) / share + self.packing(node, library=True)
 
@@ -183,7 +184,7 @@ class Prices:
         operands, steps = sum(self.dependences.bytes(load.buffer) for load in loads(*node.exprs)), self.rates.steps
         return self.rates.scalar_us((steps.packed_by_library if library else steps.packed) * operands)
 
-    def _odd(self, cluster: Cluster, node: Contract) -> bool:
+    def _is_misaligned(self, cluster: Cluster, node: Contract) -> bool:
         """Return whether a contraction reads misaligned rows, itself or through members of its cluster."""
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         pending, seen = [*loads(*node.exprs)], set[str]()
