@@ -9,7 +9,7 @@ from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Capabilities
-from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
+from fusion.codegen.triton.devices import WARP_SPECIALISED, Device, Feature, speeds
 from fusion.codegen.triton.fixed_order import HELD
 from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
@@ -66,7 +66,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
 
 def chained_forms(device: Device) -> tuple[str, ...]:
     """Return the names of the forms of kernels with chained products."""
-    return (GENERATED, GROUPED) if device.has(Feature.WARP_GROUPS) else (GENERATED,)
+    return (GENERATED, WARP_SPECIALISED) if device.has(Feature.WARP_GROUPS) else (GENERATED,)
 
 
 @lru_cache

@@ -18,7 +18,7 @@ from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Sta
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
-from fusion.codegen.triton.devices import GROUPED, H200, Device, checked, device_at, device_of
+from fusion.codegen.triton.devices import H200, WARP_SPECIALISED, Device, checked, device_at, device_of
 from fusion.codegen.triton.emit import emit
 from fusion.codegen.triton.fixed_order import refused
 from fusion.codegen.triton.forms import Refused, Task, alone, candidates
@@ -144,7 +144,7 @@ class TritonTarget:
             return (Form(GENERATED),)
         plan = WarpSpecialised.applies(task)
         why = plan.why if isinstance(plan, Refused) else plan.slower
-        return (Form(GENERATED), Form(GROUPED, why)) if why else (Form(GROUPED), Form(GENERATED))
+        return (Form(GENERATED), Form(WARP_SPECIALISED, why)) if why else (Form(WARP_SPECIALISED), Form(GENERATED))
 
     def chained_share(self, chain: Chain, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs."""

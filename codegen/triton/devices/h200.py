@@ -15,7 +15,7 @@ from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.price import WIDE, Steps
 from fusion.codegen.target import Layouts, MisalignedRows
 from fusion.codegen.triton.devices.device import (
-    GROUPED,
+    WARP_SPECIALISED,
     Device,
     Feature,
     PersistentShape,
@@ -59,7 +59,7 @@ _ATTENTION = {
         masked={64: (0.71, 0.70), 128: (0.45, 0.33)},  # backward not measured
     ),
 }
-_ATTENTION[GROUPED, 2] = replace(  # backward, and kernels that read a mask, have the other form
+_ATTENTION[WARP_SPECIALISED, 2] = replace(  # backward, and kernels that read a mask, have the other form
     _ATTENTION[GENERATED, 2],
     plain={64: (0.71, 0.76), 128: (0.95, 0.74), 256: (1.07, 0.74)},
     skipping={64: (0.66, 0.74), 128: (1.0, 0.72), 256: (1.04, 0.72)},
@@ -180,7 +180,7 @@ H200 = Device(
         longest_window=25,  # longer ones are folded across threads: a pool of 3 by 3 took 13 times as long
         followed=4,  # each program waits until all that it has stored is seen by others
         exposed=0.36,
-        grouped={3: 1.1, 2: 1.0},  # long loops, 16384 tokens of 16 heads, full blocks
+        warp_groups={3: 1.1, 2: 1.0},  # long loops, 16384 tokens of 16 heads, full blocks
         cached=0.64,
     ),
 )

@@ -141,7 +141,7 @@ def _counts(blocked: Blocked) -> tuple[int, ...]:
     if _wide(blocked):
         return (2,)
     rows = next(extent(dim.size) for dim in blocked.grid() if dim.name == "m")
-    speed = speeds(blocked.device).grouped
+    speed = speeds(blocked.device).warp_groups
     full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in speed}
     return tuple(sorted(speed, key=lambda count: -full[count] * speed[count]))
 
