@@ -26,7 +26,7 @@ from fusion.attention.flex_attention import decompose_flex_attention
 from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.kept_strides import keep_strides
-from fusion.dynamo.native_attention import take_apart
+from fusion.dynamo.native_attention import decompose_native_attention
 from fusion.dynamo.nested_regions import inline_regions
 from fusion.dynamo.shared_writes import refuse_shared_writes
 from fusion.dynamo.unread_rows import skip_unread_rows
@@ -37,7 +37,7 @@ from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
 from fusion.joint.common_subexpressions import eliminate_common_subexpressions
 from fusion.joint.comparisons import keep_comparisons
-from fusion.joint.complex_pairs import part_complex_numbers
+from fusion.joint.complex_pairs import split_complex_numbers
 from fusion.joint.copies import drop_copies
 from fusion.joint.detached import drop_detached
 from fusion.joint.head_widths import fix_widths
@@ -115,7 +115,7 @@ PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     (
         in_place("fix_settings", adapters.fix_settings, needed=True),
         in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph), needed=True),
-        in_place("take_apart", lambda graph, at: take_apart(graph), when=_relaxed),
+        in_place("decompose_native_attention", lambda graph, at: decompose_native_attention(graph), when=_relaxed),
         in_place("decompose_flex_attention", lambda graph, at: decompose_flex_attention(graph), when=_relaxed),
         in_place("choose_attention", lambda graph, at: at.choose_attention(graph), when=_relaxed),
         in_place("skip_unread_rows", lambda graph, at: skip_unread_rows(graph, at.options.workspace), when=_relaxed),
@@ -143,7 +143,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
     "joint",
     (
         in_place("lay_out_gradients", lambda joint, at: lay_out_gradients(joint.graph, joint.results), when=_inexact),
-        in_place("part_complex_numbers", lambda joint, at: part_complex_numbers(joint.graph), when=_inexact),
+        in_place("split_complex_numbers", lambda joint, at: split_complex_numbers(joint.graph), when=_inexact),
         in_place("multiply_patches", lambda joint, at: multiply_patches(joint.graph), when=_inexact),
         in_place(
             "prefer_channels_last", lambda joint, at: prefer_channels_last(joint.graph, at.layouts), when=_inexact
@@ -199,7 +199,7 @@ PARTED: Stage[Halves, Deriving] = Stage(
 INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     "inference",
     (
-        in_place("part_complex_numbers", lambda graph, at: part_complex_numbers(graph), when=_inexact),
+        in_place("split_complex_numbers", lambda graph, at: split_complex_numbers(graph), when=_inexact),
         in_place("multiply_patches", lambda graph, at: multiply_patches(graph), when=_inexact),
         in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph, at.layouts), when=_inexact),
         in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
