@@ -28,7 +28,7 @@ from fusion.schedule.launches.reuse import reuse
 from fusion.schedule.launches.updates import update
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.rewrites.vector_products import sum_vectors
-from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
+from fusion.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 
 # fx graphs -----------------------------------------------------------------------------------------------------------
 
@@ -57,13 +57,15 @@ def return_kept(joint: Joint, at: Deriving) -> None:
     joint.returned = joint.results + add_results(joint.graph, joint.kept, joint.results)
 
 
-def uncover_halves(halves: Halves, at: Deriving) -> None:
+def uncover_both(halves: ForwardBackward, at: Deriving) -> None:
     """Undo `cover_undrawn` in forward and in backward."""
     uncover(halves.forward)
     uncover(halves.backward)
 
 
-def on_saved(edit: Callable[[fx.GraphModule, fx.GraphModule, int], None]) -> Callable[[Halves, Deriving], None]:
+def on_saved(
+    edit: Callable[[fx.GraphModule, fx.GraphModule, int], None],
+) -> Callable[[ForwardBackward, Deriving], None]:
     """Adapt a function of forward, backward, and the number of forward's own results."""
     return lambda halves, at: edit(halves.forward, halves.backward, halves.results)
 

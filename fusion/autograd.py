@@ -40,10 +40,10 @@ from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
 from fusion.runtime.rng_replay import draws_of
 from fusion.schedule.overrides import PRICED, Overrides
-from fusion.stages import JOINT, PARTED
-from fusion.subjects import Deriving, Halves, Joint
+from fusion.stages import JOINT, PARTITIONED
+from fusion.subjects import Deriving, ForwardBackward, Joint
 
-Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
+Partitioned: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 """A joint graph, partitioned into forward and backward."""
 
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
@@ -107,10 +107,10 @@ def aot_backend(
 
     def part(
         joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: object
-    ) -> Parted:
+    ) -> Partitioned:
         on_facts((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
         at = Deriving(able(main_device(joint)), workspace, exact, overrides)
-        return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
+        return _partitioned(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
 
     settings: Settings = {
         "fw_compiler": _compiler(compile_one, "forward"),
@@ -168,13 +168,13 @@ def _keep_what_is_saved() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Settings) -> Parted:
+def _partitioned(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Settings) -> Partitioned:
     """Partition a joint graph: its passes, PyTorch's min-cut with its `settings`, the passes over both halves."""
-    partition: Callable[..., Parted] = min_cut_rematerialization_partition
+    partition: Callable[..., Partitioned] = min_cut_rematerialization_partition
     joint = run_stage(JOINT, joint, at, log)
     with functorch_config.patch(cse=False), log.timed("joint", "partition"):
         cut = partition(joint.graph, inputs, num_fwd_outputs=joint.returned, **settings)
-    halves = run_stage(PARTED, Halves(*cut, joint.results, joint.returned), at, log)
+    halves = run_stage(PARTITIONED, ForwardBackward(*cut, joint.results, joint.returned), at, log)
     return halves.forward, halves.backward
 
 

@@ -1,6 +1,6 @@
 """Lists the whole path: every pass of every stage, in order.
 
-    Dynamo's graph ── CAPTURED ── PREPARED ── AOTAutograd ─┬─ JOINT ── partition ── PARTED ── forward, backward
+    Dynamo's graph ── CAPTURED ── PREPARED ── AOTAutograd ─┬─ JOINT ── partition ── PARTITIONED ── forward, backward
                                                            └─ INFERENCE ── one graph
 
     each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
@@ -76,7 +76,7 @@ from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import exact_differences
 from fusion.schedule.rewrites.windows import unroll_windows
-from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
+from fusion.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 
 # Dynamo's graph: a user's region before autograd is derived -----------------------------------------------------------
 
@@ -176,10 +176,10 @@ JOINT: Stage[Joint, Deriving] = Stage(
 """Prepares the joint graph for the min-cut partition."""
 
 
-PARTED: Stage[Halves, Deriving] = Stage(
-    "parted",
+PARTITIONED: Stage[ForwardBackward, Deriving] = Stage(
+    "partitioned",
     (
-        in_place("uncover", adapters.uncover_halves, needed=True),
+        in_place("uncover", adapters.uncover_both, needed=True),
         in_place(
             "drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned), needed=True
         ),
@@ -348,7 +348,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
 )
 """Decides which kernels share a launch, and which memory their results reuse."""
 
-STAGES = (CAPTURED, PREPARED, JOINT, PARTED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
+STAGES = (CAPTURED, PREPARED, JOINT, PARTITIONED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
 """Every stage, in the order of the path, without the previews, whose passes are those of PROGRAM."""
 
 OPTIONAL = tuple(name for stage in STAGES for name in (*([JOINS] if stage is CLUSTERS else []), *stage.optional))

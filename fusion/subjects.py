@@ -3,7 +3,7 @@
 | stage | subject | context |
 |---|---|---|
 | CAPTURED, PREPARED | Dynamo's fx graph | `Capturing` |
-| JOINT; PARTED; INFERENCE | `Joint`; `Halves`; an fx graph | `Deriving` |
+| JOINT; PARTITIONED; INFERENCE | `Joint`; `ForwardBackward`; an fx graph | `Deriving` |
 | PROGRAM, CLUSTERS; LAUNCHES | `Scheduled`; `Planned` | `Scheduling` |
 """
 
@@ -100,7 +100,7 @@ class Deriving:
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class ForwardBackward:
     """Forward and backward after the partition; forward returns extra results until these are dropped."""
 
     forward: fx.GraphModule

@@ -11,7 +11,7 @@ import torch
 
 import fusion
 from fusion.passes import Change, Pass, PassLog, Stage, in_place, run_stage
-from fusion.stages import CLUSTERS, JOINT, LAUNCHES, PARTED, PREVIEW_LOOPS, PREVIEW_MAPS, PROGRAM, STAGES
+from fusion.stages import CLUSTERS, JOINT, LAUNCHES, PARTITIONED, PREVIEW_LOOPS, PREVIEW_MAPS, PROGRAM, STAGES
 
 Numbers = Stage[list[int], int]
 
@@ -114,7 +114,7 @@ def test_names_of_passes_are_distinct() -> None:
         names = [one.name for one in each.passes]
         assert len({*names}) == len(names) > 1, each.name
     assert all(each in PROGRAM.passes for stage in (PREVIEW_MAPS, PREVIEW_LOOPS) for each in stage.passes)
-    follows = ((JOINT, PARTED), (PROGRAM, CLUSTERS), (CLUSTERS, LAUNCHES))
+    follows = ((JOINT, PARTITIONED), (PROGRAM, CLUSTERS), (CLUSTERS, LAUNCHES))
     assert all(later.first == earlier.first + len(earlier.passes) for earlier, later in follows)
 
 

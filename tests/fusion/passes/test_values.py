@@ -25,7 +25,7 @@ DRAWN, MORE = 6, 120
 
 APART = {
     "joint/share_seeds": "a call with a seed draws other random numbers than one without",
-    "parted/keep_unchanged": "before it, backward reads inputs that the program has changed meanwhile",
+    "partitioned/keep_unchanged": "before it, backward reads inputs that the program has changed meanwhile",
 }
 """Passes that change values on purpose.  Passes after the second one are compared with the joint graph's values."""
 
