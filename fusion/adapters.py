@@ -14,7 +14,7 @@ from torch import fx
 
 from fusion.dynamo.constant_floats import settings_fixed
 from fusion.joint.results import add_results
-from fusion.joint.seeds import uncover
+from fusion.joint.seeds import restore_unused_random
 from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule import Step
@@ -33,7 +33,7 @@ from fusion.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned
 # fx graphs -----------------------------------------------------------------------------------------------------------
 
 
-def fix_settings(graph: fx.GraphModule, at: Capturing) -> None:
+def fix_constant_floats(graph: fx.GraphModule, at: Capturing) -> None:
     """Write the program's unchanged floats into a graph, until its region is compiled."""
     at.inputs = at.within.enter_context(settings_fixed(graph, at.inputs, at.settings))
 
@@ -57,10 +57,10 @@ def return_kept(joint: Joint, at: Deriving) -> None:
     joint.returned = joint.results + add_results(joint.graph, joint.kept, joint.results)
 
 
-def uncover_both(halves: ForwardBackward, at: Deriving) -> None:
-    """Undo `cover_undrawn` in forward and in backward."""
-    uncover(halves.forward)
-    uncover(halves.backward)
+def restore_in_both(halves: ForwardBackward, at: Deriving) -> None:
+    """Undo `hide_unused_random` in forward and in backward."""
+    restore_unused_random(halves.forward)
+    restore_unused_random(halves.backward)
 
 
 def on_saved(

@@ -40,9 +40,9 @@ from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.complex_pairs import split_complex_numbers
 from fusion.joint.copies import drop_copies
 from fusion.joint.detached import drop_detached
-from fusion.joint.head_widths import fix_widths
+from fusion.joint.head_widths import specialise_head_widths
 from fusion.joint.layout import lay_out_gradients
-from fusion.joint.loss_gradients import compute_ahead
+from fusion.joint.loss_gradients import compute_loss_gradients
 from fusion.joint.maxima import drop_vanishing_gradients
 from fusion.joint.patches import multiply_patches, multiply_pixels
 from fusion.joint.positions import narrow_positions
@@ -51,21 +51,21 @@ from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_
 from fusion.joint.results import drop_results
 from fusion.joint.row_layouts import prefer_rows
 from fusion.joint.saved import keep_unchanged, mark_donated, widen_statistics
-from fusion.joint.seeds import cover_undrawn, share_seeds
+from fusion.joint.seeds import hide_unused_random, share_seeds
 from fusion.lowering.verify import verify_program
 from fusion.passes import Pass, Stage, in_place
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
 from fusion.schedule.chained.mask_bounds import bound_masks
 from fusion.schedule.chained.skipped_checks import keep_skipped_checks
-from fusion.schedule.chunks import in_chunks
+from fusion.schedule.chunks import chunk_products
 from fusion.schedule.launches.chain import chain_last_steps
-from fusion.schedule.launches.last_block import finish_tiles
+from fusion.schedule.launches.last_block import reduce_in_last_block
 from fusion.schedule.launches.pack import pack_launches
-from fusion.schedule.launches.pivots import about_pivots
+from fusion.schedule.launches.shift_means import shift_means
 from fusion.schedule.layouts.aligned_rows import align_rows
-from fusion.schedule.layouts.copy_layouts import own_sources
-from fusion.schedule.layouts.round_on_store import store_rounded
-from fusion.schedule.layouts.scatter_in_place import own_destinations
+from fusion.schedule.layouts.copy_layouts import write_in_copy_layout
+from fusion.schedule.layouts.round_on_store import round_on_store
+from fusion.schedule.layouts.scatter_in_place import scatter_in_place
 from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.overrides import JOINS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
@@ -113,7 +113,7 @@ def _relaxed(at: Capturing) -> bool:
 PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     "prepared",
     (
-        in_place("fix_settings", adapters.fix_settings, needed=True),
+        in_place("fix_constant_floats", adapters.fix_constant_floats, needed=True),
         in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph), needed=True),
         in_place("decompose_native_attention", lambda graph, at: decompose_native_attention(graph), when=_relaxed),
         in_place("decompose_flex_attention", lambda graph, at: decompose_flex_attention(graph), when=_relaxed),
@@ -152,9 +152,13 @@ JOINT: Stage[Joint, Deriving] = Stage(
         in_place("share_seeds", lambda joint, at: share_seeds(joint.graph), needed=True),
         in_place("drop_detached", lambda joint, at: drop_detached(joint.graph), when=_inexact),
         in_place("drop_copies", lambda joint, at: drop_copies(joint.graph), when=_inexact),
-        in_place("fix_widths", lambda joint, at: fix_widths(joint.graph), when=_can_chain),
+        in_place("specialise_head_widths", lambda joint, at: specialise_head_widths(joint.graph), when=_can_chain),
         in_place("drop_vanishing_gradients", lambda joint, at: drop_vanishing_gradients(joint.graph), when=_inexact),
-        in_place("compute_ahead", adapters.keep(lambda graph, at: compute_ahead(graph, at.workspace)), when=_inexact),
+        in_place(
+            "compute_loss_gradients",
+            adapters.keep(lambda graph, at: compute_loss_gradients(graph, at.workspace)),
+            when=_inexact,
+        ),
         in_place("reassociate", lambda joint, at: reassociate(joint.graph), when=_can_chain),
         in_place("keep_comparisons", adapters.keep(lambda graph, at: keep_comparisons(graph)), when=_inexact),
         in_place("narrow_positions", adapters.keep(lambda graph, at: narrow_positions(graph)), when=_inexact),
@@ -166,7 +170,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
         ),
         in_place("return_kept", adapters.return_kept, needed=True),
         in_place("eliminate_common_subexpressions", lambda joint, at: eliminate_common_subexpressions(joint.graph)),
-        in_place("cover_undrawn", lambda joint, at: cover_undrawn(joint.graph), needed=True),
+        in_place("hide_unused_random", lambda joint, at: hide_unused_random(joint.graph), needed=True),
     ),
     check=lambda joint, at: joint.graph.graph.lint(),
     text=lambda joint: graph_text(joint.graph),
@@ -179,7 +183,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
 PARTITIONED: Stage[ForwardBackward, Deriving] = Stage(
     "partitioned",
     (
-        in_place("uncover", adapters.uncover_both, needed=True),
+        in_place("restore_unused_random", adapters.restore_in_both, needed=True),
         in_place(
             "drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned), needed=True
         ),
@@ -204,7 +208,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
         in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph, at.layouts), when=_inexact),
         in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
-        in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_can_chain),
+        in_place("specialise_head_widths", lambda graph, at: specialise_head_widths(graph), when=_can_chain),
     ),
     check=adapters.lint,
     text=graph_text,
@@ -243,7 +247,7 @@ def _leaves_lone_products(at: Scheduling) -> bool:
 PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     "program",
     (
-        Pass("sources", adapters.on_program(lambda program, at: own_sources(program))),
+        Pass("sources", adapters.on_program(lambda program, at: write_in_copy_layout(program))),
         Pass(
             "differences",
             adapters.on_program(lambda program, at: exact_differences(program)),
@@ -251,11 +255,11 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         ),
         Pass("elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
         Pass("inlined", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
-        Pass("destinations", adapters.on_program(lambda program, at: own_destinations(program))),
+        Pass("destinations", adapters.on_program(lambda program, at: scatter_in_place(program))),
         Pass("selected", adapters.on_program(lambda program, at: select_terms(program))),
         Pass(
             "chunks",
-            adapters.on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints)),
+            adapters.on_program(lambda program, at: chunk_products(program, at.capabilities, at.workspace, at.hints)),
             when=lambda at: not at.invariant,
         ),
         Pass("scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
@@ -266,7 +270,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("vectors", adapters.sum_few_rows, when=_sums_vectors),
         Pass("lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
         Pass("operands", adapters.on_chains(copy_scattered_operands)),
-        Pass("narrow", adapters.on_program(lambda program, at: store_rounded(program))),
+        Pass("narrow", adapters.on_program(lambda program, at: round_on_store(program))),
         # After inlining, so that a split reduction contains its producers; after chains, which have their own parts.
         Pass(
             "split",
@@ -319,7 +323,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
         Pass("kernels", adapters.make_kernels, needed=True),
         Pass(
             "tiles",
-            adapters.on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
+            adapters.on_steps(lambda planned, at: reduce_in_last_block(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
         Pass(
@@ -334,7 +338,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
         ),
         Pass(
             "pivots",
-            adapters.on_steps(lambda planned, at: about_pivots(planned.steps)),
+            adapters.on_steps(lambda planned, at: shift_means(planned.steps)),
             when=lambda at: not at.invariant,
         ),
         Pass("updates", adapters.update_in_place),

@@ -29,7 +29,9 @@ MOST_PARTS = 16
 """Parts of a sum above which one program would add them for too long."""
 
 
-def finish_tiles(steps: Sequence[KernelCall | Call], program: Program, target: Target) -> list[KernelCall | Call]:
+def reduce_in_last_block(
+    steps: Sequence[KernelCall | Call], program: Program, target: Target
+) -> list[KernelCall | Call]:
     """Move kernels that add parts into the launch that computes these.
 
     >>> from fusion.inspect.examples import TARGET, show_launches
@@ -37,7 +39,10 @@ def finish_tiles(steps: Sequence[KernelCall | Call], program: Program, target: T
     >>> def f(x, w):
     ...     return (x @ w).sum(0).relu()
     >>> show_launches(
-    ...     lambda steps, program: finish_tiles(steps, program, TARGET), f, empty(4, 64, 1024), empty(4, 1024, 64)
+    ...     lambda steps, program: reduce_in_last_block(steps, program, TARGET),
+    ...     f,
+    ...     empty(4, 64, 1024),
+    ...     empty(4, 1024, 64),
     ... )
     - launch matmul(x, w, bmm)
     - launch sum_relu(bmm, relu)
