@@ -247,39 +247,41 @@ def _leaves_lone_products(at: Scheduling) -> bool:
 PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     "program",
     (
-        Pass("sources", adapters.on_program(lambda program, at: write_in_copy_layout(program))),
+        Pass("write_in_copy_layout", adapters.on_program(lambda program, at: write_in_copy_layout(program))),
         Pass(
-            "differences",
+            "exact_differences",
             adapters.on_program(lambda program, at: exact_differences(program)),
             when=lambda at: not at.machine.numerics.strict,
         ),
-        Pass("elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
-        Pass("inlined", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
-        Pass("destinations", adapters.on_program(lambda program, at: scatter_in_place(program))),
-        Pass("selected", adapters.on_program(lambda program, at: select_terms(program))),
+        Pass("map_distinct_elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
+        Pass("inline_cheap_maps", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
+        Pass("scatter_in_place", adapters.on_program(lambda program, at: scatter_in_place(program))),
+        Pass("select_terms", adapters.on_program(lambda program, at: select_terms(program))),
         Pass(
-            "chunks",
+            "chunk_products",
             adapters.on_program(lambda program, at: chunk_products(program, at.capabilities, at.workspace, at.hints)),
             when=lambda at: not at.invariant,
         ),
-        Pass("scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
-        Pass("windows", adapters.on_program(lambda program, at: unroll_windows(program, at.capabilities))),
+        Pass("split_scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
+        Pass("unroll_windows", adapters.on_program(lambda program, at: unroll_windows(program, at.capabilities))),
         Pass("chain_products", adapters.find_chains, when=_chains),
-        Pass("masks", adapters.on_chains(bound_masks), when=_chains),
-        Pass("checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
-        Pass("vectors", adapters.sum_few_rows, when=_sums_vectors),
-        Pass("lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
-        Pass("operands", adapters.on_chains(copy_scattered_operands)),
-        Pass("narrow", adapters.on_program(lambda program, at: round_on_store(program))),
+        Pass("bound_masks", adapters.on_chains(bound_masks), when=_chains),
+        Pass("keep_skipped_checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
+        Pass("sum_few_rows", adapters.sum_few_rows, when=_sums_vectors),
+        Pass("leave_lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
+        Pass("copy_scattered_operands", adapters.on_chains(copy_scattered_operands)),
+        Pass("round_on_store", adapters.on_program(lambda program, at: round_on_store(program))),
         # After inlining, so that a split reduction contains its producers; after chains, which have their own parts.
         Pass(
-            "split",
+            "split_reductions",
             lambda scheduled, at: scheduled.changed(
                 split_reductions(scheduled.program, at.capabilities, scheduled.chains, at.hints)
             ),
         ),
-        Pass("copies", adapters.on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))),
-        Pass("aligned", adapters.on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
+        Pass(
+            "copy_elements", adapters.on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))
+        ),
+        Pass("align_rows", adapters.on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
     ),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program),
@@ -289,8 +291,8 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 )
 """Program → Program: equivalent programs that fuse better."""
 
-PREVIEW_MAPS = PROGRAM.only("preview_maps", "inlined", "selected")
-PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunks", "chain_products")
+PREVIEW_MAPS = PROGRAM.only("preview_maps", "inline_cheap_maps", "select_terms")
+PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunk_products", "chain_products")
 """Passes of PROGRAM that show which products a loop would consume, before others are left to the library
 (`choose_externs.py`): the first two settle which products there are, the last two which of them a loop computes.
 """
@@ -322,27 +324,27 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
     (
         Pass("kernels", adapters.make_kernels, needed=True),
         Pass(
-            "tiles",
+            "reduce_in_last_block",
             adapters.on_steps(lambda planned, at: reduce_in_last_block(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
         Pass(
-            "chained",
+            "chain_last_steps",
             adapters.on_steps(lambda planned, at: chain_last_steps(planned.steps, _most_followed(at))),
             when=_chains_launches,
         ),
         Pass(
-            "packed",
+            "pack_launches",
             adapters.on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
         Pass(
-            "pivots",
+            "shift_means",
             adapters.on_steps(lambda planned, at: shift_means(planned.steps)),
             when=lambda at: not at.invariant,
         ),
-        Pass("updates", adapters.update_in_place),
-        Pass("reused", adapters.reuse_memory),
+        Pass("update_in_place", adapters.update_in_place),
+        Pass("reuse_memory", adapters.reuse_memory),
     ),
     check=adapters.verify_kernels,
     text=lambda planned: launches_text(planned.steps),
