@@ -206,7 +206,7 @@ class Target(Protocol):
     def prepare(self) -> None:
         """Start the tools of a build, concurrently with the caller."""
 
-    def lacking(self) -> str:
+    def missing_tools(self) -> str:
         """Return the reason why launches are slower on this machine than necessary; empty if there is none."""
 
     def emit(self, kernel: Kernel) -> str:
@@ -221,7 +221,7 @@ class Target(Protocol):
     def efficiency(self, kernel: Kernel) -> float:
         """Return the efficiency of a contraction `kernel` relative to the library; 1 if they are equal."""
 
-    def waits(self, kernel: Kernel) -> bool:
+    def exposes_epilogue(self, kernel: Kernel) -> bool:
         """Return whether the epilogue time of a contraction `kernel` adds to its GEMM time, beside its `efficiency`."""
 
     def forms(self, kernel: Kernel) -> Sequence[Form]:
@@ -239,10 +239,10 @@ class Target(Protocol):
             Unsupported: it was not measured for these operands.
         """
 
-    def packs(self, first: Kernel, second: Kernel) -> bool:
+    def can_share_launch(self, first: Kernel, second: Kernel) -> bool:
         """Return whether two independent kernels run in one launch about as fast as each alone (horizontal fusion)."""
 
-    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+    def can_reduce_in_last_block(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """Return whether the last of the programs along a GRID axis can continue with the results of all of them."""
 
     def build(self, kernel: Kernel, source: str) -> Launcher:

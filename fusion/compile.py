@@ -146,7 +146,7 @@ def load_finished(
 
 def _notes(compilation: Finished, builder: Builder, start: str, options: Options) -> list[str]:
     """Return notes: the outcome of the cache, the target's lacks in this process, and library calls that may vary."""
-    lacking = builder.target.lacking() if compilation.sources else ""
+    lacking = builder.target.missing_tools() if compilation.sources else ""
     calls = sorted({str(each.name) for each in compilation.report.externs}) if options.invariant else []
     varying = f"the results of library calls may depend on the batch: {', '.join(calls)}" if calls else ""
     return [note for note in (start, lacking, varying) if note]

@@ -80,7 +80,7 @@ class TritonTarget:
         if not knobs.runtime.interpret:
             start()
 
-    def lacking(self) -> str:
+    def missing_tools(self) -> str:
         """Return why launches on an NVIDIA device go through Triton's stubs; empty if they do not."""
         if knobs.runtime.interpret or not torch.cuda.is_available() or torch.version.hip is not None:
             return ""
@@ -128,7 +128,7 @@ class TritonTarget:
         """Return the share of the library's speed that a contraction reaches."""
         return _efficiency(kernel, self.device, self.numerics)
 
-    def waits(self, kernel: Kernel) -> bool:
+    def exposes_epilogue(self, kernel: Kernel) -> bool:
         """Return whether epilogue time adds to GEMM time.  It does through pointers; the efficiency of persistent
         products includes it.
         """
@@ -151,7 +151,7 @@ class TritonTarget:
         names = (name,) if name else chained_forms(self.device)
         return fastest(chain_speeds(self.device, self.numerics), names, chain)
 
-    def packs(self, first: Kernel, second: Kernel) -> bool:
+    def can_share_launch(self, first: Kernel, second: Kernel) -> bool:
         """Return whether two kernels may share a launch.  They need similar registers and warps, and contractions of
         the same form; a kernel that may return at once stays alone.
         """
@@ -159,7 +159,7 @@ class TritonTarget:
             return False
         return not self.numerics.invariant and _alike(first, second, self.device, self.numerics)
 
-    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+    def can_reduce_in_last_block(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """Return whether the last program of each tile may sum the split-K parts along `axis`: of products with few
         rows or columns.
         """

@@ -83,7 +83,7 @@ def _joined(host: KernelCall, last: KernelCall, program: Program, target: Target
     ):
         return None
     readers = [node for node in program.nodes if parts_buffer in reads(node)]
-    if len(readers) != 1 or not target.finishes(host.kernel, axis.symbol):
+    if len(readers) != 1 or not target.can_reduce_in_last_block(host.kernel, axis.symbol):
         return None
     call, kernel = share(host, last)
     following = _tile_by_tile(host.kernel, kernel, axis, call.kernel.params[host.buffers.index(parts_buffer)].name)
