@@ -24,7 +24,7 @@ from fusion.codegen.triton.file import INDENT, function_of, signature
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
-from fusion.codegen.triton.forms.warp_specialised import groups, turns
+from fusion.codegen.triton.forms.warp_specialised import groups, tile_schedule
 from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
 from fusion.codegen.triton.forms.warp_specialised.compute import Compute
 from fusion.codegen.triton.forms.warp_specialised.fetch import fetch
@@ -100,7 +100,9 @@ class WarpSpecialised(Form):
 
     def lay_out(self, config: Config, writer: Writer) -> Layout:
         """Return the layout; GRID indices are defined in the loops over blocks."""
-        return lay_out(self.blocked, config, turns.depth(self.blocked, config), within_limit=writer.within_limit)
+        return lay_out(
+            self.blocked, config, tile_schedule.depth(self.blocked, config), within_limit=writer.within_limit
+        )
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
         """Return the functions of the loading warp and of a group, and the kernel that starts them."""
