@@ -28,7 +28,7 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.codegen.target import Capabilities
-from fusion.dynamo.shared_writes import Place
+from fusion.dynamo.shared_writes import MemoryRange
 from fusion.graph_cache.regions import KEY, JointFacts, Region, kept_as
 from fusion.graphs import main_device
 from fusion.joint.dependence import dependence_of
@@ -244,7 +244,7 @@ def tangents_laid_out(graph: fx.GraphModule) -> Iterator[None]:
     gradients of such graphs are contiguous.
     """
     values = (node.meta.get("example_value") for node in graph.graph.output_node().all_input_nodes)
-    places = [Place.of(value) for value in values if isinstance(value, torch.Tensor)]
+    places = [MemoryRange.of(value) for value in values if isinstance(value, torch.Tensor)]
     if any(place is not None and place.overlaps_itself for place in places):
         with functorch_config.patch(guess_tangent_strides_as_outputs=False):
             yield

@@ -30,7 +30,7 @@ from fusion.codegen.triton.forms.warp_specialised.compute import Compute
 from fusion.codegen.triton.forms.warp_specialised.fetch import fetch
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpSpecialisedConfig, in_gluon
-from fusion.codegen.triton.forms.warp_specialised.program import Program
+from fusion.codegen.triton.forms.warp_specialised.program import WarpSpecialisedProgram
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.kernel import Role
 
@@ -108,7 +108,7 @@ class WarpSpecialised(Form):
         """Return the functions of the loading warp and of a group, and the kernel that starts them."""
         kernel, constants = layout.blocked.kernel, list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-        program = Program(layout, self.chain, Signature(kernel.name, params, constants))
+        program = WarpSpecialisedProgram(layout, self.chain, Signature(kernel.name, params, constants))
         names = [*program.fetch_takes, *program.compute_takes, *program.reserved, "gl", "gluon", "hopper", kernel.name]
 
         def values() -> Values:

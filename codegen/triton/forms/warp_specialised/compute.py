@@ -37,7 +37,15 @@ from fusion.codegen.triton.forms.warp_specialised.chain import factor_of
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.groups import GROUP
 from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
-from fusion.codegen.triton.forms.warp_specialised.program import ADVANCE, BEHIND, RING, SCORES, STAGED, SUMS, Program
+from fusion.codegen.triton.forms.warp_specialised.program import (
+    ADVANCE,
+    BEHIND,
+    RING,
+    SCORES,
+    STAGED,
+    SUMS,
+    WarpSpecialisedProgram,
+)
 from fusion.codegen.triton.forms.warp_specialised.tile_schedule import open_tile_loop
 from fusion.codegen.triton.products import contract
 from fusion.codegen.triton.rewrites.interior import conditional, only_selection
@@ -63,7 +71,7 @@ class _Block:
 class Compute:
     """Writes the function of the groups that compute."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: WarpSpecialisedProgram) -> None:
         self.program, self.layout, self.plan = program, program.layout, program.plan
 
     def functions(self, values: Values) -> list[Function]:

@@ -39,7 +39,7 @@ CARRIED = (*RING, "begun")
 _NAMES = (*CARRIED, *BEHIND, "weights", "next_scores", "next_sums", "sums")
 
 
-class Program:
+class WarpSpecialisedProgram:
     """Names what the functions of one kernel share, and writes the launched one."""
 
     def __init__(self, layout: Layout, plan: Chain, signature: Signature) -> None:
