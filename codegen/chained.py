@@ -96,8 +96,8 @@ def narrow_factors(factors: Sequence[Expr]) -> tuple[Expr, ...]:
 
     Matrix units compute their product in float32, where it is exact.
 
-    >>> from fusion.lowering.expr import make_cast, make_const
-    >>> half = make_const(0.5, torch.bfloat16)
+    >>> from fusion.lowering.expr import const
+    >>> half = const(0.5, torch.bfloat16)
     >>> [factor.dtype for factor in narrow_factors([Cast(half, torch.float32)] * 2)]
     [torch.bfloat16, torch.bfloat16]
     """

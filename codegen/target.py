@@ -71,17 +71,17 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class OddRows:
+class MisalignedRows:
     """The efficiency of 16-bit GEMMs whose rows do not start at multiples of 16 bytes, relative to aligned ones.
 
     Attributes:
         product: of a GEMM, generated or the library's.
-        walked: of a loop that multiplies such rows.
+        chained: of a loop that multiplies such rows.
         library: bytes to which all rows of operands and result are aligned → the efficiency of the library's GEMM.
     """
 
     product: float
-    walked: float
+    chained: float
     library: Mapping[int, float] = field(hash=False)
 
 
@@ -101,7 +101,7 @@ class Layouts:
     blocks: bool = False
 
 
-ALIGNED = OddRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
+ALIGNED = MisalignedRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
 """Of a device on which alignment does not matter."""
 
 
@@ -125,7 +125,7 @@ class Capabilities:
             only windows without a fold are maps.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
         rates: the speed of the device, per microsecond.
-        streamed: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
+        chained: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
         reports: whether a launch raises an error where a check of data fails.
@@ -144,7 +144,7 @@ class Capabilities:
         scatters: operations of `program.SCATTER_OPS` that colliding writes may use.
         ordered: whether colliding writes happen in loop order, so that the result is deterministic; else each is
             atomic.
-        odd_rows: GEMMs of unaligned rows; used only if `alignment` is more than 1.
+        misaligned_rows: GEMMs of unaligned rows; used only if `alignment` is more than 1.
         narrow_tiles: tiles per multiprocessor of a split-K GEMM with few rows or columns: it is bound by memory
             latency, not by tensor cores.
         narrow_share: the share of the memory bandwidth that such a split-K GEMM reaches, whatever its prologue.
@@ -161,7 +161,7 @@ class Capabilities:
     whole_limit: int
     parallelism: int
     rates: Rates
-    streamed: float = 0.5
+    chained: float = 0.5
     bounds: bool = False
     reports: bool = False
     narrow: bool = False
@@ -177,7 +177,7 @@ class Capabilities:
     most_followed: int = 0
     scatters: frozenset[str] = frozenset()
     ordered: bool = True
-    odd_rows: OddRows = ALIGNED
+    misaligned_rows: MisalignedRows = ALIGNED
     narrow_tiles: int = 2
     narrow_share: float = 0.5
     waiting: float = 0.25
@@ -206,7 +206,7 @@ class Target(Protocol):
     def prepare(self) -> None:
         """Start the tools of a build, concurrently with the caller."""
 
-    def lacking(self) -> str:
+    def missing_tools(self) -> str:
         """Return the reason why launches are slower on this machine than necessary; empty if there is none."""
 
     def emit(self, kernel: Kernel) -> str:
@@ -221,7 +221,7 @@ class Target(Protocol):
     def efficiency(self, kernel: Kernel) -> float:
         """Return the efficiency of a contraction `kernel` relative to the library; 1 if they are equal."""
 
-    def waits(self, kernel: Kernel) -> bool:
+    def exposes_epilogue(self, kernel: Kernel) -> bool:
         """Return whether the epilogue time of a contraction `kernel` adds to its GEMM time, beside its `efficiency`."""
 
     def forms(self, kernel: Kernel) -> Sequence[Form]:
@@ -239,10 +239,10 @@ class Target(Protocol):
             Unsupported: it was not measured for these operands.
         """
 
-    def packs(self, first: Kernel, second: Kernel) -> bool:
+    def can_share_launch(self, first: Kernel, second: Kernel) -> bool:
         """Return whether two independent kernels run in one launch about as fast as each alone (horizontal fusion)."""
 
-    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+    def can_reduce_in_last_block(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """Return whether the last of the programs along a GRID axis can continue with the results of all of them."""
 
     def build(self, kernel: Kernel, source: str) -> Launcher:

@@ -14,11 +14,11 @@ from torch import fx
 
 from fusion.dynamo.constant_floats import settings_fixed
 from fusion.joint.results import add_results
-from fusion.joint.seeds import uncover
+from fusion.joint.seeds import restore_unused_random
 from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule import Step
-from fusion.schedule.chained import stream
+from fusion.schedule.chained import chain_products
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.kernels import KernelCall
@@ -28,12 +28,12 @@ from fusion.schedule.launches.reuse import reuse
 from fusion.schedule.launches.updates import update
 from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.rewrites.vector_products import sum_vectors
-from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
+from fusion.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 
 # fx graphs -----------------------------------------------------------------------------------------------------------
 
 
-def fix_settings(graph: fx.GraphModule, at: Capturing) -> None:
+def fix_constant_floats(graph: fx.GraphModule, at: Capturing) -> None:
     """Write the program's unchanged floats into a graph, until its region is compiled."""
     at.inputs = at.within.enter_context(settings_fixed(graph, at.inputs, at.settings))
 
@@ -57,13 +57,15 @@ def return_kept(joint: Joint, at: Deriving) -> None:
     joint.returned = joint.results + add_results(joint.graph, joint.kept, joint.results)
 
 
-def uncover_halves(halves: Halves, at: Deriving) -> None:
-    """Undo `cover_undrawn` in forward and in backward."""
-    uncover(halves.forward)
-    uncover(halves.backward)
+def restore_in_both(halves: ForwardBackward, at: Deriving) -> None:
+    """Undo `hide_unused_random` in forward and in backward."""
+    restore_unused_random(halves.forward)
+    restore_unused_random(halves.backward)
 
 
-def on_saved(edit: Callable[[fx.GraphModule, fx.GraphModule, int], None]) -> Callable[[Halves, Deriving], None]:
+def on_saved(
+    edit: Callable[[fx.GraphModule, fx.GraphModule, int], None],
+) -> Callable[[ForwardBackward, Deriving], None]:
     """Adapt a function of forward, backward, and the number of forward's own results."""
     return lambda halves, at: edit(halves.forward, halves.backward, halves.results)
 
@@ -78,30 +80,30 @@ def on_program(change: Callable[[Program, Scheduling], Program]) -> Callable[[Sc
 
 def find_chains(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Find the nodes that one loop computes."""
-    return scheduled.chained(*stream(scheduled.program, at.capabilities, at.hints))
+    return scheduled.with_chains(*chain_products(scheduled.program, at.capabilities, at.hints))
 
 
 def on_chains(change: Callable[..., tuple[Program, tuple[Cluster, ...]]]) -> Callable[..., Scheduled]:
     """Adapt a function that changes a Program together with its chains."""
-    return lambda scheduled, at: scheduled.chained(
-        *change(scheduled.program, at.capabilities, scheduled.streams, at.hints)
+    return lambda scheduled, at: scheduled.with_chains(
+        *change(scheduled.program, at.capabilities, scheduled.chains, at.hints)
     )
 
 
 def leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Return the products outside of chains to the library."""
-    return scheduled.chained(*leave_unchained_products(scheduled.program, scheduled.streams))
+    return scheduled.with_chains(*leave_unchained_products(scheduled.program, scheduled.chains))
 
 
 def sum_few_rows(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Make reductions of the products with few rows."""
-    return scheduled.chained(*sum_vectors(scheduled.program, scheduled.streams, at.capabilities))
+    return scheduled.with_chains(*sum_vectors(scheduled.program, scheduled.chains, at.capabilities))
 
 
 def grow_clusters(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Grow clusters from the nodes of a Program, or anew if it has some."""
     share = None if at.target is None else partial(share_of_chain, target=at.target)
-    chains, joins = scheduled.streams, at.overrides.joins
+    chains, joins = scheduled.chains, at.overrides.joins
     clustering = grow(scheduled.program, at.capabilities, at.hints, chains, chained_share=share, joins=joins)
     return replace(scheduled, clustering=clustering)
 
@@ -132,7 +134,7 @@ def update_in_place(planned: Planned, at: Scheduling) -> Planned:
 
 def reuse_memory(planned: Planned, at: Scheduling) -> Planned:
     """Write results into memory that is read for the last time."""
-    return planned.changed(*reuse(planned.steps, planned.program, at.spare))
+    return planned.changed(*reuse(planned.steps, planned.program, at.donated))
 
 
 def on_steps(

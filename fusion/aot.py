@@ -28,7 +28,7 @@ from fusion.control_flow import compile_bodies
 from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is, located
 from fusion.graph_compiler import GraphCompiler
-from fusion.graphs import holds_tensors, size_hints, spare_inputs
+from fusion.graphs import donated_inputs, holds_tensors, size_hints
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.report import Report
 from fusion.lowering.kernel import Kernel
@@ -177,8 +177,8 @@ class _Ahead(GraphCompiler):
         compile_bodies(graph, partial(self._compile_body, label))
         trace = Trace(None, label)
         prepare(graph, label, self.machine, self.options, trace.log)
-        hints, spare = size_hints(graph), spare_inputs(graph)
-        lowered, schedule = schedule_graph(graph, self.machine, trace, hints, self.options.workspace, None, spare)
+        hints, donated = size_hints(graph), donated_inputs(graph)
+        lowered, schedule = schedule_graph(graph, self.machine, trace, hints, self.options.workspace, None, donated)
         self.schedules.append(schedule)
         with trace.log.timed("build", "generate"):
             for call in schedule.launches():

@@ -28,8 +28,8 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.codegen.target import Capabilities
-from fusion.dynamo.shared_writes import Place
-from fusion.graph_cache.regions import KEY, Region, Told, kept_as
+from fusion.dynamo.shared_writes import MemoryRange
+from fusion.graph_cache.regions import KEY, JointFacts, Region, kept_as
 from fusion.graphs import main_device
 from fusion.joint.dependence import dependence_of
 from fusion.joint.results import change_results
@@ -40,10 +40,10 @@ from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
 from fusion.runtime.rng_replay import draws_of
 from fusion.schedule.overrides import PRICED, Overrides
-from fusion.stages import JOINT, PARTED
-from fusion.subjects import Deriving, Halves, Joint
+from fusion.stages import JOINT, PARTITIONED
+from fusion.subjects import Deriving, ForwardBackward, Joint
 
-Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
+Partitioned: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 """A joint graph, partitioned into forward and backward."""
 
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
@@ -88,7 +88,7 @@ def aot_backend(
     workspace: int = WORKSPACE,
     *,
     exact: bool = False,
-    tell: Callable[[Told], None] = lambda told: None,
+    on_facts: Callable[[JointFacts], None] = lambda facts: None,
     region: Region | None = None,
     log: LogOf = no_log,
     overrides: Overrides = PRICED,
@@ -99,7 +99,7 @@ def aot_backend(
         able: returns the capabilities and costs of a device.
         workspace: bytes above which a product is computed in chunks, if possible.
         exact: compute as eager does; joint graphs are only partitioned.
-        tell: called for each joint graph with the dependence of gradients and the random draws.
+        on_facts: called for each joint graph with the dependence of gradients and the random draws.
         region: the cache entry of the captured graph, if it is to be cached.
         log: returns the log of the passes over the joint graph.
         overrides: decisions that are imposed instead of priced.
@@ -107,10 +107,10 @@ def aot_backend(
 
     def part(
         joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: object
-    ) -> Parted:
-        tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
+    ) -> Partitioned:
+        on_facts((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
         at = Deriving(able(main_device(joint)), workspace, exact, overrides)
-        return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
+        return _partitioned(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
 
     settings: Settings = {
         "fw_compiler": _compiler(compile_one, "forward"),
@@ -168,13 +168,13 @@ def _keep_what_is_saved() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Settings) -> Parted:
+def _partitioned(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Settings) -> Partitioned:
     """Partition a joint graph: its passes, PyTorch's min-cut with its `settings`, the passes over both halves."""
-    partition: Callable[..., Parted] = min_cut_rematerialization_partition
+    partition: Callable[..., Partitioned] = min_cut_rematerialization_partition
     joint = run_stage(JOINT, joint, at, log)
     with functorch_config.patch(cse=False), log.timed("joint", "partition"):
         cut = partition(joint.graph, inputs, num_fwd_outputs=joint.returned, **settings)
-    halves = run_stage(PARTED, Halves(*cut, joint.results, joint.returned), at, log)
+    halves = run_stage(PARTITIONED, ForwardBackward(*cut, joint.results, joint.returned), at, log)
     return halves.forward, halves.backward
 
 
@@ -244,7 +244,7 @@ def tangents_laid_out(graph: fx.GraphModule) -> Iterator[None]:
     gradients of such graphs are contiguous.
     """
     values = (node.meta.get("example_value") for node in graph.graph.output_node().all_input_nodes)
-    places = [Place.of(value) for value in values if isinstance(value, torch.Tensor)]
+    places = [MemoryRange.of(value) for value in values if isinstance(value, torch.Tensor)]
     if any(place is not None and place.overlaps_itself for place in places):
         with functorch_config.patch(guess_tangent_strides_as_outputs=False):
             yield

@@ -74,7 +74,7 @@ def _products(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Collection
     whole, program = maps.program, loops.program
     outside = {node.out for node in program.nodes if isinstance(node, Contract)}
     products = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
-    nodes = (program.nodes[member] for cluster in loops.streams for member in cluster.members)
+    nodes = (program.nodes[member] for cluster in loops.chains for member in cluster.members)
     products += [node for node in nodes if isinstance(node, Contract)]
     few = of_few_rows(whole, capabilities)
     products += [node for node in whole.nodes if isinstance(node, Contract) and node.out in few]

@@ -28,7 +28,7 @@ from fusion.dumped.override import Overridden, overridden
 from fusion.dumped.trace import Trace
 from fusion.graph_cache import HIT, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
-from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
+from fusion.graphs import donated_inputs, kept_for_backward, main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import BuildError
@@ -146,7 +146,7 @@ def load_finished(
 
 def _notes(compilation: Finished, builder: Builder, start: str, options: Options) -> list[str]:
     """Return notes: the outcome of the cache, the target's lacks in this process, and library calls that may vary."""
-    lacking = builder.target.lacking() if compilation.sources else ""
+    lacking = builder.target.missing_tools() if compilation.sources else ""
     calls = sorted({str(each.name) for each in compilation.report.externs}) if options.invariant else []
     varying = f"the results of library calls may depend on the batch: {', '.join(calls)}" if calls else ""
     return [note for note in (start, lacking, varying) if note]
@@ -180,8 +180,9 @@ def _compiled_anew(
     hints, target = size_hints(graph), builder.target
     tuner = tuner_for(interface.device, builder) if options.mode == "max-autotune" else None
     measure = _measure(options, interface.device, builder, hints, tuner)
-    spare = () if options.cudagraphs else spare_inputs(graph)  # recorded graphs are replayed, and their inputs copied
-    lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure, spare, overrides)
+    # Recorded graphs are replayed, and their inputs copied.
+    donated = () if options.cudagraphs else donated_inputs(graph)
+    lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure, donated, overrides)
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
     tunings: list[Tuning] = []
     if tuner is None:
@@ -236,7 +237,7 @@ def schedule_graph(
     hints: Mapping[sympy.Symbol, int] | None = None,
     workspace: int = WORKSPACE,
     measure: Measure | None = None,
-    spare: Collection[int] = (),
+    donated: Collection[int] = (),
     overrides: Overrides = PRICED,
 ) -> tuple[Program, Schedule]:
     """Lower and schedule a graph: the first half of the path, which needs neither a device nor a compiler.
@@ -244,7 +245,7 @@ def schedule_graph(
     Args:
         workspace: bytes above which a product is computed in chunks.
         measure: times the alternatives of a product; without it, predictions decide.
-        spare: the positions of inputs that may be overwritten, as long as nobody else holds them.
+        donated: the positions of inputs that may be overwritten, as long as nobody else holds them.
         overrides: decisions that are imposed instead of priced.
 
     Returns:
@@ -254,8 +255,8 @@ def schedule_graph(
     at = Scheduling(target, hints, measure, limit, overrides=overrides)
     with trace.log.timed("program", "lower"):
         program = lower_for(graph, at, trace)
-    names = {name for k in spare if isinstance(name := program.inputs[k], str)}
-    return program, schedule_program(program, replace(at, spare=names), trace)
+    names = {name for k in donated if isinstance(name := program.inputs[k], str)}
+    return program, schedule_program(program, replace(at, donated=names), trace)
 
 
 __all__ = ["compile_graph", "load_finished", "prepare", "schedule_graph"]

@@ -70,8 +70,8 @@ class GraphCompiler:
         keys: list[str] = []
 
         def compiled(refused: OnRefusal | None) -> tuple[Boxed, Report]:
-            told = refused, keys.append, self.watch, self.overrides
-            return compile_graph(graph, self.options, label, recorder, *told)
+            decided = refused, keys.append, self.watch, self.overrides
+            return compile_graph(graph, self.options, label, recorder, *decided)
 
         try:
             with for_compiling(), waiting(f"compiling {label}"):

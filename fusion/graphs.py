@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd import descriptors
 
-from fusion.joint.saved import SPARE
+from fusion.joint.saved import DONATED
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.sizes import size_of
 
@@ -67,6 +67,6 @@ def kept_for_backward(graph: fx.GraphModule) -> frozenset[int]:
     return frozenset(k for k, desc in enumerate(described) if isinstance(desc, KEPT))
 
 
-def spare_inputs(graph: fx.GraphModule) -> frozenset[int]:
+def donated_inputs(graph: fx.GraphModule) -> frozenset[int]:
     """Return the positions of inputs that only this graph reads, and may overwrite."""
-    return frozenset(k for k, node in enumerate(graph.graph.find_nodes(op="placeholder")) if SPARE in node.meta)
+    return frozenset(k for k, node in enumerate(graph.graph.find_nodes(op="placeholder")) if DONATED in node.meta)

@@ -30,7 +30,7 @@ from fusion.dynamo.parts import can_split, compile_in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
 from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some, with_checkpoints
 from fusion.graph_cache import keeps_graphs
-from fusion.graph_cache.regions import Asked, Region, Told
+from fusion.graph_cache.regions import Asked, JointFacts, Region
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import break_after
 from fusion.inspect.report import Report
@@ -147,7 +147,7 @@ class RegionCompiler:
         self, graph: fx.GraphModule, at: Capturing, part_backend: Run, log: PassLog, noted: Noted, *, alone: bool
     ) -> Run:
         """Prepare a region, trace it with AOTAutograd, and add guards around the compiled function."""
-        told: list[Told] = []
+        facts: list[JointFacts] = []
         try:
             doing("tracing")
             run_stage(PREPARED, graph, at, log)
@@ -155,12 +155,12 @@ class RegionCompiler:
             with _compiling(), for_compiling(), log.timed("autograd", "trace"):
                 # PyTorch treats each part as a call of its own, after which it overwrites earlier recordings.
                 recorder = Recorder() if self.options.cudagraphs and alone else None
-                compiled = self._aot(graph, at.inputs, told, log, recorder, noted)(graph, at.inputs)
+                compiled = self._aot(graph, at.inputs, facts, log, recorder, noted)(graph, at.inputs)
         except Exception as failure:  # AOTAutograd does not accept all that Dynamo captures
             return self._without_trace(graph, failure, part_backend)
         if not self.graphs.launched:
             return compiled
-        noted.guards = Guards.of(graph, at.inputs, told[0] if told else (None, None))
+        noted.guards = Guards.of(graph, at.inputs, facts[0] if facts else (None, None))
         guarded = noted.guards.around(compiled, _Captured(self, graph))
         return _after_fake_call(compiled, guarded) if _is_called_with_fakes() else guarded
 
@@ -228,7 +228,7 @@ class RegionCompiler:
         self,
         graph: fx.GraphModule,
         inputs: Sequence[object],
-        told: list[Told],
+        facts: list[JointFacts],
         log: PassLog,
         recorder: Recorder | None,
         noted: Noted,
@@ -239,8 +239,8 @@ class RegionCompiler:
             lambda device: self.graphs.target(device).capabilities,
             self.options.workspace,
             exact=self.options.exact,
-            tell=told.append,
-            region=self._kept(graph, inputs, told, noted),
+            on_facts=facts.append,
+            region=self._kept(graph, inputs, facts, noted),
             log=lambda label, joint: self._log(log.times, label, joint),
             overrides=self.graphs.overrides,
         )
@@ -255,12 +255,14 @@ class RegionCompiler:
 
         return compile_one
 
-    def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told], noted: Noted) -> Region | None:
+    def _kept(
+        self, graph: fx.GraphModule, inputs: Sequence[object], facts: list[JointFacts], noted: Noted
+    ) -> Region | None:
         """Return the cache entry of a region; None if it is not to be cached."""
         if not keeps_graphs(self.options) or self.options.cudagraphs:  # recording needs AOTAutograd's metadata
             return None
         asked, graphs = Asked(graph, inputs, self.options), self.graphs
-        return Region(asked, graphs.target, told, graphs.load, graphs.reports.note, noted.keep)
+        return Region(asked, graphs.target, facts, graphs.load, graphs.reports.note, noted.keep)
 
     def _log(self, times: list[PassTime], label: str, graph: fx.GraphModule) -> PassLog:
         """Return the log of the passes over a graph, with dumps if enabled."""

@@ -1,6 +1,6 @@
 """Lists the whole path: every pass of every stage, in order.
 
-    Dynamo's graph ── CAPTURED ── PREPARED ── AOTAutograd ─┬─ JOINT ── partition ── PARTED ── forward, backward
+    Dynamo's graph ── CAPTURED ── PREPARED ── AOTAutograd ─┬─ JOINT ── partition ── PARTITIONED ── forward, backward
                                                            └─ INFERENCE ── one graph
 
     each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
@@ -26,7 +26,7 @@ from fusion.attention.flex_attention import decompose_flex_attention
 from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.kept_strides import keep_strides
-from fusion.dynamo.native_attention import take_apart
+from fusion.dynamo.native_attention import decompose_native_attention
 from fusion.dynamo.nested_regions import inline_regions
 from fusion.dynamo.shared_writes import refuse_shared_writes
 from fusion.dynamo.unread_rows import skip_unread_rows
@@ -35,37 +35,37 @@ from fusion.dynamo.windows import separate_written_windows
 from fusion.inspect.parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
 from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
+from fusion.joint.common_subexpressions import eliminate_common_subexpressions
 from fusion.joint.comparisons import keep_comparisons
-from fusion.joint.complex_pairs import part_complex_numbers
+from fusion.joint.complex_pairs import split_complex_numbers
 from fusion.joint.copies import drop_copies
 from fusion.joint.detached import drop_detached
-from fusion.joint.head_widths import fix_widths
+from fusion.joint.head_widths import specialise_head_widths
 from fusion.joint.layout import lay_out_gradients
-from fusion.joint.loss_gradients import compute_ahead
+from fusion.joint.loss_gradients import compute_loss_gradients
 from fusion.joint.maxima import drop_vanishing_gradients
 from fusion.joint.patches import multiply_patches, multiply_pixels
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
-from fusion.joint.repeated import merge_repeated
 from fusion.joint.results import drop_results
 from fusion.joint.row_layouts import prefer_rows
-from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
-from fusion.joint.seeds import cover_undrawn, share_seeds
+from fusion.joint.saved import keep_unchanged, mark_donated, widen_statistics
+from fusion.joint.seeds import hide_unused_random, share_seeds
 from fusion.lowering.verify import verify_program
 from fusion.passes import Pass, Stage, in_place
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
 from fusion.schedule.chained.mask_bounds import bound_masks
 from fusion.schedule.chained.skipped_checks import keep_skipped_checks
-from fusion.schedule.chunks import in_chunks
+from fusion.schedule.chunks import chunk_products
 from fusion.schedule.launches.chain import chain_last_steps
-from fusion.schedule.launches.last_block import finish_tiles
+from fusion.schedule.launches.last_block import reduce_in_last_block
 from fusion.schedule.launches.pack import pack_launches
-from fusion.schedule.launches.pivots import about_pivots
+from fusion.schedule.launches.shift_means import shift_means
 from fusion.schedule.layouts.aligned_rows import align_rows
-from fusion.schedule.layouts.copy_layouts import own_sources
-from fusion.schedule.layouts.round_on_store import store_rounded
-from fusion.schedule.layouts.scatter_in_place import own_destinations
+from fusion.schedule.layouts.copy_layouts import write_in_copy_layout
+from fusion.schedule.layouts.round_on_store import round_on_store
+from fusion.schedule.layouts.scatter_in_place import scatter_in_place
 from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.overrides import JOINS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
@@ -76,7 +76,7 @@ from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import exact_differences
 from fusion.schedule.rewrites.windows import unroll_windows
-from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
+from fusion.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 
 # Dynamo's graph: a user's region before autograd is derived -----------------------------------------------------------
 
@@ -113,9 +113,9 @@ def _relaxed(at: Capturing) -> bool:
 PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
     "prepared",
     (
-        in_place("fix_settings", adapters.fix_settings, needed=True),
+        in_place("fix_constant_floats", adapters.fix_constant_floats, needed=True),
         in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph), needed=True),
-        in_place("take_apart", lambda graph, at: take_apart(graph), when=_relaxed),
+        in_place("decompose_native_attention", lambda graph, at: decompose_native_attention(graph), when=_relaxed),
         in_place("decompose_flex_attention", lambda graph, at: decompose_flex_attention(graph), when=_relaxed),
         in_place("choose_attention", lambda graph, at: at.choose_attention(graph), when=_relaxed),
         in_place("skip_unread_rows", lambda graph, at: skip_unread_rows(graph, at.options.workspace), when=_relaxed),
@@ -135,15 +135,15 @@ def _inexact(at: Deriving) -> bool:
     return not at.exact
 
 
-def _streams(at: Deriving) -> bool:
-    return at.streams and not at.exact
+def _can_chain(at: Deriving) -> bool:
+    return at.can_chain and not at.exact
 
 
 JOINT: Stage[Joint, Deriving] = Stage(
     "joint",
     (
         in_place("lay_out_gradients", lambda joint, at: lay_out_gradients(joint.graph, joint.results), when=_inexact),
-        in_place("part_complex_numbers", lambda joint, at: part_complex_numbers(joint.graph), when=_inexact),
+        in_place("split_complex_numbers", lambda joint, at: split_complex_numbers(joint.graph), when=_inexact),
         in_place("multiply_patches", lambda joint, at: multiply_patches(joint.graph), when=_inexact),
         in_place(
             "prefer_channels_last", lambda joint, at: prefer_channels_last(joint.graph, at.layouts), when=_inexact
@@ -152,19 +152,25 @@ JOINT: Stage[Joint, Deriving] = Stage(
         in_place("share_seeds", lambda joint, at: share_seeds(joint.graph), needed=True),
         in_place("drop_detached", lambda joint, at: drop_detached(joint.graph), when=_inexact),
         in_place("drop_copies", lambda joint, at: drop_copies(joint.graph), when=_inexact),
-        in_place("fix_widths", lambda joint, at: fix_widths(joint.graph), when=_streams),
+        in_place("specialise_head_widths", lambda joint, at: specialise_head_widths(joint.graph), when=_can_chain),
         in_place("drop_vanishing_gradients", lambda joint, at: drop_vanishing_gradients(joint.graph), when=_inexact),
-        in_place("compute_ahead", adapters.keep(lambda graph, at: compute_ahead(graph, at.workspace)), when=_inexact),
-        in_place("reassociate", lambda joint, at: reassociate(joint.graph), when=_streams),
+        in_place(
+            "compute_loss_gradients",
+            adapters.keep(lambda graph, at: compute_loss_gradients(graph, at.workspace)),
+            when=_inexact,
+        ),
+        in_place("reassociate", lambda joint, at: reassociate(joint.graph), when=_can_chain),
         in_place("keep_comparisons", adapters.keep(lambda graph, at: keep_comparisons(graph)), when=_inexact),
         in_place("narrow_positions", adapters.keep(lambda graph, at: narrow_positions(graph)), when=_inexact),
         in_place("prefer_views_of_inputs", lambda joint, at: prefer_views_of_inputs(joint.graph), when=_inexact),
         in_place(
-            "prefer_recomputed_products", lambda joint, at: prefer_recomputed_products(joint.graph), when=_streams
+            "prefer_recomputed_products",
+            lambda joint, at: prefer_recomputed_products(joint.graph),
+            when=_can_chain,
         ),
         in_place("return_kept", adapters.return_kept, needed=True),
-        in_place("merge_repeated", lambda joint, at: merge_repeated(joint.graph)),
-        in_place("cover_undrawn", lambda joint, at: cover_undrawn(joint.graph), needed=True),
+        in_place("eliminate_common_subexpressions", lambda joint, at: eliminate_common_subexpressions(joint.graph)),
+        in_place("hide_unused_random", lambda joint, at: hide_unused_random(joint.graph), needed=True),
     ),
     check=lambda joint, at: joint.graph.graph.lint(),
     text=lambda joint: graph_text(joint.graph),
@@ -174,16 +180,16 @@ JOINT: Stage[Joint, Deriving] = Stage(
 """Prepares the joint graph for the min-cut partition."""
 
 
-PARTED: Stage[Halves, Deriving] = Stage(
-    "parted",
+PARTITIONED: Stage[ForwardBackward, Deriving] = Stage(
+    "partitioned",
     (
-        in_place("uncover", adapters.uncover_halves, needed=True),
+        in_place("restore_unused_random", adapters.restore_in_both, needed=True),
         in_place(
             "drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned), needed=True
         ),
         in_place("widen_statistics", adapters.on_saved(widen_statistics), when=_inexact),
         in_place("keep_unchanged", adapters.on_saved(keep_unchanged), needed=True),
-        in_place("mark_spare", adapters.on_saved(mark_spare), when=_inexact),
+        in_place("mark_donated", adapters.on_saved(mark_donated), when=_inexact),
     ),
     check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
     text=lambda halves: chain(graph_text(halves.forward, "forward."), graph_text(halves.backward, "backward.")),
@@ -197,12 +203,12 @@ PARTED: Stage[Halves, Deriving] = Stage(
 INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     "inference",
     (
-        in_place("part_complex_numbers", lambda graph, at: part_complex_numbers(graph), when=_inexact),
+        in_place("split_complex_numbers", lambda graph, at: split_complex_numbers(graph), when=_inexact),
         in_place("multiply_patches", lambda graph, at: multiply_patches(graph), when=_inexact),
         in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph, at.layouts), when=_inexact),
         in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
-        in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_streams),
+        in_place("specialise_head_widths", lambda graph, at: specialise_head_widths(graph), when=_can_chain),
     ),
     check=adapters.lint,
     text=graph_text,
@@ -241,39 +247,41 @@ def _leaves_lone_products(at: Scheduling) -> bool:
 PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     "program",
     (
-        Pass("sources", adapters.on_program(lambda program, at: own_sources(program))),
+        Pass("write_in_copy_layout", adapters.on_program(lambda program, at: write_in_copy_layout(program))),
         Pass(
-            "differences",
+            "exact_differences",
             adapters.on_program(lambda program, at: exact_differences(program)),
             when=lambda at: not at.machine.numerics.strict,
         ),
-        Pass("elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
-        Pass("inlined", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
-        Pass("destinations", adapters.on_program(lambda program, at: own_destinations(program))),
-        Pass("selected", adapters.on_program(lambda program, at: select_terms(program))),
+        Pass("map_distinct_elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
+        Pass("inline_cheap_maps", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
+        Pass("scatter_in_place", adapters.on_program(lambda program, at: scatter_in_place(program))),
+        Pass("select_terms", adapters.on_program(lambda program, at: select_terms(program))),
         Pass(
-            "chunks",
-            adapters.on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints)),
+            "chunk_products",
+            adapters.on_program(lambda program, at: chunk_products(program, at.capabilities, at.workspace, at.hints)),
             when=lambda at: not at.invariant,
         ),
-        Pass("scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
-        Pass("windows", adapters.on_program(lambda program, at: unroll_windows(program, at.capabilities))),
-        Pass("streamed", adapters.find_chains, when=_chains),
-        Pass("masks", adapters.on_chains(bound_masks), when=_chains),
-        Pass("checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
-        Pass("vectors", adapters.sum_few_rows, when=_sums_vectors),
-        Pass("lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
-        Pass("operands", adapters.on_chains(copy_scattered_operands)),
-        Pass("narrow", adapters.on_program(lambda program, at: store_rounded(program))),
-        # After inlining, so that a split reduction contains its producers; after streams, which have their own parts.
+        Pass("split_scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
+        Pass("unroll_windows", adapters.on_program(lambda program, at: unroll_windows(program, at.capabilities))),
+        Pass("chain_products", adapters.find_chains, when=_chains),
+        Pass("bound_masks", adapters.on_chains(bound_masks), when=_chains),
+        Pass("keep_skipped_checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
+        Pass("sum_few_rows", adapters.sum_few_rows, when=_sums_vectors),
+        Pass("leave_lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
+        Pass("copy_scattered_operands", adapters.on_chains(copy_scattered_operands)),
+        Pass("round_on_store", adapters.on_program(lambda program, at: round_on_store(program))),
+        # After inlining, so that a split reduction contains its producers; after chains, which have their own parts.
         Pass(
-            "split",
+            "split_reductions",
             lambda scheduled, at: scheduled.changed(
-                split_reductions(scheduled.program, at.capabilities, scheduled.streams, at.hints)
+                split_reductions(scheduled.program, at.capabilities, scheduled.chains, at.hints)
             ),
         ),
-        Pass("copies", adapters.on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))),
-        Pass("aligned", adapters.on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
+        Pass(
+            "copy_elements", adapters.on_program(lambda program, at: copy_elements(program, at.capabilities, at.hints))
+        ),
+        Pass("align_rows", adapters.on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
     ),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program),
@@ -283,8 +291,8 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 )
 """Program → Program: equivalent programs that fuse better."""
 
-PREVIEW_MAPS = PROGRAM.only("preview_maps", "inlined", "selected")
-PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunks", "streamed")
+PREVIEW_MAPS = PROGRAM.only("preview_maps", "inline_cheap_maps", "select_terms")
+PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunk_products", "chain_products")
 """Passes of PROGRAM that show which products a loop would consume, before others are left to the library
 (`choose_externs.py`): the first two settle which products there are, the last two which of them a loop computes.
 """
@@ -316,27 +324,27 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
     (
         Pass("kernels", adapters.make_kernels, needed=True),
         Pass(
-            "tiles",
-            adapters.on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
+            "reduce_in_last_block",
+            adapters.on_steps(lambda planned, at: reduce_in_last_block(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
         Pass(
-            "chained",
+            "chain_last_steps",
             adapters.on_steps(lambda planned, at: chain_last_steps(planned.steps, _most_followed(at))),
             when=_chains_launches,
         ),
         Pass(
-            "packed",
+            "pack_launches",
             adapters.on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),
             when=_shares_launches,
         ),
         Pass(
-            "pivots",
-            adapters.on_steps(lambda planned, at: about_pivots(planned.steps)),
+            "shift_means",
+            adapters.on_steps(lambda planned, at: shift_means(planned.steps)),
             when=lambda at: not at.invariant,
         ),
-        Pass("updates", adapters.update_in_place),
-        Pass("reused", adapters.reuse_memory),
+        Pass("update_in_place", adapters.update_in_place),
+        Pass("reuse_memory", adapters.reuse_memory),
     ),
     check=adapters.verify_kernels,
     text=lambda planned: launches_text(planned.steps),
@@ -346,7 +354,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
 )
 """Decides which kernels share a launch, and which memory their results reuse."""
 
-STAGES = (CAPTURED, PREPARED, JOINT, PARTED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
+STAGES = (CAPTURED, PREPARED, JOINT, PARTITIONED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
 """Every stage, in the order of the path, without the previews, whose passes are those of PROGRAM."""
 
 OPTIONAL = tuple(name for stage in STAGES for name in (*([JOINS] if stage is CLUSTERS else []), *stage.optional))

@@ -3,7 +3,7 @@
 | stage | subject | context |
 |---|---|---|
 | CAPTURED, PREPARED | Dynamo's fx graph | `Capturing` |
-| JOINT; PARTED; INFERENCE | `Joint`; `Halves`; an fx graph | `Deriving` |
+| JOINT; PARTITIONED; INFERENCE | `Joint`; `ForwardBackward`; an fx graph | `Deriving` |
 | PROGRAM, CLUSTERS; LAUNCHES | `Scheduled`; `Planned` | `Scheduling` |
 """
 
@@ -94,13 +94,13 @@ class Deriving:
         return self.capabilities.layouts
 
     @property
-    def streams(self) -> bool:
+    def can_chain(self) -> bool:
         """Whether contractions can be part of generated kernels, and so be recomputed where they are needed."""
         return "dot" in self.capabilities.fold_ops
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class ForwardBackward:
     """Forward and backward after the partition; forward returns extra results until these are dropped."""
 
     forward: fx.GraphModule
@@ -121,7 +121,7 @@ class Scheduling:
         hints: size symbol → its traced value.
         measure: times the alternatives of a product; without it, predictions decide.
         workspace: bytes above which a product is computed in chunks.
-        spare: inputs that may be overwritten once they are taken over.
+        donated: inputs that may be overwritten once they are taken over.
         overrides: decisions that are imposed instead of priced.
         verified, kernels: the nodes and kernels that are verified already.
     """
@@ -130,7 +130,7 @@ class Scheduling:
     hints: Mapping[sympy.Symbol, int] | None = None
     measure: Measure | None = None
     workspace: int = sys.maxsize
-    spare: Collection[str] = ()
+    donated: Collection[str] = ()
     overrides: Overrides = PRICED
     verified: Verified = field(default_factory=Verified)
     kernels: set[Kernel] = field(default_factory=set)
@@ -157,13 +157,13 @@ class Scheduled:
     """A Program before and after clustering.
 
     Attributes:
-        streams: chains of nodes that one loop computes, as clusters of positions in the program.
+        chains: chains of nodes that one loop computes, as clusters of positions in the program.
         clustering: None before clusters are grown.
         choices: the alternatives of each product, with their prices.
     """
 
     program: Program
-    streams: tuple[Cluster, ...] = ()
+    chains: tuple[Cluster, ...] = ()
     clustering: Clustering | None = None
     choices: tuple[Tuning, ...] = ()
 
@@ -171,13 +171,13 @@ class Scheduled:
         """Return this with another program, in which the nodes of the chains may have other positions."""
         if program is self.program:
             return self
-        return replace(self, program=program, streams=positions_in(program, self.program, self.streams))
+        return replace(self, program=program, chains=positions_in(program, self.program, self.chains))
 
-    def chained(self, program: Program, streams: Sequence[Cluster]) -> Scheduled:
+    def with_chains(self, program: Program, chains: Sequence[Cluster]) -> Scheduled:
         """Return this with another program and the chains in it; the same object if both are unchanged."""
-        if program is self.program and tuple(streams) == self.streams:
+        if program is self.program and tuple(chains) == self.chains:
             return self
-        return replace(self, program=program, streams=tuple(streams))
+        return replace(self, program=program, chains=tuple(chains))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Calls:
         results: list[Value | sympy.Expr | None] = []
         known_sizes: list[tuple[sympy.Symbol, int, int | None]] = []
         for place, part in enumerate(val if isinstance(val, (tuple, list)) else (val,)):
-            known_sizes.extend((size, place, dim) for size, dim in self._told(part).items())
+            known_sizes.extend((size, place, dim) for size, dim in self._determined_sizes(part).items())
             results.append(self._result(node, part))
         outs = tuple(result.buffer() if isinstance(result, Value) else None for result in results)
         impure = bool(known_sizes) or not isinstance(node.target, OpOverload) or _impure(node.target)
@@ -82,7 +82,7 @@ class Calls:
             self.realised[node] = outs[0]
         return results[0]
 
-    def _told(self, result: object) -> dict[sympy.Symbol, int | None]:
+    def _determined_sizes(self, result: object) -> dict[sympy.Symbol, int | None]:
         """Return the symbols that only this result determines, each with its dimension, and count them as known.
 
         A result that is itself a number determines its symbol without a dimension (None).
@@ -112,8 +112,10 @@ class Calls:
             return
         args, kwargs = self.arguments(node)
         reason = "a number that the host waits for"
-        told = ((size, 0, None),)
-        self.builder.nodes.append(Extern((None,), node.target, args, kwargs, impure=True, reason=reason, sizes=told))
+        determined = ((size, 0, None),)
+        self.builder.nodes.append(
+            Extern((None,), node.target, args, kwargs, impure=True, reason=reason, sizes=determined)
+        )
         self.symbols.add(size)
 
     def reason_of_mistraced(self, node: fx.Node) -> str:

@@ -19,10 +19,10 @@ from torch._ops import OpOverload
 from fusion.lowering import rules
 from fusion.lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
 from fusion.lowering.calls import Calls, FxValue
+from fusion.lowering.dead_code import eliminate_dead_buffers, eliminate_dead_code
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Load, as_stored
 from fusion.lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
-from fusion.lowering.live import without_dead_buffers, without_dead_nodes
 from fusion.lowering.partly_read import Effect, calls_library, keep_checks
 from fusion.lowering.positions import is_free, simplify_all
 from fusion.lowering.program import Buffer, BufferRef, Extern, Node, Program, memory_of
@@ -157,7 +157,7 @@ class Lowering:
                 self.calls.known(size, origins[name])
         program = Program(tuple(self.inputs), buffers, tuple(self.builder.nodes), outputs, origins, self.constants)
         program = program.edited(library=self.builder.calls)
-        return without_dead_buffers(without_dead_nodes(without_needless_keeps(program)))
+        return eliminate_dead_buffers(eliminate_dead_code(without_needless_keeps(program)))
 
     # fx nodes -------------------------------------------------------------------------------------------------------
 

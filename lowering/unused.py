@@ -16,8 +16,8 @@ from typing_extensions import assert_never
 
 from fusion.lowering.checks import CHECKED
 from fusion.lowering.chunks import Chunked
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Expr, Op, postorder
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.program import (
     Buffer,
     BufferRef,
@@ -70,7 +70,7 @@ def without_needless_keeps(program: Program) -> Program:
     calls = [node for node in program.nodes if _is_keep(node)]
     if not calls:
         return program
-    rest = without_dead_nodes(program.edited(node for node in program.nodes if not _is_keep(node)))
+    rest = eliminate_dead_code(program.edited(node for node in program.nodes if not _is_keep(node)))
     live = {name for node in rest.nodes for name in writes(node)}
     writers = {name: node for node in program.nodes for name in writes(node) if name not in live}
     needless = {id(call) for call in calls if not _needs_checks(call, writers, program.buffers)}

@@ -23,7 +23,7 @@ except ImportError:  # Windows
     from _ctypes import FreeLibrary as dlclose  # type: ignore[attr-defined,no-redef]  # noqa: N813  # see above
 
 DEBUGGED = b".debug_info"
-"""Part of an object that the compiler was told to write symbols to, by `-g` in `$CC`."""
+"""Part of an object that the compiler writes symbols to, by `-g` in `$CC`."""
 
 ELF_HEADER = struct.Struct("<40xQ10xHH2x")
 """The header of an object for 64 bits, of which it reads where the table of sections begins, and its entries' size and

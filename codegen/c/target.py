@@ -59,7 +59,7 @@ class CTarget:
             window_limit=1,
             parallelism=device.threads,
             rates=device.rates,
-            streamed=1.0,
+            chained=1.0,
             reports=True,
             lone_products=bool(device.products) or self.numerics.invariant,
             few_rows=0 if self.numerics.invariant else MOST_ROWS,
@@ -73,7 +73,7 @@ class CTarget:
     def prepare(self) -> None:
         """Do nothing: there is nothing to prepare."""
 
-    def lacking(self) -> str:
+    def missing_tools(self) -> str:
         """Return why built kernels cannot be kept for later processes, if that is so."""
         return f"built kernels are not kept: {self._unkept}" if self._unkept else lacking_threads()
 
@@ -104,7 +104,7 @@ class CTarget:
             return busy / self.device.rates.steps.refetched
         return busy * min((known.get(product.args[0].dtype.itemsize, UNKNOWN) for product in products), default=UNKNOWN)
 
-    def waits(self, kernel: Kernel) -> bool:
+    def exposes_epilogue(self, kernel: Kernel) -> bool:
         """Return False: epilogue time does not add to GEMM time."""
         return False
 
@@ -116,11 +116,11 @@ class CTarget:
         """Return the efficiency of chained products, relative to the library's GEMMs."""
         return fastest(self.device.attention, (name or GENERATED,), chain)
 
-    def packs(self, first: Kernel, second: Kernel) -> bool:
+    def can_share_launch(self, first: Kernel, second: Kernel) -> bool:
         """Return True: the kernels run one after the other, in one call."""
         return True
 
-    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+    def can_reduce_in_last_block(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """Return False: another loop over the results costs no launch."""
         return False
 

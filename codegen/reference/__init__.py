@@ -52,7 +52,7 @@ class ReferenceTarget:
             window_limit=25,
             parallelism=128,
             rates=Rates(launch_us=5.0, bandwidth=1e6, flops=2e7, matrix_flops=2e8),
-            streamed=1.0,
+            chained=1.0,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
             ordered=False,
@@ -61,7 +61,7 @@ class ReferenceTarget:
     def prepare(self) -> None:
         """Do nothing: the evaluator needs no preparation."""
 
-    def lacking(self) -> str:
+    def missing_tools(self) -> str:
         """Return an empty reason: the evaluator always runs."""
         return ""
 
@@ -81,7 +81,7 @@ class ReferenceTarget:
         """Return 1, the library's own speed, so that no fusion is refused for it."""
         return 1.0
 
-    def waits(self, kernel: Kernel) -> bool:
+    def exposes_epilogue(self, kernel: Kernel) -> bool:
         """Return False: epilogue time does not add to GEMM time."""
         return False
 
@@ -93,11 +93,11 @@ class ReferenceTarget:
         """Raise: no speed of chained products is known."""
         return fastest({}, (name or GENERATED,), chain)
 
-    def packs(self, first: Kernel, second: Kernel) -> bool:
+    def can_share_launch(self, first: Kernel, second: Kernel) -> bool:
         """Return True, so that schedules show independent kernels in one launch."""
         return True
 
-    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+    def can_reduce_in_last_block(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """Return True along any axis, so that schedules show all kernels that could follow in a launch."""
         return True
 

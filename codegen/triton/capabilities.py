@@ -9,7 +9,7 @@ from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Capabilities
-from fusion.codegen.triton.devices import GROUPED, Device, Feature, speeds
+from fusion.codegen.triton.devices import WARP_SPECIALISED, Device, Feature, speeds
 from fusion.codegen.triton.fixed_order import HELD
 from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
@@ -54,7 +54,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         ordered=False,
         scans=not numerics.invariant,
         invariant=numerics.invariant,
-        odd_rows=measured.odd_rows,
+        misaligned_rows=measured.misaligned_rows,
         narrow_tiles=measured.narrow_tiles,
         narrow_share=measured.narrow_share,
         waiting=measured.waiting,
@@ -66,7 +66,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
 
 def chained_forms(device: Device) -> tuple[str, ...]:
     """Return the names of the forms of kernels with chained products."""
-    return (GENERATED, GROUPED) if device.has(Feature.WARP_GROUPS) else (GENERATED,)
+    return (GENERATED, WARP_SPECIALISED) if device.has(Feature.WARP_GROUPS) else (GENERATED,)
 
 
 @lru_cache

@@ -18,7 +18,7 @@ from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Sta
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
-from fusion.codegen.triton.devices import GROUPED, H200, Device, checked, device_at, device_of
+from fusion.codegen.triton.devices import H200, WARP_SPECIALISED, Device, checked, device_at, device_of
 from fusion.codegen.triton.emit import emit
 from fusion.codegen.triton.fixed_order import refused
 from fusion.codegen.triton.forms import Refused, Task, alone, candidates
@@ -80,7 +80,7 @@ class TritonTarget:
         if not knobs.runtime.interpret:
             start()
 
-    def lacking(self) -> str:
+    def missing_tools(self) -> str:
         """Return why launches on an NVIDIA device go through Triton's stubs; empty if they do not."""
         if knobs.runtime.interpret or not torch.cuda.is_available() or torch.version.hip is not None:
             return ""
@@ -128,7 +128,7 @@ class TritonTarget:
         """Return the share of the library's speed that a contraction reaches."""
         return _efficiency(kernel, self.device, self.numerics)
 
-    def waits(self, kernel: Kernel) -> bool:
+    def exposes_epilogue(self, kernel: Kernel) -> bool:
         """Return whether epilogue time adds to GEMM time.  It does through pointers; the efficiency of persistent
         products includes it.
         """
@@ -144,14 +144,14 @@ class TritonTarget:
             return (Form(GENERATED),)
         plan = WarpSpecialised.applies(task)
         why = plan.why if isinstance(plan, Refused) else plan.slower
-        return (Form(GENERATED), Form(GROUPED, why)) if why else (Form(GROUPED), Form(GENERATED))
+        return (Form(GENERATED), Form(WARP_SPECIALISED, why)) if why else (Form(WARP_SPECIALISED), Form(GENERATED))
 
     def chained_share(self, chain: Chain, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs."""
         names = (name,) if name else chained_forms(self.device)
         return fastest(chain_speeds(self.device, self.numerics), names, chain)
 
-    def packs(self, first: Kernel, second: Kernel) -> bool:
+    def can_share_launch(self, first: Kernel, second: Kernel) -> bool:
         """Return whether two kernels may share a launch.  They need similar registers and warps, and contractions of
         the same form; a kernel that may return at once stays alone.
         """
@@ -159,7 +159,7 @@ class TritonTarget:
             return False
         return not self.numerics.invariant and _alike(first, second, self.device, self.numerics)
 
-    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+    def can_reduce_in_last_block(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """Return whether the last program of each tile may sum the split-K parts along `axis`: of products with few
         rows or columns.
         """

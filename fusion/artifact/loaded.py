@@ -13,7 +13,7 @@ import torch
 
 from fusion.artifact.arguments import Arguments, SizeOf, size_function
 from fusion.artifact.manifest import Manifest, ResultEntry
-from fusion.artifact.steps import Program
+from fusion.artifact.steps import SavedProgram
 from fusion.artifact.trees import assembled, leaves
 from fusion.artifact.values import read
 from fusion.lowering.errors import ArtifactError, Unsupported
@@ -31,7 +31,7 @@ class Artifact:
     def __init__(
         self,
         manifest: Manifest,
-        program: Program,
+        program: SavedProgram,
         weights: Mapping[str, torch.Tensor],
         registers: Mapping[int, torch.Tensor],
         notes: Sequence[str],

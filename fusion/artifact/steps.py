@@ -25,7 +25,7 @@ Instruction: TypeAlias = "tuple[Call, Getter, int, tuple[int, ...]]"
 
 
 @dataclass(slots=True)
-class Program:
+class SavedProgram:
     """Runs the steps of a saved program over registers.
 
     Attributes:
@@ -47,7 +47,7 @@ class Program:
                 registers[number] = None
 
 
-def program_of(steps: Sequence[Step], registers: int, launchers: Sequence[Call], kept: Sequence[int]) -> Program:
+def program_of(steps: Sequence[Step], registers: int, launchers: Sequence[Call], kept: Sequence[int]) -> SavedProgram:
     """Return the program of some steps.
 
     Args:
@@ -71,11 +71,11 @@ class _Called:
 
 class _Assembler:
     def __init__(self, registers: int, launchers: Sequence[Call]) -> None:
-        self.program, self.launchers = Program(registers), launchers
+        self.program, self.launchers = SavedProgram(registers), launchers
         self.given = registers
         self.calls: list[_Called] = []
 
-    def assemble(self, steps: Sequence[Step], kept: set[int]) -> Program:
+    def assemble(self, steps: Sequence[Step], kept: set[int]) -> SavedProgram:
         for step in steps:
             self._step(step)
         written = {call.result for call in self.calls}
@@ -175,4 +175,4 @@ def _located(launch: Call, lines: Sequence[str]) -> Call:
     return located
 
 
-__all__ = ["Program", "program_of"]
+__all__ = ["SavedProgram", "program_of"]

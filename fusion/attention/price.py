@@ -192,7 +192,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
     held = [1 << (width - 1).bit_length() if capabilities.padded else width for width in call.widths]
     computed = rates.scalar_us(operations * call.scores) / len(kernels)
     operands = sum(x.numel() for x in call.operands) * size
-    each = product * sum(held) / sum(call.widths) / capabilities.streamed
+    each = product * sum(held) / sum(call.widths) / capabilities.chained
     loops = 0.0
     for products, (blocks, parts) in kernels:
         whole, split = (busy(min(count, slots), slots) for count in (blocks, blocks * parts))

@@ -174,7 +174,7 @@ class _Search:
     known: set[str] = field(default_factory=set)  # why regions run eagerly, with all passes
 
     def result(self) -> Bisection:
-        whole = self._run(self.options).told(self.reports)
+        whole = self._run(self.options).with_reports(self.reports)
         if whole.agrees:
             return Bisection(whole, "all results agree")
         fresh = replace(self.options, graph_cache=False, cudagraphs=False)

@@ -56,7 +56,7 @@ def certify(
     errors: list[tuple[int, LaunchError]] = []
     watch.errors = errors
     values = again()
-    agreement = runs.agreement(values).told(backend.reports)
+    agreement = runs.agreement(values).with_reports(backend.reports)
     watch.errors = None
     return Certificate(agreement, tuple(_certified(watch, again, errors)), (*watch.built, *watch.checked()))
 

@@ -55,9 +55,9 @@ OTHER_NUMBERS = ("share_seeds",)
 """Passes that change numbers on purpose: a call with a seed draws other random numbers than one without."""
 
 LEFT_OPEN = {
-    "launches/pivots": ("infinity", "masked out"),
+    "launches/shift_means": ("infinity", "masked out"),
     "joint/reassociate": ("infinity", "masked out"),
-    "program/selected": ("infinity", "masked out", "false"),  # of a mean over nothing
+    "program/select_terms": ("infinity", "masked out", "false"),  # of a mean over nothing
 }
 """Rewrites → the inputs on which they may change results: the mean of infinities, computed with a variance, is NaN, a
 sum in another order has its NaNs elsewhere, and the only term of a sum that is not zero, times an infinity, is an

@@ -52,7 +52,7 @@ def verify(
         runs = Runs(program, args, kwargs, tolerance)
         backend = Backend(options)
         values = runs.run(lambda copied: compile_anew(copied, backend, **torch_settings(settings)))
-        return runs.agreement(values).told(backend.reports)
+        return runs.agreement(values).with_reports(backend.reports)
 
     return run
 

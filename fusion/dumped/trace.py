@@ -4,7 +4,7 @@ Files are numbered in the order of the path, so that reading a directory from to
 
     000_captured/  00_graph.py  01_inline_regions.py  …
     001_joint/     00_graph.py  01_lay_out_gradients.py  …
-    002_forward/   00_graph.py  01_program.txt  05_inlined.txt  …  17_clusters.txt  17_clusters.dot  …
+    002_forward/   00_graph.py  01_program.txt  05_inline_cheap_maps.txt  …  21_clusters.txt  …
                    30_<kernel>.txt  30_<kernel>.py  30_<kernel>.ptx  …  90_module.py  98_passes.txt  99_report.txt
 
 A pass that changed nothing has its number, but no file.
@@ -189,8 +189,8 @@ class Trace:
 def passes_text(passes: Sequence[PassTime]) -> str:
     """Print the passes in the order in which they ended, with their milliseconds and whether they changed anything.
 
-    >>> print(passes_text([PassTime("program", "inlined", 0.0123, changed=True)]))
-      12.3 ms  program/inlined
+    >>> print(passes_text([PassTime("program", "inline_cheap_maps", 0.0123, changed=True)]))
+      12.3 ms  program/inline_cheap_maps
       12.3 ms  in all
     """
     lines = [

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 
-def take_apart(graph: fx.GraphModule) -> None:
+def decompose_native_attention(graph: fx.GraphModule) -> None:
     """Replace native calls by the operations that compute them.
 
     >>> from fusion.inspect.examples import show_captured
     >>> from torch import empty
     >>> def f(x, w, b, p, c):
     ...     return torch._native_multi_head_attention(x, x, x, 4, 2, w, b, p, c, need_weights=False)[0]
-    >>> show_captured(take_apart, f, empty(1, 3, 4), empty(12, 4), empty(12), empty(4, 4), empty(4))
+    >>> show_captured(decompose_native_attention, f, empty(1, 3, 4), empty(12, 4), empty(12), empty(4, 4), empty(4))
     - _native_multi_head_attention = _native_multi_head_attention(l_x_, l_x_, l_x_, 4, 2, l_w_, l_b_, l_p_, l_c_,
             need_weights=False)
     - getitem = getitem(_native_multi_head_attention, 0)
@@ -41,12 +41,12 @@ def take_apart(graph: fx.GraphModule) -> None:
     """
     for _, part in graph.named_children():
         if isinstance(part, fx.GraphModule):
-            take_apart(part)
+            decompose_native_attention(part)
     changed = False
     for native, parts in _PARTS.items():
         for node in graph.graph.find_nodes(op="call_function", target=native):
             arguments = _arguments(node)
-            if _can_take_apart(node, arguments):
+            if _can_decompose(node, arguments):
                 _replace(node, parts, arguments)
                 changed = True
     if changed:
@@ -143,7 +143,7 @@ def _arguments(node: fx.Node) -> dict[str, object]:
     return {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
 
 
-def _can_take_apart(node: fx.Node, arguments: Mapping[str, object]) -> bool:
+def _can_decompose(node: fx.Node, arguments: Mapping[str, object]) -> bool:
     """Return whether a call has no mask, dense tensors, and only results that the parts return, too."""
     operands = [operand.meta.get("example_value") for operand in node.all_input_nodes]
     dense = all(isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested for x in operands)
@@ -188,4 +188,4 @@ def _computed(node: fx.Node) -> object:
     return node.target(*args, **kwargs)
 
 
-__all__ = ["take_apart"]
+__all__ = ["decompose_native_attention"]

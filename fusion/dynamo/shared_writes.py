@@ -57,7 +57,7 @@ def _is_view_of_one(node: fx.Node, value: Tensor, self_overlapping: set[fx.Node]
         return False
     if memory_of(viewed) != memory_of(value):
         return False
-    place = Place.of(value)
+    place = MemoryRange.of(value)
     return source in self_overlapping or (place is not None and place.overlaps_itself)
 
 
@@ -68,14 +68,14 @@ def _refuse(node: fx.Node, self_overlapping: set[fx.Node]) -> None:
         return
     written, part, operands = write
     target: Tensor = written.meta["example_value"]
-    whole = Place.of(target)
+    whole = MemoryRange.of(target)
     if written in self_overlapping or (whole is not None and whole.overlaps_itself):
         message = "the written tensor has elements that share memory"
         raise Unsupported(message, hint="write to a clone() of it", origin=origin_of(node))
     for operand in operands:
         read = operand.meta.get("example_value")
         if isinstance(read, FakeTensor) and read is not target and memory_of(read) == memory_of(target):
-            own, other = Place.of(part()), Place.of(read)
+            own, other = MemoryRange.of(part()), MemoryRange.of(read)
             if own is not None and other is not None and own.overlaps_partly(other):
                 message = "the written tensor partly overlaps one that is read"
                 raise Unsupported(message, hint="read from a clone() of it", origin=origin_of(node))
@@ -85,10 +85,10 @@ def _refuse_together(node: fx.Node) -> None:
     """Refuse a list of tensors that are changed one after the other (`torch._foreach_add_`), if they share elements."""
     if not node.args or not isinstance(node.args[0], (list, tuple)) or not changes_first(node):
         return
-    changed = defaultdict[int | None, list[Place]](list)
+    changed = defaultdict[int | None, list[MemoryRange]](list)
     for written in node.args[0]:
         value = written.meta.get("example_value") if isinstance(written, fx.Node) else None
-        if isinstance(value, FakeTensor) and (place := Place.of(value)) is not None and place.stop > place.start:
+        if isinstance(value, FakeTensor) and (place := MemoryRange.of(value)) is not None and place.stop > place.start:
             changed[memory_of(value)].append(place)
     for places in changed.values():
         places.sort(key=lambda place: place.start)
@@ -98,7 +98,7 @@ def _refuse_together(node: fx.Node) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryRange:
     """The location of a tensor in its storage, in bytes, and its layout."""
 
     start: int
@@ -107,7 +107,7 @@ class Place:
     itemsize: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Place | None:
+    def of(cls, tensor: Tensor) -> MemoryRange | None:
         """Return the location of a tensor; None if a number is unknown."""
         if tensor.layout is not torch.strided:
             return None
@@ -143,11 +143,11 @@ class Place:
             elements *= size
         return self.start if 0 in self.shape else self.start + elements * self.itemsize
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: MemoryRange) -> bool:
         """Return whether two dense tensors share elements."""
         return self.start < other.stop and other.start < self.stop
 
-    def overlaps_partly(self, other: Place) -> bool:
+    def overlaps_partly(self, other: MemoryRange) -> bool:
         """Return whether two dense tensors share elements without being equal."""
         return self.overlaps(other) and (self.start, self.stop, self.strides) != (
             other.start,

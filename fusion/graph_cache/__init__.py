@@ -22,7 +22,7 @@ from fusion.codegen.price import Price
 from fusion.codegen.target import Target
 from fusion.codegen.tuning.record import Trial, Tuning
 from fusion.graph_cache.form import Unwritten, read, write
-from fusion.graph_cache.interface import Interface, Operation, Place, graph_of, operations_of
+from fusion.graph_cache.interface import EarlierResult, Interface, Operation, graph_of, operations_of
 from fusion.graph_cache.key import key_of
 from fusion.graph_cache.store import get, put
 from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors
@@ -60,7 +60,7 @@ KINDS = {
         *(program.Contract, program.Scatter, program.Extern, program.Program),
         *(Chunked, Origin, KernelCall, Schedule, Refusal, Tuning, Trial),
         *(Report, KernelReport, ExternReport, Traffic, Price, DeviceReport, OperationReport, Tensors),
-        *(Finished, Interface, Operation, Place),
+        *(Finished, Interface, Operation, EarlierResult),
     )
 }
 """The dataclasses that an entry consists of."""

@@ -18,7 +18,7 @@ from fusion.lowering.arguments import map_leaves
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EarlierResult:
     """The result of an earlier operation, by its number."""
 
     number: int
@@ -74,7 +74,7 @@ def operations_of(graph: fx.GraphModule) -> tuple[Operation, ...]:
     operations: list[Operation] = []
 
     def numbered(argument: object) -> object:
-        return Place(numbers[argument]) if isinstance(argument, fx.Node) else argument
+        return EarlierResult(numbers[argument]) if isinstance(argument, fx.Node) else argument
 
     for node in graph.graph.nodes:
         held = held_by(graph, node) if node.op == "get_attr" else None
@@ -93,7 +93,7 @@ def graph_of(operations: tuple[Operation, ...]) -> fx.GraphModule:
     nodes: list[fx.Node] = []
 
     def argument_of(argument: object) -> object:
-        return nodes[argument.number] if isinstance(argument, Place) else argument
+        return nodes[argument.number] if isinstance(argument, EarlierResult) else argument
 
     for each in operations:
         if each.op == "get_attr":
@@ -107,4 +107,4 @@ def graph_of(operations: tuple[Operation, ...]) -> fx.GraphModule:
     return fx.GraphModule(holder, graph)
 
 
-__all__ = ["Interface", "Operation", "Place", "graph_of", "operations_of", "tangents_of"]
+__all__ = ["EarlierResult", "Interface", "Operation", "graph_of", "operations_of", "tangents_of"]

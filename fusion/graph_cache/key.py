@@ -25,12 +25,12 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from fusion.codegen.cache import digest
 from fusion.codegen.target import Target
 from fusion.graph_cache.form import Unwritten, write
-from fusion.joint.saved import SPARE
+from fusion.joint.saved import DONATED
 from fusion.lowering.builder import origin_of
 from fusion.lowering.rules.conversion import ONLY_STORED
 from fusion.options import Options
 
-MARKS = ("original_aten", "recompute", ONLY_STORED, SPARE)
+MARKS = ("original_aten", "recompute", ONLY_STORED, DONATED)
 """Metadata of a node that a pass may read, beside its value and its origin."""
 
 _WRITTEN = (".py", ".c", ".h")

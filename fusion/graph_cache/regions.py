@@ -36,7 +36,7 @@ from fusion.graph_cache.key import surroundings_of
 from fusion.graph_cache.region_key import devices_of, key_of_region
 from fusion.graph_cache.size_guards import holds, parsed
 from fusion.graph_cache.store import get, put
-from fusion.graph_cache.traced import KINDS, Compiled, Told, Traced, described, result_of
+from fusion.graph_cache.traced import KINDS, Compiled, JointFacts, Traced, described, result_of
 from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
@@ -64,7 +64,7 @@ class Region:
     Args:
         asked: released once the key is computed, so that inputs are freed as early as in eager.
         target: returns the target of a device.
-        told: receives the facts derived from the joint graph, at tracing or from the cache.
+        facts: receives the facts derived from the joint graph, at tracing or from the cache.
         load: makes cached compilations callable.
         note: is called with the outcome of the cache, for the report.
         kept: is called with the key of the entry, once there is one.
@@ -74,13 +74,13 @@ class Region:
         self,
         asked: Asked,
         target: Callable[[torch.device], Target],
-        told: list[Told],
+        facts: list[JointFacts],
         load: Callable[[Sequence[Finished]], Sequence[Boxed]],
         note: Callable[[str], object],
         kept: Callable[[str], object] = lambda key: None,
     ) -> None:
         self._asked = [asked]
-        self._target, self._told, self._load, self._note = target, told, load, note
+        self._target, self._facts, self._load, self._note = target, facts, load, note
         self._keep = kept
         self._guards = 0
         self._devices: Sequence[torch.device] = ()
@@ -139,7 +139,7 @@ class Region:
         except Exception as failure:  # also an internal error: the region is traced again
             self._note(f"not taken from the cache: {type(failure).__name__}: {failure}")
             return None
-        self._told.append(kept.told)
+        self._facts.append(kept.facts)
         context = TracingContext.try_get()
         if context is not None:
             context.fw_metadata = result.runtime_metadata  # Dynamo's context expects it there
@@ -154,7 +154,7 @@ class Region:
             if self._current_surroundings() != self._surroundings:
                 raise Unwritten("settings were changed before its backward was compiled")
             with _disable_current_modes():
-                traced = described(result, *self._told[:1])
+                traced = described(result, *self._facts[:1])
                 if traced.guards:
                     parsed(traced.guards)
                 text = write(traced, KINDS)
@@ -284,4 +284,4 @@ def _listen() -> None:
     cached._lookup, cached.save = staticmethod(lookup), staticmethod(save)
 
 
-__all__ = ["KEY", "Region", "Told", "joined", "kept_as"]
+__all__ = ["KEY", "JointFacts", "Region", "joined", "kept_as"]

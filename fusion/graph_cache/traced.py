@@ -41,7 +41,7 @@ from fusion.joint.dependence import Dependence
 from fusion.lowering.errors import Origin
 from fusion.runtime.rng_replay import Draws
 
-Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
+JointFacts: TypeAlias = "tuple[Dependence | None, Draws | None]"
 """The dependence of gradients on inputs, if known, and the random draws, if any."""
 
 
@@ -96,7 +96,7 @@ class Traced:
     guards: str
     took_ns: tuple[int, int]
     graphs: tuple[str, ...]
-    told: Told = (None, None)
+    facts: JointFacts = (None, None)
 
 
 KINDS = {kind.__name__: kind for kind in (Traced, State, Member, Kind, Views, Dependence, Draws, Origin)}
@@ -138,7 +138,7 @@ _READ = (
 )
 
 
-def described(result: AOTAutogradResult, told: Told = (None, None)) -> Traced:
+def described(result: AOTAutogradResult, facts: JointFacts = (None, None)) -> Traced:
     """Describe AOTAutograd's result.
 
     Raises:
@@ -164,7 +164,7 @@ def described(result: AOTAutogradResult, told: Told = (None, None)) -> Traced:
         guards=result.guards_expr or "",
         took_ns=(result.forward_time_taken_ns, result.backward_time_taken_ns),
         graphs=tuple(half.fx_graph_cache_info[0] for half in (result.compiled_fw, backward) if half is not None),
-        told=told,
+        facts=facts,
     )
 
 
@@ -264,4 +264,4 @@ def _restored(value: object) -> object:
     return value
 
 
-__all__ = ["KINDS", "Compiled", "Told", "Traced", "described", "result_of"]
+__all__ = ["KINDS", "Compiled", "JointFacts", "Traced", "described", "result_of"]

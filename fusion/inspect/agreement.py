@@ -134,12 +134,12 @@ class Agreement:
         """Whether a kernel was generated: otherwise there was nothing to compare with eager."""
         return any(report.kernels for report in self.reports)
 
-    def told(self, reports: Sequence[Report]) -> Agreement:
+    def with_reports(self, reports: Sequence[Report]) -> Agreement:
         """Return this with the reports of the graphs, and a note about code that was not compiled."""
         eager = [f"{report.label} runs eagerly: {report.failure}" for report in reports if report.failure]
-        told = replace(self, reports=tuple(reports))
-        nothing = [] if told.compiled else ["no kernel was generated: eager was compared with itself"]
-        return replace(told, note="; ".join(filter(None, [self.note, *eager, *nothing])))
+        reported = replace(self, reports=tuple(reports))
+        nothing = [] if reported.compiled else ["no kernel was generated: eager was compared with itself"]
+        return replace(reported, note="; ".join(filter(None, [self.note, *eager, *nothing])))
 
     def __str__(self) -> str:
         lines = [str(value) for value in self.values] or ["agrees: nothing was computed"]

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.codegen.reference import ReferenceTarget
 from fusion.inspect.text import step_lines
-from fusion.joint.saved import SPARE
+from fusion.joint.saved import DONATED
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.lower import lower
@@ -168,8 +168,8 @@ def _graph_lines(graph: fx.GraphModule, layouts: bool) -> list[str]:
 
 def _node_lines(node: fx.Node, layouts: bool) -> Iterator[str]:
     args = [_text(arg) for arg in node.args] + [f"{key}={_text(arg)}" for key, arg in node.kwargs.items()]
-    if node.op == "placeholder" and SPARE in node.meta:
-        yield f"input {node.name}   # {SPARE}"
+    if node.op == "placeholder" and DONATED in node.meta:
+        yield f"input {node.name}   # {DONATED}"
     elif node.op == "output":
         yield f"return {', '.join(map(str, tree_leaves(node.args[0])))}"
     elif node.op in ("call_function", "call_method"):

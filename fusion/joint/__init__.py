@@ -1,7 +1,7 @@
 """Rewrites the joint graph: decisions about forward and backward together, before the graph is partitioned.
 
 Input: the functional ATen graph of both, as AOTAutograd traces it.  Each pass changes it in place and keeps its
-results, up to rounding.  `fusion/stages.py` lists them in order (JOINT, PARTED, INFERENCE):
+results, up to rounding.  `fusion/stages.py` lists them in order (JOINT, PARTITIONED, INFERENCE):
 
 1. layout: gradients in the layout of their inputs (`layout`), complex numbers as pairs (`complex_pairs`), the strides
    that convolutions and norms prefer (`channels_last`, `row_layouts`, by `layout_plans`), seeds that checkpoints share

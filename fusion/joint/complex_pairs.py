@@ -70,14 +70,14 @@ class Writer:
         return NUMBERS[target](a, b)
 
 
-def part_complex_numbers(graph: fx.GraphModule) -> None:
+def split_complex_numbers(graph: fx.GraphModule) -> None:
     """Replace complex numbers that are only read as real ones by their parts.
 
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty, view_as_complex, view_as_real
     >>> def f(x, y):
     ...     return view_as_real(view_as_complex(x) * view_as_complex(y))
-    >>> show_graph(part_complex_numbers, f, empty(3, 2), empty(3, 2))
+    >>> show_graph(split_complex_numbers, f, empty(3, 2), empty(3, 2))
     - view_as_complex = view_as_complex(x)
     - view_as_complex_1 = view_as_complex(y)
     - mul = mul.Tensor(view_as_complex, view_as_complex_1)

@@ -23,7 +23,7 @@ from fusion.lowering.sizes import elements, hint_of, size_of
 from fusion.schedule.chained.place_producers import HELD
 
 
-def fix_widths(graph: fx.GraphModule) -> None:
+def specialise_head_widths(graph: fx.GraphModule) -> None:
     """Guard the widths of heads, where they are symbolic.
 
     >>> from fusion.inspect.examples import traced
@@ -34,7 +34,7 @@ def fix_widths(graph: fx.GraphModule) -> None:
     >>> def widths():
     ...     return [str(node.meta["val"].shape[2]) for node in graph.graph.find_nodes(op="placeholder")]
     >>> before = widths()
-    >>> fix_widths(graph)
+    >>> specialise_head_widths(graph)
     >>> [a.replace(b, "same") for a, b in zip(widths(), before, strict=True)]
     ['4', 'same']
     """

@@ -41,7 +41,7 @@ LARGE = 1 << 24
 """Bytes of a gradient that is computed ahead where nothing else than reading its operands is saved."""
 
 
-def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
+def compute_loss_gradients(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
     """Move the gradient of every product of more than `workspace` bytes before the loss, where that is possible.
 
     Returns:
@@ -53,7 +53,7 @@ def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
     ...     y = x @ w
     ...     gradient = tangents * y.cos()
     ...     return y.sin().sum(), gradient @ w.t()
-    >>> show_graph(lambda graph: compute_ahead(graph, 0), f, empty(3, 4), empty(4, 5), empty(()))
+    >>> show_graph(lambda graph: compute_loss_gradients(graph, 0), f, empty(3, 4), empty(4, 5), empty(()))
     + full_default = full([], 1.0, dtype=torch.float32, device=cpu)
       mm = mm(x, w)
       cos = cos(mm)

@@ -13,8 +13,8 @@ a running value of the row in float32 is computed and saved, and rounded for tha
 An input that backward needs is saved as it was when forward began.  The partition may choose an input where eager saves
 a tensor computed from it; if the program changes the input in place, it would have another value by then.
 
-A saved tensor whose memory neither the caller nor another saved tensor shares is marked as `SPARE` (a donated buffer):
-backward may overwrite it.
+A saved tensor whose memory neither the caller nor another saved tensor shares is marked as `DONATED`: backward may
+overwrite it.
 
 Input: the graphs of forward and backward after the partition, which are both changed in place.  Unchanged: values that
 are no statistics of rows, or have other dtypes, and inputs of the graph that do not change.
@@ -41,7 +41,7 @@ from fusion.lowering.sizes import elements
 
 aten = torch.ops.aten
 
-SPARE = "spare"
+DONATED = "donated"
 """The mark of an input of backward to which nothing else refers."""
 
 MIN_ROW = 4
@@ -136,7 +136,7 @@ def keep_unchanged(forward: fx.GraphModule, backward: fx.GraphModule, outputs: i
         forward.recompile()
 
 
-def mark_spare(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
+def mark_donated(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
     """Mark saved tensors that only backward refers to.
 
     Args:
@@ -146,8 +146,8 @@ def mark_spare(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) 
     >>> from torch import empty
     >>> forward = traced(lambda x: (x.sin(), x.cos()), empty(3))
     >>> backward = traced(lambda cos, tangents: cos * tangents, empty(3), empty(3))
-    >>> show_graph(lambda graph: mark_spare(forward, graph, 1), backward)
-    + input cos   # spare
+    >>> show_graph(lambda graph: mark_donated(forward, graph, 1), backward)
+    + input cos   # donated
       mul = mul.Tensor(cos, tangents)
       return mul
     """
@@ -164,7 +164,7 @@ def mark_spare(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) 
     }
     for node in backward.graph.find_nodes(op="placeholder"):
         if node.name in unshared and is_tensor(node):
-            node.meta[SPARE] = True
+            node.meta[DONATED] = True
 
 
 def _memory(node: fx.Node | None) -> int | None:

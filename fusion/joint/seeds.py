@@ -51,7 +51,7 @@ def has_seeds(graph: fx.GraphModule) -> bool:
     return any(node.target is seeded for node in graph.graph.nodes)
 
 
-def cover_undrawn(joint: fx.GraphModule) -> None:
+def hide_unused_random(joint: fx.GraphModule) -> None:
     """Hide the random tag of calls that are marked for recomputation and draw nothing.
 
     >>> from fusion.inspect.examples import show_graph
@@ -61,7 +61,7 @@ def cover_undrawn(joint: fx.GraphModule) -> None:
     >>> def marked(graph):
     ...     for node in graph.graph.nodes:
     ...         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    ...     cover_undrawn(graph)
+    ...     hide_unused_random(graph)
     >>> show_graph(marked, f, empty(1, 2, 3, 4))
     - _scaled_dot_product_flash_attention_for_cpu = _scaled_dot_product_flash_attention_for_cpu(q, q, q)
     + _scaled_dot_product_flash_attention_for_cpu = undrawn(_scaled_dot_product_flash_attention_for_cpu.default, q,
@@ -77,8 +77,8 @@ def cover_undrawn(joint: fx.GraphModule) -> None:
         joint.recompile()
 
 
-def uncover(graph: fx.GraphModule) -> None:
-    """Undo `cover_undrawn`.
+def restore_unused_random(graph: fx.GraphModule) -> None:
+    """Undo `hide_unused_random`.
 
     >>> from fusion.inspect.examples import show_graph, traced
     >>> from torch import empty
@@ -86,7 +86,7 @@ def uncover(graph: fx.GraphModule) -> None:
     >>> for node in graph.graph.nodes:
     ...     if node.op == "call_function":
     ...         node.args, node.target = (node.target, *node.args), undrawn
-    >>> show_graph(uncover, graph)
+    >>> show_graph(restore_unused_random, graph)
     - sin = undrawn(sin.default, x)
     + sin = sin(x)
       return sin

@@ -54,14 +54,14 @@ class Guards:
 
     @classmethod
     def of(
-        cls, graph: fx.GraphModule, inputs: Sequence[object], told: tuple[Dependence | None, Draws | None]
+        cls, graph: fx.GraphModule, inputs: Sequence[object], facts: tuple[Dependence | None, Draws | None]
     ) -> Guards:
         """Return the guards of `graph`, compiled for `inputs` in the current tracing context.
 
         Args:
-            told: the dependence of gradients on inputs, and the random draws, where these are known.
+            facts: the dependence of gradients on inputs, and the random draws, where these are known.
         """
-        return cls(Derivatives.of(inputs, *told), Overlaps.of(inputs), Integers.of(graph))
+        return cls(Derivatives.of(inputs, *facts), Overlaps.of(inputs), Integers.of(graph))
 
     def around(self, compiled: Run, captured: Captured) -> Run:
         """Return `compiled` between these guards."""

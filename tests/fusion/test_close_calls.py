@@ -25,7 +25,7 @@ KERNEL = matmul(8, 8, 8)
 PROGRAM = Program((), {}, (), ())
 
 
-class Told:
+class FakeTrials:
     """Trials whose outcomes are given: name → microseconds."""
 
     def __init__(self, measured: dict[str, float], *, recorded: bool = False) -> None:
@@ -47,13 +47,13 @@ class Told:
         return Tuning("k", trials, min(range(len(ways)), key=lambda number: self.measured[ways[number].name]))
 
 
-def decided(told: Told, clock: Clock, **predicted: float) -> tuple[str, list[float | None]]:
+def decided(trials: FakeTrials, clock: Clock, **predicted: float) -> tuple[str, list[float | None]]:
     """Return the name of the way that is taken, and what was measured of each."""
     ways = [Alternative(name, time) for name, time in predicted.items()]
-    calls = CloseCalls(told, RATES, clock)  # type: ignore[arg-type]  # as trials, but for where times come from
+    calls = CloseCalls(trials, RATES, clock)  # type: ignore[arg-type]  # as trials, but for where times come from
     tuning = calls(PROGRAM, None, KERNEL, ways)  # type: ignore[arg-type]  # no trial looks at it
     again = calls(PROGRAM, None, replace(KERNEL, name="other"), ways)  # type: ignore[arg-type]
-    assert again.chosen == tuning.chosen and len(told.asked) <= 1
+    assert again.chosen == tuning.chosen and len(trials.asked) <= 1
     return tuning.trials[tuning.chosen].name, [trial.measured for trial in tuning.trials]
 
 
@@ -69,23 +69,23 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def test_the_fastest_of_close_predictions_is_taken(late: Clock) -> None:
-    told = Told({"one": 90.0, "library": 70.0})
-    assert decided(told, late, one=100.0, parts=140.0, library=110.0) == ("library", [90.0, None, 70.0])
-    assert told.asked == [["one", "library"]]
+    trials = FakeTrials({"one": 90.0, "library": 70.0})
+    assert decided(trials, late, one=100.0, parts=140.0, library=110.0) == ("library", [90.0, None, 70.0])
+    assert trials.asked == [["one", "library"]]
 
 
 @pytest.mark.parametrize(
     "predicted", [{"one": 100.0, "library": 130.0}, {"one": 10.0, "library": 10.1}, {"one": 100.0}], ids=str
 )
 def test_what_is_clear_or_small_is_not_measured(predicted: dict[str, float], late: Clock) -> None:
-    told = Told({"one": 9e9, "library": 0.0})
-    assert decided(told, late, **predicted)[0] == "one" and not told.asked
+    trials = FakeTrials({"one": 9e9, "library": 0.0})
+    assert decided(trials, late, **predicted)[0] == "one" and not trials.asked
 
 
 def test_without_time_predictions_decide_but_records_count() -> None:
-    told = Told({"one": 90.0, "library": 70.0})
-    assert decided(told, Clock(), one=100.0, library=110.0) == ("one", [None, None]) and not told.asked
-    recorded = Told({"one": 90.0, "library": 70.0}, recorded=True)
+    trials = FakeTrials({"one": 90.0, "library": 70.0})
+    assert decided(trials, Clock(), one=100.0, library=110.0) == ("one", [None, None]) and not trials.asked
+    recorded = FakeTrials({"one": 90.0, "library": 70.0}, recorded=True)
     assert decided(recorded, Clock(), one=100.0, library=110.0)[0] == "library"
 
 

@@ -150,7 +150,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_the_cause_of_slow_launches_is_reported(monkeypatch: pytest.MonkeyPatch):
     class Lacking(ReferenceTarget):
-        def lacking(self) -> str:
+        def missing_tools(self) -> str:
             return "no compiler"
 
     monkeypatch.setitem(TARGETS, "lacking", lambda arch, numerics: Lacking(numerics))

@@ -30,7 +30,7 @@ from fusion.codegen.triton.target import TritonTarget
 from fusion.compile import prepare, schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is
-from fusion.graphs import main_device, size_hints, spare_inputs
+from fusion.graphs import donated_inputs, main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
@@ -151,7 +151,7 @@ class _Recorder:
         trace = Trace(None, label)
         prepare(graph, label, target, options, trace.log)
         hints = size_hints(graph)
-        lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, spare_inputs(graph))
+        lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, donated_inputs(graph))
         sources = {call.kernel: target.emit(call.kernel) for call in schedule.launches()}
         self.kernels |= sources
         self.lines += [f"{label}:", *_steps(schedule, target)]

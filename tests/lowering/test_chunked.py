@@ -17,7 +17,7 @@ from fusion.lowering.interpret import run_program
 from fusion.lowering.printer import format_program
 from fusion.lowering.program import Axis, BufferRef, Map, Program
 from fusion.lowering.verify import verify_program
-from fusion.schedule.chunks import in_chunks
+from fusion.schedule.chunks import chunk_products
 from fusion.schedule.library.copies import merge_copies
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from tests.lowering.lowered import lowered
@@ -34,7 +34,7 @@ def parts(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def chunked() -> tuple[Program, Program, Chunked[Program]]:
     """The program without chunks, the one with them, and the node in it."""
     whole = inline_cheap_maps(lowered(parts, X, W))
-    changed = in_chunks(whole, CTarget().capabilities, workspace=4 * 1003 * 32)
+    changed = chunk_products(whole, CTarget().capabilities, workspace=4 * 1003 * 32)
     (node,) = (node for node in changed.nodes if isinstance(node, Chunked))
     return whole, changed, node
 

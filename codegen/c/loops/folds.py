@@ -57,7 +57,7 @@ REPEATING = frozenset(("max", "min", "argmax", "argmin"))
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LoopLevels:
     """The loop levels at which the code of one fold is written.
 
     Attributes:
@@ -151,7 +151,7 @@ def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares
     return None if last.size.is_Integer and last.size <= most else most
 
 
-def write_fold(fold: Fold, args: Sequence[Code], place: Place, space: Namespace) -> Code:
+def write_fold(fold: Fold, args: Sequence[Code], place: LoopLevels, space: Namespace) -> Code:
     """Write the code of `fold` at its loop levels and return its result.
 
     `args` are of no narrow float type; those of `REPEATING` folds are names or literals.  `place.cell`, if given, is
@@ -175,7 +175,7 @@ def write_fold(fold: Fold, args: Sequence[Code], place: Place, space: Namespace)
     raise BuildError(f"the C target does not know the fold {fold.op} of {dtype}")
 
 
-def _start(held: str, name: str, first: Code, place: Place, level: Level) -> Code:
+def _start(held: str, name: str, first: Code, place: LoopLevels, level: Level) -> Code:
     """Declare accumulators with value `first` at `level`; return the accumulator of the current point."""
     if place.shares is not None:
         each = f"for (int l = 0; l < {place.shares}; l++)"
@@ -193,7 +193,7 @@ def _start(held: str, name: str, first: Code, place: Place, level: Level) -> Cod
     return element
 
 
-def _combined(fold: Fold, held: str, name: str, place: Place) -> str:
+def _combined(fold: Fold, held: str, name: str, place: LoopLevels) -> str:
     """Return the accumulators `name` of all lanes along a folded axis as one."""
     if place.shares is not None:
         return f"{fold.op}_of_{held}({name}, {place.shares})"
@@ -201,7 +201,7 @@ def _combined(fold: Fold, held: str, name: str, place: Place) -> str:
     return name
 
 
-def _finish(held: str, name: str, text: str, place: Place) -> Code:
+def _finish(held: str, name: str, text: str, place: LoopLevels) -> Code:
     """Store `text`, the result across lanes, in its cell if there is one, else under a name."""
     if place.cell is not None:
         element = place.cell(held)
@@ -212,7 +212,7 @@ def _finish(held: str, name: str, text: str, place: Place) -> Code:
     return Code(name)
 
 
-def _folded(fold: Fold, held: str, step: Callable[[Code], str], place: Place, space: Namespace) -> Code:
+def _folded(fold: Fold, held: str, step: Callable[[Code], str], place: LoopLevels, space: Namespace) -> Code:
     """Write a fold that combines lanes as it accumulates; `step`: returns the text that updates an accumulator."""
     name = space.exactly(fold.name)
     start = name if place.shares is None else space.exactly(f"{fold.name}_shares")
@@ -221,7 +221,7 @@ def _folded(fold: Fold, held: str, step: Callable[[Code], str], place: Place, sp
     return total if place.lanes is not None else _finish(held, name, _combined(fold, held, start, place), place)
 
 
-def _sum(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
+def _sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
     held = HELD[fold.dtype]
     chunked = held == "float" and place.chunked
     if place.apart is not None:
@@ -239,11 +239,11 @@ def _sum(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
     return Code(text, unconditional=True) if place.lanes is not None else _finish("float", name, text, place)
 
 
-def _plain_sum(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
+def _plain_sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
     return _folded(fold, HELD[fold.dtype], lambda total: f"{total} += {value}", place, space)
 
 
-def _chunked_sum(fold: Fold, value: Code, place: Place, space: Namespace) -> tuple[str, Code]:
+def _chunked_sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> tuple[str, Code]:
     """Write a float32 sum whose chunks are added in double; return the name of the fold, and its total in double."""
     name = space.exactly(fold.name)
     total_name = name if place.lanes is not None else space.exactly(f"{fold.name}_total")
@@ -258,16 +258,16 @@ def _chunked_sum(fold: Fold, value: Code, place: Place, space: Namespace) -> tup
     return name, total
 
 
-def _prod(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
+def _prod(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
     return _folded(fold, HELD[fold.dtype], lambda total: f"{total} *= {value}", place, space)
 
 
-def _logical(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
+def _logical(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
     held = "int" if place.lanes is None and place.shares is None else "uint8_t"
     return _folded(fold, held, lambda total: f"{total} {sign(fold)}= {value}", place, space)
 
 
-def _extreme(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
+def _extreme(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
     """Write max or min; across lanes NaN is noted separately, which leaves one instruction for the rest."""
     dtype = fold.dtype
     held = HELD[dtype]
@@ -292,7 +292,7 @@ def _extreme(fold: Fold, value: Code, place: Place, space: Namespace) -> Code:
     return _finish(held, name, result, place)
 
 
-def _arg(fold: Fold, args: Sequence[Code], place: Place, space: Namespace) -> Code:
+def _arg(fold: Fold, args: Sequence[Code], place: LoopLevels, space: Namespace) -> Code:
     """Write argmax or argmin: the best value so far and its position; `takes_…` compares two."""
     dtype = fold.args[0].dtype
     value, index = args

@@ -18,7 +18,7 @@ from math import prod
 import sympy
 
 from fusion.codegen.c.frame import Frame
-from fusion.codegen.c.loops.folds import REPEATING, Place, Runs, runs_of, write_fold
+from fusion.codegen.c.loops.folds import REPEATING, LoopLevels, Runs, runs_of, write_fold
 from fusion.codegen.c.loops.grid import Array, Grid, Tabled
 from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
@@ -81,7 +81,7 @@ class _Nest:
 
     Attributes:
         depth: axis → its level.
-        outer, part, chunked: see `folds.Place`.
+        outer, part, chunked: see `folds.LoopLevels`.
         lane: the axis of the lanes, if there are any.
         runs: how the folds accumulate.
         kept: axes of scalar loops that no fold reduces.
@@ -373,7 +373,7 @@ class _Function:
                 self.where[expr] |= missing
                 spread.add(expr)
 
-    def _place(self, nest: _Nest) -> Place:
+    def _place(self, nest: _Nest) -> LoopLevels:
         """Return where the code of a fold goes in `nest`."""
         per_lane = nest.lane if nest.lane is not None and not nest.runs.across else None
         cell: Callable[[str], Code] | None = None
@@ -388,7 +388,7 @@ class _Function:
 
         lanes = None if per_lane is None else self.grid.extents[per_lane.symbol]
         apart = self.grid.extents[nest.lane.symbol] if nest.runs.apart and nest.lane is not None else None
-        return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, nest.runs.shares, apart)
+        return LoopLevels(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, nest.runs.shares, apart)
 
     def _array(self, name: str, held: str, axes: tuple[sympy.Symbol, ...]) -> Code:
         """Add a scratch array over `axes`; return the element of the current point."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusion.codegen.c.loops.folds import Place
+from fusion.codegen.c.loops.folds import LoopLevels
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.nest import Namespace
 from fusion.codegen.c.text.storage import HELD, constant
@@ -24,7 +24,7 @@ from fusion.lowering.scalar_ops import identity
 _SIGNS = {"sum": "+", "prod": "*"}
 
 
-def write_scan(scan: Prefix, args: Sequence[Code], place: Place, space: Namespace) -> Code:
+def write_scan(scan: Prefix, args: Sequence[Code], place: LoopLevels, space: Namespace) -> Code:
     """Write the code of `scan` at its loop levels and return its value; `args` are names or literals.
 
     Raises:
@@ -46,7 +46,7 @@ def write_scan(scan: Prefix, args: Sequence[Code], place: Place, space: Namespac
     return Code(name)
 
 
-def _extreme(scan: Prefix, name: str, args: Sequence[Code], place: Place, space: Namespace) -> list[str]:
+def _extreme(scan: Prefix, name: str, args: Sequence[Code], place: LoopLevels, space: Namespace) -> list[str]:
     """Return lines that compute the best value so far, or its position."""
     dtype, value = scan.args[0].dtype, args[0]
     best = _state(dtype, space.fresh(f"{name}_best"), identity(scan.op, dtype), place)
@@ -61,7 +61,7 @@ def _extreme(scan: Prefix, name: str, args: Sequence[Code], place: Place, space:
     return [*lines, f"const {HELD[scan.dtype]} {name} = {result};"]
 
 
-def _log_sum(held: str, name: str, value: Code, place: Place, space: Namespace) -> list[str]:
+def _log_sum(held: str, name: str, value: Code, place: LoopLevels, space: Namespace) -> list[str]:
     """Return lines for the running maximum, and the sum of exponentials relative to it (1 for equal infinities)."""
     largest = _state(torch.float64, space.fresh(f"{name}_largest"), float("-inf"), place)
     total = _state(torch.float64, space.fresh(f"{name}_total"), 0.0, place)
@@ -75,7 +75,7 @@ def _log_sum(held: str, name: str, value: Code, place: Place, space: Namespace) 
     ]
 
 
-def _state(dtype: torch.dtype, name: str, first: Scalar, place: Place) -> Code:
+def _state(dtype: torch.dtype, name: str, first: Scalar, place: LoopLevels) -> Code:
     """Declare a loop-carried value with the initial value `first`; return it at the current lane."""
     held, start = HELD[dtype], constant(first, dtype)
     if place.lanes is None:

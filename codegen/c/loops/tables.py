@@ -39,7 +39,7 @@ def lanes_that_gather(kernel: Kernel, lanes: Lanes, tables: Tables, *, shared: b
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TableNames:
     """The names of the tables of one position: of itself, of where its windows begin, of which element it takes."""
 
     place: str
@@ -61,7 +61,7 @@ class TableWriter:
     space: Namespace
     names: Names
     params: Mapping[str, str]
-    places: dict[tuple[Expr, int], Place] = field(default_factory=dict)
+    places: dict[tuple[Expr, int], TableNames] = field(default_factory=dict)
     tables: list[Array] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
 
@@ -89,7 +89,7 @@ class TableWriter:
         if (gather.place, lanes) in self.places:
             return ""
         begin, order = self._table("begin", "int64_t", lanes), self._table("order", "int32_t", 1, lanes)
-        self.places[gather.place, lanes] = Place(place, begin, order)
+        self.places[gather.place, lanes] = TableNames(place, begin, order)
         return f"find_windows({place}, {index_text(self.lane.size, self.names)}, {lanes}, {begin}, {order});"
 
     def _table(self, stem: str, held: str, each: int = 1, rounded: int = 1) -> str:

@@ -19,9 +19,9 @@ from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.values import MOST_APART
 from fusion.lowering.conditions import negated
 from fusion.lowering.expr import Expr, IndexValue, Load, Op, free_axes, loads, postorder
+from fusion.lowering.implied_conditions import is_implied
 from fusion.lowering.indexing import Sizes, coefficient
 from fusion.lowering.kernel import Kernel, KernelAxis, Spans, values_of, with_values
-from fusion.lowering.settled import holds
 
 
 def with_chosen_positions(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> Sweep:
@@ -66,7 +66,7 @@ def _one_of(choice: Op, lane: sympy.Symbol, sizes: Sizes) -> Load | None:
         if not isinstance(node, Load) or isinstance(node.index[0], Expr):
             return None
         step = coefficient(node.index[0], lane)
-        if step is None or (node.mask is not None and not holds(node.mask, given, sizes)):
+        if step is None or (node.mask is not None and not is_implied(node.mask, given, sizes)):
             return None
         steps.add(step)
         return IndexValue(sympy.expand(node.index[0] - step * lane))

@@ -21,7 +21,7 @@ from fusion.codegen import calibration
 from fusion.codegen.triton.devices.a100 import A100
 from fusion.codegen.triton.devices.b200 import B200
 from fusion.codegen.triton.devices.derived import speeds
-from fusion.codegen.triton.devices.device import GROUPED, Device, Feature, PersistentShape, Speeds
+from fusion.codegen.triton.devices.device import WARP_SPECIALISED, Device, Feature, PersistentShape, Speeds
 from fusion.codegen.triton.devices.h200 import H200
 from fusion.codegen.triton.devices.mi300 import MI300
 from fusion.codegen.triton.devices.rtx30 import RTX30
@@ -216,9 +216,9 @@ def arch_at(index: int) -> str:
 
 
 __all__ = [
-    "GROUPED",
     "H200",
     "KNOWN",
+    "WARP_SPECIALISED",
     "Device",
     "Feature",
     "PersistentShape",

@@ -10,7 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from fusion.codegen.triton.devices.device import GROUPED, Device, Feature, PersistentSpeeds, ProductSpeeds, Speeds
+from fusion.codegen.triton.devices.device import (
+    WARP_SPECIALISED,
+    Device,
+    Feature,
+    PersistentSpeeds,
+    ProductSpeeds,
+    Speeds,
+)
 from fusion.codegen.triton.devices.h200 import H200
 
 _POINTERS = 0.95
@@ -33,8 +40,8 @@ def _derived(device: Device) -> Speeds:
     full = known.matrix_share[4] * known.matrix_flops / H200.flops  # the library's share of the scalar units
     double = known.matrix_share[8] * known.matrix_flops / H200.matrix[8]
     of_float32, of_float64 = full * device.flops / matrix_flops, double * device.matrix[8] / matrix_flops
-    grouped = device.has(Feature.WARP_GROUPS)
-    attention = {key: value for key, value in known.attention.items() if grouped or key[0] != GROUPED}
+    specialised = device.has(Feature.WARP_GROUPS)
+    attention = {key: value for key, value in known.attention.items() if specialised or key[0] != WARP_SPECIALISED}
     scaled = {
         key: value if key[0] != "efficient" else known.attention[key].scaled(of_float32 / share[4])
         for key, value in known.tf32_attention.items()

@@ -14,10 +14,10 @@ import torch
 
 from fusion.codegen.chained import ChainSpeed
 from fusion.codegen.price import Steps
-from fusion.codegen.target import Layouts, OddRows
+from fusion.codegen.target import Layouts, MisalignedRows
 from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
-GROUPED = "generated in groups"
+WARP_SPECIALISED = "generated in groups"
 """The name of the form of attention whose warps are specialised (`forms/warp_specialised/groups.py`)."""
 
 
@@ -151,7 +151,7 @@ class Speeds:
         longest_window: elements of the longest window that a thread folds.
         followed: programs per multiprocessor above which it costs more to count them than to launch another kernel.
         exposed: the share of the time of a row's traffic above which other rows do not hide its arithmetic.
-        grouped: for numbers of groups of warps, the speed of attention, relative to two.
+        warp_groups: for numbers of groups of warps, the speed of attention, relative to two.
         cached: the share of the second-level cache in which operands of concurrent programs stay.
     """
 
@@ -167,7 +167,7 @@ class Speeds:
     tf32_attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
     products: ProductSpeeds
     persistent: PersistentSpeeds
-    odd_rows: OddRows
+    misaligned_rows: MisalignedRows
     narrow_tiles: int
     narrow_share: float
     waiting: float
@@ -178,7 +178,7 @@ class Speeds:
     longest_window: int
     followed: int
     exposed: float
-    grouped: Mapping[int, float] = field(hash=False)
+    warp_groups: Mapping[int, float] = field(hash=False)
     cached: float
 
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.price import WIDE, Steps
-from fusion.codegen.target import Layouts, OddRows
+from fusion.codegen.target import Layouts, MisalignedRows
 from fusion.codegen.triton.devices.device import (
-    GROUPED,
+    WARP_SPECIALISED,
     Device,
     Feature,
     PersistentShape,
@@ -59,7 +59,7 @@ _ATTENTION = {
         masked={64: (0.71, 0.70), 128: (0.45, 0.33)},  # backward not measured
     ),
 }
-_ATTENTION[GROUPED, 2] = replace(  # backward, and kernels that read a mask, have the other form
+_ATTENTION[WARP_SPECIALISED, 2] = replace(  # backward, and kernels that read a mask, have the other form
     _ATTENTION[GENERATED, 2],
     plain={64: (0.71, 0.76), 128: (0.95, 0.74), 256: (1.07, 0.74)},
     skipping={64: (0.66, 0.74), 128: (1.0, 0.72), 256: (1.04, 0.72)},
@@ -120,10 +120,10 @@ _PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers,
     free=3,
 )
 
-# (measured: docs/performance.md, `_ODD_ROWS`)
-_ODD_ROWS = OddRows(
+# (measured: docs/performance.md, `_MISALIGNED_ROWS`)
+_MISALIGNED_ROWS = MisalignedRows(
     product=0.33,
-    walked=0.45,
+    chained=0.45,
     library={2: 0.2, 4: 0.39, 8: 0.39, 16: 1.0},
 )
 
@@ -158,7 +158,7 @@ H200 = Device(
         },
         products=_PRODUCTS,
         persistent=_PERSISTENT,
-        odd_rows=_ODD_ROWS,
+        misaligned_rows=_MISALIGNED_ROWS,
         narrow_tiles=2,  # this, `narrow_share` and `waiting` are measured: docs/performance.md, `H200`
         narrow_share=0.5,
         waiting=0.25,
@@ -180,7 +180,7 @@ H200 = Device(
         longest_window=25,  # longer ones are folded across threads: a pool of 3 by 3 took 13 times as long
         followed=4,  # each program waits until all that it has stored is seen by others
         exposed=0.36,
-        grouped={3: 1.1, 2: 1.0},  # long loops, 16384 tokens of 16 heads, full blocks
+        warp_groups={3: 1.1, 2: 1.0},  # long loops, 16384 tokens of 16 heads, full blocks
         cached=0.64,
     ),
 )

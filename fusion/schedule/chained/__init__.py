@@ -39,7 +39,7 @@ from fusion.schedule.reductions.one_loop import one_loop
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 
 
-def stream(
+def chain_products(
     program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None
 ) -> tuple[Program, tuple[Cluster, ...]]:
     """Find the chains of `program`, give each its own copy of its tiles, and inline cheap maps into their operands.
@@ -50,8 +50,8 @@ def stream(
     >>> from fusion.inspect.examples import TARGET, lowered
     >>> from torch import empty
     >>> program = lowered(lambda q, k, v: (q @ k).softmax(-1) @ v, empty(6, 200, 4), empty(6, 4, 220), empty(6, 220, 4))
-    >>> _, streams = stream(program, TARGET.capabilities)
-    >>> [[program.nodes[member].out for member in loop.members] for loop in streams]
+    >>> _, chains = chain_products(program, TARGET.capabilities)
+    >>> [[program.nodes[member].out for member in loop.members] for loop in chains]
     [['bmm', 'amax', 'sub', 'exp', 'sum_1', 'div', 'bmm_1']]
     """
     if "dot" not in capabilities.fold_ops:

@@ -64,11 +64,11 @@ def bound_masks(
 
     >>> from dataclasses import replace
     >>> from fusion.inspect.examples import TARGET, show_program
-    >>> from fusion.schedule.chained import stream
+    >>> from fusion.schedule.chained import chain_products
     >>> from torch import bool as flag, empty
     >>> capabilities = replace(TARGET.capabilities, bounds=True)
     >>> def bounded(program):
-    ...     chained, chains = stream(program, capabilities)
+    ...     chained, chains = chain_products(program, capabilities)
     ...     return bound_masks(chained, capabilities, chains)[0]
     >>> show_program(
     ...     bounded,

@@ -120,10 +120,10 @@ def loop_price(dependences: Dependences, chain: Chain | Cluster, capabilities: C
         product_time(dependences, p, capabilities) * (_padding(dependences, chain, p) if capabilities.padded else 1.0)
         for p in chain.places
     )
-    products /= capabilities.streamed
+    products /= capabilities.chained
     multiplied = {load.buffer for p in chain.places if _is_product(dependences, p) for load in dependences.loads[p]}
     if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & inputs):
-        products /= capabilities.odd_rows.walked
+        products /= capabilities.misaligned_rows.chained
     scalars = sum(scalar_time(dependences, p, capabilities) for p in chain.places)
     return capabilities.rates.price(moved, products=products, scalars=scalars)
 

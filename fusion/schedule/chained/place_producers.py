@@ -75,7 +75,7 @@ class ProducerPlacement:
         across = set(self._across(node)) if isinstance(node, Contract) else set()
         self.grid = tuple(axis for axis in node.axes if axis.symbol not in across)
         self.held = tuple(axis for axis in node.axes if axis.symbol in across)
-        self.walked = node.over
+        self.looped = node.over
         self.private: list[Axis] = []
         self.sizes = {axis.symbol: axis.size for axis in (*node.axes, *node.over)}
         self.places: dict[int, Placement] = {sink: {axis: axis for axis in self.sizes}}
@@ -106,7 +106,7 @@ class ProducerPlacement:
             return None
         held = frozenset(axis.symbol for axis in self.held)
         parallel = self.dependences.compute(self.sink).axes
-        space = Space(parallel, self.walked, rigid=True, held=held, private=tuple(self.private))
+        space = Space(parallel, self.looped, rigid=True, held=held, private=tuple(self.private))
         return Chain((self.sink,), space, self.places)
 
     def _products_of(self, tile: int) -> frozenset[int]:
@@ -150,7 +150,7 @@ class ProducerPlacement:
         It may vary along grid and loop axes, never along axes that a program holds whole: each point of these would
         recompute it.  A product is looped over along its rows or columns; a reduction has the looped axes.
         """
-        node, looped = self.dependences.compute(producer), {axis.symbol for axis in self.walked}
+        node, looped = self.dependences.compute(producer), {axis.symbol for axis in self.looped}
         inner = {axis.symbol for axis in (*self.held, *self.private)}
         placement = self._read_at(node, load, at)
         if placement is None or any(expr.free_symbols & inner for expr in placement.values()):
@@ -159,9 +159,9 @@ class ProducerPlacement:
         if isinstance(node, Contract):
             return placement | self._private_axes(producer, node) if varying <= {*node.rows, *node.columns} else None
         if isinstance(node, Reduce):
-            if varying or [axis.size for axis in node.over] != [axis.size for axis in self.walked]:
+            if varying or [axis.size for axis in node.over] != [axis.size for axis in self.looped]:
                 return None
-            return placement | {axis.symbol: other.symbol for axis, other in zip(node.over, self.walked, strict=True)}
+            return placement | {axis.symbol: other.symbol for axis, other in zip(node.over, self.looped, strict=True)}
         return placement
 
     def _read_at(self, node: Compute, load: Load, at: Placement) -> dict[sympy.Symbol, sympy.Expr] | None:

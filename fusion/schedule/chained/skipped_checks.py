@@ -38,11 +38,11 @@ def keep_skipped_checks(
 
     >>> from dataclasses import replace
     >>> from fusion.inspect.examples import TARGET, show_program
-    >>> from fusion.schedule.chained import stream
+    >>> from fusion.schedule.chained import chain_products
     >>> from torch import arange, empty, int64, where
     >>> capabilities = replace(TARGET.capabilities, reports=True)
     >>> def kept(program):
-    ...     chained, chains = stream(program, capabilities)
+    ...     chained, chains = chain_products(program, capabilities)
     ...     return keep_skipped_checks(chained, capabilities, chains)[0]
     >>> show_program(
     ...     kept,

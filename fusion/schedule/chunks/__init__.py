@@ -22,8 +22,8 @@ import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.chunks import POINTS, ROW_MULTIPLE, Chunked, even
+from fusion.lowering.dead_code import named_buffers
 from fusion.lowering.expr import Expr, Load, free_axes
-from fusion.lowering.live import named_buffers
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Contract, Node, Program, axis_sizes
 from fusion.lowering.sizes import given_by
@@ -37,7 +37,7 @@ MAX_ROUNDED = 8
 """Largest number of chunks if sums over them are rounded to half precision each time."""
 
 
-def in_chunks(
+def chunk_products(
     program: Program, capabilities: Capabilities, workspace: int, hints: Mapping[sympy.Symbol, int] | None = None
 ) -> Program:
     """Split regions of products larger than `workspace` bytes into chunks; the same object if there are none.
@@ -45,7 +45,7 @@ def in_chunks(
     >>> from fusion.inspect.examples import TARGET, show_program
     >>> from torch import empty
     >>> show_program(
-    ...     lambda program: in_chunks(program, TARGET.capabilities, 1 << 15),
+    ...     lambda program: chunk_products(program, TARGET.capabilities, 1 << 15),
     ...     lambda x, w: (x @ w).sin().sum(-1),
     ...     empty(70, 260),
     ...     empty(260, 303),
@@ -173,4 +173,4 @@ def _without_unread(program: Program) -> Program:
     return replace(program, buffers=buffers)
 
 
-__all__ = ["in_chunks"]
+__all__ = ["chunk_products"]

@@ -33,11 +33,11 @@ from fusion.lowering.expr import (
     rewrite,
 )
 from fusion.lowering.hoist import Hoisted, hoist
+from fusion.lowering.implied_conditions import simplify_implied
 from fusion.lowering.indexing import Sizes, flatten, substitute, substitute_all
 from fusion.lowering.kernel import Fold, Prefix
 from fusion.lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
 from fusion.lowering.scalar_ops import ScatterName
-from fusion.lowering.settled import settled
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement
@@ -81,10 +81,10 @@ class Expanded:
         held = (write.where for write in self.writes if write.where is not None)
         return (*args, *(write.value for write in self.writes), *held)
 
-    def settled(self, sizes: Sizes) -> Expanded:
+    def simplified(self, sizes: Sizes) -> Expanded:
         """Return it with conditions decided by the choices around them; `sizes`: the sizes of its axes."""
         roots = [*self.values]
-        decided = dict(zip(roots, settled(roots, sizes), strict=True))
+        decided = dict(zip(roots, simplify_implied(roots, sizes), strict=True))
         if all(old is new for old, new in decided.items()):
             return self
 
@@ -256,7 +256,7 @@ class _Expansion:
         """Hoist factors out of a product; in a chain only out of one in the loop, and only factors without folds."""
         if not self.hoists:
             return Hoisted(operands)
-        if not self.cluster.space.streamed:
+        if not self.cluster.space.chained:
             return hoist(operands, own)
         if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced}:
             return Hoisted(

@@ -21,7 +21,7 @@ def is_odd(buffer: Buffer) -> bool:
 
 
 def share_of_library(calls: Iterable[Node], buffers: Mapping[str, Buffer], speeds: Mapping[int, float]) -> float:
-    """Return the speed of the library's calls of a product relative to aligned ones, from `OddRows.library`."""
+    """Return the speed of the library's calls of a product relative to aligned ones, from `MisalignedRows.library`."""
     products = [call for call in calls if isinstance(call, Extern) and not call.is_view]
     touched = [buffers[name] for call in products for name in (*reads(call), *writes(call))]
     return min((speeds[_row_alignment(buffer)] for buffer in touched if buffer.dtype.itemsize == 2), default=1.0)

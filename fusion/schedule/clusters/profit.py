@@ -49,7 +49,7 @@ class Prices:
     ) -> None:
         self.dependences = dependences
         self.capabilities, self.rates = capabilities, capabilities.rates
-        self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.streamed)
+        self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.chained)
         self.evaluations = Evaluations(dependences, capabilities)
         self._traffic = Traffic(self.evaluations)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
@@ -109,13 +109,14 @@ class Prices:
         return min(1.0, max(1, rows) / self.capabilities.parallelism)
 
     def _products(self, cluster: Cluster) -> float:
-        shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
+        shared = 1.0 if cluster.space.chained else slowdown(self.dependences, cluster.members)
         multiplied = 0.0
         for member in cluster.members:
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
-                odd = not cluster.space.streamed and self._odd(cluster, node)
-                multiplied += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0)
+                misaligned = not cluster.space.chained and self._is_misaligned(cluster, node)
+                share = self.capabilities.misaligned_rows.product if misaligned else 1.0
+                multiplied += self.contraction(cluster, node) / share
         return multiplied * shared
 
     def scalar_times(self, cluster: Cluster) -> dict[int, float]:
@@ -167,14 +168,14 @@ class Prices:
     def contraction(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-        share = self.chained_share(self, cluster) if cluster.space.streamed else 1.0
+        share = self.chained_share(self, cluster) if cluster.space.chained else 1.0
         return self.rates.product_us_of(2 * points, node.lhs.dtype.itemsize) / share
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of the library's product on the matrix units, with the packing of its operands."""
         share, program = 1.0, self.dependences.program
         if self.capabilities.alignment > 1:
-            calls, shares = program.library.get(node.out, ()), self.capabilities.odd_rows.library
+            calls, shares = program.library.get(node.out, ()), self.capabilities.misaligned_rows.library
             share = share_of_library(calls, program.buffers, shares)
         return self.contraction(cluster, node) / share + self.packing(node, library=True)
 
@@ -183,7 +184,7 @@ class Prices:
         operands, steps = sum(self.dependences.bytes(load.buffer) for load in loads(*node.exprs)), self.rates.steps
         return self.rates.scalar_us((steps.packed_by_library if library else steps.packed) * operands)
 
-    def _odd(self, cluster: Cluster, node: Contract) -> bool:
+    def _is_misaligned(self, cluster: Cluster, node: Contract) -> bool:
         """Return whether a contraction reads misaligned rows, itself or through members of its cluster."""
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         pending, seen = [*loads(*node.exprs)], set[str]()

@@ -45,7 +45,7 @@ def refused(
 ) -> str | None:
     """Return why the contractions among `members` cannot run in one loop; None if they can, or form a chain."""
     products = contractions(dependences, members)
-    if len(products) < 2 or space.streamed:
+    if len(products) < 2 or space.chained:
         return None
     sides: set[tuple[frozenset[frozenset[sympy.Symbol]], frozenset[sympy.Symbol]]] = set()
     operands: list[frozenset[Expr]] = []

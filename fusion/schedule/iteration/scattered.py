@@ -35,7 +35,7 @@ def conflict(dependences: Dependences, members: Sequence[int], sides: Sequence[S
         return "a scatter starts after the tensor that it updates is complete"
     if any(node.out in read for node in scattered):
         return "a scatter's result is complete only after all sources are written"
-    if any(side.streamed or side.rigid for side in sides):
+    if any(side.chained or side.rigid for side in sides):
         return "a scatter shares its kernel with no contraction"
     return None
 

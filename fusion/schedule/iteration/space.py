@@ -55,7 +55,7 @@ class Space:
         return {axis.symbol: axis.size for axis in (*self.axes, *self.private)}
 
     @property
-    def streamed(self) -> bool:
+    def chained(self) -> bool:
         """Whether the kernel loops over tiles that it computes itself."""
         return bool(self.private)
 

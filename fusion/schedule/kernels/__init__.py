@@ -4,7 +4,7 @@ Two clusters that compute the same give equal Kernels, whatever the names of the
 
     axes.py      axes: merged, in memory order, `i0, i1, …` and `r0, r1, …`; their role
     bodies.py    statements: as few loops over the reduced axes as possible
-    streamed.py  the same for tiles that the kernel computes and loops over
+    chained.py  the same for tiles that the kernel computes and loops over
     crossed.py   the same for rows that are folded and whose columns are summed
     finish.py    parameters and names
 """
@@ -17,17 +17,17 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.kernels.axes import canonical, kernel_axes, role_of
 from fusion.schedule.kernels.bodies import body_of
+from fusion.schedule.kernels.chained import chained_body
 from fusion.schedule.kernels.crossed import crossed_body
 from fusion.schedule.kernels.finish import KernelCall, finished
-from fusion.schedule.kernels.streamed import streamed_body
 
 
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     """Build the kernel of one cluster of computed nodes."""
     dependences, capabilities = prices.dependences, prices.capabilities
-    expanded = expand(dependences, cluster, hoists=not capabilities.invariant).settled(cluster.space.sizes)
-    if cluster.space.streamed:
-        axes, body = streamed_body(cluster, expanded, added=not capabilities.bounds)
+    expanded = expand(dependences, cluster, hoists=not capabilities.invariant).simplified(cluster.space.sizes)
+    if cluster.space.chained:
+        axes, body = chained_body(cluster, expanded, added=not capabilities.bounds)
         return finished(prices, cluster, axes, body, expanded)
     if cluster.space.crossed:
         axes, body = crossed_body(cluster, expanded)

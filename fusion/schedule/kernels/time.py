@@ -84,7 +84,7 @@ def _known_share(chain: Chain, target: Target, form: str) -> float:
     try:
         return target.chained_share(chain, form)
     except Unsupported:
-        return target.capabilities.streamed
+        return target.capabilities.chained
 
 
 def weighed_forms(calls: Iterable[KernelCall], target: Target) -> Iterator[Tuning]:

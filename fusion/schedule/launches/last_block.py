@@ -29,7 +29,9 @@ MOST_PARTS = 16
 """Parts of a sum above which one program would add them for too long."""
 
 
-def finish_tiles(steps: Sequence[KernelCall | Call], program: Program, target: Target) -> list[KernelCall | Call]:
+def reduce_in_last_block(
+    steps: Sequence[KernelCall | Call], program: Program, target: Target
+) -> list[KernelCall | Call]:
     """Move kernels that add parts into the launch that computes these.
 
     >>> from fusion.inspect.examples import TARGET, show_launches
@@ -37,7 +39,10 @@ def finish_tiles(steps: Sequence[KernelCall | Call], program: Program, target: T
     >>> def f(x, w):
     ...     return (x @ w).sum(0).relu()
     >>> show_launches(
-    ...     lambda steps, program: finish_tiles(steps, program, TARGET), f, empty(4, 64, 1024), empty(4, 1024, 64)
+    ...     lambda steps, program: reduce_in_last_block(steps, program, TARGET),
+    ...     f,
+    ...     empty(4, 64, 1024),
+    ...     empty(4, 1024, 64),
     ... )
     - launch matmul(x, w, bmm)
     - launch sum_relu(bmm, relu)
@@ -78,7 +83,7 @@ def _joined(host: KernelCall, last: KernelCall, program: Program, target: Target
     ):
         return None
     readers = [node for node in program.nodes if parts_buffer in reads(node)]
-    if len(readers) != 1 or not target.finishes(host.kernel, axis.symbol):
+    if len(readers) != 1 or not target.can_reduce_in_last_block(host.kernel, axis.symbol):
         return None
     call, kernel = share(host, last)
     following = _tile_by_tile(host.kernel, kernel, axis, call.kernel.params[host.buffers.index(parts_buffer)].name)

@@ -118,7 +118,9 @@ class _Packing:
         ):
             return False
         # Predecessors of the host run before the kernels in it, and these before this one: no path leads back.
-        return not nx.has_path(self.graph, host, number) and self.target.packs(first.kernel.parts[0], second.kernel)
+        if nx.has_path(self.graph, host, number):
+            return False
+        return self.target.can_share_launch(first.kernel.parts[0], second.kernel)
 
     def _bytes_held(self, call: KernelCall) -> int:
         """Return the bytes that are live from this call on, without inputs and constants."""

@@ -43,12 +43,12 @@ LARGE = 1 << 22
 
 
 def reuse(
-    steps: Sequence[KernelCall | Call], program: Program, spare: Collection[str] = ()
+    steps: Sequence[KernelCall | Call], program: Program, donated: Collection[str] = ()
 ) -> tuple[tuple[KernelCall | Call, ...], Program]:
     """Write results over operands where that is certain to change nothing.
 
     Args:
-        spare: inputs that the caller no longer uses, unless another reference is detected at run time.
+        donated: inputs that the caller no longer uses, unless another reference is detected at run time.
 
     >>> from fusion.inspect.examples import show_launches
     >>> from torch import empty
@@ -69,14 +69,14 @@ def reuse(
             allocated.update(_written(step))
         if isinstance(step, Chunked) or (isinstance(step, Extern) and (step.is_view or step.impure or step.multiple)):
             kept.update(step.reads)
-    large_spares = {name for name in spare if _bytes(program.buffers[name]) >= LARGE} - kept
+    large_donated = {name for name in donated if _bytes(program.buffers[name]) >= LARGE} - kept
     result: list[KernelCall | Call] = []
     buffers = dict(program.buffers)
     for position, step in enumerate(steps):
         if isinstance(step, KernelCall):
             dying = {name for name in _read(step) if last[name] == position}
             step = _over(buffers, step, (dying & allocated) - kept)
-            step, taken = _taking_over(buffers, _over(buffers, step, dying & large_spares), large_spares)
+            step, taken = _taking_over(buffers, _over(buffers, step, dying & large_donated), large_donated)
             buffers.update({out: replace(buffers[name], name=out) for out, name in taken.items()})
             result += [Extern((out,), take_over, (BufferRef(name),)) for out, name in taken.items()]
         result.append(step)

@@ -99,7 +99,7 @@ def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mappin
             points = math.prod(estimate(axis.size, hints) for axis in (*node.axes, *node.over))
             multiplied = capabilities.rates.product_us_of(2 * points, node.lhs.dtype.itemsize)
             memory = moved({node.out, *reads(node)})
-            lost += max(multiplied / capabilities.odd_rows.product, memory) - max(multiplied, memory)
+            lost += max(multiplied / capabilities.misaligned_rows.product, memory) - max(multiplied, memory)
     return lost > 2 * moved([name]) + capabilities.rates.launch_us
 
 

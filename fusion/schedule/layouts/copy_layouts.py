@@ -34,12 +34,12 @@ from fusion.lowering.program import (
 from fusion.schedule.iteration.naming import unused
 
 
-def own_sources(program: Program) -> Program:
+def write_in_copy_layout(program: Program) -> Program:
     """Give copies into inputs sources of their own; the same object where they have them.
 
     >>> from fusion.inspect.examples import show_program
     >>> from torch import empty
-    >>> show_program(own_sources, lambda x, y: x.copy_(y + 1), empty(3, 2).t(), empty(2, 3))
+    >>> show_program(write_in_copy_layout, lambda x, y: x.copy_(y + 1), empty(3, 2).t(), empty(2, 3))
       input x: f32[2, 3] strides (1, 2)
       input y: f32[2, 3]
     - add: f32[2, 3] = map(i0:2, i1:3) y[i0, i1] + 1.0

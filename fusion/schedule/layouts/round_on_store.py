@@ -20,12 +20,12 @@ from fusion.lowering.program import Extern, Map, Node, Program, reads, with_expr
 from fusion.lowering.scalar_ops import HALVES
 
 
-def store_rounded(program: Program) -> Program:
+def round_on_store(program: Program) -> Program:
     """Store maps in the dtype in which they are read; the same object where there are none.
 
     >>> from fusion.inspect.examples import show_program
     >>> from torch import bfloat16, empty
-    >>> show_program(store_rounded, lambda x: x.sin().to(bfloat16) * 2, empty(3, 4))
+    >>> show_program(round_on_store, lambda x: x.sin().to(bfloat16) * 2, empty(3, 4))
       input x: f32[3, 4]
     - sin: f32[3, 4] = map(i0:3, i1:4) sin(x[i0, i1])
     + sin: bf16[3, 4] = map(i0:3, i1:4) bf16(sin(x[i0, i1]))

@@ -14,13 +14,13 @@ from dataclasses import replace
 import sympy
 
 from fusion.lowering.chunks import Chunked
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, copied, reads, writes
 from fusion.schedule.rewrites.inline import inline
 
 
-def own_destinations(program: Program) -> Program:
+def scatter_in_place(program: Program) -> Program:
     """Remove copies and tensors that scatters do not need; the same object when nothing changes.
 
     >>> from fusion.inspect.examples import show_program
@@ -28,7 +28,7 @@ def own_destinations(program: Program) -> Program:
     >>> def f(x, y):
     ...     x.copy_(x.slice_scatter(y, 0, 1))
     ...     return y + 1
-    >>> show_program(own_destinations, f, empty(3), empty(2))
+    >>> show_program(scatter_in_place, f, empty(3), empty(2))
       input x: f32[3]
       input y: f32[2]
     - slice_scatter: f32[3] = map(i0:3) x[i0]
@@ -130,7 +130,7 @@ def _merge_sums(program: Program) -> Program:
         sums.nodes[next(iter(writes(node)), f"call {position}")] = node
     if not changed:
         return program
-    return without_dead_nodes(program.edited(sums.nodes.values(), outputs=map(sums.result, program.outputs)))
+    return eliminate_dead_code(program.edited(sums.nodes.values(), outputs=map(sums.result, program.outputs)))
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------
@@ -184,4 +184,4 @@ def _copied_back(program: Program, target: str, source: str) -> Extern | None:
     return None if source in kept or target in kept else back
 
 
-__all__ = ["own_destinations"]
+__all__ = ["scatter_in_place"]

@@ -71,7 +71,7 @@ def prefer_library(
     prices = clustering.prices
     offers: list[_Offer] = []
     for cluster in clustering.clusters:
-        if not cluster.space.rigid or cluster.space.streamed:
+        if not cluster.space.rigid or cluster.space.chained:
             continue
         products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
         if all(contract.out in program.library for contract in products.values()):
@@ -137,7 +137,7 @@ def _may_share_launch(prices: Prices, first: _Offer, second: _Offer, target: Tar
     """Return whether two clusters may share a launch in which they read the same operand."""
     dependences = prices.dependences
     operands = [set[str]().union(*(dependences.read[m] for m in o.products)) for o in (first, second)]
-    if not operands[0] & operands[1] or not target.packs(first.kernel, second.kernel):
+    if not operands[0] & operands[1] or not target.can_share_launch(first.kernel, second.kernel):
         return False
     ends = ((first, second), (second, first))
     return not any(set(b.cluster.members) & _following(prices, a.cluster) for a, b in ends)
@@ -168,7 +168,7 @@ def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], t
     scalar, efficiency = prices.scalar_times(cluster), target.efficiency(kernel)
     prologue = sum(scalar[member] for member in _parts(prices, cluster, products)[0])
     prologue += sum(prices.packing(contract) for contract in products.values())
-    epilogue = _epilogue_time(prices, cluster, products) if target.waits(kernel) else 0.0
+    epilogue = _epilogue_time(prices, cluster, products) if target.exposes_epilogue(kernel) else 0.0
     moved, in_kernel = prices.moved(cluster) / efficiency, multiplied / efficiency
     generated = prices.rates.price(moved, products=in_kernel, scalars=prologue, epilogue=epilogue)
     calls = prices.dependences.program.library

@@ -124,6 +124,6 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Alternative
     axis = part_axis(kernel)
     # Unpacking is not in that kernel yet: with it, the matrix units are used for few rows too.
     packed = min(_sides(product)) <= SUMMED and _is_packed(prices, cluster, product)
-    in_one_launch = axis is not None and (packed or target.finishes(kernel, axis.symbol))
+    in_one_launch = axis is not None and (packed or target.can_reduce_in_last_block(kernel, axis.symbol))
     adding = capabilities.waiting if in_one_launch else 1
     return first.total + capabilities.rates.price(sums, launches=adding).total

@@ -129,8 +129,8 @@ class _Rule:
             raise Inseparable(f"a running value of {fold.dtype} is too narrow to be brought up to date")
         self._check_roundings()
         terms = self._terms()
-        walked, rest = self._extreme(terms) if fold.op in ("max", "min") else (terms, ())
-        pieces = [self._piece(term) for term in walked]
+        varying, rest = self._extreme(terms) if fold.op in ("max", "min") else (terms, ())
+        pieces = [self._piece(term) for term in varying]
         trial = Trial(fold, self.running)
         update = Update(self.running, self._starts(pieces, rest, trial))
         unshared = self._assemble(pieces, rest, update, share=False)
@@ -198,16 +198,16 @@ class _Rule:
 
     def _extreme(self, terms: list[tuple[Term, ...]]) -> tuple[list[tuple[Term, ...]], tuple[Term, ...]]:
         """Return the one varying term of a max or min, and the terms that only shift it."""
-        walked = [term for (term,) in terms if not self.dependences.is_fixed(term)]
-        if len(walked) != 1 or walked[0].shift:
+        varying = [term for (term,) in terms if not self.dependences.is_fixed(term)]
+        if len(varying) != 1 or varying[0].shift:
             raise Inseparable(f"no factor: a {self.fold.op} of a sum of varying and running values")
-        term = walked[0]
+        term = varying[0]
         for step in term.steps:
             if step.name != "where" and not nonnegative(step.value, self.running):
                 raise Inseparable(f"no factor: a {self.fold.op} of a product with a factor of unknown sign")
         if term.negative and term.loop is not None:
             term = replace(term, loop=make_op("neg", term.loop), negative=False)
-        return [(term,)], tuple(other for (other,) in terms if other is not walked[0])
+        return [(term,)], tuple(other for (other,) in terms if other is not varying[0])
 
     # Accumulators
 

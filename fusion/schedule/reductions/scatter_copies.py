@@ -19,9 +19,9 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Const, Expr, IndexValue, Load, const
 from fusion.lowering.indexing import Mod, axis_symbol, over_symbol
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scatter
 from fusion.lowering.scalar_ops import identity
 from fusion.lowering.sizes import estimate
@@ -79,7 +79,7 @@ def copy_elements(
         origins |= dict.fromkeys(names, node.out)
     if not buffers:
         return program
-    return without_dead_nodes(program.edited(nodes, buffers=buffers, origins=origins))
+    return eliminate_dead_code(program.edited(nodes, buffers=buffers, origins=origins))
 
 
 def _copies(program: Program, node: Node, starts: Mapping[str, Map], hints: Mapping[sympy.Symbol, int]) -> int:

@@ -42,13 +42,13 @@ FIXED_PART = 1 << 15
 def split_reductions(
     program: Program,
     capabilities: Capabilities,
-    streams: Sequence[Cluster] = (),
+    chains: Sequence[Cluster] = (),
     hints: Mapping[sympy.Symbol, int] | None = None,
 ) -> Program:
     """Split long reductions of few rows into two stages; the same object when there are none.
 
     Args:
-        streams: clusters whose nodes stay as they are.
+        chains: clusters whose nodes stay as they are.
         hints: the values of symbolic sizes when the graph was traced.
 
     >>> from fusion.inspect.examples import TARGET, show_program
@@ -60,7 +60,7 @@ def split_reductions(
     + sum_1: f32[] = sum(over r0:256) sum_1_part[r0]
       return sum_1
     """
-    chained, known = {member for cluster in streams for member in cluster.members}, hints or {}
+    chained, known = {member for cluster in chains for member in cluster.members}, hints or {}
     nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()
     across = {**beside_rows(program, capabilities, known), **by_rows(program, capabilities, known)}
     for position, node in enumerate(program.nodes):

@@ -15,9 +15,9 @@ from functools import partial, reduce
 
 import sympy
 
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Const, Expr, IndexValue, guarded, make_op, position
 from fusion.lowering.indexing import ZERO, axis_symbol, substitute_all
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.program import Axis, Map, Program, Scatter
 from fusion.lowering.scalar_ops import ScalarName
 
@@ -47,7 +47,7 @@ def map_distinct_elements(program: Program) -> Program:
     if not maps:
         return program
     nodes = (maps.get(node.out, node) if isinstance(node, Scatter) else node for node in program.nodes)
-    return without_dead_nodes(program.edited(nodes))
+    return eliminate_dead_code(program.edited(nodes))
 
 
 def _mapped(node: Scatter, start: Const, shape: Sequence[sympy.Expr]) -> Map | None:

@@ -23,10 +23,10 @@ import sympy
 
 from fusion.codegen.price import WIDE, additions_of
 from fusion.lowering.chunks import Chunked
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Cast, Expr, Load, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from fusion.lowering.indexing import substitute
 from fusion.lowering.last_bits import compared, may_differ
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.positions import simplify_step
 from fusion.lowering.program import (
     Compute,
@@ -99,7 +99,7 @@ def inline_cheap_maps(program: Program) -> Program:
         nodes.append(node)
     if not changed:
         return program
-    return without_dead_nodes(program.edited(nodes, inlined=inlined_names))
+    return eliminate_dead_code(program.edited(nodes, inlined=inlined_names))
 
 
 def _rounded(program: Program, stays: Collection[str]) -> set[str]:

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 
 import torch
 
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Const, Expr, Load, Op, const, make_op, postorder, rewrite
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.program import Map, Node, Program, with_exprs
 from fusion.schedule.rewrites.inline import inline
 
@@ -52,7 +52,7 @@ def exact_differences(program: Program) -> Program:
         nodes.append(node)
     if all(new is old for new, old in zip(nodes, program.nodes, strict=True)):
         return program
-    return without_dead_nodes(program.edited(nodes, inlined=inlined_names))
+    return eliminate_dead_code(program.edited(nodes, inlined=inlined_names))
 
 
 def _subtracted(node: Map, powers: Mapping[str, Map]) -> tuple[str, ...]:

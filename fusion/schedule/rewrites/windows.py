@@ -19,9 +19,9 @@ import sympy
 import torch
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Expr, Load, Op, const, make_op, postorder
 from fusion.lowering.indexing import Sizes, substitute_all
-from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.positions import simplify_all
 from fusion.lowering.program import Map, Node, Program, Reduce
 from fusion.lowering.scalar_ops import FoldName, ScalarName, joined_by
@@ -49,7 +49,7 @@ def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
     )
     if nodes == program.nodes:
         return program
-    return without_dead_nodes(program.edited(nodes))  # the position of a single point does not depend on values
+    return eliminate_dead_code(program.edited(nodes))  # the position of a single point does not depend on values
 
 
 def _is_window(node: Reduce, most: int) -> bool:

@@ -119,9 +119,9 @@ def test_an_object_that_cannot_be_kept_is_loaded(objects, monkeypatch):
     monkeypatch.setattr(Folder, "rename", full)
     target = CTarget()
     monkeypatch.setattr(sys.modules[__name__], "TARGET", target)
-    assert target.lacking() == ""
+    assert target.missing_tools() == ""
     assert multiplied(2.0)
-    assert re.fullmatch(r"built kernels are not kept: cannot write .*No space left on device", target.lacking())
+    assert re.fullmatch(r"built kernels are not kept: cannot write .*No space left on device", target.missing_tools())
     assert list(objects.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.capabilities import capabilities
-from fusion.codegen.triton.devices import GROUPED, H200, KNOWN, Device, Feature, device_of, like, speeds
+from fusion.codegen.triton.devices import H200, KNOWN, WARP_SPECIALISED, Device, Feature, device_of, like, speeds
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import BuildError
@@ -108,7 +108,7 @@ def test_speeds_that_are_not_measured_follow_from_specifications(arch: str) -> N
     assert 0.7 * device.matrix[2] < result.matrix_flops < device.matrix[2]
     assert result.matrix_share[2] == 1.0 and result.tf32_share == device.matrix[4] / device.matrix[2]
     assert 0 < result.matrix_share[8] <= result.matrix_share[1]
-    assert not any(form == GROUPED for form, _ in result.attention)
+    assert not any(form == WARP_SPECIALISED for form, _ in result.attention)
     assert result.products.pointers == (0.6 if device.has(Feature.ASYNC_UNITS) else 0.95)
     assert capabilities(device, DEFAULT).parallelism == 2 * device.multiprocessors
 

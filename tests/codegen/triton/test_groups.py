@@ -14,7 +14,7 @@ import torch
 from fusion.codegen.chained import GENERATED
 from fusion.codegen.target import Form
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.codegen.triton.devices import GROUPED
+from fusion.codegen.triton.devices import WARP_SPECIALISED
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.forms.warp_specialised.boxes import box_of
 from fusion.codegen.triton.forms.warp_specialised.chain import Chain, chain_of
@@ -51,13 +51,13 @@ LEFT = {
 }
 
 
-def grouped(kernel: Kernel) -> Config:
+def specialised(kernel: Kernel) -> Config:
     return next(each for each in TARGET.configs(kernel) if isinstance(each, WarpSpecialisedConfig))
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_attention_of_full_blocks_may_be_computed_in_groups(name: str) -> None:
-    config = grouped(TAKEN[name])
+    config = specialised(TAKEN[name])
     assert isinstance(config, WarpSpecialisedConfig) and config.num_warps == 4
     source = TARGET.emit(TAKEN[name], config)
     assert source.count("@gluon.jit") == 5 and "tl.arange(" not in source
@@ -68,7 +68,7 @@ def test_no_key_loop_is_inside_a_loop_of_its_function(name: str) -> None:
     """Triton reads the body of a loop twice, each time that it reads the enclosing lines."""
     heads = online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True) if name == "causal" else TAKEN[name]
     functions = [
-        each for each in ast.parse(TARGET.emit(heads, grouped(heads))).body if isinstance(each, ast.FunctionDef)
+        each for each in ast.parse(TARGET.emit(heads, specialised(heads))).body if isinstance(each, ast.FunctionDef)
     ]
     nests = {function.name: _depth(function) for function in functions}
     walks = {name: depth for name, depth in nests.items() if name.endswith("_block")}
@@ -78,7 +78,7 @@ def test_no_key_loop_is_inside_a_loop_of_its_function(name: str) -> None:
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_function_takes_what_it_reads(name: str) -> None:
-    tree = ast.parse(TARGET.emit(TAKEN[name], grouped(TAKEN[name])))
+    tree = ast.parse(TARGET.emit(TAKEN[name], specialised(TAKEN[name])))
     functions = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.decorator_list]
     defined = {each.name for each in functions} | {"tl", "gl", "hopper", "range", "float"}
     for function in functions:
@@ -114,8 +114,8 @@ def test_other_architectures_have_no_groups(arch: str) -> None:
     ],
 )
 def test_reasons_are_given(name: str, why: str) -> None:
-    assert TARGET.forms(LEFT[name]) == (Form(GENERATED), Form(GROUPED, why))
-    assert [form.name for form in TARGET.forms(FASTER["wide"][0])] == [GROUPED, GENERATED]
+    assert TARGET.forms(LEFT[name]) == (Form(GENERATED), Form(WARP_SPECIALISED, why))
+    assert [form.name for form in TARGET.forms(FASTER["wide"][0])] == [WARP_SPECIALISED, GENERATED]
     assert TritonTarget("sm_80").forms(LEFT[name]) == (Form(GENERATED),), "where there are no groups, nothing is said"
 
 
@@ -150,7 +150,7 @@ def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
 @pytest.mark.parametrize("name", ["plain", "half, 64 wide", "wide, odd, causal"])
 def test_it_compiles_without_a_device(name: str) -> None:
     kernel = TAKEN[name]
-    stages = dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))
+    stages = dict(TARGET.stages(kernel, TARGET.emit(kernel, specialised(kernel)), "sm_90"))
     assert list(stages) == ["ttgir", "llir", "ptx", "cubin", "sass"]
     ptx = stages["ptx"]
     assert isinstance(ptx, str)
@@ -161,7 +161,7 @@ def test_it_compiles_without_a_device(name: str) -> None:
 def test_messages_wait_for_all_warps_of_a_group() -> None:
     """One thread sends each message, after all warps of its group have reached the same point."""
     kernel = TAKEN["half, 64 wide"]
-    lines = str(dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))["ptx"]).splitlines()
+    lines = str(dict(TARGET.stages(kernel, TARGET.emit(kernel, specialised(kernel)), "sm_90"))["ptx"]).splitlines()
     sent = [number for number, line in enumerate(lines) if "mbarrier.arrive.shared" in line]
     assert sent
     for number in sent:
@@ -203,10 +203,10 @@ def test_any_number_of_groups(loop: str, count: int) -> None:
 def test_masked_blocks_are_processed_first() -> None:
     """Only the last block of a row is masked; as the first of the loop it needs no mask inside."""
     kernel = TAKEN["causal"]
-    compute = TARGET.emit(kernel, grouped(kernel)).partition("def attention_compute_block(")[2]
+    compute = TARGET.emit(kernel, specialised(kernel)).partition("def attention_compute_block(")[2]
     assert compute.count("warpgroup_mma_wait(1,") == 1 and compute.count("<= mi[:, None]") == 1
     shifted = online_attention(16, 1088, 1152, 128, dtype=BF16, causal=True)
-    compute = TARGET.emit(shifted, grouped(shifted)).partition("def attention_compute_block(")[2]
+    compute = TARGET.emit(shifted, specialised(shifted)).partition("def attention_compute_block(")[2]
     assert compute.count("warpgroup_mma_wait(1,") == 2, "rows that see 64 more columns have two such blocks"
 
 
@@ -236,7 +236,7 @@ def test_sizes_that_are_not_known(sizes: dict[sympy.Symbol, int]) -> None:
 @pytest.mark.parametrize("programs", [2, 3, 5])
 def test_heads_that_fit_the_cache_together_are_done_one_section_after_the_other(together: int, programs: int) -> None:
     kernel = online_attention(5, 400, 400, 64, scale=0.125, causal=True)
-    config = replace(grouped(kernel), group=together)
+    config = replace(specialised(kernel), group=together)
     assert_same(kernel, TARGET.emit(kernel, config), programs=programs)
 
 
@@ -267,7 +267,7 @@ def assert_same(
     args[0] -= below * args[1].mean((0, 1)).sign()
     given = [(sizes or {})[size] for size in kernel.sizes]
     want = expected(kernel, args, given)
-    gluon_threads.run(kernel, source or TARGET.emit(kernel, grouped(kernel)), args, programs, given)
+    gluon_threads.run(kernel, source or TARGET.emit(kernel, specialised(kernel)), args, programs, given)
     near = 2e-3 if args[-1].dtype is torch.float16 else 1.6e-2
     torch.testing.assert_close(args[-1], want[-1], rtol=near, atol=near, equal_nan=True)
 
@@ -286,7 +286,7 @@ def test_threads_notice_a_wait_or_a_message_that_is_missing(
 ) -> None:
     monkeypatch.setattr(gluon_threads, "PATIENCE", 1.0)
     kernel = online_attention(3, 384, 640, 64, scale=0.125)
-    source = TARGET.emit(kernel, grouped(kernel))
+    source = TARGET.emit(kernel, specialised(kernel))
     assert line in source
     with pytest.raises(AssertionError):
         assert_same(kernel, source.replace(line, instead))

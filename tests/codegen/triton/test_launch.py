@@ -169,7 +169,7 @@ def test_a_missing_compiler_is_reported_as_slower_launches(monkeypatch: pytest.M
     direct._compiled.cache_clear()
     try:
         assert direct.stub() is None
-        assert TritonTarget("sm_90").lacking().endswith("cannot be compiled (no C compiler was found)")
+        assert TritonTarget("sm_90").missing_tools().endswith("cannot be compiled (no C compiler was found)")
     finally:
         direct._compiled.cache_clear()
 

@@ -150,11 +150,13 @@ def test_parts_without_promises_are_emitted_anew() -> None:
 
 def test_only_kernels_of_like_needs_share_a_launch() -> None:
     products = [matmul(4096, 4096, 512, BF16), matmul(4096, 1024, 512, BF16), matmul(40, 35, 33, BF16)]
-    assert TARGET.packs(products[0], products[1])
-    assert not TARGET.packs(products[0], products[2]) and not TARGET.packs(products[0], add(1 << 20))
-    assert TARGET.packs(add(1 << 20), add(70)) and not TARGET.packs(add(70), softmax(50, 300, Role.WHOLE))
-    assert TARGET.packs(softmax(5000, 300, Role.WHOLE), softmax(5000, 500, Role.WHOLE))
-    assert not TARGET.packs(softmax(5000, 300, Role.WHOLE), softmax(5000, 16384, Role.WHOLE))
+    assert TARGET.can_share_launch(products[0], products[1])
+    assert not TARGET.can_share_launch(products[0], products[2])
+    assert not TARGET.can_share_launch(products[0], add(1 << 20))
+    assert TARGET.can_share_launch(add(1 << 20), add(70))
+    assert not TARGET.can_share_launch(add(70), softmax(50, 300, Role.WHOLE))
+    assert TARGET.can_share_launch(softmax(5000, 300, Role.WHOLE), softmax(5000, 500, Role.WHOLE))
+    assert not TARGET.can_share_launch(softmax(5000, 300, Role.WHOLE), softmax(5000, 16384, Role.WHOLE))
 
 
 def test_a_following_kernel_loops_where_its_warps_cannot_hold_the_row() -> None:

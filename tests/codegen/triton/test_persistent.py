@@ -81,8 +81,8 @@ def test_two_programs_hide_expensive_epilogues() -> None:
 
 def test_the_end_is_priced_once() -> None:
     """In the persistent form by the share of the library's speed, through pointers separately."""
-    assert not TARGET.waits(activated(8192, 8192, 1024, smooth=True))
-    assert TARGET.waits(activated(8192, 8192, 96, smooth=True))
+    assert not TARGET.exposes_epilogue(activated(8192, 8192, 1024, smooth=True))
+    assert TARGET.exposes_epilogue(activated(8192, 8192, 96, smooth=True))
 
 
 def test_columns_fill_their_blocks() -> None:

@@ -102,7 +102,7 @@ def test_a_kernel_whose_error_is_small_is_found(monkeypatch: pytest.MonkeyPatch)
     assert "mul_1" in str(found.kernel)
 
 
-@pytest.mark.parametrize("name", ["elements", "inlined", "narrow", "aligned"])
+@pytest.mark.parametrize("name", ["map_distinct_elements", "inline_cheap_maps", "round_on_store", "align_rows"])
 def test_a_wrong_pass_is_found_with_the_kernel_that_it_changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     plant_in_pass(monkeypatch, name, with_wrong_factor)
     found = fusion.bisect(few)(x_of(40, 36))
@@ -114,19 +114,19 @@ def test_a_wrong_pass_is_found_with_the_kernel_that_it_changed(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_wrong_pass_over_many_kernels_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_in_pass(monkeypatch, "narrow", with_wrong_factor)
+    plant_in_pass(monkeypatch, "round_on_store", with_wrong_factor)
     start = time.process_time()  # other work of the machine does not count
     found = fusion.bisect(layers)(x_of(40, 36))
     assert time.process_time() - start < 60
-    assert found.culprit == "program/narrow" and found.compared >= LAYERS
+    assert found.culprit == "program/round_on_store" and found.compared >= LAYERS
     assert found.changed is not None and "mul_37" in " ".join(found.changed.origins)
 
 
 @pytest.mark.slow
 def test_a_fault_of_training_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_in_pass(monkeypatch, "inlined", with_wrong_factor)
+    plant_in_pass(monkeypatch, "inline_cheap_maps", with_wrong_factor)
     found = fusion.bisect(few)(x_of(40, 36, requires_grad=True))
-    assert found.culprit == "program/inlined"
+    assert found.culprit == "program/inline_cheap_maps"
     assert {value.name for value in found.agreement.differing} == {"result", "gradient of input[0]"}
 
 
@@ -158,11 +158,11 @@ def test_a_wrong_pass_that_is_needed_is_no_rule(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_growth_of_clusters_is_one_of_the_passes() -> None:
     assert (
-        stages.OPTIONAL.index("program/inlined")
+        stages.OPTIONAL.index("program/inline_cheap_maps")
         < stages.OPTIONAL.index(JOINS)
-        < stages.OPTIONAL.index("launches/tiles")
+        < stages.OPTIONAL.index("launches/reduce_in_last_block")
     )
-    assert not {"captured/keep_strides", "parted/drop_kept", "launches/kernels"} & {*stages.OPTIONAL}
+    assert not {"captured/keep_strides", "partitioned/drop_kept", "launches/kernels"} & {*stages.OPTIONAL}
 
 
 @pytest.mark.parametrize("first", range(1, 12))

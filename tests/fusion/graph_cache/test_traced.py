@@ -41,9 +41,9 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """AOTAutograd's results that are kept."""
     seen: list[Any] = []
 
-    def watched(result: Any, *told: Any) -> Traced:
+    def watched(result: Any, *facts: Any) -> Traced:
         seen.append(result)
-        return described(result, *told)
+        return described(result, *facts)
 
     monkeypatch.setattr(regions, "described", watched)
     return seen

@@ -165,7 +165,7 @@ def test_steps_have_prices_and_the_device_its_rates(document: Document) -> None:
 
 def test_passes_name_what_they_changed(document: Document) -> None:
     passes = document["graphs"][0]["passes"]
-    inlined = next(each for each in passes if each["name"] == "inlined")
+    inlined = next(each for each in passes if each["name"] == "inline_cheap_maps")
     assert inlined["removed"]["count"] == len(inlined["removed"]["names"]) > 0 and inlined["milliseconds"] > 0
     assert "relu" in inlined["removed"]["names"]
 

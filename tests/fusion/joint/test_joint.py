@@ -408,11 +408,11 @@ def test_the_base_of_head_views_is_kept_instead_of_their_copies() -> None:
 
 def test_backward_recomputes_large_products_only_if_kernels_can_hold_products() -> None:
     able = ReferenceTarget().capabilities
-    for streams in (False, True):
-        capabilities = able if streams else replace(able, fold_ops=able.fold_ops - {"dot"})
+    for chains in (False, True):
+        capabilities = able if chains else replace(able, fold_ops=able.fold_ops - {"dot"})
         graph, _ = joint_graph(attentions.causal, inputs("causal"))
         run_stage(JOINT, Joint(graph, results=1), Deriving(capabilities), PassLog())
         products = [node for node in graph.graph.nodes if is_product(node)]
         marked = {node.meta.get("recompute") for node in products}
-        assert (CheckpointPolicy.PREFER_RECOMPUTE in marked) is streams
-        assert summed_sizes(graph) == [WIDTH if streams else KEYS]
+        assert (CheckpointPolicy.PREFER_RECOMPUTE in marked) is chains
+        assert summed_sizes(graph) == [WIDTH if chains else KEYS]

@@ -10,8 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
 from fusion.autograd import aot_backend
-from fusion.graphs import spare_inputs
-from fusion.joint.saved import mark_spare
+from fusion.graphs import donated_inputs
+from fusion.joint.saved import mark_donated
 from fusion.lowering.expr import Cast, postorder
 from fusion.lowering.lower import lower
 from fusion.lowering.program import Map
@@ -180,8 +180,8 @@ def test_rows_recomputed_by_backward_equal_those_stored_by_forward(dtype: torch.
         assert (ours - truth).norm() < 1.5 * (theirs - truth).norm()
 
 
-def test_only_tensors_saved_for_backward_alone_are_spare() -> None:
-    """A spare tensor is no part of an input or of a result, and no part of it is saved separately."""
+def test_only_tensors_saved_for_backward_alone_are_donated() -> None:
+    """A donated tensor is no part of an input or of a result, and no part of it is saved separately."""
 
     def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         result, whole = x.exp(), x.sin()
@@ -194,6 +194,6 @@ def test_only_tensors_saved_for_backward_alone_are_spare() -> None:
         graph.placeholder(node.name).meta["val"] = node.meta["val"]
     graph.output(())
     backward = torch.fx.GraphModule({}, graph)
-    mark_spare(parted, backward, 1)
-    assert [saved[k].name for k in spare_inputs(backward)] == ["cos"]
-    assert not spare_inputs(parted)
+    mark_donated(parted, backward, 1)
+    assert [saved[k].name for k in donated_inputs(backward)] == ["cos"]
+    assert not donated_inputs(parted)

@@ -17,7 +17,7 @@ from fusion.lowering.interpret import kernels, programs, run_kernel, run_program
 from fusion.lowering.program import Buffer, BufferRef, Program
 from fusion.lowering.sizes import size_value
 from fusion.schedule.kernels import KernelCall
-from fusion.subjects import Halves, Joint, Planned
+from fusion.subjects import ForwardBackward, Joint, Planned
 
 Values: TypeAlias = "list[object]"
 """Results, and for a graph that may change its inputs, the inputs afterwards."""
@@ -135,7 +135,7 @@ def _layouts(results: Sequence[object]) -> Iterator[int]:
             yield from (stride for size, stride in zip(result.shape, result.stride(), strict=True) if size > 1)
 
 
-def of_parted(halves: Halves, known: Mapping[str, object]) -> Values:
+def of_partitioned(halves: ForwardBackward, known: Mapping[str, object]) -> Values:
     """The program's own results of forward, and those of backward on what forward saves: tensors, then sizes."""
     given = [_known(node, known) for node in _inputs(halves.forward)]
     forward = _run(halves.forward, given)

@@ -21,9 +21,9 @@ OWN = {
 """The functions of the page of stages, and those that adapt passes to their subjects."""
 
 OTHER_KIND = {
-    "joint/fix_widths": "adds guards on sizes, and leaves the graph as it is",
-    "inference/fix_widths": "adds guards on sizes, and leaves the graph as it is",
-    "program/streamed": "finds chains of nodes beside the Program",
+    "joint/specialise_head_widths": "adds guards on sizes, and leaves the graph as it is",
+    "inference/specialise_head_widths": "adds guards on sizes, and leaves the graph as it is",
+    "program/chain_products": "finds chains of nodes beside the Program",
     "clusters/clusters": "makes clusters of a Program",
     "launches/kernels": "makes kernels of clusters",
 }

@@ -24,8 +24,8 @@ RANDOM = {"checkpoint", "repeated"}
 """Programs that draw other random numbers than eager; they are compared with themselves under all passes."""
 
 UNSEEN = {
-    "program/masks": "folds a mask where that takes little beside its scores: more of these than are evaluated here",
-    "launches/tiles": "needs the parts of a product of more numbers than are evaluated here",
+    "program/bound_masks": "folds a mask where that takes little beside its scores: more than are evaluated here",
+    "launches/reduce_in_last_block": "needs the parts of a product of more numbers than are evaluated here",
 }
 """Optional passes that run for none of these programs, with the reason."""
 

@@ -25,7 +25,7 @@ DRAWN, MORE = 6, 120
 
 APART = {
     "joint/share_seeds": "a call with a seed draws other random numbers than one without",
-    "parted/keep_unchanged": "before it, backward reads inputs that the program has changed meanwhile",
+    "partitioned/keep_unchanged": "before it, backward reads inputs that the program has changed meanwhile",
 }
 """Passes that change values on purpose.  Passes after the second one are compared with the joint graph's values."""
 
@@ -34,8 +34,8 @@ UNCHANGED = {
     "captured/refuse_negated_inputs": "refuses a graph, and changes none",
     "captured/refuse_shared_writes": "refuses a graph, and changes none",
     "prepared/choose_attention": "decomposes calls on a GPU alone",
-    "program/masks": "folds a mask where that takes little beside its scores: more of these than are evaluated here",
-    "launches/tiles": "needs the parts of a product of more numbers than are evaluated here",
+    "program/bound_masks": "folds a mask where that takes little beside its scores: more than are evaluated here",
+    "launches/reduce_in_last_block": "needs the parts of a product of more numbers than are evaluated here",
 }
 """Passes that change none of these programs, with the reason."""
 

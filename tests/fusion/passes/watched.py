@@ -26,13 +26,13 @@ from fusion.codegen.targets import builder_for
 from fusion.compile import prepare, schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.fallback import as_it_is
-from fusion.graphs import main_device, size_hints, spare_inputs
+from fusion.graphs import donated_inputs, main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.joint import channels_last, patches
 from fusion.options import Options
 from fusion.passes import Pass, PassLog, Stage
 from fusion.runtime import Boxed
-from fusion.subjects import Halves, Joint, Planned, Scheduled
+from fusion.subjects import ForwardBackward, Joint, Planned, Scheduled
 from tests.fusion.passes.evaluated import (
     Values,
     differences,
@@ -40,7 +40,7 @@ from tests.fusion.passes.evaluated import (
     of_captured,
     of_graph,
     of_joint,
-    of_parted,
+    of_partitioned,
     of_planned,
     of_program,
     wide,
@@ -132,8 +132,8 @@ class Watch:
 def _text(stage: Stage[Subject, Any], subject: Subject) -> list[tuple[str, str]]:
     """Return the dumped text of the subject, with the marks of inputs, which dumps omit."""
     texts = list(stage.text(subject))
-    if isinstance(subject, Halves):
-        marked = [node.name for node in subject.backward.graph.find_nodes(op="placeholder") if node.meta.get("spare")]
+    if isinstance(subject, ForwardBackward):
+        marked = [node.name for node in subject.backward.graph.find_nodes(op="placeholder") if node.meta.get("donated")]
         texts.append(("marks", " ".join(marked)))
     return texts
 
@@ -142,7 +142,7 @@ def _differ(before: Subject, after: Subject) -> bool:
     """Did a pass change its subject?  The alternatives that it weighed are no change."""
     if isinstance(before, Scheduled):
         before, after = replace(before, choices=()), replace(after, choices=())
-        return any(getattr(before, each) is not getattr(after, each) for each in ("program", "streams", "clustering"))
+        return any(getattr(before, each) is not getattr(after, each) for each in ("program", "chains", "clustering"))
     return before is not after
 
 
@@ -151,7 +151,7 @@ def _untold(stage: Stage[Subject, Any], before: Subject, after: Subject) -> Iter
     if before is after:
         return
     if isinstance(before, Scheduled):
-        known = ("program", "streams", "clustering", "choices")
+        known = ("program", "chains", "clustering", "choices")
         if all(getattr(before, each) == getattr(after, each) for each in known):
             yield "another object without a change"
     elif isinstance(before, Planned):
@@ -168,7 +168,7 @@ def _kept(subject: Subject) -> Subject:
             return _copied(subject)
         case Joint():
             return replace(subject, graph=_copied(subject.graph), kept=list(subject.kept))
-        case Halves():
+        case ForwardBackward():
             return replace(subject, forward=_copied(subject.forward), backward=_copied(subject.backward))
     assert isinstance(subject, (Scheduled, Planned))
     return subject
@@ -213,10 +213,10 @@ class Region:
         device = main_device(graph)
         target = builder_for(device.type, options.target, current(strict=options.exact)).target
         trace = Trace(None, label)
-        self.joint += self.watch.take("joint", "parted")
+        self.joint += self.watch.take("joint", "partitioned")
         prepare(graph, label, target, options, trace.log)
         hints = size_hints(graph)
-        program, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, spare_inputs(graph))
+        program, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, donated_inputs(graph))
         graphs, rest = self.watch.take("inference"), self.watch.take("program", "clusters", "launches")
         whole = [each for each in rest if _program_of(each).inputs == program.inputs]
         bodies = [each for each in rest if _program_of(each).inputs != program.inputs]
@@ -244,10 +244,10 @@ class Region:
             self.watch.compare([passage], self._evaluated)
         if self.joint:  # the partition, and the repair of its saved values
             ends = [("", self.joint[0].subjects[-1][1]), ("all passes", self.joint[-1].subjects[-1][1])]
-            self.watch.compare([Passage("parted", ends)], self._evaluated)
+            self.watch.compare([Passage("partitioned", ends)], self._evaluated)
 
-    def _evaluated(self, subject: Joint | Halves) -> Values:
-        return of_joint(subject, self.given) if isinstance(subject, Joint) else of_parted(subject, self.given)
+    def _evaluated(self, subject: Joint | ForwardBackward) -> Values:
+        return of_joint(subject, self.given) if isinstance(subject, Joint) else of_partitioned(subject, self.given)
 
 
 def _program_of(passage: Passage) -> Any:

@@ -16,7 +16,7 @@ from fusion.schedule.online import Online, online
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, INF, LENGTH, ROW, ROWS, Folds, S
 
 
-def streamed(folds: Sequence[Fold]) -> tuple[Folds, Expr, Online]:
+def chained(folds: Sequence[Fold]) -> tuple[Folds, Expr, Online]:
     """One loop: its accumulators, the value of the last fold, and the online rule's result for that fold."""
     values: dict[str, Expr] = {}
     looped: dict[str, Fold] = {}
@@ -79,7 +79,7 @@ def run(
 
 
 def in_one_loop(folds: Folds, given: dict[str, torch.Tensor], dtype: torch.dtype = F64, products: torch.dtype = F64):
-    accumulators, value, _ = streamed(folds)
+    accumulators, value, _ = chained(folds)
     loop = Loop((S,), accumulators)
     assert running(loop) or all(fold.carry is None for fold in accumulators)
     return run((loop,), value, given, dtype, products)

@@ -45,7 +45,7 @@ def strides_of_results(schedule: Schedule) -> list[tuple[int, ...]]:
     return [tuple(map(int, buffer.strides)) for buffer in results if buffer.shape == (ROWS, WORDS)]
 
 
-def test_odd_rows_are_padded() -> None:
+def test_misaligned_rows_are_padded() -> None:
     schedule = scheduled(gradients, *inputs())
     assert strides_of_results(schedule) == [(ALIGNED, 1)]
     products = [s for s in schedule.steps if isinstance(s, Extern) and "product" in getattr(s.target, "__name__", "")]

@@ -15,7 +15,7 @@ from fusion.dumped.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.kernel import Fold, Kernel, statements
 from fusion.schedule import Schedule
-from fusion.schedule import chained as streams
+from fusion.schedule import chained as chains
 from tests.fusion.agreement import assert_as_eager
 
 GPU = TritonTarget("sm_90")
@@ -98,7 +98,7 @@ def test_relative_positions_have_the_values_of_eager() -> None:
 def test_operands_that_are_more_than_matrices_are_refused_before_they_are_written(
     monkeypatch: pytest.MonkeyPatch, function: object, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
-    monkeypatch.setattr(streams, "products_of_vectors", lambda dependences, result: frozenset())
+    monkeypatch.setattr(chains, "products_of_vectors", lambda dependences, result: frozenset())
     schedule = scheduled(function, *operands(*shapes))
     assert any("more than a matrix" in refusal.reason for refusal in schedule.refusals)
     assert all(GPU.emit(call.kernel) for call in schedule.launches())

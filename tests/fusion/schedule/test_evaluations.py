@@ -11,7 +11,7 @@ from torch import Tensor
 import fusion
 from fusion.inspect.examples import lowered
 from fusion.lowering.program import Contract, Program
-from fusion.schedule.chained import stream
+from fusion.schedule.chained import chain_products
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
@@ -54,7 +54,7 @@ def test_keys_are_computed_before_the_loop_over_them() -> None:
     """Each block of queries would compute them again."""
     q, k, v = (torch.empty(8, 4096, 64) for _ in range(3))
     program = lowered(lambda q, k, v: (q @ expensive(k).mT).softmax(-1) @ v, q, k, v)
-    program, chains = stream(program, GPU)
+    program, chains = chain_products(program, GPU)
     assert chains
     clusters = grow(program, GPU, given=chains).clusters
     (keys,) = (m for m, node in enumerate(program.nodes) if getattr(node, "out", "") == "cos")

@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.codegen.chained import GENERATED
-from fusion.codegen.triton.devices import GROUPED
+from fusion.codegen.triton.devices import WARP_SPECIALISED
 from fusion.codegen.tuning import Tuning
 from fusion.compile import schedule_graph
 from fusion.dumped.trace import Trace
@@ -40,9 +40,9 @@ def scheduled(
 
 def test_both_forms_are_priced() -> None:
     call, (tuning,) = scheduled(attentions.plain, HEADS)
-    grouped, other = tuning.trials
-    assert (grouped.name, other.name, tuning.chosen) == (GROUPED, GENERATED, 0)
-    assert grouped.predicted == kernel_time(call, TARGET) < other.predicted
+    specialised, other = tuning.trials
+    assert (specialised.name, other.name, tuning.chosen) == (WARP_SPECIALISED, GENERATED, 0)
+    assert specialised.predicted == kernel_time(call, TARGET) < other.predicted
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_both_forms_are_priced() -> None:
 def test_the_report_says_why_a_form_was_refused(shape: tuple[int, ...], why: str) -> None:
     call, (tuning,) = scheduled(attentions.plain, shape)
     taken, refused = tuning.trials
-    assert (taken.name, refused.name, tuning.chosen) == (GENERATED, GROUPED, 0)
+    assert (taken.name, refused.name, tuning.chosen) == (GENERATED, WARP_SPECIALISED, 0)
     assert taken.predicted == kernel_time(call, TARGET) and why in str(refused)
 
 
@@ -72,6 +72,6 @@ def priced(length: int, form: str) -> float:
 
 def test_short_loops_cost_more_per_operation() -> None:
     """The work of a block of rows before and after its loop does not depend on the length, and is more in groups."""
-    assert priced(512, GROUPED) > 1.3 * priced(4096, GROUPED)
-    ratios = [priced(length, GENERATED) / priced(length, GROUPED) for length in (512, 4096)]
+    assert priced(512, WARP_SPECIALISED) > 1.3 * priced(4096, WARP_SPECIALISED)
+    ratios = [priced(length, GENERATED) / priced(length, WARP_SPECIALISED) for length in (512, 4096)]
     assert 1.0 < ratios[0] < ratios[1]

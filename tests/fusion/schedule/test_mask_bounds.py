@@ -19,7 +19,7 @@ from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, 
 from fusion.lowering.open_bounds import open_bounds
 from fusion.lowering.program import Map, Program, Reduce
 from fusion.lowering.verify import verify_program
-from fusion.schedule.chained import mask_bounds, stream
+from fusion.schedule.chained import chain_products, mask_bounds
 from tests.fusion.masks import added, masks
 from tests.fusion.schedule.test_pack import kernel
 from tests.fusion.schedule.test_quantised import calls
@@ -38,7 +38,7 @@ def capabilities() -> Capabilities:
 
 
 def bounded(program: Program) -> Program:
-    chained, chains = stream(program, capabilities())
+    chained, chains = chain_products(program, capabilities())
     assert chains, "the scores are computed block by block"
     changed, _ = mask_bounds.bound_masks(chained, capabilities(), chains)
     verify_program(changed)
@@ -153,14 +153,14 @@ def test_one_fold_for_all_layers() -> None:
     inputs, mask = drawn(221, 221), masks(221)["documents"]
     program = lowered(layers, *inputs, mask)
     changed = bounded(program)
-    assert len(changed.nodes) == len(stream(program, capabilities())[0].nodes) + 7
+    assert len(changed.nodes) == len(chain_products(program, capabilities())[0].nodes) + 7
     (before,), (after,) = run_program(program, [*inputs, mask]), run_program(changed, [*inputs, mask])
     assert torch.equal(before, after)
 
 
 def refused(function: Callable[..., Tensor], mask: Tensor) -> None:
     inputs = drawn(221, 221)
-    program, chains = stream(lowered(function, *inputs, mask), capabilities())
+    program, chains = chain_products(lowered(function, *inputs, mask), capabilities())
     assert chains and mask_bounds.bound_masks(program, capabilities(), chains)[0] is program
 
 
@@ -182,7 +182,7 @@ def test_bounds_that_would_take_long_are_left_out(monkeypatch: pytest.MonkeyPatc
 def test_targets_that_test_each_block_need_none() -> None:
     inputs = drawn(221, 221)
     others = replace(capabilities(), bounds=False)
-    program, chains = stream(lowered(attended, *inputs, masks(221)["causal"]), others)
+    program, chains = chain_products(lowered(attended, *inputs, masks(221)["causal"]), others)
     assert chains and mask_bounds.bound_masks(program, others, chains)[0] is program
 
 

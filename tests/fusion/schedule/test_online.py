@@ -50,7 +50,7 @@ from tests.fusion.schedule.online_bodies import (
     softcap,
     temperature,
 )
-from tests.fusion.schedule.online_loops import in_one_loop, inputs, loop_by_loop, run, streamed
+from tests.fusion.schedule.online_loops import chained, in_one_loop, inputs, loop_by_loop, run
 
 # Bodies with an online form -------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ DIFFERENCES = (centred_linear, shifted_maximum, masked_maximum)
 
 @pytest.mark.parametrize("body", FORMS, ids=lambda body: body.__name__)
 def test_the_form_is_the_one_a_person_would_write(body: Callable[[Body], Folds]) -> None:
-    _, _, result = streamed(body(Body(F32)))
+    _, _, result = chained(body(Body(F32)))
     accumulators, value = FORMS[body]
     got = [
         (fold.op, ", ".join(map(format_expr, fold.args)), format_expr(fold.carry) if fold.carry else "")
@@ -154,7 +154,7 @@ def test_the_form_is_the_one_a_person_would_write(body: Callable[[Body], Folds])
 
 def test_entropy_shares_the_sum_and_keeps_its_shift() -> None:
     """x - m is small where x and m are not, so m stays; Σ exp(x - m) exists already."""
-    _, _, result = streamed(entropy(Body(F32)))
+    _, _, result = chained(entropy(Body(F32)))
     (fold,) = result.folds
     assert format_expr(fold.args[0]).splitlines()[-1] == "exp(%1) * %1"
     assert fold.carry is not None
@@ -170,13 +170,13 @@ def test_of_layers_that_differ_in_names_only_the_first_is_tried(
     folds = body(Body(F32))
     names = Names.plain(folds)
     other = Names({name: f"{name}_9" for name in names.buffers}, {name: f"t9_{name}" for name in names.tiles})
-    accumulators, value, _ = streamed(folds)
+    accumulators, value, _ = chained(folds)
 
     def again(*args: object) -> Trial:
         raise AssertionError("it was tried again")
 
     monkeypatch.setattr("fusion.schedule.online.Trial", again)
-    result, total, _ = streamed([other.fold(fold) for fold in folds])
+    result, total, _ = chained([other.fold(fold) for fold in folds])
     parts = {fold.name: f"t9_{fold.name}" for fold in accumulators}
     other = Names(other.buffers, {**other.tiles, **parts})
     assert result == tuple(other.fold(fold) for fold in accumulators)
@@ -184,7 +184,7 @@ def test_of_layers_that_differ_in_names_only_the_first_is_tried(
 
 
 def test_factors_and_stand_ins_are_one_object() -> None:
-    accumulators, _, _ = streamed(attention(Body()))
+    accumulators, _, _ = chained(attention(Body()))
     total, mixed = accumulators[1:]
     assert total.args[0] is mixed.args[0]
     assert total.carry is not None
@@ -205,7 +205,7 @@ def test_a_rounding_stays_on_the_operand(narrow: torch.dtype) -> None:
     top, total, power = b.softmax()
     value = Load("v", b.v.index, narrow)
     mixed = b.fold("o", "dot", Cast(div(power, total.ref), narrow, implicit=True), value)
-    accumulators, result, _ = streamed((top, total, mixed))
+    accumulators, result, _ = chained((top, total, mixed))
     assert isinstance(accumulators[2].args[0], Cast)
     assert accumulators[2].args[0].arg is accumulators[1].args[0]
     assert accumulators[2].dtype is F32
@@ -231,7 +231,7 @@ def test_integers_that_divide_are_no_trouble() -> None:
     number = Load("i", (S,), torch.int64)
     group = op("floordiv", number, sub(number, number))
     top, total, power = b.softmax(add(b.x, Cast(group, F32)))
-    assert [fold.name for fold in streamed((top, total))[0]] == ["m", "l"]
+    assert [fold.name for fold in chained((top, total))[0]] == ["m", "l"]
     assert power is total.args[0]
 
 
@@ -287,7 +287,7 @@ def test_a_sum_of_zeros_is_not_negative(operation: str, sign: str) -> None:
 
 @pytest.mark.parametrize("body", ACCUMULATORS, ids=lambda body: body.__name__)
 def test_as_many_accumulators_as_the_rank(body: Callable[[Body], Folds]) -> None:
-    assert len(streamed(body(Body()))[2].folds) == ACCUMULATORS[body]
+    assert len(chained(body(Body()))[2].folds) == ACCUMULATORS[body]
 
 
 @pytest.mark.parametrize("special", ["", "rising", "low"])

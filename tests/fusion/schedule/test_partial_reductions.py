@@ -25,7 +25,7 @@ from tests.codegen.triton.blocking import block
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
 from tests.fusion.schedule.online_bodies import attention
-from tests.fusion.schedule.online_loops import _param, inputs, kernel_of, loop_by_loop, streamed
+from tests.fusion.schedule.online_loops import _param, chained, inputs, kernel_of, loop_by_loop
 from tests.fusion.schedule.test_online import ACCUMULATORS, DIFFERENCES
 from tests.fusion.schedule.test_quantised import calls
 
@@ -37,7 +37,7 @@ P = sympy.Symbol("p", integer=True, nonnegative=True)
 
 def in_parts(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
     """Compute the last of `folds`: accumulators for parts of the axis in one kernel, merged in another."""
-    accumulators, value, _ = streamed(folds)
+    accumulators, value, _ = chained(folds)
     length = LENGTH // PARTS
     sizes = {ROW: ROWS, COLUMN: COLUMNS, P: PARTS, S: length}
     symbols = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}

@@ -10,7 +10,7 @@ import torch
 from fusion.lowering.interpret import run_program
 from fusion.lowering.program import Map, Program
 from fusion.lowering.verify import verify_program
-from fusion.schedule.layouts.round_on_store import store_rounded
+from fusion.schedule.layouts.round_on_store import round_on_store
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from tests.lowering.lowered import lowered
 
@@ -48,7 +48,7 @@ def maps(program: Program) -> dict[str, torch.dtype]:
 
 def test_a_value_that_all_readers_round_is_stored_rounded() -> None:
     program = before(read_rounded)
-    narrow = store_rounded(program)
+    narrow = round_on_store(program)
     assert maps(program) == {"erf": torch.float32, "exp": torch.float32}
     assert maps(narrow) == {"erf": torch.float32, "exp": BF16}
     verify_program(narrow)
@@ -60,4 +60,4 @@ def test_a_value_that_all_readers_round_is_stored_rounded() -> None:
 def test_a_value_with_an_unrounded_reader_stays(function: Callable[..., object]) -> None:
     program = before(function)
     assert torch.float32 in maps(program).values()
-    assert store_rounded(program) is program
+    assert round_on_store(program) is program

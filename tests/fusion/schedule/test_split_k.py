@@ -103,7 +103,7 @@ def test_parts_are_one_more_axis_and_the_epilogue_follows_their_sum(
 ) -> None:
     function, shapes = CASES[name]
     given = [torch.randn(shape).half() for shape in shapes]
-    monkeypatch.setattr(ReferenceTarget, "finishes", lambda self, kernel, axis: False)
+    monkeypatch.setattr(ReferenceTarget, "can_reduce_in_last_block", lambda self, kernel, axis: False)
     first, second = scheduled(function, *given).steps
     assert isinstance(first, KernelCall) and isinstance(second, KernelCall)
     (dot,) = folds(first.kernel).values()

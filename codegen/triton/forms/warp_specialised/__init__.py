@@ -24,13 +24,13 @@ from fusion.codegen.triton.file import INDENT, function_of, signature
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
-from fusion.codegen.triton.forms.warp_specialised import groups, turns
+from fusion.codegen.triton.forms.warp_specialised import groups, tile_schedule
 from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
 from fusion.codegen.triton.forms.warp_specialised.compute import Compute
 from fusion.codegen.triton.forms.warp_specialised.fetch import fetch
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpSpecialisedConfig, in_gluon
-from fusion.codegen.triton.forms.warp_specialised.program import Program
+from fusion.codegen.triton.forms.warp_specialised.program import WarpSpecialisedProgram
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.kernel import Role
 
@@ -100,13 +100,15 @@ class WarpSpecialised(Form):
 
     def lay_out(self, config: Config, writer: Writer) -> Layout:
         """Return the layout; GRID indices are defined in the loops over blocks."""
-        return lay_out(self.blocked, config, turns.depth(self.blocked, config), within_limit=writer.within_limit)
+        return lay_out(
+            self.blocked, config, tile_schedule.depth(self.blocked, config), within_limit=writer.within_limit
+        )
 
     def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[Code]:
         """Return the functions of the loading warp and of a group, and the kernel that starts them."""
         kernel, constants = layout.blocked.kernel, list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-        program = Program(layout, self.chain, Signature(kernel.name, params, constants))
+        program = WarpSpecialisedProgram(layout, self.chain, Signature(kernel.name, params, constants))
         names = [*program.fetch_takes, *program.compute_takes, *program.reserved, "gl", "gluon", "hopper", kernel.name]
 
         def values() -> Values:
@@ -141,7 +143,7 @@ def _counts(blocked: Blocked) -> tuple[int, ...]:
     if _wide(blocked):
         return (2,)
     rows = next(extent(dim.size) for dim in blocked.grid() if dim.name == "m")
-    speed = speeds(blocked.device).grouped
+    speed = speeds(blocked.device).warp_groups
     full = {count: rows / (-(-rows // (count * groups.GROUP_ROWS)) * count * groups.GROUP_ROWS) for count in speed}
     return tuple(sorted(speed, key=lambda count: -full[count] * speed[count]))
 

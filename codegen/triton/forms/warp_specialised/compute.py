@@ -37,8 +37,16 @@ from fusion.codegen.triton.forms.warp_specialised.chain import factor_of
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.groups import GROUP
 from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
-from fusion.codegen.triton.forms.warp_specialised.program import ADVANCE, BEHIND, RING, SCORES, STAGED, SUMS, Program
-from fusion.codegen.triton.forms.warp_specialised.turns import open_turns
+from fusion.codegen.triton.forms.warp_specialised.program import (
+    ADVANCE,
+    BEHIND,
+    RING,
+    SCORES,
+    STAGED,
+    SUMS,
+    WarpSpecialisedProgram,
+)
+from fusion.codegen.triton.forms.warp_specialised.tile_schedule import open_tile_loop
 from fusion.codegen.triton.products import contract
 from fusion.codegen.triton.rewrites.interior import conditional, only_selection
 from fusion.lowering.kernel import Fold, Loop
@@ -63,7 +71,7 @@ class _Block:
 class Compute:
     """Writes the function of the groups that compute."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: WarpSpecialisedProgram) -> None:
         self.program, self.layout, self.plan = program, program.layout, program.plan
 
     def functions(self, values: Values) -> list[Function]:
@@ -74,7 +82,7 @@ class Compute:
             values.line("{}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], {})", name, instruction)
         values.line("{} = {}.index({})", STAGED, "left" if plan.in_place else "out", GROUP)
         values.line("slot, phase, begun = 0, 0, 0")
-        turns = open_turns(values, plan.m)
+        tiles = open_tile_loop(values, plan.m)
         order = order_of(values, plan.loop, plan.n)
         start = compose("{} + {} * ({})", values.starts[plan.m], GROUP, self.program.share, binds=PRODUCT)
         values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code
@@ -102,7 +110,7 @@ class Compute:
             values.line("hopper.tma.store_wait(0)")
             values.line("{}", release)
         takes = [GROUP, *self.program.compute_takes]
-        block = self.program.end_turn(values, turns, "compute_block", [*takes, STAGED])
+        block = self.program.end_tile_loop(values, tiles, "compute_block", [*takes, STAGED])
         values.line("hopper.tma.store_wait(0)")
         return [block, Function("compute", takes, values.scopes[0].lines, [GROUP, *self.program.signature.constants])]
 
@@ -124,23 +132,23 @@ class Compute:
         values.line("sums = gl.full({}, 0.0, gl.float32, {})", shape, SUMS)
         self._step(values, block)
         values.inline()
-        for turns in order.others:
-            turn = self.program.open_block(values, order, turns.start)
-            values.full = frozenset({plan.n}) if turns.part.full or turns.conditional is not None else frozenset()
+        for blocks in order.others:
+            turn = self.program.open_block(values, order, blocks.start)
+            values.full = frozenset({plan.n}) if blocks.part.full or blocks.conditional is not None else frozenset()
             values.line("hopper.mbarrier.wait({}.index({}), {})", "right_filled", *RING)
             scores = values.fresh(plan.first.name, values.depth)
             values.line("next_scores = {}", self._first())
             self._begin_second(values)
             values.line("{} = hopper.warpgroup_mma_wait(1, deps=(next_scores,))", scores)
             values.line("hopper.mbarrier.arrive({}.index({}), count=1)", "right_emptied", "slot")
-            if turns.conditional is not None:
-                self._select_in(values, compose("{} < {}", turn, turns.conditional))
-            block = self._between(values, body, turns.part.loop, scores)
+            if blocks.conditional is not None:
+                self._select_in(values, compose("{} < {}", turn, blocks.conditional))
+            block = self._between(values, body, blocks.part.loop, scores)
             self._end_second(values)
             values.line("sums = sums * {}", self._factor(block.factor))
             values.line("weights = {}", block.weights)
             self._step(values, block)
-            values.close("for {} in {}:", turn, turns.header)
+            values.close("for {} in {}:", turn, blocks.header)
         values.full = frozenset()
         return block.later
 

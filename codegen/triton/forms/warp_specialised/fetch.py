@@ -12,15 +12,15 @@ from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.warp_specialised import boxes
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.order import order_of
-from fusion.codegen.triton.forms.warp_specialised.program import ADVANCE, RING, Program
-from fusion.codegen.triton.forms.warp_specialised.turns import open_turns
+from fusion.codegen.triton.forms.warp_specialised.program import ADVANCE, RING, WarpSpecialisedProgram
+from fusion.codegen.triton.forms.warp_specialised.tile_schedule import open_tile_loop
 
 
-def fetch(program: Program, values: Values) -> list[Function]:
+def fetch(program: WarpSpecialisedProgram, values: Values) -> list[Function]:
     """Return the functions of the loading warp: for one block, and for all."""
     plan, depth = program.plan, program.layout.config.num_stages
     values.line("slot, phase, begun = 0, 1, 1")
-    turns = open_turns(values, plan.m)
+    tiles = open_tile_loop(values, plan.m)
     m0 = values.starts[plan.m]
     order = order_of(values, plan.loop, plan.n)
     for group in range(program.groups):
@@ -32,11 +32,13 @@ def fetch(program: Program, values: Values) -> list[Function]:
         _load(program, values, ring, "slot", "phase", {plan.n: values.starts[plan.n]})
     values.line(ADVANCE, *RING, "_next_slot", depth)
     values.close("for {} in {}:", turn, order.header)
-    block = program.end_turn(values, turns, "fetch_block", program.fetch_takes)
+    block = program.end_tile_loop(values, tiles, "fetch_block", program.fetch_takes)
     return [block, Function("fetch", program.fetch_takes, values.scopes[0].lines, program.signature.constants)]
 
 
-def _load(program: Program, values: Values, ring: str, slot: Operand, phase: str, starts: dict[Dim, Code]) -> None:
+def _load(
+    program: WarpSpecialisedProgram, values: Values, ring: str, slot: Operand, phase: str, starts: dict[Dim, Code]
+) -> None:
     box = program.boxes()[ring]
     size = values.layout.blocked.kernel.param(box.matrix.param).dtype.itemsize
     count = listed((size.at(PRODUCT + 1) for size in program.shape(box)), " * ")

@@ -22,7 +22,7 @@ from fusion.lowering.kernel import Loop
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class Iterations:
     """Blocks of one part of a loop.
 
     Attributes:
@@ -53,7 +53,7 @@ class Order:
     first: Code
     header: Code
     start: Callable[[Code], Code]
-    others: tuple[Turns, ...]
+    others: tuple[Iterations, ...]
     variable: str
 
 
@@ -74,7 +74,7 @@ def _upwards(parts: Sequence[skips.Part], loop: Loop, dim: Dim) -> Order:
     after = block if start == Code("0") else compose("{} + {}", start, block)
     begins = [after, *(compose("tl.maximum({}, {})", part.start, after) for part in parts[1:])]
     others = tuple(
-        Turns(part, compose("range({}, {}, {})", begin, part.end, block), _same)
+        Iterations(part, compose("range({}, {}, {})", begin, part.end, block), _same)
         for begin, part in zip(begins, parts, strict=True)
     )
     least = end if loop.where is None else compose("tl.maximum({}, {} + 1)", end, start)
@@ -91,12 +91,12 @@ def _downwards(values: Values, loop: Loop, unconditional: skips.Part, conditiona
     def of(distance: Code) -> Code:
         return compose("{} - {}", first, distance)
 
-    begin, others = block, list[Turns]()
+    begin, others = block, list[Iterations]()
     if not skips.is_one_block(values, loop, dim):
         begin = compose("tl.maximum({} - {}, 0) + {}", first, unconditional.end, block)
         header = compose("range({}, {} + 1 - {}, {})", block, first, conditional.start, block)
-        others = [Turns(conditional, header, of)]
-    others.append(Turns(unconditional, compose("range({}, {}, {})", begin, below, block), of))
+        others = [Iterations(conditional, header, of)]
+    others.append(Iterations(unconditional, compose("range({}, {}, {})", begin, below, block), of))
     return Order(first, compose("range(0, {}, {})", below, block), of, tuple(others), "below")
 
 
@@ -130,10 +130,10 @@ def _run_last(values: Values, loop: Loop, run: skips.Part, rest: skips.Part, dim
     header = compose("range(0, tl.maximum({}, 1), {})", total, block)
     if only_selection(loop) is not None:
         both = compose("range({}, {}, {})", block, total, block)
-        return Order(first, header, of, (Turns(rest, both, of, conditional=count),), "at")
+        return Order(first, header, of, (Iterations(rest, both, of, conditional=count),), "at")
     others = (
-        Turns(rest, compose("range({}, {}, {})", block, count, block), beside),
-        Turns(run, compose("range(tl.maximum({}, {}), {}, {})", count, block, total, block), within),
+        Iterations(rest, compose("range({}, {}, {})", block, count, block), beside),
+        Iterations(run, compose("range(tl.maximum({}, {}), {}, {})", count, block, total, block), within),
     )
     return Order(first, header, of, others, "at")
 

@@ -19,7 +19,7 @@ from fusion.codegen.triton.forms.warp_specialised.chain import Chain
 from fusion.codegen.triton.forms.warp_specialised.functions import Function, split_off
 from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Signature, groups_of
 from fusion.codegen.triton.forms.warp_specialised.order import Order
-from fusion.codegen.triton.forms.warp_specialised.turns import Turns
+from fusion.codegen.triton.forms.warp_specialised.tile_schedule import TileLoop
 
 SCORES, SUMS, STAGED = "SCORES", "SUMS", "staged"
 """Names: the layouts of the results of both products, and the slot from which a result is stored."""
@@ -39,7 +39,7 @@ CARRIED = (*RING, "begun")
 _NAMES = (*CARRIED, *BEHIND, "weights", "next_scores", "next_sums", "sums")
 
 
-class Program:
+class WarpSpecialisedProgram:
     """Names what the functions of one kernel share, and writes the launched one."""
 
     def __init__(self, layout: Layout, plan: Chain, signature: Signature) -> None:
@@ -116,12 +116,12 @@ class Program:
         values.starts[self.plan.n] = start
         return turn
 
-    def end_turn(self, values: Values, turns: Turns, suffix: str, known: Sequence[str]) -> Function:
+    def end_tile_loop(self, values: Values, tiles: TileLoop, suffix: str, known: Sequence[str]) -> Function:
         """Close the loop over blocks; its body becomes a function."""
         constants = [*self.signature.constants, SCORES, SUMS]
-        block = split_off(values, turns.begin, suffix, known, constants, CARRIED)
+        block = split_off(values, tiles.begin, suffix, known, constants, CARRIED)
         # The number of a group is not a constant there, so that the function is read once for all equal groups.
         arguments = (compose("gl.to_tensor({})", name) if name == GROUP else name for name in block.takes)
         values.line("{} = {}({})", listed(CARRIED), f"{self.signature.name}_{suffix}", listed(arguments))
-        turns.close()
+        tiles.close()
         return block

@@ -77,7 +77,7 @@ def no_other_fold(pair: Pair) -> str | None:
     folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
     if not all(folds) or not any(isinstance(node, Contract) for side in folds for node in side):
         return None
-    if any(space.streamed for space in pair.spaces):
+    if any(space.chained for space in pair.spaces):
         return "a chain of products shares its kernel with no other fold"
     if not all(isinstance(node, Contract) for side in folds for node in side):
         return "a contraction shares its kernel with no other fold"

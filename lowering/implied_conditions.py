@@ -33,7 +33,7 @@ _Ranges: TypeAlias = Mapping[sympy.Symbol, Range]
 _Held: TypeAlias = frozenset[Expr]
 
 
-def settled(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
+def simplify_implied(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
     """Simplify `roots`: choices that the choices around them decide disappear.
 
     >>> from torch import bool as boolean, float32, int64
@@ -42,7 +42,7 @@ def settled(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
     >>> less = [Op("lt", (IndexValue(i), const(n, int64)), boolean) for n in (3, 5)]
     >>> a, b, c = (Load(name, (i,), float32) for name in "abc")
     >>> inner = Op("where", (less[1], a, b), float32)
-    >>> (root,) = settled([Op("where", (less[0], inner, c), float32)], {i: sympy.Integer(8)})
+    >>> (root,) = simplify_implied([Op("where", (less[0], inner, c), float32)], {i: sympy.Integer(8)})
     >>> root.args[1] is a
     True
     """
@@ -50,20 +50,20 @@ def settled(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
     if not choosing:
         return list(roots)
     try:
-        settler = _Settler(roots, choosing, sizes)
-        return [settler.value(root, settler.start, frozenset(), 0) for root in roots]
+        simplifier = _Simplifier(roots, choosing, sizes)
+        return [simplifier.value(root, simplifier.start, frozenset(), 0) for root in roots]
     except _TooMany:
         return list(roots)
 
 
-def holds(condition: Expr, given: Sequence[Expr], sizes: Sizes) -> bool:
+def is_implied(condition: Expr, given: Sequence[Expr], sizes: Sizes) -> bool:
     """Return whether a condition on positions holds wherever all of `given` do.
 
     >>> from torch import bool as boolean, int64
     >>> from fusion.lowering.expr import IndexValue
     >>> i = sympy.Symbol("i0", integer=True, nonnegative=True)
     >>> less = [Op("lt", (IndexValue(i), const(n, int64)), boolean) for n in (3, 5)]
-    >>> holds(less[1], [less[0]], {i: sympy.Integer(8)}), holds(less[0], [less[1]], {i: sympy.Integer(8)})
+    >>> is_implied(less[1], [less[0]], {i: sympy.Integer(8)}), is_implied(less[0], [less[1]], {i: sympy.Integer(8)})
     (True, False)
     """
     ranges = narrowed(ranges_of(sizes), given)
@@ -101,7 +101,7 @@ def _nested(roots: Sequence[Expr]) -> frozenset[Expr]:
     return frozenset(found) if nests else frozenset()
 
 
-class _Settler:
+class _Simplifier:
     """Simplifies expressions under ranges of their axes, and under conditions that hold: masks of some loads."""
 
     def __init__(self, roots: Sequence[Expr], choosing: frozenset[Expr], sizes: Sizes) -> None:
@@ -198,4 +198,4 @@ class _Settler:
         return decided_within(node, self._sizes, ranges) or node
 
 
-__all__ = ["holds", "settled"]
+__all__ = ["is_implied", "simplify_implied"]

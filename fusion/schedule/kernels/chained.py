@@ -18,7 +18,7 @@ from fusion.schedule.kernels.axes import canonical, with_axes
 from fusion.schedule.reductions.one_loop import one_loop
 
 
-def streamed_body(
+def chained_body(
     cluster: Cluster, expanded: Expanded, *, added: bool
 ) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
     """Return the axes and the body of a kernel that loops over tiles which it computes itself; see `one_loop`."""

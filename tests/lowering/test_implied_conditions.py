@@ -11,7 +11,7 @@ from fusion.lowering.checks import CHECKED
 from fusion.lowering.evaluate import Scope, evaluate
 from fusion.lowering.expr import Expr, IndexValue, Load, Op, const, guarded, loads, postorder
 from fusion.lowering.expr import make_op as op
-from fusion.lowering.settled import holds, settled
+from fusion.lowering.implied_conditions import is_implied, simplify_implied
 from tests.lowering.building import I0, I1
 
 SIZES = {I0: sympy.Integer(6), I1: sympy.Integer(4)}
@@ -62,7 +62,7 @@ def values(*roots: Expr) -> torch.Tensor:
 def test_random_nests_keep_their_values(first: Expr, second: Expr) -> None:
     """The evaluation refuses loads outside of their tensor, also in arms that are not chosen."""
     roots = [first, second]
-    result = settled(roots, SIZES)
+    result = simplify_implied(roots, SIZES)
     assert torch.equal(values(*result), values(*roots))
     assert len(postorder(*result)) <= len(postorder(*roots)) + 40
 
@@ -70,7 +70,7 @@ def test_random_nests_keep_their_values(first: Expr, second: Expr) -> None:
 @given(conditions, st.lists(conditions, max_size=2))
 def test_a_condition_that_holds_under_others(condition: Expr, others: list[Expr]) -> None:
     everywhere = values(condition, *others).bool()
-    if holds(condition, others, SIZES):
+    if is_implied(condition, others, SIZES):
         assert everywhere[0][everywhere[1:].all(0)].all()
 
 
@@ -80,7 +80,7 @@ def test_an_arm_that_checks_an_index_stays() -> None:
     index = Op(CHECKED, (IndexValue(I0 + 9), const(0, torch.int64), const(12, torch.int64)), torch.int64)
     a, c = Load("x", (I0,), torch.float32), Load("y", (I0,), torch.float32)
     inner = op("where", less[1], a, Load("x", (index,), torch.float32))
-    assert settled([op("where", less[0], inner, c)], SIZES)[0].args[1] is inner
+    assert simplify_implied([op("where", less[0], inner, c)], SIZES)[0].args[1] is inner
 
 
 def test_an_index_that_is_safe_where_it_is_not_chosen_stays_so() -> None:
@@ -88,13 +88,13 @@ def test_an_index_that_is_safe_where_it_is_not_chosen_stays_so() -> None:
     place = op("where", chosen, Load("y", (I0,), torch.int64), const(0, torch.int64))
     index = Op(CHECKED, (place, const(0, torch.int64), const(12, torch.int64)), torch.int64)
     root = op("where", chosen, Load("x", (index,), torch.float32), const(0.0, torch.float32))
-    assert settled([root], SIZES)[0] is root
+    assert simplify_implied([root], SIZES)[0] is root
 
 
 def test_masks_do_without_conditions_that_others_imply() -> None:
     low, lower = (op("lt", IndexValue(I0), const(n, torch.int64)) for n in (5, 3))
     load = Load("x", (I0,), torch.float32, op("and", lower, low))
-    (root,) = settled([op("where", low, load, const(0.0, torch.float32))], SIZES)
+    (root,) = simplify_implied([op("where", low, load, const(0.0, torch.float32))], SIZES)
     (kept,) = loads(root)
     assert kept.mask is lower
 
@@ -104,7 +104,7 @@ def test_nests_that_are_too_large_stay() -> None:
     for n in range(200):
         nest = op("where", op("lt", Load("y", (I0,), torch.float32), const(float(n), torch.float32)), nest, nest)
         nest = op("add", nest, const(1.0, torch.float32))
-    assert settled([nest], SIZES)[0] is nest
+    assert simplify_implied([nest], SIZES)[0] is nest
 
 
 def test_an_element_that_is_read_anyway_is_read_once() -> None:
@@ -112,8 +112,8 @@ def test_an_element_that_is_read_anyway_is_read_once() -> None:
     place = Load("x", (I0,), torch.float32)
     inside = op("lt", place, const(4.0, torch.float32))
     sample = op("add", Load("x", (I0,), torch.float32, inside), const(1.0, torch.float32))
-    (root,) = settled([op("where", inside, sample, const(0.0, torch.float32))], SIZES)
+    (root,) = simplify_implied([op("where", inside, sample, const(0.0, torch.float32))], SIZES)
     assert [*loads(root)] == [place]
     alone = Load("x", (I0,), torch.float32, op("lt", Load("y", (I0,), torch.float32), const(4.0, torch.float32)))
-    (root,) = settled([op("where", alone.mask, op("neg", alone), const(0.0, torch.float32))], SIZES)
+    (root,) = simplify_implied([op("where", alone.mask, op("neg", alone), const(0.0, torch.float32))], SIZES)
     assert alone in [*loads(root)]

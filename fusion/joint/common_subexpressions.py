@@ -18,12 +18,12 @@ _OWN = frozenset({"aten", "prims"})
 """Namespaces of operations that do exactly what their schemas say."""
 
 
-def merge_repeated(joint: fx.GraphModule) -> None:
+def eliminate_common_subexpressions(joint: fx.GraphModule) -> None:
     """Compute each value once.
 
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import empty
-    >>> show_graph(merge_repeated, lambda x: x.exp() * (x.exp() + 1), empty(3))
+    >>> show_graph(eliminate_common_subexpressions, lambda x: x.exp() * (x.exp() + 1), empty(3))
       exp = exp(x)
     - exp_1 = exp(x)
     - add = add.Tensor(exp_1, 1)

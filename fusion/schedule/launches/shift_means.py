@@ -11,7 +11,7 @@ from which other folds of the row take deviations.  The row must be computed fro
 first element is a load of data that is read anyway.  A mean whose deviations are summed beside it is corrected by
 these, and stays.  This pass runs after all others that change kernels, but before the passes that choose the memory of
 results (`updates`, `reuse`): these have to see that all programs of a row read its first element, which therefore
-cannot be overwritten.  (measured: docs/performance.md, `pivots`)
+cannot be overwritten.  (measured: docs/performance.md, `shift_means`)
 
 Source: Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983.
 """
@@ -48,13 +48,13 @@ CHEAP = 8
 """Additions that one more element of a row may cost."""
 
 
-def about_pivots(steps: Sequence[KernelCall | Call]) -> tuple[KernelCall | Call, ...]:
+def shift_means(steps: Sequence[KernelCall | Call]) -> tuple[KernelCall | Call, ...]:
     """Compute means that are subtracted from their rows relative to the first elements of these.
 
     >>> from fusion.inspect.examples import show_launches
     >>> from torch import empty
     >>> show_launches(
-    ...     lambda steps, program: about_pivots(steps),
+    ...     lambda steps, program: shift_means(steps),
     ...     lambda x: (x - x.mean(-1, keepdim=True)).square().mean(-1),
     ...     empty(300, 70),
     ...     kernels=True,
@@ -70,12 +70,12 @@ def about_pivots(steps: Sequence[KernelCall | Call]) -> tuple[KernelCall | Call,
         store out0[i0] = sum1 / 70.0
     """
     return tuple(
-        replace(step, kernel=_about_pivots(step.kernel)) if isinstance(step, KernelCall) else step for step in steps
+        replace(step, kernel=_shift_means(step.kernel)) if isinstance(step, KernelCall) else step for step in steps
     )
 
 
-def _about_pivots(kernel: Kernel) -> Kernel:
-    packed = tuple(map(_about_pivots, kernel.beside))
+def _shift_means(kernel: Kernel) -> Kernel:
+    packed = tuple(map(_shift_means, kernel.beside))
     if packed != kernel.beside:
         kernel = replace(kernel, beside=packed)
     for fold, mean in list(_means(kernel)):
@@ -135,4 +135,4 @@ def _with(body: Sequence[Stmt], old: Fold, new: Fold, mean: Expr, centre: Expr) 
     return map_statements(body, centred)
 
 
-__all__ = ["about_pivots"]
+__all__ = ["shift_means"]

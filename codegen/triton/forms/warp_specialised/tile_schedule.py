@@ -1,11 +1,11 @@
 """Assigns blocks of rows to the warp-specialised programs, each of which computes its blocks in sequence.
 
-Input: block dimensions; output: the lines that compute the block of a turn.  Programs take turns, forwards and
-backwards in alternation, so that where loops are longer for some rows than for others each program gets long and short
-ones.  Heads whose operands fit the cache together are a section: its blocks are all done before the next one starts,
-and its turns are counted separately.  Otherwise a section would start in the middle of a turn, in which some programs
-got its longest loops and others the shortest of the section before: with four sections of 512 blocks, the last program
-ended a quarter of the time after the average one.
+Input: block dimensions; output: the lines that compute the block of a round.  In each round every program has one,
+forwards and backwards in alternation, so that where loops are longer for some rows than for others each program gets
+long and short ones.  Heads whose operands fit the cache together are a section: its blocks are all done before the
+next one starts, and its rounds are counted separately.  Otherwise a section would start in the middle of a round, in
+which some programs got its longest loops and others the shortest of the section before: with four sections of 512
+blocks, the last program ended a quarter of the time after the average one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusion.codegen.triton.products.block_order import assign_block
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class TileLoop:
     """The open loop over the blocks of a program.
 
     Attributes:
@@ -45,7 +45,7 @@ def _sections(blocked: Blocked, config: Config) -> Dim | None:
     return batch if batch is not None and 1 < config.group < extent(batch.size) else None
 
 
-def open_turns(values: Values, m: Dim) -> Turns:
+def open_tile_loop(values: Values, m: Dim) -> TileLoop:
     """Open the loop over the blocks of a program and define the start of each."""
     layout = values.layout
     rows = compose("tl.cdiv({}, {})", values.index_tile(m.size).code, m.constant)
@@ -58,17 +58,17 @@ def open_turns(values: Values, m: Dim) -> Turns:
     section = values.open("section")
     first = values.name("first", Tile(compose("{} * {}", section, together), depth=values.depth)).code
     count = compose("tl.minimum({}, {} - {})", together, blocks, first)
-    turns = _open(values, values.name("count", Tile(count, depth=values.depth)).code, section, first)
+    tiles = _open(values, values.name("count", Tile(count, depth=values.depth)).code, section, first)
 
     def close_both() -> None:
-        turns.close()
+        tiles.close()
         values.close("for {} in range(tl.cdiv({}, {})):", section, blocks, together)
 
-    return replace(turns, close=close_both)
+    return replace(tiles, close=close_both)
 
 
-def _open(values: Values, blocks: Code, section: Code, first: Code | None = None) -> Turns:
-    """Open the turns of one section, which starts at the block `first`."""
+def _open(values: Values, blocks: Code, section: Code, first: Code | None = None) -> TileLoop:
+    """Open the loop over one section, which starts at the block `first`."""
     turn = values.open("turn")
     code = compose("{}({}, {})", "_zigzag", turn, section)
     if first is not None:
@@ -76,4 +76,4 @@ def _open(values: Values, blocks: Code, section: Code, first: Code | None = None
     number = values.name("number", Tile(code, depth=values.depth)).code
     begin = Mark.here(values)
     assign_block(values, number)
-    return Turns(begin, lambda: values.close("for {} in range({}({}, {})):", turn, "_zigzag_turns", blocks, section))
+    return TileLoop(begin, lambda: values.close("for {} in range({}({}, {})):", turn, "_zigzag_turns", blocks, section))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fusion.lowering.program import Extern, Node, Program, reads, writes
 
 
-def without_dead_nodes(program: Program) -> Program:
+def eliminate_dead_code(program: Program) -> Program:
     """Remove nodes whose results are not read; the same object if there are none.
 
     Rules may compute results that the graph does not use, and passes may remove the last read of a value.
@@ -25,7 +25,7 @@ def without_dead_nodes(program: Program) -> Program:
     return program.edited(reversed(kept))
 
 
-def without_dead_buffers(program: Program) -> Program:
+def eliminate_dead_buffers(program: Program) -> Program:
     """Remove buffers that neither a node nor a library alternative of a node uses."""
     used = named_buffers(program)
     if used.issuperset(program.buffers):
@@ -46,4 +46,4 @@ def named_buffers(program: Program) -> set[str]:
     return used | program.output_names()
 
 
-__all__ = ["named_buffers", "without_dead_buffers", "without_dead_nodes"]
+__all__ = ["eliminate_dead_buffers", "eliminate_dead_code", "named_buffers"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusion.joint.repeated import merge_repeated
+from fusion.joint.common_subexpressions import eliminate_common_subexpressions
 
 
 def merged(program: Callable[[Tensor], object]) -> list[str]:
@@ -19,7 +19,7 @@ def merged(program: Callable[[Tensor], object]) -> list[str]:
     before = fx.GraphModule(graph, graph.graph.__class__())
     before.graph.output(before.graph.graph_copy(graph.graph, {}))
     before.recompile()
-    merge_repeated(graph)
+    eliminate_common_subexpressions(graph)
     graph.graph.lint()
     torch.manual_seed(0)
     expected = before(x.clone())
