@@ -18,7 +18,7 @@ from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.expr import Expr, Load, loads
+from fusion.lowering.expr import Expr, Load, free_axes, loads
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Store, statements, values_of
 from fusion.lowering.scalar_ops import HALVES
@@ -34,12 +34,9 @@ def loads_tiles(blocked: Blocked) -> bool:
 
 
 def tile_loads(blocked: Blocked, values: Sequence[Expr]) -> Iterator[Load]:
-    """Yield the loads below `values` that vary both from row to row and from column to column."""
+    """Yield the loads below `values` that vary both from row to row and from column to column, gathered ones too."""
     grid = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
-    for load in loads(*values):
-        symbols = {s for index in load.index if not isinstance(index, Expr) for s in index.free_symbols}
-        if len(symbols & grid) > 1:
-            yield load
+    yield from (load for load in loads(*values) if len(free_axes(load) & grid) > 1)
 
 
 def loaded_tiles(blocked: Blocked) -> dict[Load, Matrix]:
