@@ -183,7 +183,7 @@ def test_a_forward_pass_is_checked_and_timed(autocast):
 @pytest.mark.usefixtures("without_inductor")
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_small_model_is_checked_and_compared_with_the_better_of_the_others(trains, monkeypatch):
-    net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.GELU(), torch.nn.LayerNorm(12))
+    net = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.GELU(), torch.nn.Linear(12, 4))
     model = Model("tiny", lambda: net, lambda device: {"input": torch.randn(5, 8)}, trains)
     times = {"eager": [3.0, 4.0, 9.0], "inductor": [6.0, 6.0, 6.0], "fusion": [2.0, 2.0, 1.0]}
     monkeypatch.setattr(small, "wall_seconds_in_turn", lambda calls, device, rounds: times)

@@ -12,9 +12,10 @@ the loop.  The accumulator of a loop-carried fold is rescaled in place before th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 
 import sympy
+import torch
 from typing_extensions import assert_never
 
 from fusion.codegen.c.blocked.factors import Factors
@@ -159,8 +160,8 @@ class _Blocked:
     def _shared_in(self, body: Sequence[Stmt]) -> frozenset[Expr]:
         """Return the values that more than one statement of a scope evaluates and that are worth a tile.
 
-        Those are costly values, and products combined with a tensor of as many numbers, such as scores with a mask: the
-        tile is nearer than that tensor.
+        Those are costly values, and products combined with a tensor of as many numbers, such as scores with a mask,
+        which is farther than the tile, or with a condition of indices, whose lanes are twice as wide.
         """
         counts: Counter[Expr] = Counter()
         for stmt in body:
@@ -174,15 +175,15 @@ class _Blocked:
         products = {stmt.ref for stmt in own if isinstance(stmt, Fold) and stmt.op == "dot" and stmt.carry is None}
         return frozenset(node for stmt in own for node in outermost(values_of(stmt), set(), repeated))
 
-    def _joins(self, node: Expr, products: Collection[Expr]) -> bool:
-        """Return whether a value combines a product of its type with a tensor that has a number for each of its own."""
+    def _joins(self, node: Expr, products: Set[Expr]) -> bool:
+        """Return whether a value combines a product of its type with a number, or a condition, for each of its own."""
         if len(self.scope.tiled(node)) < 2 or isinstance(node, TileRef):
             return False
         parts, span = list(postorder(node)), set(self.scope.tiled(node))
-        read = [part for part in parts if isinstance(part, Load)]
-        if any(load.buffer in self.scope.written for load in read):
+        if any(isinstance(part, Load) and part.buffer in self.scope.written for part in parts):
             return False
-        whole = any(set(self.scope.tiled(load)) == span for load in read)
+        joined = (part for part in parts if isinstance(part, Load) or part.dtype is torch.bool)
+        whole = any(set(self.scope.tiled(part)) == span and products.isdisjoint(postorder(part)) for part in joined)
         return whole and any(part in products and part.dtype is node.dtype for part in parts)
 
     # Loops -------------------------------------------------------------------------------------------------------
