@@ -63,6 +63,7 @@ from fusion.schedule.launches.last_block import reduce_in_last_block
 from fusion.schedule.launches.pack import pack_launches
 from fusion.schedule.launches.shift_means import shift_means
 from fusion.schedule.layouts.aligned_rows import align_rows
+from fusion.schedule.layouts.compact_results import drop_constant_axes, merge_equal_maps, order_for_tiles
 from fusion.schedule.layouts.copy_layouts import write_in_copy_layout
 from fusion.schedule.layouts.round_on_store import round_on_store
 from fusion.schedule.layouts.scatter_in_place import scatter_in_place
@@ -255,6 +256,8 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         ),
         Pass("map_distinct_elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
         Pass("inline_cheap_maps", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
+        Pass("drop_constant_axes", adapters.on_program(lambda program, at: drop_constant_axes(program)), when=_fuses),
+        Pass("merge_equal_maps", adapters.on_program(lambda program, at: merge_equal_maps(program)), when=_fuses),
         Pass("scatter_in_place", adapters.on_program(lambda program, at: scatter_in_place(program))),
         Pass("select_terms", adapters.on_program(lambda program, at: select_terms(program))),
         Pass(
@@ -269,6 +272,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         Pass("keep_skipped_checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
         Pass("sum_few_rows", adapters.sum_few_rows, when=_sums_vectors),
         Pass("leave_lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
+        Pass("order_for_tiles", adapters.on_chains(order_for_tiles), when=_chains),
         Pass("copy_scattered_operands", adapters.on_chains(copy_scattered_operands)),
         Pass("round_on_store", adapters.on_program(lambda program, at: round_on_store(program))),
         # After inlining, so that a split reduction contains its producers; after chains, which have their own parts.

@@ -122,6 +122,7 @@ class _KernelRules:
 
     def check_header(self, stored: Collection[str]) -> None:
         kernel = self.kernel
+        require(next(statements(kernel.body, Store), None) is not None, "it stores nothing")
         require(len(self.params) == len(kernel.params), "two params have the same name")
         require(len(self.roles) == len(kernel.axes), "an axis occurs twice")
         for axis in kernel.axes:

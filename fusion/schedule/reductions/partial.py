@@ -20,6 +20,7 @@ import sympy
 import torch
 
 from fusion.lowering.checks import CHECKED
+from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import (
     Expr,
     IndexValue,
@@ -86,16 +87,17 @@ def cut(
 
 
 def with_cuts(program: Program, cuts: Sequence[Cut | Alternative]) -> Program:
-    """Replace nodes of `program` as cuts, or alternatives for a cluster, say."""
+    """Replace nodes of `program` as cuts, or alternatives for a cluster, say; results that nothing reads then are gone."""
     instead = {position: nodes for each in cuts for position, nodes in each.instead.items()}
     nodes = [new for position, node in enumerate(program.nodes) for new in instead.get(position, (node,))]
     buffers = [pair for each in cuts for pair in each.buffers]
-    return program.edited(
+    edited = program.edited(
         nodes,
         buffers=[buffer for buffer, _ in buffers],
         origins={buffer.name: original for buffer, original in buffers},
         inlined={out: names for each in cuts for out, names in each.took.items()},
     )
+    return eliminate_dead_code(edited)
 
 
 class _Cutting:

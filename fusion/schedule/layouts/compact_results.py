@@ -1,0 +1,226 @@
+"""Stores results of maps once: without axes along which they do not vary, one for equal ones, in the order of tiles.
+
+    bias of positions, expanded over a batch of b, in two layers, heads last in memory, as eager's strides have it:
+    b × heads × rows × columns, twice      →      1 × heads × rows × columns, columns beside one another
+
+`Program → Program`.  Eager stores what the user's program says; a result that only kernels read may be smaller, shared
+and in another order.  Results that the caller, a library call or a scatter sees keep their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import sympy
+
+from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.expr import Expr, Load, free_axes, loads, rewrite
+from fusion.lowering.indexing import ZERO, flatten
+from fusion.lowering.program import (
+    Buffer,
+    Compute,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Scatter,
+    axis_sizes,
+    reading,
+    reads,
+    with_exprs,
+)
+from fusion.lowering.sizes import estimate
+from fusion.lowering.value import contiguous_strides
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
+from fusion.schedule.iteration.dependences import bytes_of
+
+
+def drop_constant_axes(program: Program) -> Program:
+    """Store maps without the axes along which they do not vary; the same object if there are none.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import empty
+    >>> show_program(drop_constant_axes, lambda x, y: x / y.expand(8, 64).sin(), empty(8, 64), empty(64))
+      input x: f32[8, 64]
+      input y: f32[64]
+    - sin: f32[8, 64] = map(i0:8, i1:64) sin(y[i1])
+    + sin: f32[1, 64] = map(i0:1, i1:64) sin(y[i1])
+    - div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[i0, i1]
+    + div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[0, i1]
+      return div
+    """
+    kept = _seen_by_others(program)
+    smaller: dict[str, tuple[int, ...]] = {}
+    nodes: list[Node] = []
+    buffers: list[Buffer] = []
+    for node in program.nodes:
+        if not isinstance(node, (Extern, Chunked)) and not smaller.keys().isdisjoint(reads(node)):
+            node = _at_first_points(node, smaller)
+        constant = _constant_axes(node) if isinstance(node, Map) and node.out not in kept else ()
+        if isinstance(node, Map) and constant:
+            smaller[node.out] = constant
+            node = replace(
+                node,
+                axes=tuple(
+                    replace(axis, size=sympy.Integer(1)) if k in constant else axis for k, axis in enumerate(node.axes)
+                ),
+            )
+            buffers.append(_without(program.buffers[node.out], constant))
+        nodes.append(node)
+    return program.edited(nodes, buffers=buffers) if smaller else program
+
+
+def merge_equal_maps(program: Program) -> Program:
+    """Store maps with equal expressions once; the same object if there are none.
+
+    >>> from fusion.inspect.examples import show_program
+    >>> from torch import empty
+    >>> def f(x, y):
+    ...     return x / y.sin() + y.sin()
+    >>> show_program(merge_equal_maps, f, empty(64), empty(64))
+      input x: f32[64]
+      input y: f32[64]
+      sin: f32[64] = map(i0:64) sin(y[i0])
+      div: f32[64] = map(i0:64) x[i0] / sin[i0]
+    - sin_1: f32[64] = map(i0:64) sin(y[i0])
+    - add: f32[64] = map(i0:64) div[i0] + sin_1[i0]
+    + add: f32[64] = map(i0:64) div[i0] + sin[i0]
+      return add
+    """
+    kept = _seen_by_others(program)
+    first: dict[object, str] = {}
+    merged: dict[str, str] = {}
+    inlined = dict(program.inlined)
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if not isinstance(node, (Extern, Chunked)):
+            node = reading(node, merged)
+        if isinstance(node, Map) and node.out not in kept:
+            same = first.setdefault((node.axes, node.expr, program.buffers[node.out].dtype), node.out)
+            if same != node.out:
+                merged[node.out] = same
+                inlined[same] = (*inlined.get(same, ()), *inlined.get(node.out, ()), node.out)
+                continue
+        nodes.append(node)
+    return program.edited(nodes, inlined=inlined) if merged else program
+
+
+def order_for_tiles(
+    program: Program,
+    capabilities: Capabilities,
+    chains: Sequence[Cluster],
+    hints: Mapping[sympy.Symbol, int] | None = None,
+) -> tuple[Program, tuple[Cluster, ...]]:
+    """Store maps whose elements tiles would read one by one with their last dimension contiguous.
+
+    Only maps whose every reader then reads neighbours; return the program, and the chains, which keep their places.
+
+    >>> from torch import empty
+    >>> from fusion.inspect.examples import TARGET, show_program
+    >>> from fusion.schedule.chained import chain_products
+    >>> def ordered(program):
+    ...     program, chains = chain_products(program, TARGET.capabilities)
+    ...     return order_for_tiles(program, TARGET.capabilities, chains)[0]
+    >>> def f(q, v, bias):
+    ...     scores = q @ q.mT + bias.sin().permute(2, 0, 1)
+    ...     return scores.softmax(-1) @ v
+    >>> show_program(ordered, f, empty(8, 512, 64), empty(8, 512, 64), empty(512, 512, 8))
+      input q: f32[8, 512, 64]
+      input v: f32[8, 512, 64]
+      input bias: f32[512, 512, 8]
+      bmm: f32[8, 512, 512] = contract(i0:8, i1:512, i2:512 over r0:64; rows i1, columns i2; in f32) q[i0, i1, r0],
+            q[i0, i2, r0]
+      sin: f32[512, 512, 8] = map(i0:512, i1:512, i2:8) sin(bias[i0, i1, i2])
+      add: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) bmm[i0, i1, i2] + sin[i1, i2, i0]
+    + amax_part: f32[8, 512, 2] strides (512, 1, 4096) = max(i0:8, i1:512, i2:2 over r0:256) add[i0, i1, 256*i2 +
+            r0]
+    - amax: f32[8, 512] = max(i0:8, i1:512 over r0:512) add[i0, i1, r0]
+    + amax: f32[8, 512] = max(i0:8, i1:512 over r0:2) amax_part[i0, i1, r0]
+    - sub: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) add[i0, i1, i2] - amax[i0, i1]
+    - exp: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) exp(sub[i0, i1, i2])
+    - sum_1: f32[8, 512] = sum(i0:8, i1:512 over r0:512) exp[i0, i1, r0]
+    - div: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) exp[i0, i1, i2] / sum_1[i0, i1]
+    - bmm_1: f32[8, 512, 64] = contract(i0:8, i1:512, i2:64 over r0:512; rows i1, columns i2; in f32) div[i0, i1,
+            r0], v[i0, r0, i2]
+    +   %1 = amax_part[i0, i1, i2]
+    + sum_1_part: f32[8, 512, 2] strides (512, 1, 4096) = sum(i0:8, i1:512, i2:2 over r0:256) exp(add[i0, i1, 256*i2
+            + r0] - where(%1 == -inf, 0.0, %1))
+    +   %1 = amax_part[i0, i1, r0]
+    + sum_1_whole: f32[8, 512] = sum(i0:8, i1:512 over r0:2) sum_1_part[i0, i1, r0] * where(%1 == amax[i0, i1], 1.0,
+            exp(%1 - amax[i0, i1]))
+    +   %1 = amax_part[i0, i1, i3]
+    + bmm_1_part: f32[8, 512, 64, 2] strides (32768, 64, 1, 262144) = contract(i0:8, i1:512, i2:64, i3:2 over
+            r0:256; rows i1, columns i2; in f32) exp(add[i0, i1, 256*i3 + r0] - where(%1 == -inf, 0.0, %1)), v[i0,
+            256*i3 + r0, i2]
+    +   %1 = amax_part[i0, i1, r0]
+    + bmm_1_whole: f32[8, 512, 64] = sum(i0:8, i1:512, i2:64 over r0:2) bmm_1_part[i0, i1, i2, r0] * where(%1 ==
+            amax[i0, i1], 1.0, exp(%1 - amax[i0, i1]))
+    + bmm_1: f32[8, 512, 64] = map(i0:8, i1:512, i2:64) bmm_1_whole[i0, i1, i2] / where(amax[i0, i1] == -inf, nan,
+            sum_1_whole[i0, i1])
+      return bmm_1
+    """
+    kept, chained = _seen_by_others(program), {member for cluster in chains for member in cluster.members}
+    maps = {node.out for node in program.nodes if isinstance(node, Map)} - kept
+    readers: dict[str, list[tuple[Load, Compute]]] = {}
+    scattered: set[str] = set()
+    for position, node in enumerate(program.nodes):
+        if isinstance(node, (Extern, Chunked)):
+            continue
+        for load in loads(*node.exprs):
+            if load.buffer in maps and bytes_of(program.buffers[load.buffer], hints or {}) >= SCATTERED:
+                readers.setdefault(load.buffer, []).append((load, node))
+                in_tiles = isinstance(node, Contract) or position in chained
+                if in_tiles and _is_scattered(load, node, program.buffers[load.buffer].strides):
+                    scattered.add(load.buffer)
+    contiguous: list[Buffer] = []
+    for name in sorted(scattered):
+        strides = contiguous_strides(program.buffers[name].shape)
+        if not any(_is_scattered(load, node, strides) for load, node in readers[name]):
+            contiguous.append(replace(program.buffers[name], strides=strides))
+    return program.edited(buffers=contiguous), tuple(chains)
+
+
+def _seen_by_others(program: Program) -> Collection[str]:
+    """Return the buffers that the caller, calls, library alternatives or scatters see."""
+    calls = [node for node in program.nodes if isinstance(node, (Extern, Chunked))]
+    calls += [node for steps in program.library.values() for node in steps if isinstance(node, (Extern, Chunked))]
+    seen = {name for call in calls for name in reads(call)} | program.output_names()
+    return seen | {node.start for node in program.nodes if isinstance(node, Scatter)}
+
+
+def _constant_axes(node: Map) -> tuple[int, ...]:
+    """Return the dimensions of more than one element along which a map does not vary."""
+    varied = free_axes(node.expr)
+    return tuple(
+        k for k, axis in enumerate(node.axes) if axis.symbol not in varied and axis.size.is_Integer and axis.size > 1
+    )
+
+
+def _at_first_points(node: Compute, dropped: Mapping[str, Sequence[int]]) -> Compute:
+    """Return a node that reads smaller buffers at 0 along their dropped dimensions."""
+
+    def rule(part: Expr) -> Expr | None:
+        if not isinstance(part, Load) or part.buffer not in dropped:
+            return None
+        index = tuple(ZERO if k in dropped[part.buffer] else at for k, at in enumerate(part.index))
+        return replace(part, index=index)
+
+    return with_exprs(node, rewrite(node.exprs, rule))
+
+
+def _is_scattered(load: Load, node: Compute, strides: Sequence[sympy.Expr]) -> bool:
+    """Return whether a node reads no neighbours of a buffer with these strides."""
+    sizes = axis_sizes(node)
+    return is_scattered(flatten(load.index, strides, sizes), sizes)
+
+
+def _without(buffer: Buffer, dropped: Collection[int]) -> Buffer:
+    """Return a buffer with one element along the dropped dimensions, and the others in the order that they had."""
+    shape = tuple(sympy.Integer(1) if k in dropped else size for k, size in enumerate(buffer.shape))
+    order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
+    strides = dict(zip(order, contiguous_strides([shape[k] for k in order]), strict=True))
+    return replace(buffer, shape=shape, strides=tuple(strides[k] for k in range(len(shape))))
