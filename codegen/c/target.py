@@ -12,7 +12,7 @@ from fusion.codegen.binary import Binary
 from fusion.codegen.c.blocked import programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
 from fusion.codegen.c.device import Cpu, present
-from fusion.codegen.c.emit import emit_kernel
+from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.c.streams import plan_of

@@ -18,6 +18,7 @@ from typing import cast
 import torch
 
 from fusion.backend import Backend
+from fusion.codegen.tuning.inputs import open_bounds
 from fusion.diagnosis.adversarial import hostile
 from fusion.diagnosis.rewrites import Rewrites
 from fusion.inspect.accuracy import UNWRITTEN, LaunchError, compared, copied, distance
@@ -28,7 +29,6 @@ from fusion.lowering.errors import CheckFailed, VerifyError, by_place
 from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel, only_stored
-from fusion.lowering.open_bounds import open_bounds
 from fusion.lowering.program import Extern
 from fusion.options import Options
 from fusion.region import compile_anew

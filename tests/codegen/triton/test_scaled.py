@@ -6,7 +6,7 @@ import sympy
 import torch
 
 from fusion.codegen.triton.devices.h200 import H200
-from fusion.codegen.triton.emit import emit
+from fusion.codegen.triton.target import emit
 from fusion.lowering.expr import Load, Op, make_cast
 from fusion.lowering.kernel import Kernel, KernelAxis, Param, Role, Store
 
