@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch._dynamo.decorators import skip_code  # type: ignore[attr-defined]  # PyTorch exports what it imports
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusion.backend import Backend
 from fusion.fallback import warn_once
 from fusion.inspect.breaks import codes_of, other_breaks
+from fusion.inspect.report import Report
 
 _HINTS = {
     "RNN, GRU, or LSTM": "fuse what is around it",
@@ -36,6 +37,16 @@ _STEP = "_step"
 
 _OWN = "_torchdynamo_wrapper_id"
 """The attribute by which Dynamo tells its own wrappers from copies of their attributes."""
+
+
+class Compiling(Protocol):
+    """A backend, as far as is asked here: what it has compiled, since when."""
+
+    since: float
+
+    @property
+    def reports(self) -> Sequence[Report]:
+        """The reports of the graphs that it compiled."""
 
 
 class _Calls:
@@ -56,7 +67,7 @@ class _Calls:
 
 
 def watched(
-    call: Callable[..., object], backend: Backend, program: Callable[..., object], name: str
+    call: Callable[..., object], backend: Compiling, program: Callable[..., object], name: str
 ) -> Callable[..., object]:
     """Return the compiled call of a program, which warns where nothing of it is captured.
 
@@ -119,7 +130,7 @@ def _ignores_compiled_code(mode: TorchDispatchMode) -> bool:
     return ignores is not None and bool(ignores())
 
 
-def _reason(backend: Backend, program: Callable[..., object], given: object, result: object) -> str:
+def _reason(backend: Compiling, program: Callable[..., object], given: object, result: object) -> str:
     """Return why nothing was captured; empty if nothing was computed."""
     breaks = other_breaks(codes_of(program), backend.since)
     if breaks:

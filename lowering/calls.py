@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import sympy
 import torch
@@ -24,10 +23,7 @@ from fusion.lowering.indexing import ONE
 from fusion.lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
 from fusion.lowering.sizes import given_by, size_of, sizes_of
 from fusion.lowering.unused import KEEP
-from fusion.lowering.value import Shape, Value, axes_of
-
-FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
-
+from fusion.lowering.value import FxValue, Shape, Value, axes_of
 
 DATA_DEPENDENT = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "nonzero", "masked_select")
 """Operations whose result has a data-dependent size, whatever their arguments."""

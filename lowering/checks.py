@@ -36,11 +36,11 @@ from fusion.lowering.indexing import ZERO, within
 from fusion.lowering.interpret.kernels import run_kernel
 from fusion.lowering.kernel import Kernel, spans, statements, values_of
 from fusion.lowering.requirements import Requirement, requirement_of
+from fusion.lowering.scalar_ops import CHECKED
 from fusion.lowering.sizes import may_be_empty, size_value
 from fusion.lowering.value import Shape, axis_bounds
 from fusion.lowering.wordings import Wording, worded
 
-CHECKED: Final = "checked"
 MOST_EVALUATED: Final = 1 << 26
 """Points of a kernel that is evaluated to tell which of its checks has failed; this takes a few seconds."""
 

@@ -17,11 +17,11 @@ from typing import TypeAlias
 
 import sympy
 
-from fusion.lowering.checks import CHECKED
 from fusion.lowering.conditions import negated, simpler
 from fusion.lowering.expr import Const, Expr, Load, Op, const, loads, postorder
 from fusion.lowering.indexing import Sizes
 from fusion.lowering.positions import Range, decided_within, narrowed, ranges_of
+from fusion.lowering.scalar_ops import CHECKED
 
 MOST = 5000
 """The most expressions, each under its conditions, that are examined; beyond, all stay as they are."""

@@ -47,8 +47,8 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
+from fusion.lowering.affine import extent_of
 from fusion.lowering.expr import Expr, Index, TileRef, index_of, loads, postorder, renamed
-from fusion.lowering.indexing import extent_of
 from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
 

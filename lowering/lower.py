@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from fusion.lowering import rules
 from fusion.lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
-from fusion.lowering.calls import Calls, FxValue
+from fusion.lowering.calls import Calls
 from fusion.lowering.dead_code import eliminate_dead_buffers, eliminate_dead_code
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Load, as_stored
@@ -34,7 +34,7 @@ from fusion.lowering.rules.promotion import rounded
 from fusion.lowering.seeded import seeded
 from fusion.lowering.sizes import size_of, sizes_of, truth_of, write_over
 from fusion.lowering.unused import without_needless_keeps
-from fusion.lowering.value import Value, axis_bounds
+from fusion.lowering.value import FxValue, Value, axis_bounds
 
 assert rules.__all__, "importing the rules registers them"
 
@@ -148,7 +148,7 @@ class Lowering:
                 before = len(self.builder.nodes)
                 self.calls.values[node] = self.call(node)
                 self.added[node] = self.builder.nodes[before:]
-        keep_checks(self.graph.graph, self.calls, self.added, effect)
+        keep_checks(self.graph.graph, self.calls.builder, self.calls.values, self.added, effect)
         self.builder.current = end
         outputs = self._outputs(end)
         buffers, origins = self.builder.buffers, self.builder.origins

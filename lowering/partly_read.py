@@ -14,15 +14,15 @@ from functools import lru_cache
 import torch
 from torch import fx
 
-from fusion.lowering.calls import Calls, FxValue
-from fusion.lowering.checks import CHECKED
+from fusion.lowering.builder import Builder
 from fusion.lowering.expr import Expr, Op, free_axes, make_op, postorder
 from fusion.lowering.indexing import ONE
 from fusion.lowering.program import Extern, Map, Node
 from fusion.lowering.read_boxes import WHOLE, Box, Boxes, boxes_read, merged
+from fusion.lowering.scalar_ops import CHECKED
 from fusion.lowering.sizes import sizes_of
 from fusion.lowering.unused import keep
-from fusion.lowering.value import Shape, Value, axes_of
+from fusion.lowering.value import FxValue, Shape, Value, axes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +42,32 @@ class Effect:
 
 
 def keep_checks(
-    graph: fx.Graph, calls: Calls, added: Mapping[fx.Node, Sequence[Node]], effect_of: Callable[[fx.Node], Effect]
+    graph: fx.Graph,
+    builder: Builder,
+    values: Mapping[fx.Node, FxValue],
+    added: Mapping[fx.Node, Sequence[Node]],
+    effect_of: Callable[[fx.Node], Effect],
 ) -> None:
     """Fold the checks of results of which only a part may be read, over all of their points, and keep the fold.
 
     Args:
-        calls: the values of all calls; the folds are added to its builder.
+        builder: receives the folds.
+        values: the value of each call.
         added: the nodes that each call has added.  One without any entry reads its operands whole.
         effect_of: the effect of a call that adds no call of PyTorch's operations.
     """
     known = lru_cache(lambda node: None if node not in added or calls_library(added[node]) else effect_of(node))
     own = {
-        node: [*own_checks(_computed_by(node, calls, nodes), _operands_of(node, calls))]
+        node: [*own_checks(_computed_by(values[node], builder, nodes), _operands_of(node, values))]
         for node, nodes in added.items()
     }
     checking = {node: checks for node, checks in own.items() if checks}
     for node in partly_read(graph, checking, known):
-        calls.builder.current = node
+        builder.current = node
         for checks in checking[node]:
             varying = [k for k, size in enumerate(checks.shape) if size != ONE]
-            fold = calls.builder.reduce("max", [checks], varying) if varying else calls.builder.map(checks)
-            calls.builder.nodes.append(keep(fold))
+            fold = builder.reduce("max", [checks], varying) if varying else builder.map(checks)
+            builder.nodes.append(keep(fold))
 
 
 def calls_library(nodes: Iterable[Node]) -> bool:
@@ -70,17 +75,17 @@ def calls_library(nodes: Iterable[Node]) -> bool:
     return any(isinstance(node, Extern) and node.reads for node in nodes)
 
 
-def _computed_by(node: fx.Node, calls: Calls, added: Iterable[Node]) -> Iterator[Value]:
+def _computed_by(result: FxValue, builder: Builder, added: Iterable[Node]) -> Iterator[Value]:
     """Return the results of a call, and the values it stores."""
-    yield from _parts(calls.values[node])
+    yield from _parts(result)
     for each in added:
         if isinstance(each, Map):
-            out = calls.builder.buffers[each.out]
+            out = builder.buffers[each.out]
             yield Value(out.shape, out.dtype, out.device, each.expr)
 
 
-def _operands_of(node: fx.Node, calls: Calls) -> Iterator[Value]:
-    return (part for source in node.all_input_nodes for part in _parts(calls.values[source]))
+def _operands_of(node: fx.Node, values: Mapping[fx.Node, FxValue]) -> Iterator[Value]:
+    return (part for source in node.all_input_nodes for part in _parts(values[source]))
 
 
 def _parts(value: FxValue) -> Iterator[Value]:

@@ -29,11 +29,11 @@ import torch
 from torch._ops import OpOverload
 from typing_extensions import assert_never
 
+from fusion.lowering.affine import coefficient, extent_of
 from fusion.lowering.arguments import leaves
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.expr import Expr, IndexValue, Load, loads, passed_on, renamed
-from fusion.lowering.indexing import coefficient, extent_of
 from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import torch
 
 HALVES = (torch.float16, torch.bfloat16)
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+CHECKED: Final = "checked"
+"""The operation that fails the launch where a position, or another requirement on data, is not met."""
 
 ScalarName: TypeAlias = Literal[
     "add",

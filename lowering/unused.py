@@ -14,7 +14,6 @@ import torch
 from torch import fx
 from typing_extensions import assert_never
 
-from fusion.lowering.checks import CHECKED
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.dead_code import eliminate_dead_code
 from fusion.lowering.expr import Expr, Op, postorder
@@ -32,6 +31,7 @@ from fusion.lowering.program import (
     reads,
     writes,
 )
+from fusion.lowering.scalar_ops import CHECKED
 from fusion.lowering.value import Value
 
 _LIBRARY: Final = torch.library.Library("fusion", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's own

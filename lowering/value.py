@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -18,6 +19,9 @@ from fusion.lowering.expr import Expr, Index, Load
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, Sizes, axis_symbol, simplify, substitute
 
 Shape = tuple[sympy.Expr, ...]
+
+FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
+"""The value of an fx node: a tensor, a size, several of these, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,14 @@ Results are cached per expression and bounds of its symbols: a graph has few ind
 
 from __future__ import annotations
 
+from fusion.lowering.affine import coefficient, extent_of, symbols_of
 from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
-from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol, symbols_of
+from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol
 from fusion.lowering.indexing.inverse import Inverse, invert, split_points
 from fusion.lowering.indexing.laws import simplify, within
 from fusion.lowering.indexing.offsets import (
     RUN,
-    coefficient,
     direct_part,
-    extent_of,
     flatten,
     stride_along,
     within_run,

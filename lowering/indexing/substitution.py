@@ -8,6 +8,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
+from fusion.lowering.affine import symbols_of
 from fusion.lowering.division import FloorDiv, Mod
 from fusion.lowering.expr import (
     AxisMap,
@@ -24,7 +25,7 @@ from fusion.lowering.expr import (
     make_cast,
     rewrite,
 )
-from fusion.lowering.indexing.intervals import Sizes, symbols_of
+from fusion.lowering.indexing.intervals import Sizes
 from fusion.lowering.indexing.laws import simplify
 from fusion.lowering.scalar_ops import ScalarName
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fusion.lowering.checks import CHECKED
 from fusion.lowering.evaluate import Scope, evaluate
 from fusion.lowering.expr import Expr, IndexValue, Load, Op, const, guarded, loads, postorder
 from fusion.lowering.expr import make_op as op
 from fusion.lowering.implied_conditions import is_implied, simplify_implied
+from fusion.lowering.scalar_ops import CHECKED
 from tests.lowering.building import I0, I1
 
 SIZES = {I0: sympy.Integer(6), I1: sympy.Integer(4)}

@@ -22,7 +22,6 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import (
     Cast,
     Const,
@@ -40,6 +39,7 @@ from fusion.lowering.expr import (
 )
 from fusion.lowering.indexing import substitute
 from fusion.lowering.kernel import Fold, Kernel, Loop, Stmt, running
+from fusion.lowering.scalar_ops import CHECKED
 
 
 def load_single_terms(kernel: Kernel) -> Kernel:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 import sympy
 from typing_extensions import assert_never
 
-from fusion.lowering.checks import CHECKED
 from fusion.lowering.expr import (
     Expr,
     Index,
@@ -37,7 +36,7 @@ from fusion.lowering.implied_conditions import simplify_implied
 from fusion.lowering.indexing import Sizes, flatten, substitute, substitute_all
 from fusion.lowering.kernel import Fold, Prefix
 from fusion.lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
-from fusion.lowering.scalar_ops import ScatterName
+from fusion.lowering.scalar_ops import CHECKED, ScatterName
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement
