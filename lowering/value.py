@@ -15,8 +15,8 @@ import sympy
 import torch
 
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, Index, Load
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, Sizes, axis_symbol, simplify, substitute
+from fusion.lowering.ir.expr import Expr, Index, Load
 
 Shape = tuple[sympy.Expr, ...]
 

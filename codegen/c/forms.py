@@ -27,7 +27,7 @@ from fusion.codegen.c.frame import Frame, called_by
 from fusion.codegen.c.loops.function import loops_function
 from fusion.codegen.c.streams import plan_of, stream_functions
 from fusion.codegen.c.text.prelude import prelude
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)

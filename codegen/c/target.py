@@ -20,9 +20,9 @@ from fusion.codegen.c.text.streams import MOST_ROWS
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
-from fusion.lowering.kernel import Fold, Kernel, statements
-from fusion.lowering.program import SCATTER_OPS
-from fusion.lowering.scalar_ops import FOLD_OPS
+from fusion.lowering.ir.kernel import Fold, Kernel, statements
+from fusion.lowering.ir.program import SCATTER_OPS
+from fusion.lowering.ir.scalar_ops import FOLD_OPS
 
 UNKNOWN, SEVERAL_FOLDS = 0.05, 0.6
 """Efficiencies relative to the library: of a product on a CPU that was not calibrated, so low that it stays a library

@@ -34,7 +34,7 @@ from fusion.codegen.triton.launch.preparations import start
 from fusion.codegen.triton.products.contract import is_widened_to_float64
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 
 
 class TritonTarget:

@@ -16,10 +16,10 @@ import sympy
 import torch
 
 from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
-from fusion.lowering.expr import Expr, Load, Op, index_of, loads, postorder
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, Loop, Store, statements, values_of
-from fusion.lowering.sizes import size_value
+from fusion.lowering.ir.expr import Expr, Load, Op, index_of, loads, postorder
+from fusion.lowering.ir.kernel import Kernel, Loop, Store, statements, values_of
+from fusion.lowering.ir.sizes import size_value
 
 _SEED = 20
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Simplifies index arithmetic: removes `//` and `%` (`lowering/division.py`) from indices.
+"""Simplifies index arithmetic: removes `//` and `%` (`lowering/ir/division.py`) from indices.
 
 An index is an integer; it is non-negative where it is used unmasked, but parts of it need not be (`i - 3` in a
 concatenation).  `sizes` maps each axis symbol to its extent, an axis `i` runs over `0 ≤ i < sizes[i]`; these bounds are
@@ -17,8 +17,6 @@ Results are cached per expression and bounds of its symbols: a graph has few ind
 
 from __future__ import annotations
 
-from fusion.lowering.affine import coefficient, extent_of, symbols_of
-from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol
 from fusion.lowering.indexing.inverse import Inverse, invert, split_points
 from fusion.lowering.indexing.laws import simplify, within
@@ -30,6 +28,8 @@ from fusion.lowering.indexing.offsets import (
     within_run,
 )
 from fusion.lowering.indexing.substitution import replace_axes, substitute, substitute_all
+from fusion.lowering.ir.affine import coefficient, extent_of, symbols_of
+from fusion.lowering.ir.division import ONE, ZERO, FloorDiv, Mod
 
 __all__ = [
     "ONE",

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import sympy
 
-from fusion.lowering.affine import symbols_of
-from fusion.lowering.division import FloorDiv, Mod
+from fusion.lowering.ir.affine import symbols_of
+from fusion.lowering.ir.division import FloorDiv, Mod
 
 Sizes: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from fusion.lowering.affine import coefficient
-from fusion.lowering.division import ZERO, FloorDiv, Mod
-from fusion.lowering.expr import Const, Expr, Index, IndexValue, Op, free_axes, make_op
 from fusion.lowering.indexing.intervals import Sizes
 from fusion.lowering.indexing.laws import simplify
-from fusion.lowering.sizes import where_there_are_elements
+from fusion.lowering.ir.affine import coefficient
+from fusion.lowering.ir.division import ZERO, FloorDiv, Mod
+from fusion.lowering.ir.expr import Const, Expr, Index, IndexValue, Op, free_axes, make_op
+from fusion.lowering.ir.sizes import where_there_are_elements
 
 RUN = 16
 """The least number of contiguous elements for which one lane each is worthwhile."""
@@ -43,7 +43,7 @@ def direct_part(offset: Index) -> tuple[sympy.Expr, frozenset[sympy.Symbol]]:
     """Return the part of an offset that does not depend on data, and the axes on which the rest depends.
 
     >>> from torch import int64
-    >>> from fusion.lowering.expr import Load
+    >>> from fusion.lowering.ir.expr import Load
     >>> from fusion.lowering.indexing import axis_symbol
     >>> i, j = axis_symbol(0), axis_symbol(1)
     >>> row = make_op("mul", Load("ids", (i,), int64), IndexValue(sympy.Integer(512)))

@@ -13,9 +13,9 @@ from typing import TypeAlias
 import torch
 
 from fusion.codegen.triton.expressions.indices import INT32_END, Layout
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
 from fusion.lowering.indexing import bounds
-from fusion.lowering.scalar_ops import CHECKED, ScalarName
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Op, postorder
+from fusion.lowering.ir.scalar_ops import CHECKED, ScalarName
 
 Range: TypeAlias = "tuple[int, int]"
 

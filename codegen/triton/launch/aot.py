@@ -29,8 +29,8 @@ from fusion.codegen.triton.launch.load import Generated, alignment, load, signat
 from fusion.codegen.triton.launch.multiples import sizes_that_matter
 from fusion.codegen.triton.launch.preparations import start
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.scalar_ops import HALVES
 
 _LADDERS = {"cuda": ("ttir", "ttgir", "llir", "ptx", "cubin"), "hip": ("ttir", "ttgir", "llir", "amdgcn", "hsaco")}
 
