@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller graphs, no cold compilation")
     parser.add_argument("--json", metavar="FILE", help="of price: write all figures")
+    parser.add_argument("--jobs", type=int, default=1, help="of price: processes, of which one at a time measures")
     parser.add_argument(
         "--systems", nargs="+", default=(), metavar="NAME", help="of generation: beside eager, only these"
     )
@@ -42,10 +43,15 @@ def main() -> int:
         return 2
     if arguments.json is not None and suite != "price":
         parser.error("only price writes its figures as JSON")
+    if arguments.jobs != 1 and suite != "price":
+        parser.error("only price takes --jobs")
     module = importlib.import_module(f"benchmarks.{suite}")
     if arguments.systems and suite != "generation":
         parser.error("only generation takes --systems")
-    settings = {"price": {"json": arguments.json}, "generation": {"systems": arguments.systems}}.get(suite, {})
+    settings = {
+        "price": {"json": arguments.json, "jobs": arguments.jobs},
+        "generation": {"systems": arguments.systems},
+    }.get(suite, {})
     return int(module.run(only=arguments.only, quick=arguments.quick, **settings))
 
 

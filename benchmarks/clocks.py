@@ -11,7 +11,9 @@ import torch
 from fusion.codegen.tuning.timing import cpu_clock
 
 FLUSH_BYTES = 512 << 20
-"""Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the next launch."""
+"""Zeroed between timed runs on a GPU: more than its L2."""
+FLUSH_SECONDS = 100e-6
+"""The least time that a device takes to zero them."""
 
 WARM_UP = 5
 IN_A_ROW = 3
@@ -21,7 +23,7 @@ def seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, roun
     """Return the seconds of each call in each of `rounds` rounds, by name.
 
     On a CPU short calls are repeated until a sample lasts about 5 ms, by `cpu_clock`; on a GPU the time is the
-    device's, between events, with a cold L2 cache.
+    device's, between events, with a cold L2 cache: the device is kept busy until the host has launched all of a call.
     """
     return _cuda_seconds(calls, rounds) if device == "cuda" else _cpu_seconds(calls, rounds)
 
@@ -45,14 +47,19 @@ def _cpu_seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict
 
 def _cuda_seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    for call in calls.values():
+    flushes: dict[str, int] = {}
+    for name, call in calls.items():
         for _ in range(WARM_UP):
+            torch.cuda.synchronize()
+            start_of_call = time.perf_counter()
             call()
+            flushes[name] = math.ceil((time.perf_counter() - start_of_call) / FLUSH_SECONDS)
     marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            flush.zero_()
+            for _ in range(flushes[name]):
+                flush.zero_()
             start.record()
             call()
             end.record()

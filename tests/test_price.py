@@ -77,7 +77,7 @@ def test_two_programs_are_measured_and_written(monkeypatch, tmp_path: Path, caps
         Case("softmax 16x32", softmax, (_matrix(16, 32),)),
         Case("linear", programs.linear_gelu, (_matrix(128, 256), _matrix(96, 256), _matrix(96)), gradients=True),
     )
-    monkeypatch.setattr(price, "_subjects", lambda device, quick: map(of_case, small))
+    monkeypatch.setattr(price, "_subjects", lambda device, quick: {case.name: of_case(case) for case in small})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     file = tmp_path / "figures.json"
     assert price.run(only="", quick=True, json=str(file)) == 0
@@ -94,12 +94,22 @@ def test_two_programs_are_measured_and_written(monkeypatch, tmp_path: Path, caps
     assert price.run(only="nothing of this name", quick=True) == 2
 
 
+@pytest.mark.slow
+def test_processes_share_the_programs(capfd) -> None:
+    """The figures of both processes are in the tables, in the order of the programs."""
+    assert price.run(only="running_sum", quick=True, jobs=2) == 0
+    out = capfd.readouterr().out
+    names = [name for name in price._subjects("cpu", True) if "running_sum" in name]
+    assert names and all(out.count(f"{name}: ") >= 2 for name in names)
+    assert f"{len(names)} and {len(names)} of {len(names)} programs in " in out
+
+
 def test_a_program_that_fails_is_refused_and_the_others_go_on(monkeypatch, capsys) -> None:
     def broken(device: str):
         raise torch.OutOfMemoryError("no memory")
 
     subjects = [Subject("broken", broken), of_case(Case("softmax", softmax, (_matrix(16, 32),)))]
-    monkeypatch.setattr(price, "_subjects", lambda device, quick: subjects)
+    monkeypatch.setattr(price, "_subjects", lambda device, quick: {subject.name: subject for subject in subjects})
     assert price.run(only="", quick=True) == 1
     out = capsys.readouterr().out
     assert "broken: refused: no memory" in out and "softmax: 1 kernel" in out

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json as text
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from benchmarks.price.cases import cases
 from benchmarks.price.measured import CallTime, KernelTime, Subject, measure, of_case, of_model
 from benchmarks.price.regret import Regret, configurations_of, regret_of
 from benchmarks.price.tables import agreement_table, kernels_line, regret_line, regret_table
+from benchmarks.price.turns import in_processes
 from benchmarks.small_models import models
 from fusion.codegen.numerics import current
 from fusion.codegen.targets import builder_for
@@ -63,17 +65,13 @@ class Figures:
             self.configurations += configurations_of(subject, self.device, target)
         return regret_line(found)
 
-    def each(self, what: Callable[[Subject], str], subjects: Sequence[Subject], until: float) -> int:
-        """Do something for each program before a time of the clock; return the number that were reached."""
-        for done, subject in enumerate(subjects):
-            if time.monotonic() > until:
-                return done
-            try:
-                print(f"{subject.name}: {what(subject)}", flush=True)
-            except Exception as reason:  # of any library: the figures of the other programs must not be lost
-                self.refused[subject.name] = f"{type(reason).__name__}: {reason}"
-                print(f"{subject.name}: refused: {reason}", flush=True)
-        return len(subjects)
+    def add(self, others: Figures) -> None:
+        """Add what another process measured."""
+        self.kernels += others.kernels
+        self.calls += others.calls
+        self.programs += others.programs
+        self.configurations += others.configurations
+        self.refused |= others.refused
 
     def write(self, file: str) -> None:
         """Write everything as JSON."""
@@ -89,20 +87,20 @@ class Figures:
         Path(file).write_text(text.dumps(figures, indent=1), encoding="utf-8")
 
 
-def run(*, only: str, quick: bool, json: str | None = None) -> int:
+def run(*, only: str, quick: bool, json: str | None = None, jobs: int = 1) -> int:
     """Measure everything whose name contains `only`, and print the tables; return 1 if a program was refused."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start, limit = time.monotonic(), SECONDS[device, quick]
     print(f"{described(device)}; microseconds")
-    subjects = [subject for subject in _subjects(device, quick) if only in subject.name]
-    if not subjects:
+    names = [name for name in _subjects(device, quick) if only in name]
+    if not names:
         print(f"no program of price has {only!r} in its name")
         return 2
     figures = Figures(device)
     print("kernels: measured / predicted")
-    measured = figures.each(figures.measure, subjects, start + SHARE * limit)
+    measured = _each(partial(_measured, device, quick, start + SHARE * limit), names, figures, jobs)
     print("alternatives: the time lost against the best")
-    compared = figures.each(figures.compare, subjects, start + limit)
+    compared = _each(partial(_compared, device, quick, start + limit), names, figures, jobs)
     if json is not None:
         figures.write(json)
     tables = (
@@ -112,9 +110,42 @@ def run(*, only: str, quick: bool, json: str | None = None) -> int:
     )
     for line in chain.from_iterable(tables):
         print(line)
-    reached = f"{measured} and {compared} of {len(subjects)} programs"
+    reached = f"{measured} and {compared} of {len(names)} programs"
     print(f"{reached} in {time.monotonic() - start:.0f} s, {len(figures.refused)} refused")
     return int(bool(figures.refused))
+
+
+def _each(work: Callable[[str], Figures | None], names: Sequence[str], figures: Figures, jobs: int) -> int:
+    """Add the figures of each program; return the number that were reached in time."""
+    results = in_processes(jobs, work, names) if jobs > 1 else ((name, work(name)) for name in names)
+    reached = [others for _, others in results if others is not None]
+    for others in reached:
+        figures.add(others)
+    return len(reached)
+
+
+def _measured(device: str, quick: bool, until: float, name: str) -> Figures | None:
+    """Measure the kernels of a program; None after the time `until` of the clock."""
+    return _figures(Figures.measure, device, quick, until, name)
+
+
+def _compared(device: str, quick: bool, until: float, name: str) -> Figures | None:
+    """Time the alternatives of a program; None after the time `until` of the clock."""
+    return _figures(Figures.compare, device, quick, until, name)
+
+
+def _figures(
+    what: Callable[[Figures, Subject], str], device: str, quick: bool, until: float, name: str
+) -> Figures | None:
+    if time.monotonic() > until:
+        return None
+    figures = Figures(device)
+    try:
+        print(f"{name}: {what(figures, _subjects(device, quick)[name])}", flush=True)
+    except Exception as reason:  # of any library: the figures of the other programs must not be lost
+        figures.refused[name] = f"{type(reason).__name__}: {reason}"
+        print(f"{name}: refused: {reason}", flush=True)
+    return figures
 
 
 def described(device: str) -> str:
@@ -132,12 +163,12 @@ def _processor() -> str:
     return next(names, f"{os.cpu_count()} CPUs")
 
 
-def _subjects(device: str, quick: bool) -> Iterator[Subject]:
-    """Yield cases and models in turn, so that a run that ends early has some of all."""
+@cache
+def _subjects(device: str, quick: bool) -> dict[str, Subject]:
+    """Return cases and models by name, in turn, so that a run that ends early has some of all."""
     step = QUICK if quick else 1
     all_models = [of_model(model) for model in models(device)[::step]]
     all_cases = [of_case(case) for case in cases(device)[::step]]
     between = -(-len(all_cases) // len(all_models))
-    for number, model in enumerate(all_models):
-        yield from all_cases[number * between : (number + 1) * between]
-        yield model
+    shares = ((*all_cases[k * between : (k + 1) * between], model) for k, model in enumerate(all_models))
+    return {subject.name: subject for subject in chain.from_iterable(shares)}

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import fusion
 from benchmarks.harness import Refused, closed
+from benchmarks.price.turns import median_time_alone
 from benchmarks.programs import Case
 from benchmarks.small_models import Model
 from fusion.inspect.measurement import Measurement
@@ -150,7 +151,7 @@ class _Described(Measurement):
     """A measurement that keeps the schedule of each report."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(median_time_alone)
         self.graphs: list[tuple[Report, Schedule]] = []
 
     def compiled(self, report: Report, schedule: Schedule) -> None:

@@ -26,6 +26,7 @@ import fusion
 from benchmarks.clocks import seconds_in_turn
 from benchmarks.harness import Refused, distance
 from benchmarks.price.measured import Call, Compiler, Subject
+from benchmarks.price.turns import alone, median_time_alone
 from fusion.codegen.target import Alternative, Launcher, Target
 from fusion.codegen.tuning.check import wrong_tensor
 from fusion.codegen.tuning.inputs import clone
@@ -157,9 +158,12 @@ def _agree(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 def _times(calls: Mapping[str, Call], device: str, rounds: int) -> dict[str, float]:
     """Return the median microseconds of each call; those of few rounds where it is far from the fastest."""
-    first = {name: min(values) for name, values in seconds_in_turn(calls, device, 2).items()}
-    close = {name: call for name, call in calls.items() if name == CHOSEN or first[name] <= CLOSE * min(first.values())}
-    samples = seconds_in_turn(close, device, rounds)
+    with alone():
+        first = {name: min(values) for name, values in seconds_in_turn(calls, device, 2).items()}
+    fastest = min(first.values())
+    close = {name: call for name, call in calls.items() if name == CHOSEN or first[name] <= CLOSE * fastest}
+    with alone():
+        samples = seconds_in_turn(close, device, rounds)
     return {name: (median(samples[name]) if name in samples else first[name]) * 1e6 for name in calls}
 
 
@@ -178,7 +182,7 @@ class Configurations(Measurement):
     """Measures the launches of a program, each kernel also in other configurations."""
 
     def __init__(self, target: Target, program: str) -> None:
-        super().__init__()
+        super().__init__(median_time_alone)
         self.regrets: list[Regret] = []
         self._target, self._program = target, program
         self._seen: set[Kernel] = set()

@@ -34,6 +34,8 @@ from fusion.schedule.kernels import KernelCall
 
 Key: TypeAlias = tuple[object, ...]
 Restore: TypeAlias = "Callable[[], object] | None"
+Clock: TypeAlias = "Callable[[Callable[[], object], torch.device, Restore], float]"
+"""Returns the median microseconds of a call on a device; the third argument runs before each call, untimed."""
 
 
 @dataclass(slots=True)
@@ -60,9 +62,10 @@ class _Times:
 
 
 class Measurement(Watch):
-    """A `Watch` that measures every step, and adds the times to reports."""
+    """A `Watch` that measures every step by `clock` (`median_time`), and adds the times to reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or median_time
         self._times: dict[int, _Times] = {}  # id of a step, which its times hold → times
         self._described: list[tuple[Report, Schedule]] = []
 
@@ -73,13 +76,13 @@ class Measurement(Watch):
         times = self._times[id(step)] = _Times(step)
         if isinstance(step, KernelCall):
             return partial(self._launched, step.kernel, run, times)
-        return partial(_called_once if step.impure else _called, run, times)
+        return partial(_called_once, run, times) if step.impure else partial(self._called, run, times)
 
     def launch_time(
         self, kernel: Kernel, run: Callable[[], object], operands: Sequence[torch.Tensor], restore: Restore
     ) -> float:
         """Return the microseconds of a launch on `operands`; `restore` undoes the changes of a run to them."""
-        return median_time(run, _device_of(operands), restore)
+        return self._clock(run, _device_of(operands), restore)
 
     def _launched(self, kernel: Kernel, launch: Callable[..., object], times: _Times, *args: object) -> None:
         """Launch a kernel, and measure it on its tensors; updated tensors are cloned."""
@@ -98,6 +101,13 @@ class Measurement(Watch):
             return self.launch_time(kernel, partial(launch, *operands, *sizes), operands, restore)
 
         times.ran(sizes, measure)
+
+    def _called(self, run: Callable[..., object], times: _Times, *args: object, **kwargs: object) -> object:
+        """Call the library, and measure the same call again."""
+        result = run(*args, **kwargs)
+        key, device = _described((args, kwargs), result)
+        times.ran(key, partial(self._clock, partial(run, *args, **kwargs), device, None))
+        return result
 
     def compiled(self, report: Report, schedule: Schedule) -> None:
         """Remember which steps a report describes."""
@@ -177,14 +187,6 @@ def _within(memory: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     place = tensor.storage_offset(), tensor.shape, tensor.stride()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(memory.untyped_storage(), *place)
-
-
-def _called(run: Callable[..., object], times: _Times, *args: object, **kwargs: object) -> object:
-    """Call the library, and measure the same call again."""
-    result = run(*args, **kwargs)
-    key, device = _described((args, kwargs), result)
-    times.ran(key, partial(median_time, partial(run, *args, **kwargs), device))
-    return result
 
 
 def _called_once(run: Callable[..., object], times: _Times, *args: object, **kwargs: object) -> object:
