@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import (
+from fusion.lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
+from fusion.lowering.ir.expr import (
     Expr,
     IndexValue,
     Load,
@@ -35,10 +35,9 @@ from fusion.lowering.expr import (
     postorder,
     rewrite,
 )
-from fusion.lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
-from fusion.lowering.kernel import Fold
-from fusion.lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, with_exprs, writes
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, with_exprs, writes
+from fusion.lowering.ir.scalar_ops import CHECKED, identity
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.alternatives import Alternative
 from fusion.schedule.clusters.expand import values_of
