@@ -29,9 +29,9 @@ from benchmarks.scheduled_models import CheckedNetwork, ResizedTransformer
 from benchmarks.small_models import Model
 from benchmarks.small_models import models as price_models
 from fusion.codegen.targets import builder_for
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.passes import PassTime
+from fusion.runner.passes import PassTime
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ import torch
 
 from fusion.codegen.target import Launcher, Target
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from fusion.lowering.printer import format_kernel
 
 MOST_CACHED = 1 << 12

@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 import torch
 
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Cast, Expr
-from fusion.lowering.kernel import Fold, Stmt, map_statements
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Cast, Expr
+from fusion.lowering.ir.kernel import Fold, Stmt, map_statements
+from fusion.lowering.ir.scalar_ops import HALVES
 
 FORWARD = 2
 """The number of products in forward attention."""
@@ -96,7 +96,7 @@ def narrow_factors(factors: Sequence[Expr]) -> tuple[Expr, ...]:
 
     Matrix units compute their product in float32, where it is exact.
 
-    >>> from fusion.lowering.expr import const
+    >>> from fusion.lowering.ir.expr import const
     >>> half = const(0.5, torch.bfloat16)
     >>> [factor.dtype for factor in narrow_factors([Cast(half, torch.float32)] * 2)]
     [torch.bfloat16, torch.bfloat16]

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 import torch
 
-from fusion.lowering.expr import Cast, Expr, Op, Random, postorder
-from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
+from fusion.lowering.ir.expr import Cast, Expr, Op, Random, postorder
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 
 Curve: TypeAlias = tuple[tuple[float, float], ...]
 """Bytes that a launch touches → bytes per microsecond, in ascending order: caches are faster than memory."""

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fusion.lowering.expr import Cast, Expr, Load, Op, free_axes, loads
-from fusion.lowering.kernel import Kernel, Stmt, Store, stored
+from fusion.lowering.ir.expr import Cast, Expr, Load, Op, free_axes, loads
+from fusion.lowering.ir.kernel import Kernel, Stmt, Store, stored
 
 
 def factor_in_place(kernel: Kernel, body: Sequence[Stmt]) -> Expr | None:

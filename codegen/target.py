@@ -18,7 +18,7 @@ from fusion.codegen.chained import Chain
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import Rates
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 Launcher: TypeAlias = Callable[..., None]
 """Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are written in

@@ -21,23 +21,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fusion.attention import Chooser
+from fusion.calls.fallback import as_it_is, located
+from fusion.calls.prewarm import ours
+from fusion.calls.reports import RegionReports, Reports
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
-from fusion.compile import prepare, schedule_graph
-from fusion.control_flow import compile_bodies
+from fusion.compilation.compile import prepare, schedule_graph
+from fusion.compilation.control_flow import compile_bodies
+from fusion.compilation.graph_compiler import GraphCompiler
+from fusion.compilation.graphs import donated_inputs, holds_tensors, size_hints
+from fusion.compilation.region import RegionCompiler, compile_anew
 from fusion.dumped.trace import Trace
-from fusion.fallback import as_it_is, located
-from fusion.graph_compiler import GraphCompiler
-from fusion.graphs import donated_inputs, holds_tensors, size_hints
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.report import Report
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.mistraced import traced_as_eager
+from fusion.lowering.aten.mistraced import traced_as_eager
+from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.printer import format_kernel
 from fusion.options import Options
-from fusion.prewarm import ours
-from fusion.region import RegionCompiler, compile_anew
-from fusion.reports import RegionReports, Reports
 from fusion.runtime import Boxed
 from fusion.runtime.recording import Recorder
 from fusion.schedule import Schedule

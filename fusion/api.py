@@ -17,7 +17,9 @@ from torch._dynamo import trace_rules
 from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend, backend_of
-from fusion.callers import calls_of
+from fusion.calls.callers import calls_of
+from fusion.calls.uncaptured import unwatched, watch_forward, watch_steps, watched
+from fusion.compilation.region import compile_anew
 from fusion.diagnosis.certifying import certify
 from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.agreement import cotangent
@@ -26,8 +28,6 @@ from fusion.inspect.explanation import Explanation
 from fusion.inspect.measurement import Measurement
 from fusion.inspect.report import Report
 from fusion.options import Options, options_of, torch_settings
-from fusion.region import compile_anew
-from fusion.uncaptured import unwatched, watch_forward, watch_steps, watched
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")

@@ -19,19 +19,19 @@ import torch
 from torch import fx
 
 from fusion.attention import Chooser
-from fusion.callers import context_of
-from fusion.close_calls import CLOCK
+from fusion.calls.callers import context_of
+from fusion.calls.prewarm import ours
+from fusion.calls.reports import RegionReports, Reports
+from fusion.compilation.graph_compiler import GraphCompiler
+from fusion.compilation.region import RegionCompiler
+from fusion.compilation.trials.close_calls import CLOCK
 from fusion.graph_cache.carried import take_part
-from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.report import Report
 from fusion.inspect.watch import Watch
+from fusion.lowering.aten.mistraced import traced_as_eager
 from fusion.lowering.errors import FusionWarning
-from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
 from fusion.precompiled import Precompiled, is_asked_for, precompile
-from fusion.prewarm import ours
-from fusion.region import RegionCompiler
-from fusion.reports import RegionReports, Reports
 from fusion.runtime.recording import forget_recordings
 from fusion.schedule.overrides import PRICED, Overrides
 

@@ -24,7 +24,6 @@ from typing import TypeVar
 
 from fusion.codegen.numerics import Numerics, current
 from fusion.codegen.targets import TARGETS
-from fusion.inspect.required import Requirements
 
 T = TypeVar("T")
 
@@ -38,6 +37,47 @@ SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false
 
 WORKSPACE = 1 << 29
 """Bytes: a larger product that nobody needs whole is computed a few rows at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """The most that each compiled graph may have: forward and backward are one each.
+
+    Attributes:
+        kernels: launches of generated kernels; None for any number.
+        externs: calls that are left to PyTorch; None for any number.
+    """
+
+    kernels: int | None = None
+    externs: int | None = None
+
+    @classmethod
+    def read(cls, given: object) -> Requirements:
+        """Read requirements from a mapping.
+
+        Raises:
+            TypeError: it is no mapping, or a value is no whole number.
+            ValueError: a name is unknown, a number is negative, or nothing is required.
+
+        >>> Requirements.read({"kernels": 1})
+        Requirements(kernels=1, externs=None)
+        """
+        if isinstance(given, Requirements):
+            return given
+        if not isinstance(given, Mapping):
+            raise TypeError(f"require must be a mapping, got {type(given).__name__}")
+        known = [each.name for each in fields(cls)]
+        for name, number in given.items():
+            if name not in known:
+                raise ValueError(f"unknown requirement {name!r}; known: {', '.join(known)}")
+            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+                raise TypeError(f"require: {name} must be a number, got {type(number).__name__}")
+            if number is not None and number < 0:
+                raise ValueError(f"require: {name} must not be negative, got {number}")
+        read = cls(**given)
+        if read == cls():
+            raise ValueError(f"nothing is required; known: {', '.join(known)}")
+        return read
 
 
 @dataclass(frozen=True, slots=True)

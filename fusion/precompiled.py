@@ -29,9 +29,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusion.attention import Chooser
+from fusion.calls.reports import Reports
 from fusion.codegen.build import is_idle
 from fusion.codegen.cache import observed
 from fusion.codegen.targets import builder_for
+from fusion.compilation.graph_compiler import GraphCompiler
+from fusion.compilation.region import Noted, RegionCompiler
 from fusion.graph_cache import KINDS as OF_GRAPHS
 from fusion.graph_cache import Finished, keeps_graphs, traced
 from fusion.graph_cache.carried import carried, store
@@ -39,12 +42,9 @@ from fusion.graph_cache.form import read, write
 from fusion.graph_cache.key import compiler_version
 from fusion.graph_cache.regions import joined
 from fusion.graph_cache.store import get
-from fusion.graph_compiler import GraphCompiler
 from fusion.joint.dependence import Dependence
 from fusion.lowering.errors import BuildError, FusionError, Origin, Unsupported
 from fusion.options import Options
-from fusion.region import Noted, RegionCompiler
-from fusion.reports import Reports
 from fusion.runtime.autograd_node import AutogradNode
 from fusion.runtime.disjoint import Disjoint
 from fusion.runtime.guards import Guards

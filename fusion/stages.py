@@ -6,10 +6,10 @@
     each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
                        └─ of a target whose library computes products faster: lower ── PREVIEW_MAPS ── PREVIEW_LOOPS
 
-This module has the order and the conditions of passes; `passes.py` runs, checks, times and dumps them; `adapters.py`
-hands them their arguments.  The stages are started by `region.py` (the first two), `autograd.py` (the joint graph),
-`choose_externs.py` (the previews), `compile.py` and `scheduling.py` (the rest).  The same tuples
-serve just-in-time compilation, export ahead of time (`aot.py`) and trials of alternatives.
+This module has the order and the conditions of passes; `runner/` runs, checks, times and dumps them, and hands them
+their arguments.  The stages are started in `compilation/`: by `region.py` (the first two), `autograd.py` (the joint
+graph), `choose_externs.py` (the previews), `compile.py` and `scheduling.py` (the rest).  The same tuples serve
+just-in-time compilation, export ahead of time (`aot.py`) and trials of alternatives.
 
 Strict numerics (`Options.exact`) leave out every pass that changes the order of computation.
 """
@@ -21,7 +21,6 @@ from itertools import chain
 
 from torch import fx
 
-from fusion import adapters
 from fusion.attention.flex_attention import decompose_flex_attention
 from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
@@ -53,7 +52,9 @@ from fusion.joint.row_layouts import prefer_rows
 from fusion.joint.saved import keep_unchanged, mark_donated, widen_statistics
 from fusion.joint.seeds import hide_unused_random, share_seeds
 from fusion.lowering.verify import verify_program
-from fusion.passes import Pass, Stage, in_place
+from fusion.runner import adapters
+from fusion.runner.passes import Pass, Stage, in_place
+from fusion.runner.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
 from fusion.schedule.chained.mask_bounds import bound_masks
 from fusion.schedule.chained.skipped_checks import keep_skipped_checks
@@ -77,7 +78,6 @@ from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import exact_differences
 from fusion.schedule.rewrites.windows import unroll_windows
-from fusion.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 
 # Dynamo's graph: a user's region before autograd is derived -----------------------------------------------------------
 
@@ -298,8 +298,8 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 PREVIEW_MAPS = PROGRAM.only("preview_maps", "inline_cheap_maps", "select_terms")
 PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunk_products", "chain_products")
 """Passes of PROGRAM that show which products a loop would consume, before others are left to the library
-(`choose_externs.py`): the first two settle which products there are, the last two which of them a loop computes.
-"""
+(`compilation/choose_externs.py`): the first two settle which products there are, the last two which of them a loop
+computes."""
 
 PREVIEWS = (PREVIEW_MAPS.name, PREVIEW_LOOPS.name)
 """The stages whose subject is dropped."""

@@ -3,12 +3,15 @@
 Input: a functional graph of ATen calls (`lower.py`); output: a Program.  Kernels are built elsewhere,
 but defined here.
 
-    the IRs       `program` and `kernel`, over expressions (`expr`) of scalar operations (`scalar_ops`)
-    semantics     `interpret`, in torch (`evaluate`, `folds`); `verify`: well-formedness; `printer`: as text
-    lowering      `lower` visits the graph, `calls` adds eager's own calls, `rules` work with a `builder` on a `value`;
-                  `decompositions` and `foreach` list the operations that are decomposed before
-    algebra       of indices (`indexing`, `division`), `sizes`, `conditions`, `positions`, and factors (`hoist`)
-    eager only    differences from plain arithmetic: `checks`, `host`, `overflow`, `seeded` and `philox`, `attention`
+    aten/       what happens to PyTorch's operations before: decompositions, corrections of its traces
+    lower       visits the graph; `calls` adds eager's own calls
+    rules/      the meaning of each operation, found in the `registry`; they work with a `builder` on a `value`
+    checks/     what eager checks, and refuses
+    ir/         the IRs `program` and `kernel`, over expressions (`expr`) of scalar operations (`scalar_ops`)
+    indexing/   the algebra of indices
+    algebra/    the algebra of expressions and Programs: `conditions`, `positions`, factors (`hoist`), `dead_code`
+    interpret/  the semantics of both IRs, in torch; `random/`: random numbers
+    verify/     whether they are well formed; `printer/`: both as text
 
-Queries on graphs and kernels that several packages share: `recomputed`, `prefixes`.
+Folders import one way: `ir` needs none of the others, `lower` needs nearly all.
 """

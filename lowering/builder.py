@@ -16,14 +16,22 @@ import sympy
 import torch
 from torch import fx
 
+from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.errors import Origin, Unsupported
-from fusion.lowering.expr import Expr, Index, IndexValue, Load, const
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.positions import simplify_all
-from fusion.lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
-from fusion.lowering.scalar_ops import FOLD_OPS, FoldName, ScanName, ScatterName, accumulator, identity, keeps_position
-from fusion.lowering.seeded import LIMITS
-from fusion.lowering.sizes import sizes_of
+from fusion.lowering.ir.expr import Expr, Index, IndexValue, Load, const
+from fusion.lowering.ir.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
+from fusion.lowering.ir.scalar_ops import (
+    FOLD_OPS,
+    FoldName,
+    ScanName,
+    ScatterName,
+    accumulator,
+    identity,
+    keeps_position,
+)
+from fusion.lowering.ir.sizes import sizes_of
+from fusion.lowering.random.seeded import LIMITS
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, contiguous_strides
 
 GENERATED_DTYPES = frozenset(

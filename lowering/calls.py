@@ -9,25 +9,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from fusion.lowering.arguments import map_leaves
 from fusion.lowering.builder import Builder, Wanted, load_of, origin_of
+from fusion.lowering.checks.unused import KEEP
 from fusion.lowering.errors import Origin, Unsupported
-from fusion.lowering.expr import Expr, Load, loads
 from fusion.lowering.indexing import ONE
-from fusion.lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
-from fusion.lowering.sizes import given_by, size_of, sizes_of
-from fusion.lowering.unused import KEEP
-from fusion.lowering.value import Shape, Value, axes_of
-
-FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
-
+from fusion.lowering.ir.arguments import map_leaves
+from fusion.lowering.ir.expr import Expr, Load, loads
+from fusion.lowering.ir.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
+from fusion.lowering.ir.sizes import given_by, size_of, sizes_of
+from fusion.lowering.value import FxValue, Shape, Value, axes_of
 
 DATA_DEPENDENT = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "nonzero", "masked_select")
 """Operations whose result has a data-dependent size, whatever their arguments."""

@@ -17,24 +17,24 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fusion.lowering import rules
+from fusion.lowering.algebra.dead_code import eliminate_dead_buffers, eliminate_dead_code
+from fusion.lowering.algebra.positions import is_free, simplify_all
+from fusion.lowering.aten.host import KnownNumbers, is_float_of_numbers, is_number, joins
 from fusion.lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
-from fusion.lowering.calls import Calls, FxValue
-from fusion.lowering.dead_code import eliminate_dead_buffers, eliminate_dead_code
+from fusion.lowering.calls import Calls
+from fusion.lowering.checks.partly_read import Effect, calls_library, keep_checks
+from fusion.lowering.checks.refused_calls import refuse_as_eager, refuse_wide
+from fusion.lowering.checks.unused import without_needless_keeps
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Load, as_stored
-from fusion.lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
-from fusion.lowering.partly_read import Effect, calls_library, keep_checks
-from fusion.lowering.positions import is_free, simplify_all
-from fusion.lowering.program import Buffer, BufferRef, Extern, Node, Program, memory_of
-from fusion.lowering.recomputed import unrounded
-from fusion.lowering.refused_calls import refuse_as_eager, refuse_wide
+from fusion.lowering.ir.expr import Load, as_stored
+from fusion.lowering.ir.program import Buffer, BufferRef, Extern, Node, Program, memory_of
+from fusion.lowering.ir.sizes import size_of, sizes_of, truth_of, write_over
+from fusion.lowering.random.seeded import seeded
 from fusion.lowering.registry import RULES, Registered, Result
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import rounded
-from fusion.lowering.seeded import seeded
-from fusion.lowering.sizes import size_of, sizes_of, truth_of, write_over
-from fusion.lowering.unused import without_needless_keeps
-from fusion.lowering.value import Value, axis_bounds
+from fusion.lowering.rules.recomputed import unrounded
+from fusion.lowering.value import FxValue, Value, axis_bounds
 
 assert rules.__all__, "importing the rules registers them"
 
@@ -148,7 +148,7 @@ class Lowering:
                 before = len(self.builder.nodes)
                 self.calls.values[node] = self.call(node)
                 self.added[node] = self.builder.nodes[before:]
-        keep_checks(self.graph.graph, self.calls, self.added, effect)
+        keep_checks(self.graph.graph, self.calls.builder, self.calls.values, self.added, effect)
         self.builder.current = end
         outputs = self._outputs(end)
         buffers, origins = self.builder.buffers, self.builder.origins

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import sympy
 import torch
 
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, Index, Load
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, Sizes, axis_symbol, simplify, substitute
+from fusion.lowering.ir.expr import Expr, Index, Load
 
 Shape = tuple[sympy.Expr, ...]
+
+FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
+"""The value of an fx node: a tensor, a size, several of these, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,8 +131,8 @@ def _same_start_for_every_test() -> Iterator[None]:
     if "torch._dynamo.config" in sys.modules:
         sys.modules["torch._dynamo.config"].run_gc_after_compile = False
     leave_out_logs()
-    if "fusion.fallback" in sys.modules:
-        sys.modules["fusion.fallback"].warn_once.cache_clear()
+    if "fusion.calls.fallback" in sys.modules:
+        sys.modules["fusion.calls.fallback"].warn_once.cache_clear()
     yield
     if "torch._dynamo" in sys.modules:  # importing it only to reset it would cost seconds
         torch._dynamo.reset()

@@ -112,7 +112,7 @@ def test_a_fallback_to_eager_is_refused(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("fusion.graph_compiler.compile_graph", broken)
+    monkeypatch.setattr("fusion.compilation.graph_compiler.compile_graph", broken)
     monkeypatch.setenv("FUSION_STRICT", "0")
     with pytest.raises(Exception, match="a defect"):
         harness.measure(Case("softmax", programs.softmax, SMALL), "cpu", rounds=1)

@@ -19,8 +19,8 @@ from benchmarks.programs import Case
 from benchmarks.small_models import Model
 from fusion.inspect.measurement import Measurement
 from fusion.inspect.report import Report, steps_of
-from fusion.lowering.expr import Expr, loads
-from fusion.lowering.kernel import Fold, Kernel, Prefix, Stmt, Store, statements, values_of
+from fusion.lowering.ir.expr import Expr, loads
+from fusion.lowering.ir.kernel import Fold, Kernel, Prefix, Stmt, Store, statements, values_of
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 

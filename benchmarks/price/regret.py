@@ -33,7 +33,7 @@ from fusion.codegen.tuning.inputs import clone
 from fusion.inspect.measurement import Measurement, Restore
 from fusion.inspect.report import Report
 from fusion.lowering.errors import FusionError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from fusion.schedule.overrides import LIBRARY, ONE_KERNEL, PRICED, Overrides
 
 CHOSEN = "chosen"

@@ -1,4 +1,8 @@
-"""Lists the forms of a C kernel, in the order in which they are tried.
+"""Turns a Kernel into the text of one C function, in the first form that applies.
+
+Input: a kernel; output: a function of the same name that takes the data pointers of its params, its sizes as int64_t
+and the number of threads, with the few definitions it needs before it.  The forms, in the order in which they are
+tried:
 
 | form      | kernels                                                             |
 |-----------|---------------------------------------------------------------------|
@@ -9,6 +13,8 @@
 
 There is nothing to configure: the compiler chooses registers, and threads and lanes follow from sizes.  So a form only
 says whether it applies, and writes the function.
+
+Refused (BuildError): dtypes and operations without a C form.
 """
 
 from __future__ import annotations
@@ -17,10 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusion.codegen.c.blocked import blocked_function, needs_blocks
-from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.frame import Frame, called_by
 from fusion.codegen.c.loops.function import loops_function
 from fusion.codegen.c.streams import plan_of, stream_functions
-from fusion.lowering.kernel import Kernel, Role
+from fusion.codegen.c.text.prelude import prelude
+from fusion.lowering.ir.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +59,23 @@ FORMS = (
 def form_of(kernel: Kernel) -> Form:
     """Return the first form that applies."""
     return next(form for form in FORMS if form.applies(kernel))
+
+
+def emit_kernel(kernel: Kernel) -> str:
+    """Return the C source of `kernel`.  Equal kernels give equal text.
+
+    Raises:
+        BuildError: the kernel cannot be written in C.
+    """
+    *called, launched = _functions(kernel)
+    origins = "".join(f"// {' '.join(line.split())}\n" for line in kernel.origins)
+    return "\n".join([prelude("".join([*called, launched])), *called, origins + launched])
+
+
+def _functions(kernel: Kernel) -> list[str]:
+    """Return the C functions of a launch, each above its callers."""
+    functions: list[str] = []
+    for part in called_by(kernel):
+        *inner, last = _functions(part)
+        functions += [*inner, f"static {last}"]
+    return list(dict.fromkeys([*functions, *form_of(kernel).emit(kernel)]))

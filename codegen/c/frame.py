@@ -11,8 +11,8 @@ from dataclasses import replace
 from fusion.codegen.c.calls import NO_MEMORY
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Namespace, identifier, indented
 from fusion.codegen.c.text.storage import memory_type
-from fusion.lowering.checks import has_checks
-from fusion.lowering.kernel import Kernel, Param
+from fusion.lowering.checks.checked import has_checks
+from fusion.lowering.ir.kernel import Kernel, Param
 from fusion.lowering.printer import format_param
 
 # For a load under a mask that it knows (of lanes that it counts one by one), GCC 12 reads all lanes with AVX-512, and

@@ -12,8 +12,8 @@ from fusion.codegen.c.calls import launcher_of
 from fusion.codegen.c.processor import required_by
 from fusion.codegen.c.text.nest import identifier
 from fusion.codegen.target import Launcher
-from fusion.lowering.checks import failure
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.checks.checked import failure
+from fusion.lowering.ir.kernel import Kernel
 
 
 def build_kernel(kernel: Kernel, source: str, unkept: Callable[[str], object] = lambda reason: None) -> Launcher:

@@ -12,7 +12,7 @@ from fusion.codegen.binary import Binary
 from fusion.codegen.c.blocked import programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
 from fusion.codegen.c.device import Cpu, present
-from fusion.codegen.c.emit import emit_kernel
+from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.c.streams import plan_of
@@ -20,9 +20,9 @@ from fusion.codegen.c.text.streams import MOST_ROWS
 from fusion.codegen.chained import GENERATED, Chain, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
-from fusion.lowering.kernel import Fold, Kernel, statements
-from fusion.lowering.program import SCATTER_OPS
-from fusion.lowering.scalar_ops import FOLD_OPS
+from fusion.lowering.ir.kernel import Fold, Kernel, statements
+from fusion.lowering.ir.program import SCATTER_OPS
+from fusion.lowering.ir.scalar_ops import FOLD_OPS
 
 UNKNOWN, SEVERAL_FOLDS = 0.05, 0.6
 """Efficiencies relative to the library: of a product on a CPU that was not calibrated, so low that it stays a library

@@ -18,10 +18,10 @@ from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.errors import BuildError, Unsupported
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import SCATTER_OPS
+from fusion.lowering.ir.scalar_ops import FOLD_OPS
 from fusion.lowering.printer import format_kernel
-from fusion.lowering.program import SCATTER_OPS
-from fusion.lowering.scalar_ops import FOLD_OPS
 from fusion.lowering.verify import verify_kernel
 
 

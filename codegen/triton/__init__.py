@@ -4,8 +4,8 @@ kernel → rewrites → blocks → forms (applies, configs, price) → writer (b
        → file → text
 text   → launch/load → launch/aot → launch/build, or launch/interpreted → launcher
 
-`emit.py` is the path of a kernel to its text.  `forms` holds the ways to spread a kernel over programs, a type each,
-and their order; `devices` the properties of each device.
+`emit` in `target.py` is the path of a kernel to its text.  `forms` holds the ways to spread a kernel over programs, a
+type each, and their order; `devices` the properties of each device.
 """
 
 from __future__ import annotations

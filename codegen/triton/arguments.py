@@ -9,7 +9,7 @@ import torch
 
 from fusion.codegen.triton.expressions.code import Code, Operand, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
-from fusion.lowering.kernel import Kernel, Param
+from fusion.lowering.ir.kernel import Kernel, Param
 
 POINTERS = {
     torch.float16: "*fp16",

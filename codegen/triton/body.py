@@ -24,8 +24,8 @@ from fusion.codegen.triton.products import contract, stacked
 from fusion.codegen.triton.products.block_order import assign_block
 from fusion.codegen.triton.statements import prefix, reduce, running_folds
 from fusion.codegen.triton.statements.updates import update
-from fusion.lowering.expr import Load, index_of, loads
-from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
+from fusion.lowering.ir.expr import Load, index_of, loads
+from fusion.lowering.ir.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
 
 
 class _LoopState:

@@ -13,7 +13,7 @@ from fusion.codegen.triton.devices import WARP_SPECIALISED, Device, Feature, spe
 from fusion.codegen.triton.fixed_order import HELD
 from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
-from fusion.lowering.scalar_ops import FOLD_OPS
+from fusion.lowering.ir.scalar_ops import FOLD_OPS
 
 LONGEST_HELD = 1 << 15
 """Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""

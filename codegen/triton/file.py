@@ -17,12 +17,12 @@ from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, names_i
 from fusion.codegen.triton.expressions.indices import Layout, index_code
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.rewrites.denormals import may_flush
-from fusion.lowering.checks import has_checks
-from fusion.lowering.expr import TileRef, postorder
-from fusion.lowering.kernel import Kernel, Param, Role, statements, values_of
-from fusion.lowering.last_bits import compared, may_differ
+from fusion.lowering.algebra.last_bits import compared, may_differ
+from fusion.lowering.checks.checked import has_checks
+from fusion.lowering.ir.expr import TileRef, postorder
+from fusion.lowering.ir.kernel import Kernel, Param, Role, statements, values_of
+from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.printer import format_param
-from fusion.lowering.scalar_ops import HALVES
 
 INDENT = "    "
 

@@ -23,7 +23,7 @@ from fusion.codegen.triton.blocks.dims import Blocked
 from fusion.codegen.triton.devices import Feature
 from fusion.codegen.triton.expressions.code import PRODUCT, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout
-from fusion.lowering.kernel import Fold, Prefix, statements
+from fusion.lowering.ir.kernel import Fold, Prefix, statements
 
 HELD, STEP = 1 << 12, 1 << 10
 

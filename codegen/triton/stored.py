@@ -16,7 +16,7 @@ from fusion.codegen.numerics import current
 from fusion.codegen.triton.devices import device_at
 from fusion.codegen.triton.launch import carried
 from fusion.codegen.triton.target import TritonTarget
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 
 class _Binaries:

@@ -19,9 +19,8 @@ from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
 from fusion.codegen.triton.devices import H200, WARP_SPECIALISED, Device, checked, device_at, device_of
-from fusion.codegen.triton.emit import emit
 from fusion.codegen.triton.fixed_order import refused
-from fusion.codegen.triton.forms import Refused, Task, alone, candidates
+from fusion.codegen.triton.forms import Refused, Task, alone, candidates, form_of
 from fusion.codegen.triton.forms.last_block import follows_by_tile
 from fusion.codegen.triton.forms.side_by_side import alike
 from fusion.codegen.triton.forms.skinny import Skinny
@@ -33,8 +32,9 @@ from fusion.codegen.triton.launch.aot import binary_of, stages
 from fusion.codegen.triton.launch.build import build
 from fusion.codegen.triton.launch.preparations import start
 from fusion.codegen.triton.products.contract import is_widened_to_float64
+from fusion.codegen.triton.writer import Writer
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 
 
 class TritonTarget:
@@ -219,3 +219,33 @@ def _efficiency(kernel: Kernel, device: Device, numerics: Numerics) -> float:
 @lru_cache(maxsize=1 << 12)
 def _alike(first: Kernel, second: Kernel, device: Device, numerics: Numerics) -> bool:
     return alike(_task(first, device, numerics), _task(second, device, numerics))
+
+
+def emit(
+    kernel: Kernel,
+    config: Config | None = None,
+    *,
+    device: Device,
+    numerics: Numerics = DEFAULT,
+    wide: bool = False,
+) -> str:
+    """Return the source of `kernel` for `device`, in `config` or the default one: a Python file.
+
+    It is self-contained: a docstring with the operations it computes, the device functions it needs, the `@triton.jit`
+    kernel, its configuration, its grid, and a `launch` function.  It is imported and compiled as it is, so an edited
+    file is an edited kernel.  Equal kernels give equal text (up to the comments on their origin).
+
+    The source is for symbolic sizes with which all indices fit into 32 bits, as its function `fits` decides; it is for
+    any sizes if `wide`, or where there is no such limit (`limits`).
+
+    Raises:
+        ValueError: no form of the kernel supports `config`.
+    """
+    task = Task(kernel, device, numerics)
+    form, chosen = candidates(task)[0] if config is None else (form_of(task, config), config)
+    writer = Writer(device, numerics, within_limit=bool(kernel.sizes) and not wide)
+    text = form.emit(chosen, writer)
+    if text is None:  # no sizes are within a limit
+        text = form.emit(chosen, replace(writer, within_limit=False))
+    assert text is not None
+    return text

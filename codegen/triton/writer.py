@@ -27,8 +27,8 @@ from fusion.codegen.triton.file import descriptor_comments, function_of, signatu
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
-from fusion.lowering.expr import Expr, Load, TileRef, index_symbols, loads, postorder
-from fusion.lowering.kernel import Role, statements, values_of
+from fusion.lowering.ir.expr import Expr, Load, TileRef, index_symbols, loads, postorder
+from fusion.lowering.ir.kernel import Role, statements, values_of
 
 Open: TypeAlias = Callable[[Body], None]
 """Adds the lines of a program: the start of its block, and its statements."""

@@ -27,8 +27,8 @@ from fusion.codegen.tuning.inputs import clone, expected
 from fusion.codegen.tuning.record import Trial, Tuning
 from fusion.codegen.tuning.timing import medians
 from fusion.lowering.errors import FusionError, brief
-from fusion.lowering.expr import free_axes
-from fusion.lowering.kernel import Fold, Kernel, loaded, statements
+from fusion.lowering.ir.expr import free_axes
+from fusion.lowering.ir.kernel import Fold, Kernel, loaded, statements
 
 MOST_TRIED = 10
 """The most configurations of a kernel that are tried."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 _ROUNDINGS = 8.0
 """Allowed root mean square difference, in half units in the last place."""

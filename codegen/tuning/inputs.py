@@ -10,16 +10,16 @@ Refused, by `Unsupported`: unknown sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import sympy
 import torch
 
 from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
-from fusion.lowering.expr import Expr, index_of, loads
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, Store, statements, values_of
-from fusion.lowering.open_bounds import open_bounds
+from fusion.lowering.ir.expr import Expr, Load, Op, index_of, loads, postorder
+from fusion.lowering.ir.kernel import Kernel, Loop, Store, statements, values_of
+from fusion.lowering.ir.sizes import size_value
 
 _SEED = 20
 CPU = torch.device("cpu")
@@ -96,3 +96,32 @@ def drawn(
         low, high = (0, min(limit, info.max)) if limit is not None else (max(info.min, -128), min(info.max, 127) + 1)
         flat.random_(low, max(high, 1), generator=generator)
     return result
+
+
+def open_bounds(kernel: Kernel, sizes: Mapping[sympy.Symbol, int]) -> dict[str, int]:
+    """Return the parameters that hold bounds of a condition, with a number for each such that these bounds always hold.
+
+    Inputs drawn for a kernel, to time it or to check it, cannot be the folds of a mask that is drawn as well.  With
+    these numbers the outer bounds leave nothing out and the inner ones are empty, so that every point asks the
+    condition.
+
+    Args:
+        sizes: a value for each size symbol of the kernel.
+    """
+    bounds: dict[str, int] = {}
+    for part in kernel.launched:
+        lengths = part.axis_sizes()
+        for loop in statements(part.body, Loop):
+            last = max((size_value(lengths[axis], sizes) for axis in loop.axes), default=0)
+            for node in postorder(*([] if loop.where is None else [loop.where])):
+                if isinstance(node, Op) and node.name == "bounded":
+                    bounds.update(dict(_first_and_end(node.args[1], 0, last)))
+                    bounds.update(dict(_first_and_end(node.args[2], last, 0)))
+    return bounds
+
+
+def _first_and_end(condition: Expr, first: int, end: int) -> Iterator[tuple[str, int]]:
+    """Yield the buffers that `first <= point < end` reads, with these numbers."""
+    for node in postorder(condition):
+        if isinstance(node, Op) and node.name in ("ge", "lt") and isinstance(bound := node.args[1], Load):
+            yield bound.buffer, first if node.name == "ge" else end

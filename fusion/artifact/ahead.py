@@ -19,18 +19,18 @@ from torch._guards import TracingContext, tracing
 
 from fusion.artifact.capture import Captured, sizes_from_one
 from fusion.attention import Chooser
+from fusion.calls.fallback import as_it_is, located
+from fusion.calls.reports import Reports
 from fusion.codegen.build import Built, is_idle
 from fusion.codegen.target import Target
-from fusion.compile import prepare, schedule_graph
+from fusion.compilation.compile import prepare, schedule_graph
+from fusion.compilation.graph_compiler import GraphCompiler
+from fusion.compilation.graphs import holds_tensors, main_device, size_hints
+from fusion.compilation.region import RegionCompiler
 from fusion.dumped.trace import Trace
-from fusion.fallback import as_it_is, located
-from fusion.graph_compiler import GraphCompiler
-from fusion.graphs import holds_tensors, main_device, size_hints
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from fusion.options import Options
-from fusion.region import RegionCompiler
-from fusion.reports import Reports
 from fusion.runtime import Boxed
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import splice

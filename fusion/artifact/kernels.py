@@ -10,9 +10,9 @@ from __future__ import annotations
 from fusion.codegen.binary import Arguments
 from fusion.graph_cache import KINDS
 from fusion.graph_cache.form import Unwritten, read, write
-from fusion.lowering.checks import failure, has_checks
+from fusion.lowering.checks.checked import failure, has_checks
 from fusion.lowering.errors import CheckFailed, Unsupported
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 
 def checked_text(kernel: Kernel) -> str:

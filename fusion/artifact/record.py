@@ -20,8 +20,8 @@ from fusion.artifact.functions import FUNCTIONS, NAMES
 from fusion.artifact.manifest import Called, Json, Step
 from fusion.artifact.values import written
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.sizes import Computed
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.sizes import Computed
 from fusion.runtime.size_text import evaluated, named
 from fusion.runtime.sizes import COMPUTED
 from fusion.runtime.splice import LAUNCH

@@ -36,7 +36,7 @@ from fusion.codegen.binary import Binary
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from fusion.options import Options
 
 if TYPE_CHECKING:

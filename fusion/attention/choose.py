@@ -18,7 +18,7 @@ from fusion.attention.call import AttentionNode, Call, calls, read, settle
 from fusion.attention.masks import Mask, read_mask
 from fusion.attention.price import generated_time, library_kernel, library_time, refuse_small, stores_scores
 from fusion.codegen.target import Target
-from fusion.lowering.attention import attention
+from fusion.lowering.aten.attention import attention
 from fusion.lowering.builder import origin_of
 from fusion.lowering.errors import Origin, Unsupported
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from torch._higher_order_ops.flex_attention import flex_attention as operator
 
-from fusion.lowering.attention import as_autocast, shared_heads, weights_of
+from fusion.lowering.aten.attention import as_autocast, shared_heads, weights_of
 
 Modification: TypeAlias = Callable[..., Tensor]
 """A function of a score (of a mask: of none), its batch, head, row and column, all of them scalars, and of buffers."""

@@ -19,14 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.recipe import Recipe, tensor_of, without_data
-from fusion.lowering.decompositions import decompositions
+from fusion.lowering.algebra.positions import simplify_all
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Const, Expr, Load, const, free_axes, loads, make_op
 from fusion.lowering.indexing import substitute
-from fusion.lowering.kernel import Fold
+from fusion.lowering.ir.expr import Const, Expr, Load, const, free_axes, loads, make_op
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.program import Axis, BufferRef, Map
 from fusion.lowering.lower import lower
-from fusion.lowering.positions import simplify_all
-from fusion.lowering.program import Axis, BufferRef, Map
 from fusion.schedule.reductions.skipped_blocks import counts_where
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 

@@ -21,7 +21,7 @@ from fusion.codegen.chained import FORWARD, GENERATED, Chain, Loop
 from fusion.codegen.target import Capabilities, Target, busy
 from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.scalar_ops import ScalarName
 from fusion.schedule.chained.candidates import LEAST_SHARE, LEAST_TILE
 from fusion.schedule.chained.occupancy import SHORTEST_PART
 from fusion.schedule.chained.place_producers import HELD

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 
 import fusion
+from fusion.calls.waiting import waiting
 from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import Prepared, prepared
 from fusion.inspect.graphs import DeviceReport
 from fusion.inspect.report import ExternReport, KernelReport
-from fusion.waiting import waiting
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import fusion
 from fusion.aot import AHEAD, exported
 from fusion.calibrate import calibrate as measured_speeds
 from fusion.calibrate import lines
+from fusion.calls.waiting import waiting
 from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import CommandError, Prepared, prepared
 from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
@@ -23,7 +24,6 @@ from fusion.codegen.targets import TARGETS
 from fusion.dumped.trace import passes_text
 from fusion.lowering.printer import format_bytes
 from fusion.options import Options
-from fusion.waiting import waiting
 
 
 def demo(arguments: argparse.Namespace) -> int:

@@ -8,13 +8,13 @@ from typing import TypedDict
 import torch
 
 import fusion
+from fusion.calls.waiting import waiting
 from fusion.cli.output import plain, print_json, write_page
 from fusion.cli.programs import prepared
 from fusion.diagnosis.bisection import Bisection
 from fusion.diagnosis.bisection import bisect as bisected
 from fusion.diagnosis.verification import verify as verified
 from fusion.inspect.agreement import Agreement
-from fusion.waiting import waiting
 
 
 def verify(arguments: argparse.Namespace) -> int:

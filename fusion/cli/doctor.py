@@ -29,10 +29,10 @@ from fusion.codegen.c.build import bind_openmp
 from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.cache import cache_dir, put
 from fusion.codegen.targets import DEFAULTS, TARGETS
+from fusion.compilation.region import compile_anew
 from fusion.lowering.errors import FusionError, brief
 from fusion.lowering.printer import format_bytes
 from fusion.options import Options
-from fusion.region import compile_anew
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}
 """The oldest versions that are supported, as in `pyproject.toml`."""

@@ -20,11 +20,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 import fusion
+from fusion.calls.waiting import waiting
 from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import CommandError, Prepared, prepared
 from fusion.inspect.agreement import cotangent
 from fusion.lowering.errors import brief
-from fusion.waiting import waiting
 
 LEAST, MOST, ENOUGH = 5, 200, 2.0
 """Rounds at least and at most, and the seconds after which no more are started."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from fusion.inspect.accuracy import copied
-from fusion.lowering.evaluate import flat_view
+from fusion.lowering.interpret.evaluate import flat_view
 
 _FARTHEST = 2.0**-10
 """A large mean is so large that a number of size 1 beside it is rounded to multiples of this."""

@@ -25,9 +25,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from fusion.autograd import aot_backend
 from fusion.backend import Backend
 from fusion.codegen.targets import builder_for
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.region import compile_anew
 from fusion.diagnosis.regions import Regions
 from fusion.inspect.accuracy import Accuracy, LaunchError, copied, distance, watching
 from fusion.inspect.agreement import Agreement, Program, Runs, Tolerance, Values
@@ -35,9 +36,8 @@ from fusion.inspect.report import Report, steps_of
 from fusion.inspect.rules import WrongRule, checking
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import FusionError, by_place
-from fusion.lowering.program import Extern
+from fusion.lowering.ir.program import Extern
 from fusion.options import Options, options_of, torch_settings
-from fusion.region import compile_anew
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.overrides import PRICED, Overrides

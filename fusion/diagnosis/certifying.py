@@ -18,20 +18,20 @@ from typing import cast
 import torch
 
 from fusion.backend import Backend
+from fusion.codegen.tuning.inputs import open_bounds
+from fusion.compilation.region import compile_anew
 from fusion.diagnosis.adversarial import hostile
 from fusion.diagnosis.rewrites import Rewrites
 from fusion.inspect.accuracy import UNWRITTEN, LaunchError, compared, copied, distance
 from fusion.inspect.agreement import Program, Runs, Values
 from fusion.inspect.certificate import GENERATED, Certificate, Certified, Checked, Fault
-from fusion.lowering.checks import has_checks
+from fusion.lowering.checks.checked import has_checks
 from fusion.lowering.errors import CheckFailed, VerifyError, by_place
-from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, only_stored
-from fusion.lowering.open_bounds import open_bounds
-from fusion.lowering.program import Extern
+from fusion.lowering.interpret.evaluate import flat_view
+from fusion.lowering.ir.kernel import Kernel, only_stored
+from fusion.lowering.ir.program import Extern
 from fusion.options import Options
-from fusion.region import compile_anew
 from fusion.schedule.kernels import KernelCall
 
 _LARGEST = 1 << 22

@@ -22,10 +22,10 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto
 from torch._ops import OpOverload
 
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Cast, Load, Op
-from fusion.lowering.program import BufferRef, Extern, Map, Node, Program, Reduce, reads, writes
-from fusion.lowering.scalar_ops import SCALAR_OPS
-from fusion.lowering.seeded import draws, seeded
+from fusion.lowering.ir.expr import Cast, Load, Op
+from fusion.lowering.ir.program import BufferRef, Extern, Map, Node, Program, Reduce, reads, writes
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
+from fusion.lowering.random.seeded import draws, seeded
 
 _MOST_NODES = 600
 """Nodes of a part; a larger one is not cut out."""

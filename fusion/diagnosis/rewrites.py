@@ -21,25 +21,25 @@ from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from fusion.compilation.graphs import size_hints
 from fusion.diagnosis.adversarial import hostile
 from fusion.diagnosis.parts import Part, changed_parts, parts_of
 from fusion.dumped.inputs import Draw, attempts
-from fusion.graphs import size_hints
 from fusion.inspect.accuracy import copied, distance, is_close
 from fusion.inspect.certificate import Checked, Fault
 from fusion.inspect.parts import graph_parts
 from fusion.inspect.watch import Watch
-from fusion.lowering.chunks import BETA, POINTS, START
 from fusion.lowering.errors import CheckFailed, FusionError, Unsupported, VerifyError, brief, by_place
-from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel, run_program
+from fusion.lowering.interpret.evaluate import flat_view
+from fusion.lowering.ir.chunks import BETA, POINTS, START
+from fusion.lowering.ir.program import Buffer, Program
+from fusion.lowering.ir.sizes import size_value
 from fusion.lowering.lower import lower
 from fusion.lowering.printer import format_program
-from fusion.lowering.program import Buffer, Program
-from fusion.lowering.sizes import size_value
+from fusion.runner.subjects import Deriving, Joint, Planned, Scheduled, Scheduling
 from fusion.schedule.kernels import KernelCall
 from fusion.stages import PREVIEWS
-from fusion.subjects import Deriving, Joint, Planned, Scheduled, Scheduling
 
 _SAME = 1e-6
 """The largest difference of two forms of a part in float64: sums in another order, of numbers that nearly cancel."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusion.backend import Backend
+from fusion.compilation.region import compile_anew
 from fusion.inspect.agreement import Agreement, Runs, Tolerance
 from fusion.options import options_of, torch_settings
-from fusion.region import compile_anew
 
 
 def verify(

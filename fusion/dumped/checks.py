@@ -16,9 +16,9 @@ from fusion.codegen.target import Launcher
 from fusion.dumped.inputs import Draw, attempts
 from fusion.inspect.accuracy import UNWRITTEN, copied, distance, floor_of, is_close
 from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
-from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, only_stored
+from fusion.lowering.interpret.evaluate import flat_view
+from fusion.lowering.ir.kernel import Kernel, only_stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from fusion.graph_cache import KINDS
 from fusion.graph_cache.form import LARGEST_TENSOR, write
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.kernel import Kernel
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator_device, in_memory_of
 

@@ -20,10 +20,10 @@ from torch.fx.graph import CodeGen
 from fusion.dumped.fx_text import NoText, attributes_of, launches_of, names_of
 from fusion.dumped.kernel_files import INTERPRETED, sizes_of
 from fusion.dumped.ranges import Range, ranges_of
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Extern
-from fusion.lowering.seeded import draws, seeded
-from fusion.lowering.sizes import hint_of
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Extern
+from fusion.lowering.ir.sizes import hint_of
+from fusion.lowering.random.seeded import draws, seeded
 from fusion.runtime.names import identifier
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall

@@ -29,9 +29,9 @@ from fusion.dumped.running import built
 from fusion.graph_cache import KINDS
 from fusion.graph_cache.form import read
 from fusion.inspect.accuracy import copied, distance
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.program import Buffer, Program
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Buffer, Program
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator as allocator_on
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusion.lowering.evaluate import flat_view
+from fusion.lowering.interpret.evaluate import flat_view
 
 _SEED = 20
 _LARGEST_DRAWN = 127

@@ -28,9 +28,9 @@ from fusion.dumped.ranges import Range, ranges_of
 from fusion.graph_cache import KINDS
 from fusion.graph_cache.form import read, write
 from fusion.lowering.errors import FusionError
-from fusion.lowering.kernel import Kernel, Param, only_stored
+from fusion.lowering.ir.kernel import Kernel, Param, only_stored
+from fusion.lowering.ir.sizes import estimate
 from fusion.lowering.printer import format_kernel
-from fusion.lowering.sizes import estimate
 
 BEGIN = "# ==== source: edit it here ===="
 END = "# ==== end of the source ===="

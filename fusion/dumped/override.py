@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from fusion.calls.fallback import warn_once
 from fusion.codegen.build import Built, is_idle
 from fusion.codegen.target import Target
 from fusion.dumped.checks import Case
@@ -29,9 +30,8 @@ from fusion.dumped.kernel_files import (
     read_kernel_file,
     sizes_of,
 )
-from fusion.fallback import warn_once
 from fusion.lowering.errors import FusionError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 
 class WrongKernel(FusionError):

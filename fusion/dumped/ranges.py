@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 
 import sympy
 
-from fusion.lowering.checks import checks_of, requirement_checked_by
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, postorder
-from fusion.lowering.kernel import Kernel, statements, values_of
-from fusion.lowering.open_bounds import open_bounds
-from fusion.lowering.sizes import size_value
+from fusion.codegen.tuning.inputs import open_bounds
+from fusion.lowering.checks.checked import checks_of, requirement_checked_by
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, postorder
+from fusion.lowering.ir.kernel import Kernel, statements, values_of
+from fusion.lowering.ir.sizes import size_value
 
 DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 

@@ -20,18 +20,18 @@ from types import MappingProxyType
 
 from torch import fx
 
+from fusion.calls.fallback import warn_once
 from fusion.codegen.target import Target
 from fusion.dumped.folders import own_folder
 from fusion.dumped.graph_files import GraphFile, input_ranges, module_text
 from fusion.dumped.kernel_files import Figures, kernel_text
-from fusion.fallback import warn_once
 from fusion.inspect.report import Report
 from fusion.inspect.text import program_text
 from fusion.lowering.errors import FusionError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Program
 from fusion.lowering.printer import format_kernel
-from fusion.lowering.program import Program
-from fusion.passes import Observer, PassLog, PassTime
+from fusion.runner.passes import Observer, PassLog, PassTime
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fusion.dynamo.writes import memory_of
-from fusion.lowering.sizes import elements
+from fusion.lowering.ir.sizes import elements
 
 PRODUCTS = frozenset({torch._C._nn.linear, torch.matmul, operator.matmul})
 """Functions of two matrices that use the rows of the first one separately."""

@@ -2,7 +2,7 @@
 
 Input: Dynamo's graph; it is changed in place.  A result without a reader that depends on a tensor of integers, or on an
 operation that checks floats, through results that nothing else reads, is passed to an operation with an effect
-(`lowering/unused.py`), so that it is traced and lowered.  If lowering then finds no check, nothing is computed.
+(`lowering/checks/unused.py`), so that it is traced and lowered.  If lowering then finds no check, nothing is computed.
 
 Dynamo itself drops elements that nothing reads (`x[i]`) before it calls a backend; within `unused_elements_kept`, those
 that may be refused stay.
@@ -20,7 +20,7 @@ from torch import fx
 from torch._dynamo.output_graph import OutputGraph
 
 from fusion.dynamo.writes import written_by
-from fusion.lowering.unused import CHECKING, KEEP, is_integral
+from fusion.lowering.checks.unused import CHECKING, KEEP, is_integral
 
 
 def keep_unused_results(graph: fx.GraphModule) -> None:

@@ -27,10 +27,10 @@ from fusion.graph_cache.key import key_of
 from fusion.graph_cache.store import get, put
 from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
-from fusion.lowering import expr, kernel, program
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import BuildError, Origin
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir import expr, kernel, program
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.kernel import Kernel
 from fusion.options import Options
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.kernels import KernelCall

@@ -35,8 +35,8 @@ from sympy.logic import boolalg
 from torch._ops import OpOverload
 from torch.utils._sympy import functions as functions_of_sizes
 
-from fusion.lowering import division
-from fusion.lowering.sizes import Computed
+from fusion.lowering.ir import division
+from fusion.lowering.ir.sizes import Computed
 
 Kinds: TypeAlias = Mapping[str, type]
 """Dataclasses and enums that may be serialised, by name."""

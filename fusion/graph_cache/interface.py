@@ -14,7 +14,7 @@ from torch import fx
 from fusion.graph_cache.form import Unwritten
 from fusion.graph_cache.key import held_by
 from fusion.joint.dependence import is_tangent
-from fusion.lowering.arguments import map_leaves
+from fusion.lowering.ir.arguments import map_leaves
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,11 @@ import torch
 
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import by_place
-from fusion.lowering.evaluate import flat_view
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.interpret.calls import as_double
-from fusion.lowering.kernel import Fold, Kernel, only_stored, statements
-from fusion.lowering.program import Extern
+from fusion.lowering.interpret.evaluate import flat_view
+from fusion.lowering.ir.kernel import Fold, Kernel, only_stored, statements
+from fusion.lowering.ir.program import Extern
 from fusion.schedule.kernels import KernelCall
 
 UNWRITTEN = -1.2345e300

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from fusion.inspect.report import Report
 from fusion.lowering.errors import FusionError, brief
-from fusion.lowering.evaluate import flat_view
+from fusion.lowering.interpret.evaluate import flat_view
 
 Program: TypeAlias = Callable[..., object]
 Given: TypeAlias = tuple[tuple[object, ...], dict[str, object]]

@@ -20,12 +20,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fusion.codegen.reference import ReferenceTarget
 from fusion.inspect.text import step_lines
 from fusion.joint.saved import DONATED
-from fusion.lowering.decompositions import decompositions
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.errors import Unsupported
+from fusion.lowering.ir.program import Program
 from fusion.lowering.lower import lower
 from fusion.lowering.printer import format_kernel, format_program
 from fusion.lowering.printer.programs import tensor_text
-from fusion.lowering.program import Program
 from fusion.schedule import Step, grow
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.generate import kernels_of

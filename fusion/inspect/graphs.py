@@ -13,11 +13,11 @@ import sympy
 
 from fusion.codegen.price import along
 from fusion.codegen.target import Target
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
-from fusion.lowering.kernel import only_stored
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.kernel import only_stored
+from fusion.lowering.ir.program import Contract, Extern, Node, Program, Reduce, Scan, reads, writes
 from fusion.lowering.printer import format_nodes
-from fusion.lowering.program import Contract, Extern, Node, Program, Reduce, Scan, reads, writes
 from fusion.schedule import Step
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall

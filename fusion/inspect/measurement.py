@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 from fusion.codegen.tuning.timing import median_time
 from fusion.inspect.report import Report, steps_of
 from fusion.inspect.watch import Watch
-from fusion.lowering.kernel import Kernel, only_stored
-from fusion.lowering.program import Extern
+from fusion.lowering.ir.kernel import Kernel, only_stored
+from fusion.lowering.ir.program import Extern
 from fusion.operations.products import aligned_product
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall

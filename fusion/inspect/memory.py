@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
-from fusion.lowering.program import Program, memory_of, reads, writes
+from fusion.lowering.ir.program import Program, memory_of, reads, writes
 from fusion.schedule import Step
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fusion.lowering.program import Program, writes
+from fusion.lowering.ir.program import Program, writes
 from fusion.schedule import Clustering, Step
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import makes

@@ -15,12 +15,12 @@ from fusion.inspect.breaks import Break
 from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors, operations_of, tensors_of, traffic_of
 from fusion.inspect.memory import held_by_nodes, held_by_steps
 from fusion.lowering.builder import origin_of
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin, Unsupported
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Call, Extern, Program, memory_of
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Call, Extern, Program, memory_of
-from fusion.passes import PassTime
+from fusion.runner.passes import PassTime
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import kernel_price

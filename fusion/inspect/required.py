@@ -8,9 +8,9 @@ eagerly never meets a requirement.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from torch._dynamo.exc import ShortenTraceback
 
 from fusion.inspect.report import Report
 from fusion.lowering.errors import FusionError, by_place
+from fusion.options import Requirements
 
 
 class _AsItIs(ShortenTraceback):
@@ -39,61 +40,21 @@ class NotAsRequired(FusionError, _AsItIs):
         self.report = report
 
 
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """The most that each compiled graph may have: forward and backward are one each.
+def _refuse_more(report: Report, most: Requirements) -> None:
+    """Refuse a graph that has more than allowed.
 
-    Attributes:
-        kernels: launches of generated kernels; None for any number.
-        externs: calls that are left to PyTorch; None for any number.
+    Raises:
+        NotAsRequired: it has, or it runs eagerly.
     """
-
-    kernels: int | None = None
-    externs: int | None = None
-
-    @classmethod
-    def read(cls, given: object) -> Requirements:
-        """Read requirements from a mapping.
-
-        Raises:
-            TypeError: it is no mapping, or a value is no whole number.
-            ValueError: a name is unknown, a number is negative, or nothing is required.
-
-        >>> Requirements.read({"kernels": 1})
-        Requirements(kernels=1, externs=None)
-        """
-        if isinstance(given, Requirements):
-            return given
-        if not isinstance(given, Mapping):
-            raise TypeError(f"require must be a mapping, got {type(given).__name__}")
-        known = [each.name for each in fields(cls)]
-        for name, number in given.items():
-            if name not in known:
-                raise ValueError(f"unknown requirement {name!r}; known: {', '.join(known)}")
-            if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-                raise TypeError(f"require: {name} must be a number, got {type(number).__name__}")
-            if number is not None and number < 0:
-                raise ValueError(f"require: {name} must not be negative, got {number}")
-        read = cls(**given)
-        if read == cls():
-            raise ValueError(f"nothing is required; known: {', '.join(known)}")
-        return read
-
-    def check(self, report: Report) -> None:
-        """Refuse a graph that has more.
-
-        Raises:
-            NotAsRequired: it has, or it runs eagerly.
-        """
-        if report.failure:
-            raise NotAsRequired(f"{report.label} runs eagerly: {report.failure}", report=report)
-        counts = {"kernels": len(report.kernels), "externs": len(report.externs)}
-        limits = {"kernels": self.kernels, "externs": self.externs}
-        over = {name: limit for name, limit in limits.items() if limit is not None and counts[name] > limit}
-        if over:
-            excess = " and ".join(f"{_counted(counts[name], name)} (allowed: {limit})" for name, limit in over.items())
-            lines = [f"{report.label} has {excess}:", *_listed(report, with_kernels="kernels" in over)]
-            raise NotAsRequired("\n  ".join(lines), hint=_HINT, report=report)
+    if report.failure:
+        raise NotAsRequired(f"{report.label} runs eagerly: {report.failure}", report=report)
+    counts = {"kernels": len(report.kernels), "externs": len(report.externs)}
+    limits = {"kernels": most.kernels, "externs": most.externs}
+    over = {name: limit for name, limit in limits.items() if limit is not None and counts[name] > limit}
+    if over:
+        excess = " and ".join(f"{_counted(counts[name], name)} (allowed: {limit})" for name, limit in over.items())
+        lines = [f"{report.label} has {excess}:", *_listed(report, with_kernels="kernels" in over)]
+        raise NotAsRequired("\n  ".join(lines), hint=_HINT, report=report)
 
 
 _HINT = "fusion.explain shows the whole report"
@@ -147,7 +108,7 @@ def check(report: Report, required: Requirements | None) -> None:
         for block in blocks:
             block.graphs += 1
     for each in (*([required] if required is not None else []), *(block.requirements for block in blocks)):
-        each.check(report)
+        _refuse_more(report, each)
 
 
 @contextmanager
@@ -185,4 +146,4 @@ def require(*, kernels: int | None = None, externs: int | None = None) -> Iterat
         raise NotAsRequired("nothing was compiled", hint="call a fused program, with tensors, within the block")
 
 
-__all__ = ["NotAsRequired", "Requirements", "check", "require"]
+__all__ = ["NotAsRequired", "check", "require"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusion.codegen.tuning import Tuning
+from fusion.lowering.ir.program import Program, reads, writes
 from fusion.lowering.printer import format_kernel, format_program
-from fusion.lowering.program import Program, reads, writes
 from fusion.schedule import Clustering, Step
 from fusion.schedule.kernels import KernelCall
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fusion.inspect.report import Report
-from fusion.lowering.program import Extern
+from fusion.lowering.ir.program import Extern
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 

@@ -19,7 +19,7 @@ from torch import fx
 
 from fusion.joint.factors import is_product, value_of
 from fusion.joint.facts import is_rearranged, memories
-from fusion.lowering.sizes import elements, size_of
+from fusion.lowering.ir.sizes import elements, size_of
 
 aten = torch.ops.aten
 

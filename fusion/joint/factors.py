@@ -28,8 +28,8 @@ from fusion.joint.facts import (
     unrounded,
     without_units,
 )
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op
-from fusion.lowering.sizes import sizes_of
+from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op
+from fusion.lowering.ir.sizes import sizes_of
 from fusion.lowering.value import Shape
 
 Runs: TypeAlias = tuple[tuple[bool, sympy.Expr], ...]

@@ -3,7 +3,7 @@
 A pass over a joint graph asks whether a call is a view, whether it is a constant, and which folds and products it
 computes.  The rules in `lowering/rules/` answer that for every operation that has a rule: lowered by itself
 (`lower_call`), a call is an expression over its operands.  `linearity.py` and `special_numbers.py` derive more from it,
-by the algebra of `lowering/scalar_ops.py`.
+by the algebra of `lowering/ir/scalar_ops.py`.
 
 Input: an fx node whose operands have fake tensors as `val`; output: an answer that holds for all numbers, up to
 rounding.  Where nothing is known, as for a call without a rule, the answer is negative.
@@ -21,15 +21,15 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, loads, postorder
 from fusion.lowering.indexing import ZERO, substitute
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, loads, postorder
+from fusion.lowering.ir.program import Contract, Extern, Map, Reduce
+from fusion.lowering.ir.scalar_ops import ScalarName
+from fusion.lowering.ir.sizes import elements, sizes_of
 from fusion.lowering.lower import LoweredCall, lower_call
-from fusion.lowering.program import Contract, Extern, Map, Reduce
 from fusion.lowering.registry import RULES
-from fusion.lowering.scalar_ops import ScalarName
-from fusion.lowering.sizes import elements, sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, reshape
 
 Operands: TypeAlias = tuple[object, ...]

@@ -19,7 +19,7 @@ from torch import fx
 from fusion.joint.factors import is_product, operands, value_of
 from fusion.joint.facts import folds
 from fusion.joint.recomputation import grows, short
-from fusion.lowering.sizes import elements, hint_of, size_of
+from fusion.lowering.ir.sizes import elements, hint_of, size_of
 from fusion.schedule.chained.place_producers import HELD
 
 

@@ -1,8 +1,8 @@
 """Determines whether a call of an ATen graph is linear in some of its operands.
 
 Input: an fx node; the nodes of its lowered form (`facts.py`) are classified in order: each element is 0, fixed, linear
-or anything else.  Which scalar operations are linear is a column of `lowering/scalar_ops.py`; sums, matrix products and
-scattered sums are linear as the scalar operations that they repeat.
+or anything else.  Which scalar operations are linear is a column of `lowering/ir/scalar_ops.py`; sums, matrix products
+and scattered sums are linear as the scalar operations that they repeat.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from torch import fx
 from typing_extensions import assert_never
 
 from fusion.joint.facts import constant_of, lowered
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
-from fusion.lowering.program import Contract, Extern, Map, Node, Reduce, Scan, Scatter, writes
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
+from fusion.lowering.ir.program import Contract, Extern, Map, Node, Reduce, Scan, Scatter, writes
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 from fusion.lowering.value import Value
 
 

@@ -31,8 +31,8 @@ from fusion.joint.dependence import is_tangent
 from fusion.joint.factors import is_product, value_of
 from fusion.joint.facts import lowered
 from fusion.joint.linearity import is_gradient, is_linear
-from fusion.lowering.program import Map, Reduce, Scatter
-from fusion.lowering.sizes import elements
+from fusion.lowering.ir.program import Map, Reduce, Scatter
+from fusion.lowering.ir.sizes import elements
 from fusion.operations.ownership import take_over
 
 aten = torch.ops.aten

@@ -36,7 +36,7 @@ from fusion.joint.factors import (
 from fusion.joint.facts import compared, constant_of, fold_of
 from fusion.joint.normal_forms import Forms
 from fusion.joint.special_numbers import is_zero_of_zero, spreading
-from fusion.lowering.sizes import sizes_of
+from fusion.lowering.ir.sizes import sizes_of
 
 aten = torch.ops.aten
 

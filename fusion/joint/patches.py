@@ -26,7 +26,7 @@ from fusion.joint.channels_last import on_matrix_units
 from fusion.joint.layout import with_strides
 from fusion.joint.layout_plans import is_known
 from fusion.joint.writing import write
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.scalar_ops import HALVES
 
 aten = torch.ops.aten
 

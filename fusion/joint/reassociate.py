@@ -42,7 +42,7 @@ from fusion.joint.factors import (
 from fusion.joint.facts import row_sum
 from fusion.joint.recomputation import is_tile
 from fusion.joint.writing import write
-from fusion.lowering.sizes import elements, size_of
+from fusion.lowering.ir.sizes import elements, size_of
 from fusion.lowering.value import Shape
 
 aten = torch.ops.aten

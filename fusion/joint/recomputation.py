@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fusion.joint.copies import copies_for_products
 from fusion.joint.dependence import is_tangent
 from fusion.joint.factors import is_product, is_tensor, operands, value_of
-from fusion.lowering.sizes import elements, hint_of, size_of
+from fusion.lowering.ir.sizes import elements, hint_of, size_of
 from fusion.schedule.chained.candidates import LEAST_TILE
 from fusion.schedule.chained.place_producers import HELD
 

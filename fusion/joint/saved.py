@@ -34,10 +34,10 @@ from torch._ops import OpOverload
 from fusion.joint.factors import is_tensor, value_of
 from fusion.joint.facts import folds, lowered, value_of_call
 from fusion.joint.writing import convert, write
-from fusion.lowering.program import Scan
+from fusion.lowering.ir.program import Scan
+from fusion.lowering.ir.scalar_ops import HALVES
+from fusion.lowering.ir.sizes import elements
 from fusion.lowering.rules.conversion import ONLY_STORED
-from fusion.lowering.scalar_ops import HALVES
-from fusion.lowering.sizes import elements
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.lowering.seeded import LIMITS, draws, seeded
+from fusion.lowering.random.seeded import LIMITS, draws, seeded
 
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 

@@ -1,7 +1,7 @@
 """Determines the effect of 0 and of NaN in an elementwise call of an ATen graph.
 
 Input: an fx node; its lowered form (`facts.py`) is evaluated at 0 by the meaning of its scalar operations, or NaN is
-propagated by the column `of_nan` of `lowering/scalar_ops.py`.  Calls with folds give negative answers.
+propagated by the column `of_nan` of `lowering/ir/scalar_ops.py`.  Calls with folds give negative answers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 
 from fusion.joint.factors import is_tensor, root, value_of
 from fusion.joint.facts import operand_value, place_of, value_of_call, without_units
-from fusion.lowering.expr import (
+from fusion.lowering.ir.expr import (
     Cast,
     Const,
     Expr,
@@ -33,7 +33,7 @@ from fusion.lowering.expr import (
     postorder,
     rewrite,
 )
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 from fusion.lowering.value import Value, axis_bounds, reshape
 
 Known: TypeAlias = Literal["nan"] | bool | None

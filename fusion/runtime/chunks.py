@@ -10,9 +10,9 @@ from typing import cast
 
 import torch
 
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.interpret.chunks import Body, run_chunks
-from fusion.lowering.program import Buffer, Program
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Buffer, Program
 
 
 class InChunks:

@@ -21,8 +21,8 @@ from torch import fx
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 
-from fusion.lowering.program import Extern, writes
-from fusion.lowering.seeded import seeded
+from fusion.lowering.ir.program import Extern, writes
+from fusion.lowering.random.seeded import seeded
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall

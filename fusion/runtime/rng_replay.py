@@ -22,12 +22,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusion.lowering.aten.mistraced import traced_as_eager
 from fusion.lowering.builder import origin_of
 from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.interpret import run_program
 from fusion.lowering.lower import lower
-from fusion.lowering.mistraced import traced_as_eager
-from fusion.lowering.seeded import draws
+from fusion.lowering.random.seeded import draws
 
 
 @dataclass(frozen=True, slots=True)

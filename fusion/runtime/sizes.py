@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.program import Program
-from fusion.lowering.sizes import Computed, calculation
+from fusion.lowering.ir.program import Program
+from fusion.lowering.ir.sizes import Computed, calculation
 from fusion.runtime.names import named
 
 COMPUTED = "fusion_computed"

@@ -21,13 +21,13 @@ from typing_extensions import assert_never
 from fusion.codegen.build import Built
 from fusion.codegen.target import LateLauncher, Launcher
 from fusion.inspect.watch import Watch
-from fusion.lowering.arguments import map_leaves
-from fusion.lowering.checks import has_checks
-from fusion.lowering.chunks import Chunked
+from fusion.lowering.checks.checked import has_checks
 from fusion.lowering.errors import BuildError, CheckFailed
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Buffer, BufferRef, Call, Extern, ExternArg, Program
+from fusion.lowering.ir.arguments import map_leaves
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Buffer, BufferRef, Call, Extern, ExternArg, Program
 from fusion.operations.attention import cudnn_attention_backward
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of

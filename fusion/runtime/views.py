@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch._ops import OpOverload
 
-from fusion.lowering.program import Buffer, BufferRef, Call, Extern, Program, memory_of
+from fusion.lowering.ir.program import Buffer, BufferRef, Call, Extern, Program, memory_of
 from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten

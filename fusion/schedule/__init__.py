@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fusion.codegen.tuning import Tuning
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.program import Call, Program
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Call, Program
 from fusion.schedule.clusters.growth import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fusion.codegen.tuning import Tuning
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Program
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Program
 from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, weighed
 from fusion.schedule.clusters.legality import Cluster
 

@@ -1,4 +1,4 @@
-"""Simplifies index arithmetic: removes `//` and `%` (`lowering/division.py`) from indices.
+"""Simplifies index arithmetic: removes `//` and `%` (`lowering/ir/division.py`) from indices.
 
 An index is an integer; it is non-negative where it is used unmasked, but parts of it need not be (`i - 3` in a
 concatenation).  `sizes` maps each axis symbol to its extent, an axis `i` runs over `0 ≤ i < sizes[i]`; these bounds are
@@ -17,20 +17,19 @@ Results are cached per expression and bounds of its symbols: a graph has few ind
 
 from __future__ import annotations
 
-from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
-from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol, symbols_of
+from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol
 from fusion.lowering.indexing.inverse import Inverse, invert, split_points
 from fusion.lowering.indexing.laws import simplify, within
 from fusion.lowering.indexing.offsets import (
     RUN,
-    coefficient,
     direct_part,
-    extent_of,
     flatten,
     stride_along,
     within_run,
 )
 from fusion.lowering.indexing.substitution import replace_axes, substitute, substitute_all
+from fusion.lowering.ir.affine import coefficient, extent_of, symbols_of
+from fusion.lowering.ir.division import ONE, ZERO, FloorDiv, Mod
 
 __all__ = [
     "ONE",

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import sympy
 
-from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.indexing.intervals import Facts, Sizes, expanded, facts_of
+from fusion.lowering.ir.division import ONE, ZERO, FloorDiv, Mod
 
 
 @dataclass(frozen=True, slots=True)

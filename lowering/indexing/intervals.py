@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 import sympy
 
-from fusion.lowering.division import FloorDiv, Mod
+from fusion.lowering.ir.affine import symbols_of
+from fusion.lowering.ir.division import FloorDiv, Mod
 
 Sizes: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 
@@ -30,12 +31,6 @@ def _symbol(prefix: str, k: int) -> sympy.Symbol:
 
 Facts: TypeAlias = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
 """The sizes of the symbols of one expression; with the expression, a cache key."""
-
-
-@lru_cache(maxsize=1 << 16)
-def symbols_of(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
-    """Return the symbols of an index, sorted by name; cached, because sympy traverses the expression each time."""
-    return tuple(sorted(expr.free_symbols, key=str))
 
 
 def facts_of(expr: sympy.Expr, sizes: Sizes) -> Facts:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.indexing.digits import Digit, radix_extent, radix_terms
-from fusion.lowering.indexing.intervals import Sizes, expanded, symbols_of
+from fusion.lowering.indexing.intervals import Sizes, expanded
 from fusion.lowering.indexing.laws import simplify
+from fusion.lowering.ir.affine import symbols_of
+from fusion.lowering.ir.division import ONE, ZERO, FloorDiv, Mod
 
 
 @dataclass(frozen=True, slots=True)

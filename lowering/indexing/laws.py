@@ -11,9 +11,10 @@ from functools import lru_cache
 
 import sympy
 
-from fusion.lowering.division import ONE, FloorDiv, Mod
 from fusion.lowering.indexing.digits import radix_extent, radix_terms
-from fusion.lowering.indexing.intervals import Facts, Sizes, expanded, facts_of, interval, symbols_of
+from fusion.lowering.indexing.intervals import Facts, Sizes, expanded, facts_of, interval
+from fusion.lowering.ir.affine import symbols_of
+from fusion.lowering.ir.division import ONE, FloorDiv, Mod
 
 
 @lru_cache(maxsize=1 << 16)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
-from fusion.lowering.expr import Const, Expr, Index, IndexValue, Op, free_axes, make_op
-from fusion.lowering.indexing.intervals import Sizes, symbols_of
+from fusion.lowering.indexing.intervals import Sizes
 from fusion.lowering.indexing.laws import simplify
-from fusion.lowering.sizes import where_there_are_elements
+from fusion.lowering.ir.affine import coefficient
+from fusion.lowering.ir.division import ZERO, FloorDiv, Mod
+from fusion.lowering.ir.expr import Const, Expr, Index, IndexValue, Op, free_axes, make_op
+from fusion.lowering.ir.sizes import where_there_are_elements
 
 RUN = 16
 """The least number of contiguous elements for which one lane each is worthwhile."""
@@ -38,38 +39,11 @@ def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes)
     return total if affine == 0 else make_op("add", total, IndexValue(affine))
 
 
-def extent_of(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> sympy.Expr:
-    """Return the number of elements from the first to the last one touched, inclusive (0 for an empty tensor)."""
-    if any(size == 0 for size in shape):
-        return ZERO
-    return sympy.Add(1, *((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
-
-
-def coefficient(expr: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr | None:
-    """Return the stride of `axis` in an affine offset; None where the axis appears under `//`, `%` or a power.
-
-    >>> from fusion.lowering.indexing import FloorDiv, axis_symbol
-    >>> i, j = axis_symbol(0), axis_symbol(1)
-    >>> coefficient(12 * i + j, i), coefficient(12 * i + j, axis_symbol(2)), coefficient(FloorDiv(i, 2), i)
-    (12, 0, None)
-    """
-    stride: sympy.Expr = ZERO
-    if axis not in symbols_of(expr):
-        return stride
-    for term in sympy.Add.make_args(sympy.expand_mul(expr)):
-        if axis in symbols_of(term):
-            ratio = ONE if term is axis else term / axis
-            if axis in symbols_of(ratio):
-                return None
-            stride += ratio
-    return stride
-
-
 def direct_part(offset: Index) -> tuple[sympy.Expr, frozenset[sympy.Symbol]]:
     """Return the part of an offset that does not depend on data, and the axes on which the rest depends.
 
     >>> from torch import int64
-    >>> from fusion.lowering.expr import Load
+    >>> from fusion.lowering.ir.expr import Load
     >>> from fusion.lowering.indexing import axis_symbol
     >>> i, j = axis_symbol(0), axis_symbol(1)
     >>> row = make_op("mul", Load("ids", (i,), int64), IndexValue(sympy.Integer(512)))

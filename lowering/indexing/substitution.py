@@ -8,8 +8,11 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.division import FloorDiv, Mod
-from fusion.lowering.expr import (
+from fusion.lowering.indexing.intervals import Sizes
+from fusion.lowering.indexing.laws import simplify
+from fusion.lowering.ir.affine import symbols_of
+from fusion.lowering.ir.division import FloorDiv, Mod
+from fusion.lowering.ir.expr import (
     AxisMap,
     Cast,
     Const,
@@ -24,9 +27,7 @@ from fusion.lowering.expr import (
     make_cast,
     rewrite,
 )
-from fusion.lowering.indexing.intervals import Sizes, symbols_of
-from fusion.lowering.indexing.laws import simplify
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.scalar_ops import ScalarName
 
 
 def substitute(root: Expr, axes: AxisMap, sizes: Sizes) -> Expr:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import sympy
 import torch
 
-from fusion.lowering.arguments import map_leaves
 from fusion.lowering.errors import VerifyError
-from fusion.lowering.program import BufferRef, Extern, ExternArg, Program
-from fusion.lowering.sizes import size_value
+from fusion.lowering.ir.arguments import map_leaves
+from fusion.lowering.ir.program import BufferRef, Extern, ExternArg, Program
+from fusion.lowering.ir.sizes import size_value
 
 
 def call(

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import torch
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.program import Program
-from fusion.lowering.scalar_ops import SCALAR_OPS, joined_by
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Program
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, joined_by
 
 Body: TypeAlias = "Callable[[list[object]], tuple[torch.Tensor, ...]]"
 """Computes a chunk from START, BETA, POINTS, sizes and tensors in one list."""

@@ -10,7 +10,8 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.lowering.errors import VerifyError
-from fusion.lowering.evaluate import (
+from fusion.lowering.indexing import symbols_of
+from fusion.lowering.interpret.evaluate import (
     CPU,
     Ranges,
     Scope,
@@ -25,10 +26,10 @@ from fusion.lowering.evaluate import (
     scatter,
     update,
 )
-from fusion.lowering.expr import Expr, IndexValue, Op, postorder
-from fusion.lowering.folds import fold
-from fusion.lowering.indexing import symbols_of
-from fusion.lowering.kernel import (
+from fusion.lowering.interpret.folds import fold
+from fusion.lowering.interpret.strided import overlaps, strided_view
+from fusion.lowering.ir.expr import Expr, IndexValue, Op, postorder
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     Loop,
@@ -43,9 +44,8 @@ from fusion.lowering.kernel import (
     statements,
     values_of,
 )
-from fusion.lowering.scalar_ops import identity
-from fusion.lowering.sizes import size_value
-from fusion.lowering.strided import overlaps, strided_view
+from fusion.lowering.ir.scalar_ops import identity
+from fusion.lowering.ir.sizes import size_value
 
 
 def run_kernel(

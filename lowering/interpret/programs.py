@@ -8,9 +8,10 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import VerifyError
-from fusion.lowering.evaluate import (
+from fusion.lowering.interpret.calls import as_double, call
+from fusion.lowering.interpret.chunks import Body, run_chunks
+from fusion.lowering.interpret.evaluate import (
     Scope,
     boxes,
     check_positions,
@@ -22,11 +23,10 @@ from fusion.lowering.evaluate import (
     scan_along,
     update,
 )
-from fusion.lowering.expr import free_axes
-from fusion.lowering.interpret.calls import as_double, call
-from fusion.lowering.interpret.chunks import Body, run_chunks
-from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Map, Program, Reduce, Scan, Scatter
-from fusion.lowering.sizes import size_value
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import free_axes
+from fusion.lowering.ir.program import Buffer, BufferRef, Contract, Extern, Map, Program, Reduce, Scan, Scatter
+from fusion.lowering.ir.sizes import size_value
 
 
 def run_program(

@@ -9,8 +9,8 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.ir.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 
 SHORT_TEXT = 16
 """Text up to this length is repeated rather than named."""

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.kernel import Fold, Kernel, Loop, Param, Prefix, Stmt, Store, statements, values_of
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Param, Prefix, Stmt, Store, statements, values_of
+from fusion.lowering.ir.scalar_ops import accumulator, keeps_position
 from fusion.lowering.printer.expressions import Names, format_dtype, format_index
 from fusion.lowering.printer.programs import assign_text, symbols_text, tensor_text
-from fusion.lowering.scalar_ops import accumulator, keeps_position
 
 
 def format_kernel(kernel: Kernel) -> str:
     """Format a Kernel: params, axes with their roles, a line per statement.  Equal kernels give equal text.
 
     >>> import sympy
-    >>> from fusion.lowering.expr import Load, Op
-    >>> from fusion.lowering.kernel import KernelAxis, Role, Store
+    >>> from fusion.lowering.ir.expr import Load, Op
+    >>> from fusion.lowering.ir.kernel import KernelAxis, Role, Store
     >>> i, r, n = sympy.Symbol("i0"), sympy.Symbol("r0"), sympy.Integer
     >>> params = tuple(Param(name, torch.float32, (n(8), n(5)), (n(5), n(1)), name == "out") for name in ("x", "out"))
     >>> x = Load("x", (5 * i + r,), torch.float32)

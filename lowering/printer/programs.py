@@ -11,9 +11,8 @@ from torch import fx
 from torch._ops import OpOverload
 from typing_extensions import assert_never
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
-from fusion.lowering.program import (
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import (
     Axis,
     Buffer,
     BufferRef,
@@ -28,13 +27,14 @@ from fusion.lowering.program import (
     Scatter,
     writes,
 )
-from fusion.lowering.scalar_ops import ScatterName
+from fusion.lowering.ir.scalar_ops import ScatterName
+from fusion.lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
 
 
 def format_program(program: Program) -> str:
     """Format a Program: inputs, a line per node with its origin, outputs.
 
-    >>> from fusion.lowering.expr import Load, Op
+    >>> from fusion.lowering.ir.expr import Load, Op
     >>> i, cpu = sympy.Symbol("i0"), torch.device("cpu")
     >>> two, one = sympy.Integer(2), sympy.Integer(1)
     >>> buffers = {name: Buffer(name, torch.float32, (two,), (one,), cpu) for name in ("x", "y")}

@@ -11,9 +11,10 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.checks import divisor
+from fusion.lowering.checks.checked import divisor
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE
+from fusion.lowering.ir.scalar_ops import ScalarName
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import (
     Term,
@@ -42,7 +43,6 @@ from fusion.lowering.rules.promotion import (
     term_of,
     widened,
 )
-from fusion.lowering.scalar_ops import ScalarName
 from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten

@@ -14,14 +14,14 @@ from torch import fx
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, Index, IndexValue, guarded
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
+from fusion.lowering.ir.expr import Expr, Index, IndexValue, guarded
+from fusion.lowering.ir.sizes import sizes_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.collisions import updates_input, written
 from fusion.lowering.rules.formula import Term, both, eq, literal, where
 from fusion.lowering.rules.promotion import Argument, convert, shaped_as
 from fusion.lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
-from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds
 
 aten = torch.ops.aten

@@ -12,21 +12,21 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.checks import checked
+from fusion.lowering.checks.checked import checked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, Index, IndexValue, const, guarded
 from fusion.lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
+from fusion.lowering.ir.expr import Expr, Index, IndexValue, const, guarded
+from fusion.lowering.ir.requirements import Requirement
+from fusion.lowering.ir.scalar_ops import identity
+from fusion.lowering.ir.wordings import Wording
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
 from fusion.lowering.rules.gather import position
 from fusion.lowering.rules.promotion import combine, convert, requiring, rounded, widen
 from fusion.lowering.rules.search import bucketize
-from fusion.lowering.scalar_ops import identity
 from fusion.lowering.value import Value
-from fusion.lowering.wordings import Wording
 
 aten = torch.ops.aten
 

@@ -14,12 +14,12 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.checks import required
+from fusion.lowering.checks.checked import required
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.expr import IndexValue
+from fusion.lowering.ir.requirements import Requirement
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.formula import Term, log1p, minimum
 from fusion.lowering.rules.ordering import chosen, keys_and_ranks
 from fusion.lowering.rules.promotion import requiring, widen

@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.checks import CHECKED, is_within, wrapped
-from fusion.lowering.expr import Expr, Index, IndexValue, Op, const
+from fusion.lowering.checks.checked import is_within, wrapped
+from fusion.lowering.ir.expr import Expr, Index, IndexValue, Op, const
+from fusion.lowering.ir.scalar_ops import CHECKED, JoinName, ScatterName, identity
 from fusion.lowering.rules.formula import Term, both, eq, literal, maximum, minimum, where
 from fusion.lowering.rules.promotion import combine, convert, rounded
-from fusion.lowering.scalar_ops import JoinName, ScatterName, identity
 from fusion.lowering.value import Shape, Value
 
 aten = torch.ops.aten

@@ -12,11 +12,11 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.ir.expr import IndexValue
+from fusion.lowering.ir.scalar_ops import FoldName, identity
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.formula import Term, both, eq, literal
-from fusion.lowering.scalar_ops import FoldName, identity
 from fusion.lowering.value import Value, axes_of, reshape
 
 MOST_COMPARISONS = 1 << 20

@@ -10,14 +10,14 @@ import torch
 
 from fusion.lowering.builder import Builder, load_of
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Load
 from fusion.lowering.indexing import ONE
-from fusion.lowering.program import BufferRef, Extern
-from fusion.lowering.recomputed import is_recomputed
+from fusion.lowering.ir.expr import Load
+from fusion.lowering.ir.program import BufferRef, Extern
+from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
+from fusion.lowering.rules.recomputed import is_recomputed
 from fusion.lowering.rules.reduction import fold
-from fusion.lowering.scalar_ops import HALVES
 from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten

@@ -11,12 +11,12 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, IndexValue, make_cast
 from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.ir.expr import Expr, IndexValue, make_cast
+from fusion.lowering.ir.sizes import sizes_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, eq, literal, where
 from fusion.lowering.rules.promotion import Argument, convert, term_of, widened
-from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -16,8 +16,8 @@ from torch import fx
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue, const
 from fusion.lowering.indexing import ZERO, axis_symbol
+from fusion.lowering.ir.expr import IndexValue, const
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import tril, triu
 from fusion.lowering.rules.entries import (

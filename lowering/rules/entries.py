@@ -15,8 +15,8 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ZERO, axis_symbol
+from fusion.lowering.ir.expr import IndexValue
 from fusion.lowering.rules.formula import Term, eq, literal, where
 from fusion.lowering.value import Shape, Value, broadcast_shapes
 

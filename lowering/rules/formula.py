@@ -15,8 +15,8 @@ import torch
 from torch.utils._sympy import functions as torch_sympy
 
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, IndexValue, Op, const, make_cast
-from fusion.lowering.scalar_ops import ORDERINGS, ScalarName, result_dtype
+from fusion.lowering.ir.expr import Expr, IndexValue, Op, const, make_cast
+from fusion.lowering.ir.scalar_ops import ORDERINGS, ScalarName, result_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,9 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Index, IndexValue
 from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.ir.expr import Index, IndexValue
+from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded
@@ -23,7 +24,6 @@ from fusion.lowering.rules.formula import Term, eq, literal, where
 from fusion.lowering.rules.promotion import rounded, widen, widened
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.rules.windows import fixed
-from fusion.lowering.scalar_ops import HALVES
 from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten

@@ -13,17 +13,18 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.checks import CHECKED, checked, is_within, wrapped
+from fusion.lowering.checks.checked import checked, is_within, wrapped
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, Index, IndexValue, Op, make_cast, postorder
 from fusion.lowering.indexing import ONE, axis_symbol, bounds, substitute
+from fusion.lowering.ir.expr import Expr, Index, IndexValue, Op, make_cast, postorder
+from fusion.lowering.ir.scalar_ops import CHECKED
+from fusion.lowering.ir.sizes import may_be_empty
+from fusion.lowering.ir.wordings import Wording, wording_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.entries import held
 from fusion.lowering.rules.formula import Term, literal, where
 from fusion.lowering.rules.promotion import convert
-from fusion.lowering.sizes import may_be_empty
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes, broadcast_to, reshape
-from fusion.lowering.wordings import Wording, wording_of
 
 aten = torch.ops.aten
 

@@ -17,10 +17,10 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import guarded
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.expr import guarded
+from fusion.lowering.ir.requirements import Requirement
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.creation import spaced
 from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, where

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from fusion.lowering.builder import Builder
+from fusion.lowering.ir.requirements import Requirement
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.formula import Term, log, log1p, maximum
 from fusion.lowering.rules.promotion import combine, requiring, rounded, widen
 from fusion.lowering.rules.reduction import fold, mean_over

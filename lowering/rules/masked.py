@@ -8,12 +8,12 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.checks import required
+from fusion.lowering.checks.checked import required
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
+from fusion.lowering.ir.expr import IndexValue
+from fusion.lowering.ir.requirements import Requirement
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import written
 from fusion.lowering.rules.formula import Term, eq, literal, where

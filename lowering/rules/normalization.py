@@ -1,7 +1,7 @@
 """Lowers softmax and the norms, with their gradients.
 
 Everything is computed in float32 for 16-bit floats and rounded once; statistics have the dtype and shape that eager
-returns.  Variances take two passes.  Batch norms are decomposed before (see `decompositions.py`).
+returns.  Variances take two passes.  Batch norms are decomposed before (see `lowering/aten/decompositions.py`).
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.expr import IndexValue
+from fusion.lowering.ir.scalar_ops import identity
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, eq, isnan, literal, where
 from fusion.lowering.rules.promotion import Argument, combine, convert, rounded, widen
 from fusion.lowering.rules.reduction import fold
-from fusion.lowering.scalar_ops import identity
 from fusion.lowering.value import Shape, Value, reshape
 
 aten = torch.ops.aten

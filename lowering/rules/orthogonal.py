@@ -13,10 +13,10 @@ import torch
 from torch._ops import OpOverloadPacket
 
 from fusion.lowering.builder import Builder
+from fusion.lowering.ir.scalar_ops import ScalarName
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, absolute, call, eq, exp, literal, log, maximum, minimum, ne, sqrt, where
 from fusion.lowering.rules.promotion import Argument, Kind, compose, overloads
-from fusion.lowering.scalar_ops import ScalarName
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten

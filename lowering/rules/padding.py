@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.expr import IndexValue
+from fusion.lowering.ir.expr import IndexValue
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, eq
 from fusion.lowering.rules.promotion import rounded, widened

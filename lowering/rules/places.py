@@ -9,12 +9,12 @@ from __future__ import annotations
 import sympy
 import torch
 
-from fusion.lowering.expr import Expr, Index, IndexValue
 from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.ir.expr import Expr, Index, IndexValue
+from fusion.lowering.ir.wordings import Wording
 from fusion.lowering.rules.gather import position
 from fusion.lowering.rules.promotion import convert
 from fusion.lowering.value import Shape, Value, axes_of, reshape
-from fusion.lowering.wordings import Wording
 
 
 def laid_flat(index: Value) -> Value:

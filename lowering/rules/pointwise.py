@@ -11,6 +11,7 @@ from torch._ops import OpOverloadPacket
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
+from fusion.lowering.ir.scalar_ops import ScalarName
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules import formula
 from fusion.lowering.rules.formula import Term
@@ -24,7 +25,6 @@ from fusion.lowering.rules.promotion import (
     promote,
     term_of,
 )
-from fusion.lowering.scalar_ops import ScalarName
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten

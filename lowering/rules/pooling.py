@@ -13,8 +13,10 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Index, IndexValue, const
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
+from fusion.lowering.ir.expr import Index, IndexValue, const
+from fusion.lowering.ir.scalar_ops import identity
+from fusion.lowering.ir.sizes import sizes_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import choose
 from fusion.lowering.rules.collisions import folded
@@ -22,8 +24,6 @@ from fusion.lowering.rules.formula import Term, both, call, eq, literal, maximum
 from fusion.lowering.rules.promotion import convert, rounded, widen, widened
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
-from fusion.lowering.scalar_ops import identity
-from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten

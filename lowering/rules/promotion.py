@@ -17,13 +17,13 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from fusion.lowering.builder import GENERATED_DTYPES
-from fusion.lowering.checks import required
+from fusion.lowering.checks.checked import required
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import make_cast
-from fusion.lowering.requirements import Requirement
+from fusion.lowering.ir.expr import make_cast
+from fusion.lowering.ir.requirements import Requirement
+from fusion.lowering.ir.scalar_ops import HALVES, ScalarName
+from fusion.lowering.ir.sizes import is_condition
 from fusion.lowering.rules.formula import Term, call, literal
-from fusion.lowering.scalar_ops import HALVES, ScalarName
-from fusion.lowering.sizes import is_condition
 from fusion.lowering.value import Shape, Value, broadcast_shapes, broadcast_to
 
 Argument: TypeAlias = "Value | sympy.Expr | bool | int | float"

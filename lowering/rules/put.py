@@ -13,8 +13,9 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Index, IndexValue, make_cast
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.expr import Index, IndexValue, make_cast
+from fusion.lowering.ir.wordings import Wording
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded, updates_input, written
@@ -27,7 +28,6 @@ from fusion.lowering.rules.promotion import Argument, combine, convert, term_of,
 from fusion.lowering.rules.runs import summed_in_runs
 from fusion.lowering.rules.scatter import summed
 from fusion.lowering.value import Value, axes_of, broadcast_to, reshape
-from fusion.lowering.wordings import Wording
 
 aten = torch.ops.aten
 

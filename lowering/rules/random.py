@@ -14,14 +14,14 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, Random
+from fusion.lowering.ir.expr import Expr, Random
+from fusion.lowering.ir.requirements import Requirement
+from fusion.lowering.ir.scalar_ops import Distribution
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules.creation import filled
 from fusion.lowering.rules.formula import Term, call, exp, literal, log1p, maximum, minimum, sqrt, where
 from fusion.lowering.rules.promotion import Argument, compose, requiring, term_of, widened
 from fusion.lowering.rules.view import result_shape
-from fusion.lowering.scalar_ops import Distribution
 from fusion.lowering.value import Shape, Value, axes_of, contiguous_strides
 
 aten = torch.ops.aten

@@ -15,12 +15,12 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.ir.expr import IndexValue
+from fusion.lowering.ir.scalar_ops import FoldName
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, absolute, call, exp, isinf, literal, log, maximum, ne, sqrt, where
 from fusion.lowering.rules.promotion import combine, convert, rounded, widen
-from fusion.lowering.scalar_ops import FoldName
 from fusion.lowering.value import Value, contiguous_strides
 
 aten = torch.ops.aten

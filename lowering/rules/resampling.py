@@ -16,8 +16,8 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Index, IndexValue
 from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.ir.expr import Index, IndexValue
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, where

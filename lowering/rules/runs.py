@@ -15,16 +15,16 @@ import sympy
 import torch
 
 from fusion.lowering.builder import Builder
-from fusion.lowering.evaluate import Scope, evaluate
-from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, free_axes, postorder, rewrite
 from fusion.lowering.indexing import ZERO, FloorDiv, axis_symbol, simplify, substitute
 from fusion.lowering.indexing.substitution import as_expr
-from fusion.lowering.program import Map
+from fusion.lowering.interpret.evaluate import Scope, evaluate
+from fusion.lowering.ir.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, free_axes, postorder, rewrite
+from fusion.lowering.ir.program import Map
+from fusion.lowering.ir.scalar_ops import COMPARISONS
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.formula import Term, both, where
 from fusion.lowering.rules.promotion import combine, convert, rounded, widen, widened
 from fusion.lowering.rules.reduction import fold
-from fusion.lowering.scalar_ops import COMPARISONS
 from fusion.lowering.value import Shape, Value, axis_bounds
 
 LONGEST_RUN, MOST_TAPS = 1 << 16, 32

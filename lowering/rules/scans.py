@@ -12,12 +12,12 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Const, IndexValue, const
 from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.ir.expr import Const, IndexValue, const
+from fusion.lowering.ir.scalar_ops import SCANNED, ScanName
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import convert, rounded, widen
-from fusion.lowering.scalar_ops import SCANNED, ScanName
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten

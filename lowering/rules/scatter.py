@@ -12,8 +12,10 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Index, IndexValue
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.expr import Index, IndexValue
+from fusion.lowering.ir.scalar_ops import JoinName, identity
+from fusion.lowering.ir.wordings import Wording, wording_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import JOINS, folded, written
@@ -21,9 +23,7 @@ from fusion.lowering.rules.compared import folded_sources, is_compared, is_one, 
 from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
 from fusion.lowering.rules.places import along, laid_flat, named_along, positions, sources_at
 from fusion.lowering.rules.promotion import Argument, combine, convert, term_of, widened
-from fusion.lowering.scalar_ops import JoinName, identity
 from fusion.lowering.value import Value, axes_of, reshape
-from fusion.lowering.wordings import Wording, wording_of
 
 aten = torch.ops.aten
 

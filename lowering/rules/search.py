@@ -13,10 +13,10 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, guarded
 from fusion.lowering.indexing import ZERO
+from fusion.lowering.ir.expr import Expr, guarded
+from fusion.lowering.ir.requirements import Requirement
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules import reduction
 from fusion.lowering.rules.formula import Term, literal, maximum, minimum, where
 from fusion.lowering.rules.promotion import Argument, Kind, convert, promote, requiring, term_of

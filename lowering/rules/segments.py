@@ -13,10 +13,11 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Index, IndexValue, guarded
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.expr import Index, IndexValue, guarded
+from fusion.lowering.ir.requirements import Requirement
+from fusion.lowering.ir.scalar_ops import JoinName, identity
 from fusion.lowering.registry import lowers
-from fusion.lowering.requirements import Requirement
 from fusion.lowering.rules import reduction
 from fusion.lowering.rules.collisions import JOINS, folded
 from fusion.lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
@@ -24,7 +25,6 @@ from fusion.lowering.rules.ordering import apart, spread
 from fusion.lowering.rules.promotion import combine, convert, requiring, rounded, shaped_as, widen
 from fusion.lowering.rules.scans import cumsum
 from fusion.lowering.rules.search import searchsorted
-from fusion.lowering.scalar_ops import JoinName, identity
 from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten

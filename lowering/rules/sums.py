@@ -13,10 +13,10 @@ import torch
 
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
+from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term
 from fusion.lowering.rules.promotion import Argument, Kind, common_place, compose, overloads, promote
-from fusion.lowering.scalar_ops import HALVES
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten

@@ -16,8 +16,8 @@ from torch import fx
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
+from fusion.lowering.ir.sizes import sizes_of
 from fusion.lowering.registry import lowers
-from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, contiguous_strides, reshape
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import FloorDiv, axis_symbol, bounds, simplify
+from fusion.lowering.ir.expr import IndexValue
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.formula import Term, both, where
 from fusion.lowering.value import Shape, Value, axis_bounds

@@ -14,7 +14,8 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.lowering.errors import Origin, VerifyError
-from fusion.lowering.expr import (
+from fusion.lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
+from fusion.lowering.ir.expr import (
     Cast,
     Const,
     Expr,
@@ -28,8 +29,7 @@ from fusion.lowering.expr import (
     index_of,
     postorder,
 )
-from fusion.lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
-from fusion.lowering.scalar_ops import (
+from fusion.lowering.ir.scalar_ops import (
     FOLD_OPS,
     SCALAR_OPS,
     SCAN_OPS,
@@ -41,7 +41,7 @@ from fusion.lowering.scalar_ops import (
     keeps_position,
     result_dtype,
 )
-from fusion.lowering.sizes import Computed
+from fusion.lowering.ir.sizes import Computed
 
 
 class Broken(Exception):

@@ -9,9 +9,9 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.expr import Expr, TileRef, loads, postorder
 from fusion.lowering.indexing import ZERO, symbols_of
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Expr, TileRef, loads, postorder
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     Loop,
@@ -28,7 +28,7 @@ from fusion.lowering.kernel import (
     stored,
     values_of,
 )
-from fusion.lowering.program import SCATTER_OPS
+from fusion.lowering.ir.program import SCATTER_OPS
 from fusion.lowering.verify.expressions import (
     Broken,
     ExpressionRules,

@@ -8,11 +8,11 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.arguments import leaves
-from fusion.lowering.chunks import BETA, COMBINED, POINTS, START, Chunked
-from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import symbols_of
-from fusion.lowering.program import (
+from fusion.lowering.ir.arguments import leaves
+from fusion.lowering.ir.chunks import BETA, COMBINED, POINTS, START, Chunked
+from fusion.lowering.ir.expr import free_axes
+from fusion.lowering.ir.program import (
     SCATTER_OPS,
     Axis,
     Buffer,
@@ -30,7 +30,7 @@ from fusion.lowering.program import (
     reads,
     writes,
 )
-from fusion.lowering.sizes import given_by
+from fusion.lowering.ir.sizes import given_by
 from fusion.lowering.verify.expressions import (
     Broken,
     ExpressionRules,

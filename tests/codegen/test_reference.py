@@ -15,10 +15,10 @@ from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Launcher, Target
 from fusion.codegen.targets import builder_for
 from fusion.lowering.errors import BuildError, VerifyError
-from fusion.lowering.expr import Const, Load
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Kernel, Role, Store
-from fusion.lowering.scalar_ops import FOLD_OPS
+from fusion.lowering.ir.expr import Const, Load
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Role, Store
+from fusion.lowering.ir.scalar_ops import FOLD_OPS
 from tests.lowering.building import F32, I0, LENGTH, R0, kernel, param
 
 

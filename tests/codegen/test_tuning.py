@@ -23,7 +23,7 @@ from fusion.codegen.tuning.check import wrong
 from fusion.codegen.tuning.inputs import expected
 from fusion.lowering.errors import BuildError, Unsupported
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from tests.codegen.kernels.making import F16, I64, param
 from tests.codegen.kernels.pointwise import flipped, gather
 from tests.codegen.kernels.products import matmul

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import fusion.codegen.c.target
-from fusion import scheduling, stages
+from fusion import stages
 from fusion.codegen import targets
 from fusion.codegen.c.target import CTarget
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Program
-from fusion.subjects import Scheduled, Scheduling
+from fusion.compilation import scheduling
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Program
+from fusion.runner.subjects import Scheduled, Scheduling
 
 
 def plant_in_results(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:

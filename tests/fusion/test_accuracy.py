@@ -10,9 +10,9 @@ import torch
 import fusion
 import fusion.codegen.c.target
 from fusion.inspect.accuracy import LaunchError, watching
-from fusion.lowering.expr import Load
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Role, Store
+from fusion.lowering.ir.expr import Load
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Role, Store
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.planted import plant_in_results
 from tests.lowering.building import F32, I0, kernel, param

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import fx
 
-from fusion.autograd import aot_backend
 from fusion.codegen.targets import TARGETS
-from fusion.compile import schedule_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.architectures import ARCHITECTURES, build

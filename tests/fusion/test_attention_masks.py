@@ -13,13 +13,13 @@ from torch._functorch import config
 
 import fusion
 from fusion.attention import Choice
-from fusion.autograd import aot_backend
 from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
-from fusion.compile import schedule_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.attention import attention
-from fusion.lowering.program import writes
+from fusion.lowering.aten.attention import attention
+from fusion.lowering.ir.program import writes
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall

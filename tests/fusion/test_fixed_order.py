@@ -16,15 +16,15 @@ from torch import Tensor, fx
 
 pytest.importorskip("triton")
 
-from fusion.autograd import aot_backend
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
-from fusion.compile import schedule_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import schedule_graph
+from fusion.compilation.graphs import size_hints
 from fusion.dumped.trace import Trace
-from fusion.graphs import size_hints
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Extern
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Extern
 from fusion.runtime import Boxed
 from fusion.schedule import Step
 from fusion.schedule.kernels import KernelCall

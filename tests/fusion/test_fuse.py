@@ -16,8 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
-import fusion.graph_compiler
-import fusion.reports
+import fusion.calls.reports
+import fusion.compilation.graph_compiler
 from fusion.backend import backend_of
 from fusion.codegen.build import Builder
 from fusion.codegen.targets import builder_for
@@ -262,7 +262,7 @@ def _broken(*args: object, **kwargs: object) -> None:
 
 
 def test_failure_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", _broken)
+    monkeypatch.setattr(fusion.compilation.graph_compiler, "compile_graph", _broken)
     f = fusion.fuse(lambda x: x.exp() + 1)
     x = torch.randn(5)
     with warnings.catch_warnings(record=True) as caught:
@@ -274,14 +274,14 @@ def test_failure_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_strict_raises_with_the_line_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", _broken)
+    monkeypatch.setattr(fusion.compilation.graph_compiler, "compile_graph", _broken)
     monkeypatch.setenv("FUSION_STRICT", "1")
     with pytest.raises(Exception, match=r"a defect[\s\S]*test_fuse\.py:\d+"):
         fusion.fuse(lambda x: x.exp() + 1)(torch.randn(5))
 
 
 def test_reports_of_the_oldest_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion.reports, "MOST_REPORTS", 2)
+    monkeypatch.setattr(fusion.calls.reports, "MOST_REPORTS", 2)
     fused = fusion.fuse(lambda x: x.exp() + 3)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         fused(torch.ones(5, dtype=dtype))
@@ -421,7 +421,7 @@ def test_the_target_of_an_accelerator_prepares_while_pytorch_traces(monkeypatch:
         asked.append(device)
         return builder_for("cpu", "reference")
 
-    monkeypatch.setattr("fusion.graph_compiler.builder_for", builder)
+    monkeypatch.setattr("fusion.compilation.graph_compiler.builder_for", builder)
     with FakeTensorMode():
         x = torch.empty(2, device="cuda")
     compiling = fusion.Backend(fusion.Options.read())._regions

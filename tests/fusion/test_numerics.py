@@ -18,8 +18,8 @@ from fusion import explain, export_kernels, fuse, report
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.targets import TARGETS, builder_for
-from fusion.lowering.expr import Expr, make_op
-from fusion.lowering.kernel import Kernel, Role, Store
+from fusion.lowering.ir.expr import Expr, make_op
+from fusion.lowering.ir.kernel import Kernel, Role, Store
 from fusion.options import Options
 from tests.codegen.kernels import making
 

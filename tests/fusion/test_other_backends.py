@@ -14,8 +14,8 @@ from torch._dynamo.backends.distributed import DDPOptimizer
 from torch._dynamo.eval_frame import get_compiler_fn
 
 from fusion.backend import Backend, fusion_backend
+from fusion.calls.prewarm import is_ours
 from fusion.options import Options
-from fusion.prewarm import is_ours
 
 ROOT = Path(__file__).resolve().parents[2]
 

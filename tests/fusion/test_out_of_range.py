@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 import fusion
 from fusion.backend import Backend
-from fusion.lowering.checks import checked
+from fusion.lowering.checks.checked import checked
 from fusion.lowering.errors import IndexOutOfRange
-from fusion.lowering.expr import Load
 from fusion.lowering.interpret import run_program
-from fusion.lowering.sizes import may_be_empty, size_of
+from fusion.lowering.ir.expr import Load
+from fusion.lowering.ir.sizes import may_be_empty, size_of
 from fusion.options import Options
 from tests.lowering.lowered import lowered
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fusion
 from fusion.lowering.errors import CheckFailed, DataRefused
-from fusion.lowering.requirements import Requirement, requirement_of
+from fusion.lowering.ir.requirements import Requirement, requirement_of
 
 NAN, INF = math.nan, math.inf
 TABLE = torch.arange(12.0).view(4, 3)

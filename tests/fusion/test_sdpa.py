@@ -14,15 +14,15 @@ from torch.utils.checkpoint import checkpoint
 import fusion
 from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
-from fusion.autograd import aot_backend
 from fusion.backend import Backend
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
-from fusion.compile import schedule_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.attention import attention
-from fusion.lowering.kernel import Kernel, Loop
+from fusion.lowering.aten.attention import attention
+from fusion.lowering.ir.kernel import Kernel, Loop
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall

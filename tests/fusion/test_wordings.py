@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusion
-from fusion.lowering import checks
+from fusion.lowering.checks import checked
 from fusion.lowering.errors import IndexOutOfRange
-from fusion.lowering.wordings import DIMS, Wording, worded
+from fusion.lowering.ir.wordings import DIMS, Wording, worded
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -147,7 +147,7 @@ def test_wordings_have_numbers_of_their_own() -> None:
 
 
 def test_the_error_of_a_large_kernel_names_what_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "MOST_EVALUATED", 0)
+    monkeypatch.setattr(checked, "MOST_EVALUATED", 0)
 
     def one(x: Tensor, i: Tensor) -> Tensor:
         return x[:, 0][x.exp().sum(1).long() + i] * 2

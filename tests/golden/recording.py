@@ -17,24 +17,24 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-import fusion.graph_compiler
+import fusion.compilation.graph_compiler
 import fusion.stages
 from fusion.attention.choose import Choice
 from fusion.backend import Backend
+from fusion.calls.fallback import as_it_is
 from fusion.codegen import targets
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for
 from fusion.codegen.triton.blocks import describe
 from fusion.codegen.triton.target import TritonTarget
-from fusion.compile import prepare, schedule_graph
+from fusion.compilation.compile import prepare, schedule_graph
+from fusion.compilation.graphs import donated_inputs, main_device, size_hints
 from fusion.dumped.trace import Trace
-from fusion.fallback import as_it_is
-from fusion.graphs import donated_inputs, main_device, size_hints
 from fusion.inspect.report import Report
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.kernel import Kernel
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
@@ -66,9 +66,9 @@ def kernels_for(program: Program | Model, arch: str, monkeypatch: pytest.MonkeyP
 
 def _recorded(program: Program | Model, target: str, monkeypatch: pytest.MonkeyPatch) -> _Recorder:
     recorder = _Recorder()
-    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", recorder.compile_graph)
+    monkeypatch.setattr(fusion.compilation.graph_compiler, "compile_graph", recorder.compile_graph)
     monkeypatch.setattr(fusion.stages, "refuse_fake_inputs", lambda graph: None)
-    monkeypatch.setattr(fusion.graph_compiler, "guard_dispatch", lambda run, *others: run)
+    monkeypatch.setattr(fusion.compilation.graph_compiler, "guard_dispatch", lambda run, *others: run)
     monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
     backend = Backend(Options(target=target, strict=True, graph_cache=False))
     choose = backend._regions.attention

@@ -15,7 +15,7 @@ PROGRAM = """
 import sys, time
 import torch
 import fusion
-import fusion.compile
+import fusion.compilation.compile
 from fusion.backend import fusion_backend
 from triton import knobs
 
@@ -31,7 +31,7 @@ misses = []
 knobs.compilation.listener = lambda **told: misses.append(told["cache_hit"])
 begun = time.perf_counter()
 if how == "load":
-    fusion.compile.schedule_graph = None
+    fusion.compilation.compile.schedule_graph = None
 torch._dynamo.config.enable_aot_compile = True  # by default only in later releases than 2.11
 program = torch.compile(f, backend=fusion_backend, fullgraph=True)
 if what == "aot" and how == "save":

@@ -12,7 +12,7 @@ import fusion
 from fusion.cli import main
 from fusion.codegen.targets import _builders
 from fusion.codegen.triton import TritonTarget
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
-from fusion.lowering.kernel import Role
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.kernel import Role
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, LOOP, WHOLE, assert_same, expected, special, tensors
 from tests.codegen.kernels.pointwise import add, convert, scalar

@@ -13,7 +13,7 @@ import fusion
 from fusion.codegen.build import Builder
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning import Tuner
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.making import BF16, assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import gather

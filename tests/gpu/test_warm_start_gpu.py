@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fusion.compile
+import fusion.compilation.compile
 from fusion.backend import Backend
 from fusion.inspect.report import Report
 from fusion.options import Options
@@ -62,7 +62,7 @@ def test_a_second_start_runs_the_kernels_of_the_first(function, shapes, dynamic,
     fused, reports = started(function, dynamic, **options)
     first = [fused(*inputs).clone() for inputs in (given, given, unaligned)]
     assert all("from the cache" not in report.notes for report in reports)
-    monkeypatch.setattr(fusion.compile, "schedule_graph", None)
+    monkeypatch.setattr(fusion.compilation.compile, "schedule_graph", None)
     fused, reports = started(function, dynamic, **options)
     second = [fused(*inputs).clone() for inputs in (given, given, unaligned)]
     assert reports
@@ -80,7 +80,7 @@ def test_gradients_of_a_second_start_equal_the_first_ones(monkeypatch):
         fused, reports = started(lambda x: model(x))
         fused(x).square().mean().backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-        monkeypatch.setattr(fusion.compile, "schedule_graph", None)
+        monkeypatch.setattr(fusion.compilation.compile, "schedule_graph", None)
     assert [report.notes[-1] for report in reports] == ["from the cache"] * 2
     assert len(gradients[0]) == 6
     torch.testing.assert_close(gradients[1], gradients[0])

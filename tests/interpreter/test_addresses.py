@@ -6,7 +6,7 @@ import pytest
 from triton.runtime.interpreter import InterpreterError
 
 from fusion.codegen.triton import TritonTarget
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.making import tensors
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.rows import scattered

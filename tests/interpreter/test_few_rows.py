@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from fusion.schedule.library import split_k
 from tests.codegen.kernels.making import BF16
 from tests.codegen.kernels.products import matmul

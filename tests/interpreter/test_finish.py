@@ -8,7 +8,7 @@ import torch
 
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
-from fusion.lowering.kernel import Fold, Loop, Role, Store
+from fusion.lowering.ir.kernel import Fold, Loop, Role, Store
 from tests.codegen.kernels.making import (
     BF16,
     F16,

@@ -14,8 +14,8 @@ from fusion.codegen.triton.forms.chained import DescribedConfig
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel, Role
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.kernel import Kernel, Role
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import assert_same, expected, packed, special, tensors
 from tests.codegen.kernels.pointwise import add, convert, in_place, scalar

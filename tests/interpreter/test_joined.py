@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.codegen.triton import TritonTarget
-from fusion.lowering.program import BufferRef
+from fusion.lowering.ir.program import BufferRef
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.schedule.test_contractions import Function, launches, scheduled
 

@@ -9,7 +9,7 @@ import torch
 
 import fusion
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F16, F32, assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import normalised
 from tests.codegen.kernels.rows import fold, shifted_softmax, softmax

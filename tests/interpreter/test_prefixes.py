@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from tests.codegen.kernels.making import assert_same, expected, tensors
 from tests.codegen.kernels.rows import scan, scan_normalised
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.making import assert_same, expected
 from tests.codegen.kernels.masked import DOCUMENTS, EACH, MASKS, WALKS, given, masked
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fusion.codegen.triton import TritonTarget
-from fusion.lowering.expr import Expr, IndexValue, Load, const, make_cast
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, const, make_cast
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import BF16, F16, F32, I64, assert_same, expected, kernel, param, tensors
 from tests.lowering.building import I0, R0
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fusion.codegen.triton import TritonTarget
-from fusion.lowering.expr import Load, make_cast
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Kernel, Role, Store
+from fusion.lowering.ir.expr import Load, make_cast
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Kernel, Role, Store
 from tests.codegen.kernels.making import BF16, F16, F32, F64, expected, kernel, param
 from tests.lowering.building import I0
 

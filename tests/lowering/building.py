@@ -8,8 +8,8 @@ import sympy
 import torch
 
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt
-from fusion.lowering.program import Axis, Buffer, BufferRef, Node, Program
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Stmt
+from fusion.lowering.ir.program import Axis, Buffer, BufferRef, Node, Program
 
 I0, I1, R0, R1 = axis_symbol(0), axis_symbol(1), over_symbol(0), over_symbol(1)
 LENGTH = sympy.Symbol("s0", integer=True, positive=True)  # a size that is not known

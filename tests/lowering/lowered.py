@@ -12,11 +12,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from fusion.lowering.decompositions import decompositions
+from fusion.lowering.aten.decompositions import decompositions
+from fusion.lowering.aten.mistraced import traced_as_eager
 from fusion.lowering.interpret import run_program
+from fusion.lowering.ir.program import Extern, Program
 from fusion.lowering.lower import lower
-from fusion.lowering.mistraced import traced_as_eager
-from fusion.lowering.program import Extern, Program
 from fusion.lowering.verify import verify_program
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}

@@ -10,10 +10,10 @@ from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from fusion.lowering.decompositions import decompositions
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.interpret import run_program
+from fusion.lowering.ir.program import Program
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_program
 from tests.lowering.lowered import calls
 

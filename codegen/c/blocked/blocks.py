@@ -18,7 +18,7 @@ from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, block_extent, whole_extent
 from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
 from fusion.lowering.indexing import ONE
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
 MOST_ROWS = 192
 """Most rows of a program: packing the other operand of a product costs little when this many rows share it."""

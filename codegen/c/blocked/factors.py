@@ -17,9 +17,9 @@ from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import HELD
-from fusion.lowering.expr import Expr, Load
 from fusion.lowering.indexing import ZERO, coefficient
-from fusion.lowering.kernel import Fold
+from fusion.lowering.ir.expr import Expr, Load
+from fusion.lowering.ir.kernel import Fold
 
 
 @dataclass(frozen=True, slots=True)

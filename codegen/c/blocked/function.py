@@ -33,9 +33,9 @@ from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.scratch import on_heap
 from fusion.codegen.c.text.storage import HELD
-from fusion.lowering.expr import Expr, Load, TileRef, make_cast, postorder
 from fusion.lowering.indexing import ZERO
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Expr, Load, TileRef, make_cast, postorder
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     Loop,
@@ -49,7 +49,7 @@ from fusion.lowering.kernel import (
     statements,
     values_of,
 )
-from fusion.lowering.scalar_ops import keeps_position
+from fusion.lowering.ir.scalar_ops import keeps_position
 
 
 def needs_blocks(kernel: Kernel) -> bool:

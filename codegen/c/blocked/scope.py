@@ -21,9 +21,9 @@ from fusion.codegen.c.text.nest import Level, indented, render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
 from fusion.codegen.c.text.storage import HELD, loaded
 from fusion.codegen.c.text.values import CHOICES, ValueWriter
-from fusion.lowering.expr import Expr, Load, Op, TileRef, postorder
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Kernel, spans
+from fusion.lowering.ir.expr import Expr, Load, Op, TileRef, postorder
+from fusion.lowering.ir.kernel import Kernel, spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ import sympy
 from fusion.codegen.c.blocked.blocks import Blocks
 from fusion.codegen.c.blocked.scope import Scope
 from fusion.codegen.c.text.indices import Names, affine, index_text
-from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
 from fusion.lowering.indexing import coefficient, symbols_of
-from fusion.lowering.scalar_ops import INTEGERS, SCALAR_OPS, ScalarName
+from fusion.lowering.ir.expr import Const, Expr, Op, Random, TileRef, loads, postorder
+from fusion.lowering.ir.scalar_ops import INTEGERS, SCALAR_OPS, ScalarName
 
 ALWAYS = "1"
 

@@ -27,8 +27,8 @@ from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, c
 from fusion.codegen.c.text.nest import Extent, Level, Namespace
 from fusion.codegen.c.text.storage import HELD
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Fold, KernelAxis
-from fusion.lowering.scalar_ops import keeps_position
+from fusion.lowering.ir.kernel import Fold, KernelAxis
+from fusion.lowering.ir.scalar_ops import keeps_position
 
 SHARES = 128
 """Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""

@@ -43,8 +43,8 @@ from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, t
 from fusion.codegen.c.text.storage import HELD, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.scaled import factor_in_place, unconverted
-from fusion.lowering.expr import Expr, Load, make_cast, postorder
-from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, spans
+from fusion.lowering.ir.expr import Expr, Load, make_cast, postorder
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role, Store, spans
 
 
 def loops_function(kernel: Kernel) -> str:

@@ -11,7 +11,7 @@ from fusion.codegen.c.plan.lanes import TILE, Lanes
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, Namespace, block_extent, indented, whole_extent
 from fusion.codegen.c.text.scratch import Scratch, on_heap
-from fusion.lowering.kernel import Kernel, KernelAxis, Role
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role
 
 STACK = 1 << 14
 """The most bytes of a thread's scratch arrays on its stack, which may be of 64 KiB; larger ones are on the heap."""

@@ -18,9 +18,9 @@ from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.code import Code
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent
-from fusion.lowering.expr import Cast, Expr, Index, Load, make_cast, postorder
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Kernel, Store
+from fusion.lowering.ir.expr import Cast, Expr, Index, Load, make_cast, postorder
+from fusion.lowering.ir.kernel import Kernel, Store
 
 CONVERTED_BLOCK = 1024
 """Numbers that are converted at once: an array of as many floats stays in the L1 cache."""

@@ -17,9 +17,9 @@ from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.nest import Namespace
 from fusion.codegen.c.text.storage import HELD, constant
 from fusion.lowering.errors import BuildError
-from fusion.lowering.expr import Scalar
-from fusion.lowering.kernel import Prefix
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.ir.expr import Scalar
+from fusion.lowering.ir.kernel import Prefix
+from fusion.lowering.ir.scalar_ops import identity
 
 _SIGNS = {"sum": "+", "prod": "*"}
 

@@ -18,9 +18,9 @@ from fusion.codegen.c.text.nest import Extent, Level, Namespace, render, whole_e
 from fusion.codegen.c.text.storage import HELD, loaded, memory_type
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.c.text.windows import LANES, lanes_of
-from fusion.lowering.expr import Expr
 from fusion.lowering.indexing import FloorDiv
-from fusion.lowering.kernel import Kernel, KernelAxis
+from fusion.lowering.ir.expr import Expr
+from fusion.lowering.ir.kernel import Kernel, KernelAxis
 
 GATHERED_BLOCK = 1024
 """The most lanes of a block whose elements are gathered: arrays of a block stay in the L1 cache."""

@@ -11,8 +11,8 @@ from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, Namespace
 from fusion.codegen.c.text.storage import loaded, memory_type
-from fusion.lowering.expr import Expr, Load, postorder
 from fusion.lowering.indexing import coefficient
+from fusion.lowering.ir.expr import Expr, Load, postorder
 
 
 def stage_tiles(

@@ -21,9 +21,9 @@ from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.indices import Names, index_code, index_text
 from fusion.codegen.c.text.nest import Extent, Level, flat
 from fusion.codegen.c.text.storage import memory_type
-from fusion.lowering.expr import Load, postorder
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Kernel, KernelAxis, Store
+from fusion.lowering.ir.expr import Load, postorder
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Store
 
 LINE = 64
 """Bytes of a line of the cache."""

@@ -20,10 +20,10 @@ from math import prod
 import sympy
 
 from fusion.codegen.c.plan.sweeps import Sweep
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, free_axes, loads, postorder, rewrite
 from fusion.lowering.indexing import coefficient, stride_along
-from fusion.lowering.kernel import Kernel, KernelAxis, Role
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, free_axes, loads, postorder, rewrite
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role
+from fusion.lowering.ir.scalar_ops import CHECKED
 
 LINE = 64
 """Bytes of a cache line."""

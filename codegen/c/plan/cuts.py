@@ -15,11 +15,11 @@ import sympy
 import torch
 
 from fusion.codegen.c.plan.sweeps import Sweep
-from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, postorder
+from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.indexing import FloorDiv, Mod, Sizes, coefficient, substitute_all
-from fusion.lowering.kernel import KernelAxis, values_of, with_values
-from fusion.lowering.positions import simplify_all
-from fusion.lowering.scalar_ops import ORDERINGS, SCALAR_OPS
+from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, Op, postorder
+from fusion.lowering.ir.kernel import KernelAxis, values_of, with_values
+from fusion.lowering.ir.scalar_ops import ORDERINGS, SCALAR_OPS
 
 SHORTEST_SPLIT, SHORTEST_PIECE = 48, 16
 """The shortest axis that is split into pieces of any length; and the shortest piece for which a shorter axis is split,

@@ -13,9 +13,9 @@ from dataclasses import replace
 import sympy
 from typing_extensions import assert_never
 
-from fusion.lowering.expr import index_of, postorder
 from fusion.lowering.indexing import axis_symbol, over_symbol, replace_axes, split_points, substitute_all
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import index_of, postorder
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     KernelAxis,

@@ -17,12 +17,11 @@ import torch
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.indices import Names, affine, index_text
 from fusion.codegen.c.text.nest import Extent, Namespace
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.conditions import simpler
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite
+from fusion.lowering.algebra.conditions import simpler
 from fusion.lowering.indexing import FloorDiv, coefficient, symbols_of
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import ORDERINGS, identity, keeps_position
+from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import CHECKED, ORDERINGS, identity, keeps_position
 
 _NEVER = torch.iinfo(torch.int64).max
 """The position that comes after all others."""

@@ -21,9 +21,9 @@ import sympy
 import torch
 
 from fusion.codegen.c.plan.sweeps import Sweep
-from fusion.lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
 from fusion.lowering.indexing import ZERO, coefficient
-from fusion.lowering.kernel import Kernel, KernelAxis, Role, Spans
+from fusion.lowering.ir.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role, Spans
 
 TILE = 16
 LANE_BLOCK = 1024

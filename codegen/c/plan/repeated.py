@@ -13,8 +13,8 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.c.plan.threads import cost_of
-from fusion.lowering.expr import postorder
-from fusion.lowering.kernel import Kernel, Role, Store, spans
+from fusion.lowering.ir.expr import postorder
+from fusion.lowering.ir.kernel import Kernel, Role, Store, spans
 
 UNROLLED = 4
 """Iterations of a loop that a C compiler unrolls, and then eliminates common subexpressions of."""

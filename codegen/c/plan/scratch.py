@@ -19,8 +19,8 @@ import sympy
 from fusion.codegen.c.plan.lanes import Lanes, loop_order
 from fusion.codegen.c.plan.sweeps import Keep, Sweep
 from fusion.codegen.c.plan.threads import cost_of
-from fusion.lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
-from fusion.lowering.kernel import KernelAxis, Spans
+from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, TileRef, postorder
+from fusion.lowering.ir.kernel import KernelAxis, Spans
 
 WORTH_KEEPING = 6
 """The least cost of a value that is kept for a later sweep: a store and a load from the cache, and their space."""

@@ -15,8 +15,8 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.codegen.c.text.storage import NARROW_FLOATS
-from fusion.lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     KernelAxis,
@@ -32,7 +32,7 @@ from fusion.lowering.kernel import (
     values_of,
     with_values,
 )
-from fusion.lowering.prefixes import named
+from fusion.lowering.ir.prefixes import named
 
 Symbols = frozenset[sympy.Symbol]
 

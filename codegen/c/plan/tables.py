@@ -19,9 +19,9 @@ from fusion.codegen.c.plan.cuts import cut
 from fusion.codegen.c.plan.lanes import Lanes, terms_of
 from fusion.codegen.c.plan.scratch import WORTH_HOISTING, costs, outermost
 from fusion.codegen.c.plan.sweeps import Sweep, Symbols, extend_spans
-from fusion.lowering.expr import Expr, IndexValue, Load, Op, TileRef, postorder
 from fusion.lowering.indexing import coefficient, symbols_of
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, TileRef, postorder
+from fusion.lowering.ir.kernel import Kernel, Role
 
 FEWEST_READERS = 32
 """The fewest rows that read a table: one thread computes it, while all others wait."""

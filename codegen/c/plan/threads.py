@@ -14,10 +14,10 @@ from typing_extensions import assert_never
 
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.indices import Names, index_text
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 from fusion.lowering.indexing import ZERO
-from fusion.lowering.kernel import Kernel, Role
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
+from fusion.lowering.ir.kernel import Kernel, Role
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 
 ENOUGH = 1 << 18
 """The least work (loads, stores, units of `ScalarOp.cost`) for a parallel region: measured, 10 µs on one thread."""

@@ -17,11 +17,11 @@ import torch
 
 from fusion.codegen.c.plan.sweeps import Sweep
 from fusion.codegen.c.text.values import MOST_APART
-from fusion.lowering.conditions import negated
-from fusion.lowering.expr import Expr, IndexValue, Load, Op, free_axes, loads, postorder
-from fusion.lowering.implied_conditions import is_implied
+from fusion.lowering.algebra.conditions import negated
+from fusion.lowering.algebra.implied_conditions import is_implied
 from fusion.lowering.indexing import Sizes, coefficient
-from fusion.lowering.kernel import Kernel, KernelAxis, Spans, values_of, with_values
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, free_axes, loads, postorder
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Spans, values_of, with_values
 
 
 def with_chosen_positions(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> Sweep:

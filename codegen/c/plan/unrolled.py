@@ -17,9 +17,10 @@ import sympy
 from fusion.codegen.c.plan.groups import group_length, with_split_axis
 from fusion.codegen.c.plan.lanes import FEWER_POINTS, accesses, best_axis, continued
 from fusion.codegen.c.plan.sweeps import sweeps_of
-from fusion.lowering.expr import Expr, Op, postorder
+from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.indexing import replace_axes, substitute_all
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Expr, Op, postorder
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     KernelAxis,
@@ -34,8 +35,7 @@ from fusion.lowering.kernel import (
     values_of,
     with_values,
 )
-from fusion.lowering.positions import simplify_all
-from fusion.lowering.scalar_ops import FoldName, joined_by
+from fusion.lowering.ir.scalar_ops import FoldName, joined_by
 
 MOST_NODES = 200
 """Size of the largest unrolled body."""

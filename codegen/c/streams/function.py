@@ -26,10 +26,10 @@ from fusion.codegen.c.text.nest import WRONG, Level, indented, render, whole_ext
 from fusion.codegen.c.text.scratch import Scratch, on_heap
 from fusion.codegen.c.text.streams import stream_text
 from fusion.codegen.c.text.values import ValueWriter
-from fusion.lowering.checks import has_checks
-from fusion.lowering.expr import Expr, make_cast
+from fusion.lowering.checks.checked import has_checks
 from fusion.lowering.indexing import ZERO
-from fusion.lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt, Store, loaded, spans
+from fusion.lowering.ir.expr import Expr, make_cast
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Stmt, Store, loaded, spans
 
 ALONE = 1 << 15
 """Elements that are arranged on one thread."""

@@ -22,9 +22,9 @@ from fusion.codegen.c.plan.groups import with_groups
 from fusion.codegen.c.streams.weights import Weights, weights_of
 from fusion.codegen.c.text.storage import NARROW_FLOATS
 from fusion.codegen.c.text.streams import MOST_ROWS, Stream, holds_pairs
-from fusion.lowering.expr import Cast, Expr, Load, Op, TileRef, make_cast, postorder, rewrite
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Cast, Expr, Load, Op, TileRef, make_cast, postorder, rewrite
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     KernelAxis,

@@ -14,8 +14,8 @@ import sympy
 import torch
 from torch import Tensor
 
-from fusion.lowering.evaluate import Scope, evaluate
-from fusion.lowering.expr import Cast, Expr, Load, free_axes, loads, rewrite
+from fusion.lowering.interpret.evaluate import Scope, evaluate
+from fusion.lowering.ir.expr import Cast, Expr, Load, free_axes, loads, rewrite
 
 WIDTHS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.uint8: 8}
 """Elements that weights are read from, and their bits."""

@@ -16,8 +16,8 @@ from fusion.codegen.c.text.code import Code
 from fusion.codegen.c.text.operations import operation_code
 from fusion.codegen.c.text.storage import HELD, NARROW_FLOATS, constant
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Fold, Store
-from fusion.lowering.scalar_ops import FoldName, identity, joined_by
+from fusion.lowering.ir.kernel import Fold, Store
+from fusion.lowering.ir.scalar_ops import FoldName, identity, joined_by
 
 NEVER = Code("INT64_MAX")
 """The position of an argmax or argmin before the first element."""

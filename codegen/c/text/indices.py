@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 import sympy
 
 from fusion.codegen.c.text.code import ATOM, PRODUCT, QUOTIENT, SUM, UNARY, Code
-from fusion.lowering.division import may_be_negative
 from fusion.lowering.errors import BuildError
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.division import may_be_negative
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Op
+from fusion.lowering.ir.scalar_ops import ScalarName
 
 Names = Mapping[sympy.Symbol, str]
 

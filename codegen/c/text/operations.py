@@ -15,7 +15,7 @@ from fusion.codegen.c.text.code import ATOM, BITS, CHOICE, COMPARE, PRODUCT, QUO
 from fusion.codegen.c.text.library import FLOATS, LIBRARY
 from fusion.codegen.c.text.storage import COMPUTED, HELD, narrowed, widened
 from fusion.lowering.errors import BuildError
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.scalar_ops import ScalarName
 
 
 @dataclass(frozen=True, slots=True)

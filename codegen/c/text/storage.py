@@ -13,7 +13,7 @@ import torch
 
 from fusion.codegen.c.text.code import ATOM, CHOICE, COMPARE, UNARY, Code
 from fusion.lowering.errors import BuildError
-from fusion.lowering.expr import Scalar
+from fusion.lowering.ir.expr import Scalar
 
 MEMORY: dict[torch.dtype, str] = {
     torch.float32: "float",

@@ -21,10 +21,10 @@ from fusion.codegen.c.text.indices import affine, index_code
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
 from fusion.codegen.c.text.operations import operation_code
 from fusion.codegen.c.text.storage import HELD, constant, converted, loaded
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, const, postorder
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Spans
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, const, postorder
+from fusion.lowering.ir.kernel import Spans
+from fusion.lowering.ir.scalar_ops import CHECKED
 
 FARTHEST_UNROLLED = 64
 """The largest stride of a loop whose loads GCC may group once inner loops are unrolled."""

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.codegen.triton.blocks.dims import WORD, Blocked, Dim
-from fusion.lowering.expr import Expr, Load, index_of, loads, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, Mod, coefficient, simplify, substitute_all
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Expr, Load, index_of, loads, postorder, rewrite
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     Loop,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import sympy
 
 from fusion.codegen.triton.blocks.dims import Blocked
-from fusion.lowering.sizes import with_values
+from fusion.lowering.ir.sizes import with_values
 
 _UNKNOWN = 1 << 20  # assumed for a symbolic size: most are large
 

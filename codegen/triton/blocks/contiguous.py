@@ -9,9 +9,9 @@ import sympy
 
 from fusion.codegen.triton.blocks.config import extent
 from fusion.codegen.triton.blocks.dims import Dim
-from fusion.lowering.expr import Expr, Index, Load, free_axes, postorder
 from fusion.lowering.indexing import RUN, ZERO, coefficient, direct_part, within_run
-from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
+from fusion.lowering.ir.expr import Expr, Index, Load, free_axes, postorder
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
 
 DECIDING_RATIO = 4
 """Loads of at least a quarter of the bytes of the largest one decide which dimension is contiguous."""

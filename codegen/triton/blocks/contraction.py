@@ -17,8 +17,8 @@ from fusion.codegen.triton.blocks.rows import reduced_dims
 from fusion.codegen.triton.rewrites.batches import batch_axes
 from fusion.codegen.triton.rewrites.vectors import is_narrow
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Expr, TileRef, index_of, postorder
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Store, spans, statements
+from fusion.lowering.ir.expr import Expr, TileRef, index_of, postorder
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Store, spans, statements
 
 
 def contraction_dims(kernel: Kernel, dots: Sequence[Fold], *, turns: bool = True) -> tuple[Dim, ...]:

@@ -9,7 +9,7 @@ import sympy
 
 from fusion.codegen.triton.devices.device import Device
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
 
 WORD = 16
 """Bytes of the widest access of a thread, at addresses that are a multiple of it."""

@@ -25,7 +25,7 @@ from fusion.codegen.triton.rewrites.rounding import is_rounded
 from fusion.codegen.triton.rewrites.single_terms import load_single_terms
 from fusion.codegen.triton.rewrites.vectors import unrolled
 from fusion.lowering.indexing import ZERO, simplify
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 
 BUSY_ROWS = 4
 """Rows per multiprocessor that keep it busy when each row has a program of its own."""

@@ -17,9 +17,9 @@ from fusion.codegen.triton.blocks.contiguous import (
     store_offsets,
 )
 from fusion.codegen.triton.blocks.dims import WORD, Dim
-from fusion.lowering.expr import Expr, TileRef, postorder
 from fusion.lowering.indexing import ZERO, coefficient
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Stmt, Store, statements, values_of
+from fusion.lowering.ir.expr import Expr, TileRef, postorder
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Stmt, Store, statements, values_of
 
 HELD_COLUMN, HELD_FOLDED, HELD_ONCE = 1024, 32, 128
 """The longest column that is held whole: where it is needed again for a store, where only folds need it again, and

@@ -15,7 +15,7 @@ import torch
 from fusion.codegen.chained import ChainSpeed
 from fusion.codegen.price import Steps
 from fusion.codegen.target import Layouts, MisalignedRows
-from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 
 WARP_SPECIALISED = "generated in groups"
 """The name of the form of attention whose warps are specialised (`forms/warp_specialised/groups.py`)."""

@@ -23,7 +23,7 @@ from fusion.codegen.triton.devices.device import (
     ProductSpeeds,
     Speeds,
 )
-from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 
 # The library uses cuDNN's kernel for bfloat16, also with a mask, and the memory-efficient kernel for float32 and for
 # masks of three dimensions. Backward of heads wider than 128 was not measured: it is assumed to be as fast. Narrow

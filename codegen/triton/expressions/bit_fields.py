@@ -26,8 +26,8 @@ from fusion.codegen.triton.expressions.code import Code, compose, listed
 from fusion.codegen.triton.expressions.scalar_code import TYPES
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
-from fusion.lowering.kernel import Loop, statements, values_of
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Op, postorder
+from fusion.lowering.ir.kernel import Loop, statements, values_of
 
 _BASES = {torch.float32: 2**23, torch.float16: 2**10, torch.bfloat16: 2**7}
 """The power of two whose last bit counts ones; integers up to twice that are exact."""
@@ -116,7 +116,7 @@ def _integers(dtype: torch.dtype) -> tuple[int, int]:
 def field_of(expr: Expr) -> Field | None:
     """Return `expr`, an integer or a float with an integer value, as bits of a byte; None if it is anything else.
 
-    >>> from fusion.lowering.expr import Load, const
+    >>> from fusion.lowering.ir.expr import Load, const
     >>> byte = Load("w", (), torch.uint8)
     >>> high = Op("shr", (byte, const(4, torch.uint8)), torch.uint8)
     >>> field_of(Op("sub", (Cast(high, torch.int8), const(8, torch.int8)), torch.int8))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from fusion.lowering.expr import Scalar
+from fusion.lowering.ir.expr import Scalar
 
 # Precedence of Python's operators, lowest first.
 COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)

@@ -25,10 +25,10 @@ from fusion.codegen.triton.expressions.code import (
     listed,
     minus,
 )
-from fusion.lowering.division import may_be_negative
-from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.indexing import FloorDiv, Mod, bounds
-from fusion.lowering.kernel import Loop, Role, Stmt, Store, statements, values_of
+from fusion.lowering.ir.division import may_be_negative
+from fusion.lowering.ir.expr import Expr, Load, index_of, postorder
+from fusion.lowering.ir.kernel import Loop, Role, Stmt, Store, statements, values_of
 
 INT32_END = 2**31
 

@@ -23,9 +23,9 @@ from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.scalar_code import literal
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.expr import Expr, Load, loads
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Loop, Role, Store, statements, values_of
+from fusion.lowering.ir.expr import Expr, Load, loads
+from fusion.lowering.ir.kernel import Loop, Role, Store, statements, values_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import TypeAlias
 import sympy
 
 from fusion.codegen.triton.expressions.indices import INT32_END, Layout, summands
-from fusion.lowering.division import may_be_negative
 from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.ir.division import may_be_negative
 
 Polynomial: TypeAlias = "Counter[tuple[str, ...]]"
 """For each product, given by the names of its factors, its coefficient, which may be a fraction."""

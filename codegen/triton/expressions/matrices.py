@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.lowering.expr import Expr
-from fusion.lowering.kernel import Fold
+from fusion.lowering.ir.expr import Expr
+from fusion.lowering.ir.kernel import Fold
 
 
 @dataclass(frozen=True, slots=True)

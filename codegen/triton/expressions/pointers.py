@@ -15,7 +15,7 @@ from fusion.codegen.triton.expressions.code import ATOM, SUM, Code, as_code, com
 from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.points import Points
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
-from fusion.lowering.expr import Expr
+from fusion.lowering.ir.expr import Expr
 
 
 class Pointers(Points):

@@ -15,7 +15,7 @@ from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.code import AND, COMPARE, Code, Operand, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
 from fusion.codegen.triton.expressions.scopes import Lines, Names, Tile
-from fusion.lowering.expr import TileRef
+from fusion.lowering.ir.expr import TileRef
 
 
 class Points(Lines):

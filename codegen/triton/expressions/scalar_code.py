@@ -1,7 +1,7 @@
 """Writes one scalar operation, cast or constant of the IR as Triton code.
 
-Input: the code of the operands; output: code.  `EMITTERS` has a row per operation of `lowering/scalar_ops.py`, with the
-meaning defined there: floor division floors, `maximum` propagates NaN, shifts past the width give eager's results.
+Input: the code of the operands; output: code.  `EMITTERS` has a row per operation of `lowering/ir/scalar_ops.py`, with
+the meaning defined there: floor division floors, `maximum` propagates NaN, shifts past the width give eager's results.
 Operands that are 16-bit floats are widened to float32 and the result is rounded again, as eager does.  An operation
 without a row is refused by the capabilities of the target, never here.
 
@@ -32,8 +32,8 @@ from fusion.codegen.triton.expressions.code import (
     listed,
     minus,
 )
-from fusion.lowering.expr import Scalar
-from fusion.lowering.scalar_ops import HALVES, SCALAR_OPS, ScalarName
+from fusion.lowering.ir.expr import Scalar
+from fusion.lowering.ir.scalar_ops import HALVES, SCALAR_OPS, ScalarName
 
 TYPES: dict[torch.dtype, str] = {
     torch.float16: "tl.float16",

@@ -26,10 +26,9 @@ from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
 from fusion.codegen.triton.rewrites.absolute_errors import is_reciprocal
 from fusion.codegen.triton.rewrites.interior import conditional, unconditional
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, loads, postorder
-from fusion.lowering.kernel import Loop, Store, statements, values_of
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, loads, postorder
+from fusion.lowering.ir.kernel import Loop, Store, statements, values_of
+from fusion.lowering.ir.scalar_ops import CHECKED, SCALAR_OPS
 
 _INLINE = 48  # characters of an expression that is used once and written in place
 

@@ -13,10 +13,9 @@ from typing import TypeAlias
 import torch
 
 from fusion.codegen.triton.expressions.indices import INT32_END, Layout
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
 from fusion.lowering.indexing import bounds
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Op, postorder
+from fusion.lowering.ir.scalar_ops import CHECKED, ScalarName
 
 Range: TypeAlias = "tuple[int, int]"
 

@@ -23,9 +23,9 @@ from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.products.descriptors import Descriptors, matrix_of
-from fusion.lowering.expr import Load
-from fusion.lowering.kernel import Role
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Load
+from fusion.lowering.ir.kernel import Role
+from fusion.lowering.ir.scalar_ops import HALVES
 
 
 @dataclass(frozen=True, slots=True)

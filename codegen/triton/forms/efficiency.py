@@ -17,10 +17,10 @@ from fusion.codegen.target import busy
 from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, programs
 from fusion.codegen.triton.devices import Device, speeds
 from fusion.codegen.triton.forms.traffic import is_packed
-from fusion.lowering.expr import Expr, Index, loads
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Role
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Expr, Index, loads
+from fusion.lowering.ir.kernel import Role
+from fusion.lowering.ir.scalar_ops import HALVES
 
 
 def of_config(blocked: Blocked, config: Config) -> float:

@@ -24,7 +24,7 @@ from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.file import Launch, blocks_of, file_of
 from fusion.codegen.triton.forms import efficiency, limits
 from fusion.codegen.triton.writer import FunctionRole, Writer, one_block
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.forms.scans import Scans
 from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.writer import FunctionRole, Writer
-from fusion.lowering.kernel import Kernel, KernelAxis, Role, folds, stored
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role, folds, stored
 
 _PER_THREAD = 16  # elements of a block, so that followers do not need more registers than the grid
 

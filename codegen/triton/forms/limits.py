@@ -19,8 +19,8 @@ import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Config
 from fusion.codegen.triton.devices import Device, Feature
-from fusion.lowering.expr import Load, index_symbols, loads
-from fusion.lowering.kernel import Loop, Role, statements, values_of
+from fusion.lowering.ir.expr import Load, index_symbols, loads
+from fusion.lowering.ir.kernel import Loop, Role, statements, values_of
 
 _LANES = 32
 """Threads per warp that configurations assume."""

@@ -7,9 +7,9 @@ import math
 from fusion.codegen.triton.blocks import Blocked, Config, extent
 from fusion.codegen.triton.devices import speeds
 from fusion.codegen.triton.loops.skips import needs_lookup
-from fusion.lowering.expr import index_of, loads
-from fusion.lowering.kernel import Loop, Role, statements, values_of
-from fusion.lowering.sizes import with_values
+from fusion.lowering.ir.expr import index_of, loads
+from fusion.lowering.ir.kernel import Loop, Role, statements, values_of
+from fusion.lowering.ir.sizes import with_values
 
 SHORT_LOOP = 1024
 """Steps of a loop that is too short for descriptors to repay their creation."""

@@ -18,8 +18,8 @@ from fusion.codegen.triton.blocks.contiguous import direct_loads
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import narrowest, neighbours, streams, warps_for, widest
-from fusion.lowering.expr import Load, postorder
-from fusion.lowering.kernel import Role, statements, values_of
+from fusion.lowering.ir.expr import Load, postorder
+from fusion.lowering.ir.kernel import Role, statements, values_of
 
 
 @dataclass(frozen=True)

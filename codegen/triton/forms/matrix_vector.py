@@ -15,9 +15,9 @@ from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import first_folds, holds_several, matrix_itemsize
 from fusion.codegen.triton.rewrites.groups import WORD
-from fusion.lowering.expr import Expr, Op, loads
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Fold, Prefix, Role, statements
+from fusion.lowering.ir.expr import Expr, Op, loads
+from fusion.lowering.ir.kernel import Fold, Prefix, Role, statements
 
 # (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
 _BYTES = ((1, 2048, 1), (4, 2048, 4), (2, 2048, 2), (2, 1024, 1))

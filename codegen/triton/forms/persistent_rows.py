@@ -26,9 +26,9 @@ from fusion.codegen.triton.forms.form import Refused, Task
 from fusion.codegen.triton.forms.rows import Rows
 from fusion.codegen.triton.forms.traffic import streams
 from fusion.codegen.triton.writer import Writer, loads_of_the_row
-from fusion.lowering.expr import Expr, Load, index_symbols, loads, postorder
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Fold, Role, Stmt, Store, statements, values_of
+from fusion.lowering.ir.expr import Expr, Load, index_symbols, loads, postorder
+from fusion.lowering.ir.kernel import Fold, Role, Stmt, Store, statements, values_of
 
 _STAGES = 3
 """Rows that a program has at once: one in registers, the others on their way into shared memory."""

@@ -20,7 +20,7 @@ from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.limits import shortest_pipeline, stages_within
 from fusion.codegen.triton.products.descriptors import tile_loads
-from fusion.lowering.kernel import Role, Store, values_of
+from fusion.lowering.ir.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
 _SHAPES = (

@@ -30,8 +30,8 @@ from fusion.codegen.triton.forms.traffic import (
     warps_for,
     widest,
 )
-from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Store, statements
-from fusion.lowering.scalar_ops import EXTREMES, HALVES
+from fusion.lowering.ir.kernel import Fold, Loop, Prefix, Role, Store, statements
+from fusion.lowering.ir.scalar_ops import EXTREMES, HALVES
 
 _LEAST_SPLIT = 4
 """Blocks of a row that are worth two loops instead of one."""

@@ -10,7 +10,7 @@ from fusion.codegen.triton.blocks import Config, Dim, extent, power_of_two
 from fusion.codegen.triton.forms.form import Refused, Task
 from fusion.codegen.triton.forms.rows import Rows, scans, step_warps
 from fusion.codegen.triton.forms.traffic import SECTOR, narrowest
-from fusion.lowering.kernel import Role
+from fusion.lowering.ir.kernel import Role
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import matrix_itemsize
 from fusion.codegen.triton.rewrites.vectors import NARROW_ROWS
-from fusion.lowering.expr import Expr, Load, index_of, loads, postorder
 from fusion.lowering.indexing import coefficient, split_points
-from fusion.lowering.kernel import Role
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Expr, Load, index_of, loads, postorder
+from fusion.lowering.ir.kernel import Role
+from fusion.lowering.ir.scalar_ops import HALVES
 
 # (rows of the matrix, bytes along each, warps, stages); fastest on an H200 first.  Where warps share rows (32 rows and
 # 4 warps, each with 8 of the columns), each of them converts the matrix for itself.

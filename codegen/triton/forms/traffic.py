@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
-from fusion.lowering.expr import Expr, Load, Op, TileRef, free_axes, loads, postorder
-from fusion.lowering.kernel import Fold, Param, Role, Store, statements, values_of
+from fusion.lowering.ir.expr import Expr, Load, Op, TileRef, free_axes, loads, postorder
+from fusion.lowering.ir.kernel import Fold, Param, Role, Store, statements, values_of
 
 SECTOR = 32
 """Bytes of the smallest memory request."""

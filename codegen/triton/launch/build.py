@@ -34,7 +34,7 @@ from fusion.codegen.triton.launch.load import Generated, load, signature
 from fusion.codegen.triton.launch.preparations import start
 from fusion.codegen.triton.launch.sources import Sources
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 # Its launching stub takes its arguments in the order below; other versions are launched through their owner.
 _KNOWN_STUB = triton.__version__.startswith("3.6.")

@@ -29,7 +29,7 @@ from fusion.codegen.target import Launcher
 from fusion.codegen.triton.arguments import on_device
 from fusion.codegen.triton.launch.counters import Run
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 WARP = 32
 OWN = 2

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fusion.codegen.triton.arguments import POINTERS
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 MOST_CACHED = 1024
 """Addresses, and sizes, for which descriptors are cached."""

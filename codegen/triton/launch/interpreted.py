@@ -23,9 +23,9 @@ from fusion.codegen.triton.launch import ptx
 from fusion.codegen.triton.launch.launchers import promise
 from fusion.codegen.triton.launch.load import Generated
 from fusion.codegen.triton.launch.sources import Sources
-from fusion.lowering.checks import failure
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.checks.checked import failure
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 
 _MEANINGS: dict[str, Callable[..., torch.Tensor]] = {
     **{name: op.meaning for name, op in SCALAR_OPS.items()},

@@ -21,7 +21,7 @@ from fusion.codegen.triton.launch.direct import Binary, Launch, launch_of
 from fusion.codegen.triton.launch.multiples import ALIGNED, sizes_that_matter
 from fusion.codegen.triton.products.stacked import NEAR
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel, Param
+from fusion.lowering.ir.kernel import Kernel, Param
 
 MOST_SIZES = 4096
 """Sets of sizes for which a launcher caches its launches."""

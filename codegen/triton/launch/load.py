@@ -21,7 +21,7 @@ from fusion.codegen.cache import cache_dir, digest, publish
 from fusion.codegen.triton.arguments import COUNTER, argument, type_of
 from fusion.codegen.triton.launch import host_descriptors
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(", "_words = ")
 """Parts of a text that only aligned tensors allow: descriptors, masks of whole words (`blocks/aligned_rows.py`).

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import sympy
 
-from fusion.lowering.expr import Expr, index_of, postorder
-from fusion.lowering.kernel import Kernel, Store, statements, values_of
+from fusion.lowering.ir.expr import Expr, index_of, postorder
+from fusion.lowering.ir.kernel import Kernel, Store, statements, values_of
 
 ALIGNED = 16
 

@@ -24,10 +24,10 @@ from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.scalar_code import TYPES, literal, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
 from fusion.lowering.indexing import substitute_all
-from fusion.lowering.kernel import Role
-from fusion.lowering.scalar_ops import COMPARISONS, INTEGERS
+from fusion.lowering.ir.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
+from fusion.lowering.ir.kernel import Role
+from fusion.lowering.ir.scalar_ops import COMPARISONS, INTEGERS
 
 _FEWEST = 4
 """The fewest blocks of a loop for which a lookup pays."""

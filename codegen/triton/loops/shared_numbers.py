@@ -20,9 +20,9 @@ from fusion.codegen.triton.expressions.indices import Layout, start_symbol
 from fusion.codegen.triton.expressions.scalar_code import literal
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.expr import Expr, Load
 from fusion.lowering.indexing import FloorDiv
-from fusion.lowering.kernel import Role
+from fusion.lowering.ir.expr import Expr, Load
+from fusion.lowering.ir.kernel import Role
 
 _MOST_GROUPS = 4
 """Groups of the rows of a program whose numbers are read."""

@@ -23,10 +23,10 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import lookup, shared_numbers
 from fusion.codegen.triton.rewrites.interior import conditional, unconditional
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, loads, make_op
 from fusion.lowering.indexing import ONE, FloorDiv, coefficient
-from fusion.lowering.kernel import Loop, Role, Store
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, loads, make_op
+from fusion.lowering.ir.kernel import Loop, Role, Store
+from fusion.lowering.ir.scalar_ops import ScalarName
 
 _ZERO = Code("0")
 _DIFFERENCES = {"le": (1, 0), "lt": (1, 1), "ge": (-1, 0), "gt": (-1, 1)}

@@ -35,11 +35,11 @@ from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.fixed_order import in_pairs
 from fusion.codegen.triton.rewrites.totals import Total, total_of
 from fusion.codegen.triton.rewrites.vectors import NARROW_ROWS
-from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
-from fusion.lowering.hoist import Hoisted, Scale, hoist
+from fusion.lowering.algebra.hoist import Hoisted, Scale, hoist
 from fusion.lowering.indexing import ZERO, substitute_all
-from fusion.lowering.kernel import Fold, Stmt, statements, values_of
-from fusion.lowering.scalar_ops import accumulator
+from fusion.lowering.ir.expr import Cast, Expr, Load, loads, make_cast, rewrite
+from fusion.lowering.ir.kernel import Fold, Stmt, statements, values_of
+from fusion.lowering.ir.scalar_ops import accumulator
 
 SHORT_SUM = 16
 """Terms of a sum of float32 up to which splitting gains nothing: the least depth of a block.

@@ -18,10 +18,10 @@ from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.expr import Expr, Load, free_axes, loads
 from fusion.lowering.indexing import coefficient
-from fusion.lowering.kernel import Store, statements, values_of
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
+from fusion.lowering.ir.kernel import Store, statements, values_of
+from fusion.lowering.ir.scalar_ops import HALVES
 
 LONG_ROW = 256
 """Bytes of a row above which a device has memory for fewer than 2³¹ rows, so that an int32 counts them."""

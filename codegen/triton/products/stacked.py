@@ -28,7 +28,7 @@ from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products.contract import operand
 from fusion.codegen.triton.products.descriptors import matrix_of
-from fusion.lowering.expr import Load
+from fusion.lowering.ir.expr import Load
 
 NEAR = 1 << 40
 """Bytes between two tensors from which on one descriptor cannot hold both."""

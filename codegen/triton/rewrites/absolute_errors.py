@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from fusion.lowering.expr import Const, Expr, Op, const, postorder, rewrite
-from fusion.lowering.kernel import Fold, Stmt, map_values, statements, values_of
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.expr import Const, Expr, Op, const, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold, Stmt, map_values, statements, values_of
+from fusion.lowering.ir.scalar_ops import ScalarName
 
 _LARGEST = 512.0
 """The largest factor of a tanh: times the last bit of 1 it is 2⁻¹⁴, and a 16-bit float has at most 11 bits."""

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import Expr, Index, index_of, loads, postorder
 from fusion.lowering.indexing import ZERO, coefficient, over_symbol, simplify, split_points, substitute_all
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Expr, Index, index_of, loads, postorder
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     KernelAxis,

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import Expr, Load, index_of, postorder
-from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of
-from fusion.lowering.prefixes import named, placed
+from fusion.lowering.ir.expr import Expr, Load, index_of, postorder
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of
+from fusion.lowering.ir.prefixes import named, placed
 
 
 def in_blocks(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:

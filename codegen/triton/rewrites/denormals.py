@@ -7,9 +7,9 @@ the maximum of its row, and only sums read it: one of their terms is the exponen
 
 from __future__ import annotations
 
-from fusion.lowering.expr import Expr, Op, postorder
-from fusion.lowering.kernel import Fold, Kernel, Loop, statements, values_of
-from fusion.lowering.scalar_ops import COMPARISONS
+from fusion.lowering.ir.expr import Expr, Op, postorder
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, statements, values_of
+from fusion.lowering.ir.scalar_ops import COMPARISONS
 
 _SIMPLE = COMPARISONS | {"add", "sub", "mul", "truediv", "neg", "where", "and", "or", "not"}
 """Operations that are single instructions, not library functions."""

@@ -32,8 +32,8 @@ from dataclasses import replace
 import torch
 
 from fusion.codegen.triton.rewrites.denormals import is_below
-from fusion.lowering.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
+from fusion.lowering.ir.kernel import (
     Fold,
     Prefix,
     Stmt,

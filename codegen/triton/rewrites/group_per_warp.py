@@ -19,9 +19,20 @@ import sympy
 
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.codegen.triton.rewrites.vectors import is_narrow
-from fusion.lowering.expr import index_of, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, over_symbol, split_points, substitute_all
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of, with_values
+from fusion.lowering.ir.expr import index_of, postorder, rewrite
+from fusion.lowering.ir.kernel import (
+    Fold,
+    Kernel,
+    KernelAxis,
+    Loop,
+    Role,
+    Stmt,
+    Store,
+    statements,
+    values_of,
+    with_values,
+)
 
 LINE = 128
 """Bytes of a request for which memory is fastest."""

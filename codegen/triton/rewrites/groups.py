@@ -19,10 +19,10 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import index_of, loads, postorder
-from fusion.lowering.hoist import hoist
+from fusion.lowering.algebra.hoist import hoist
 from fusion.lowering.indexing import coefficient, over_symbol, split_points, substitute_all
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
+from fusion.lowering.ir.expr import index_of, loads, postorder
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
 SMALLEST_GROUP, LARGEST_GROUP = 16, 1024
 """The shortest and longest group that is held whole."""

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
-from fusion.lowering.conditions import given, negated
-from fusion.lowering.expr import Const, Expr, Op, make_op, postorder, rewrite
-from fusion.lowering.kernel import Loop, Stmt, map_values, statements, values_of
+from fusion.lowering.algebra.conditions import given, negated
+from fusion.lowering.ir.expr import Const, Expr, Op, make_op, postorder, rewrite
+from fusion.lowering.ir.kernel import Loop, Stmt, map_values, statements, values_of
 
 
 def unconditional(loop: Loop) -> Loop:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusion.lowering.conditions import plain
-from fusion.lowering.expr import Expr, IndexValue, Op, TileRef, index_of, postorder, rewrite
+from fusion.lowering.algebra.conditions import plain
 from fusion.lowering.indexing import split_points, substitute_all
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Expr, IndexValue, Op, TileRef, index_of, postorder, rewrite
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     Loop,

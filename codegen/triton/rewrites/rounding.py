@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fusion.lowering.expr import Expr, postorder
-from fusion.lowering.kernel import Fold, Kernel, Param, Stmt, Store, statements, values_of
-from fusion.lowering.last_bits import to_integers
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.algebra.last_bits import to_integers
+from fusion.lowering.ir.expr import Expr, postorder
+from fusion.lowering.ir.kernel import Fold, Kernel, Param, Stmt, Store, statements, values_of
+from fusion.lowering.ir.scalar_ops import HALVES
 
 
 def is_rounded(kernel: Kernel) -> bool:

@@ -28,8 +28,8 @@ from dataclasses import replace
 import torch
 
 from fusion.codegen.triton.rewrites.absolute_errors import squared
-from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef, const, postorder, rewrite
-from fusion.lowering.kernel import Fold, Stmt, Store, map_statements, statements, values_of, with_values
+from fusion.lowering.ir.expr import Cast, Const, Expr, Op, TileRef, const, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold, Stmt, Store, map_statements, statements, values_of, with_values
 
 _ONE, _TWO = const(1.0, torch.float32), const(2.0, torch.float32)
 

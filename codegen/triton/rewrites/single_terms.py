@@ -22,8 +22,8 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import (
+from fusion.lowering.indexing import substitute
+from fusion.lowering.ir.expr import (
     Cast,
     Const,
     Expr,
@@ -38,8 +38,8 @@ from fusion.lowering.expr import (
     make_op,
     postorder,
 )
-from fusion.lowering.indexing import substitute
-from fusion.lowering.kernel import Fold, Kernel, Loop, Stmt, running
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Stmt, running
+from fusion.lowering.ir.scalar_ops import CHECKED
 
 
 def load_single_terms(kernel: Kernel) -> Kernel:

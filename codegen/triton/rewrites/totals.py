@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fusion.lowering.expr import Expr, Op, postorder
-from fusion.lowering.kernel import Fold, Loop, Stmt, statements, values_of
+from fusion.lowering.ir.expr import Expr, Op, postorder
+from fusion.lowering.ir.kernel import Fold, Loop, Stmt, statements, values_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ import torch
 
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.rewrites.packed import MOST_PACKED
-from fusion.lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, coefficient, simplify, split_points, substitute_all
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, map_statements, statements
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Stmt, Store, map_statements, statements
+from fusion.lowering.ir.scalar_ops import HALVES
 
 FEW_ROWS = 4
 """The most rows for which every thread holds a sum of its own."""

@@ -21,9 +21,9 @@ from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.scalar_code import TYPES, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.expr import IndexValue, Scalar
-from fusion.lowering.kernel import Loop, Prefix, Role, Stmt
-from fusion.lowering.scalar_ops import ScanName, identity, keeps_position
+from fusion.lowering.ir.expr import IndexValue, Scalar
+from fusion.lowering.ir.kernel import Loop, Prefix, Role, Stmt
+from fusion.lowering.ir.scalar_ops import ScanName, identity, keeps_position
 
 _SIGNS: Mapping[ScanName, tuple[str, int]] = {"sum": ("+", SUM), "prod": ("*", PRODUCT)}
 _WHOLE: Mapping[ScanName, str] = {"sum": "tl.cumsum", "prod": "tl.cumprod"}

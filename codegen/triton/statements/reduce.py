@@ -35,8 +35,8 @@ from fusion.codegen.triton.expressions.scalar_code import TYPES, cast, literal, 
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.fixed_order import depends_on_order, in_pairs
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import HALVES, FoldName, identity
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import HALVES, FoldName, identity
 
 _COMBINE: Mapping[FoldName, str] = {
     "max": "_maximum",

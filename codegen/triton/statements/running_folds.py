@@ -26,9 +26,9 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products import contract
 from fusion.codegen.triton.statements import reduce
-from fusion.lowering.expr import Expr, TileRef, free_axes, loads, postorder
-from fusion.lowering.kernel import Fold, Loop, Role, running, statements, values_of
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.ir.expr import Expr, TileRef, free_axes, loads, postorder
+from fusion.lowering.ir.kernel import Fold, Loop, Role, running, statements, values_of
+from fusion.lowering.ir.scalar_ops import identity
 
 
 def needed_before(loop: Loop) -> frozenset[str]:

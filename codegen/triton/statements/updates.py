@@ -13,7 +13,7 @@ from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.scalar_code import typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
-from fusion.lowering.kernel import Store
+from fusion.lowering.ir.kernel import Store
 
 ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
 """Triton's atomic function for each operation of a store."""

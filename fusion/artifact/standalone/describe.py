@@ -38,12 +38,12 @@ from fusion.codegen.standalone import (
     Tensor,
     Weight,
 )
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.division import ZERO
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Buffer, BufferRef, Extern
-from fusion.lowering.seeded import LIMITS
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.division import ZERO
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Buffer, BufferRef, Extern
+from fusion.lowering.random.seeded import LIMITS
 from fusion.runtime.views import starts
 from fusion.schedule.kernels import KernelCall
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fusion.lowering.program import Buffer, BufferRef, Extern
+from fusion.lowering.ir.program import Buffer, BufferRef, Extern
 
 _aten = torch.ops.aten
 _OPERANDS = {

@@ -12,9 +12,9 @@ import sympy
 from torch.utils._sympy import functions as torch_sympy
 
 from fusion.artifact.record import expression_text
-from fusion.lowering.division import FloorDiv, Mod
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.sizes import Computed
+from fusion.lowering.ir.division import FloorDiv, Mod
+from fusion.lowering.ir.sizes import Computed
 
 _THEIRS: tuple[tuple[type, Callable[..., sympy.Basic]], ...] = (
     (FloorDiv, torch_sympy.FloorDiv),

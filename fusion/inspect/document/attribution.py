@@ -17,7 +17,7 @@ import networkx as nx
 
 from fusion.inspect.graphs import OperationReport
 from fusion.inspect.report import KernelReport
-from fusion.lowering.kernel import Fold, Kernel, Prefix, statements
+from fusion.lowering.ir.kernel import Fold, Kernel, Prefix, statements
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SET = re.compile(r"\s*(?:\w+\s+){0,3}([A-Za-z_]\w*)(?:\[.*?\])?\s*(?:[-+*/|&^]|<<|>>)?=(?!=)")

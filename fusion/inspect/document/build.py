@@ -42,7 +42,7 @@ from fusion.inspect.graphs import DeviceReport, OperationReport
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
 from fusion.lowering.errors import Origin
 from fusion.lowering.printer import format_kernel
-from fusion.passes import PassTime
+from fusion.runner.passes import PassTime
 
 MOST_NAMES = 40
 """The names that an entry of a pass lists, of the parts that it changed."""

@@ -24,7 +24,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Contract, Map, Program, Reduce, Scan
+from fusion.lowering.ir.program import Contract, Map, Program, Reduce, Scan
 from fusion.schedule.chained.candidates import tiles_of
 from fusion.schedule.chained.copies import separated
 from fusion.schedule.chained.merge_loops import merged

@@ -12,9 +12,9 @@ from collections.abc import Collection
 
 from typing_extensions import assert_never
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import free_axes, loads
-from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import free_axes, loads
+from fusion.lowering.ir.program import Contract, Extern, Map, Reduce, Scan, Scatter
 from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.chained.rows import FEW_ROWS
 from fusion.schedule.iteration.dependences import Dependences

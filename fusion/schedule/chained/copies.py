@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.program import Extern, Node, Program, reading, writes
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Extern, Node, Program, reading, writes
 from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.clusters.legality import Cluster, positions
 from fusion.schedule.iteration.naming import unused

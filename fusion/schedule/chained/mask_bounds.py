@@ -23,8 +23,9 @@ import sympy
 import torch
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.conditions import conjuncts, negated, plain
-from fusion.lowering.expr import (
+from fusion.lowering.algebra.conditions import conjuncts, negated, plain
+from fusion.lowering.indexing import substitute
+from fusion.lowering.ir.expr import (
     Const,
     Expr,
     Index,
@@ -37,9 +38,8 @@ from fusion.lowering.expr import (
     postorder,
     rewrite,
 )
-from fusion.lowering.indexing import substitute
-from fusion.lowering.kernel import Fold
-from fusion.lowering.program import Axis, Compute, Node, Program, with_exprs
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.program import Axis, Compute, Node, Program, with_exprs
 from fusion.schedule.chained.mask_folds import Folds, Mask, groups_of, lines_of
 from fusion.schedule.chained.occupancy import rows_of, time_in_parts
 from fusion.schedule.clusters.expand import values_of

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from fusion.lowering.expr import Expr, IndexValue, Load, const, make_op, rewrite
 from fusion.lowering.indexing import FloorDiv, axis_symbol, over_symbol, substitute
-from fusion.lowering.program import Axis, Buffer, Map, Reduce
-from fusion.lowering.scalar_ops import FoldName
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, const, make_op, rewrite
+from fusion.lowering.ir.program import Axis, Buffer, Map, Reduce
+from fusion.lowering.ir.scalar_ops import FoldName
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.naming import unused
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.lowering.indexing import invert
-from fusion.lowering.program import Axis, Contract
+from fusion.lowering.ir.program import Axis, Contract
 from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Space, fresh, place

@@ -15,10 +15,10 @@ from typing_extensions import assert_never
 from fusion.codegen.chained import narrow_factors
 from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities, busy
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import FloorDiv, substitute_all
-from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import free_axes
+from fusion.lowering.ir.program import Contract, Extern, Map, Reduce, Scan, Scatter
 from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusion.lowering.expr import Expr, Load, free_axes, loads
 from fusion.lowering.indexing import replace_axes, substitute_all
-from fusion.lowering.program import Axis, Compute, Contract, Map, Reduce, Scan
+from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
+from fusion.lowering.ir.program import Axis, Compute, Contract, Map, Reduce, Scan
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space, fresh
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import sympy
 
-from fusion.lowering.expr import Expr, loads
 from fusion.lowering.indexing import split_points, substitute_all
-from fusion.lowering.program import Axis, Contract
+from fusion.lowering.ir.expr import Expr, loads
+from fusion.lowering.ir.program import Axis, Contract
 from fusion.schedule.chained.occupancy import rows_of
 from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.iteration.dependences import Dependences

@@ -15,11 +15,11 @@ import sympy
 import torch
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import Expr, Op, TileRef, free_axes, loads, postorder
+from fusion.lowering.checks.unused import KEEP
 from fusion.lowering.indexing import over_symbol, substitute
-from fusion.lowering.program import Axis, Buffer, BufferRef, Extern, Map, Node, Program, Reduce
-from fusion.lowering.unused import KEEP
+from fusion.lowering.ir.expr import Expr, Op, TileRef, free_axes, loads, postorder
+from fusion.lowering.ir.program import Axis, Buffer, BufferRef, Extern, Map, Node, Program, Reduce
+from fusion.lowering.ir.scalar_ops import CHECKED
 from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.dependences import Dependences

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Program
+from fusion.lowering.ir.program import Program
 from fusion.schedule.chained.occupancy import counts_of, length_of_part
 from fusion.schedule.clusters.legality import Cluster, positions
 from fusion.schedule.iteration.dependences import Dependences

@@ -21,12 +21,12 @@ import networkx as nx
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import POINTS, ROW_MULTIPLE, Chunked, even
-from fusion.lowering.dead_code import named_buffers
-from fusion.lowering.expr import Expr, Load, free_axes
+from fusion.lowering.algebra.dead_code import named_buffers
+from fusion.lowering.ir.chunks import POINTS, ROW_MULTIPLE, Chunked, even
+from fusion.lowering.ir.expr import Expr, Load, free_axes
+from fusion.lowering.ir.program import Contract, Node, Program, axis_sizes
+from fusion.lowering.ir.sizes import given_by
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Contract, Node, Program, axis_sizes
-from fusion.lowering.sizes import given_by
 from fusion.schedule.chunks.body import body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices

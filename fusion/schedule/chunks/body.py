@@ -14,10 +14,10 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.chunks import BETA, POINTS, START
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, rewrite
 from fusion.lowering.indexing import simplify
-from fusion.lowering.program import (
+from fusion.lowering.ir.chunks import BETA, POINTS, START
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, rewrite
+from fusion.lowering.ir.program import (
     Axis,
     Buffer,
     BufferRef,
@@ -34,7 +34,7 @@ from fusion.lowering.program import (
     reads,
     with_exprs,
 )
-from fusion.lowering.scalar_ops import FoldName
+from fusion.lowering.ir.scalar_ops import FoldName
 from fusion.operations.products import add_aligned_product
 from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
 from fusion.schedule.chunks.pick import pick

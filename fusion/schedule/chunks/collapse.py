@@ -17,10 +17,10 @@ from itertools import pairwise
 import sympy
 from typing_extensions import assert_never
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Expr, Load, loads, rewrite
 from fusion.lowering.indexing import FloorDiv, Mod, simplify, substitute_all
-from fusion.lowering.program import (
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Expr, Load, loads, rewrite
+from fusion.lowering.ir.program import (
     Axis,
     Buffer,
     Compute,

@@ -13,10 +13,10 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Expr, Load, free_axes, loads
 from fusion.lowering.indexing import axis_symbol, coefficient, flatten, substitute
-from fusion.lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
+from fusion.lowering.ir.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
+from fusion.lowering.ir.sizes import estimate
 from fusion.lowering.value import contiguous_strides
 from fusion.operations.products import aligned_product
 from fusion.schedule.iteration.naming import unused

@@ -15,9 +15,9 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, make_op, rewrite
 from fusion.lowering.indexing import axis_symbol, over_symbol, substitute
-from fusion.lowering.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, make_op, rewrite
+from fusion.lowering.ir.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.naming import unused
 

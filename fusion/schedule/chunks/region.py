@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import networkx as nx
 import sympy
 
-from fusion.lowering.chunks import COMBINED, Chunked
-from fusion.lowering.expr import Expr, Load
-from fusion.lowering.program import Contract, Extern, Map, Reduce
+from fusion.lowering.ir.chunks import COMBINED, Chunked
+from fusion.lowering.ir.expr import Expr, Load
+from fusion.lowering.ir.program import Contract, Extern, Map, Reduce
 from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.iteration.dependences import Dependences
 

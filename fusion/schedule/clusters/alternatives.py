@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fusion.codegen.tuning import Trial, Tuning
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Buffer, BufferRef, Node, Program, reads, writes
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Buffer, BufferRef, Node, Program, reads, writes
 from fusion.schedule.clusters.legality import Cluster
 
 ONE_KERNEL, LIBRARY = "one kernel", "the library"

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusion.lowering.expr import Expr, Load
 from fusion.lowering.indexing import ONE, coefficient, symbols_of
-from fusion.lowering.program import Buffer, Reduce, Scan
+from fusion.lowering.ir.expr import Expr, Load
+from fusion.lowering.ir.program import Buffer, Reduce, Scan
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
 

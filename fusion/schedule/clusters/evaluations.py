@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, Index, free_axes
 from fusion.lowering.indexing import Sizes
-from fusion.lowering.program import Contract, Map, Reduce
+from fusion.lowering.ir.expr import Expr, Index, free_axes
+from fusion.lowering.ir.program import Contract, Map, Reduce
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.work import factors_of, is_split_window
 from fusion.schedule.iteration.dependences import Dependences

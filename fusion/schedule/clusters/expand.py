@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 import sympy
 from typing_extensions import assert_never
 
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import (
+from fusion.lowering.algebra.hoist import Hoisted, hoist
+from fusion.lowering.algebra.implied_conditions import simplify_implied
+from fusion.lowering.indexing import Sizes, flatten, substitute, substitute_all
+from fusion.lowering.ir.expr import (
     Expr,
     Index,
     IndexValue,
@@ -32,12 +34,9 @@ from fusion.lowering.expr import (
     postorder,
     rewrite,
 )
-from fusion.lowering.hoist import Hoisted, hoist
-from fusion.lowering.implied_conditions import simplify_implied
-from fusion.lowering.indexing import Sizes, flatten, substitute, substitute_all
-from fusion.lowering.kernel import Fold, Prefix
-from fusion.lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
-from fusion.lowering.scalar_ops import ScatterName
+from fusion.lowering.ir.kernel import Fold, Prefix
+from fusion.lowering.ir.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
+from fusion.lowering.ir.scalar_ops import CHECKED, ScatterName
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement

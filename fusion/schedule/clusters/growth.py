@@ -15,10 +15,10 @@ import networkx as nx
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Contract, Extern, Program, writes
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Contract, Extern, Program, writes
 from fusion.schedule.clusters.legality import (
     CannotJoin,
     Cluster,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import sympy
 
 from fusion.lowering.indexing import ONE
-from fusion.lowering.program import Buffer, Extern, Node, reads, writes
+from fusion.lowering.ir.program import Buffer, Extern, Node, reads, writes
 
 BYTES = 16
 SHORTEST_ALIGNED = 8 * BYTES

@@ -16,8 +16,8 @@ import torch
 
 from fusion.codegen.price import Price
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import loads
-from fusion.lowering.program import Contract, Reduce
+from fusion.lowering.ir.expr import loads
+from fusion.lowering.ir.program import Contract, Reduce
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library

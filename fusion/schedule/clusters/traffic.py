@@ -11,9 +11,9 @@ import math
 from collections import Counter
 from functools import cached_property
 
-from fusion.lowering.expr import Expr
 from fusion.lowering.indexing import flatten
-from fusion.lowering.program import Scatter, axis_sizes
+from fusion.lowering.ir.expr import Expr
+from fusion.lowering.ir.program import Scatter, axis_sizes
 from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster

@@ -13,12 +13,12 @@ import sympy
 from typing_extensions import assert_never
 
 from fusion.codegen.price import Rates, Steps
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Cast, Expr, Load, Op, free_axes, index_of, loads, postorder
 from fusion.lowering.indexing import coefficient, flatten
-from fusion.lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, Scan, Scatter, axis_sizes
-from fusion.lowering.scalar_ops import keeps_position
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Cast, Expr, Load, Op, free_axes, index_of, loads, postorder
+from fusion.lowering.ir.program import Compute, Contract, Extern, Map, Node, Program, Reduce, Scan, Scatter, axis_sizes
+from fusion.lowering.ir.scalar_ops import keeps_position
+from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.iteration.contiguity import reads_across, reads_contiguously, window_loads
 
 WINDOW = 64

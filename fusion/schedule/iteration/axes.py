@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
-from fusion.lowering.expr import Expr, Index, Load, index_of, postorder
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
-from fusion.lowering.program import Axis
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.expr import Expr, Index, Load, index_of, postorder
+from fusion.lowering.ir.program import Axis
+from fusion.lowering.ir.sizes import estimate
 
 
 def drop_ones(axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 
-from fusion.lowering.expr import Expr, Index, Load, loads, postorder
 from fusion.lowering.indexing import RUN, coefficient, flatten, stride_along
-from fusion.lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.expr import Expr, Index, Load, loads, postorder
+from fusion.lowering.ir.program import Axis, Map, Program, Reduce, Scan, axis_sizes
+from fusion.lowering.ir.sizes import estimate
 
 LANES = 32
 """The smallest number of columns per program if the reduced axis is not the contiguous one."""

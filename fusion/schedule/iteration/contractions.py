@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
 
-from fusion.lowering.expr import Expr, Load
 from fusion.lowering.indexing import coefficient, substitute_all
-from fusion.lowering.program import Contract, Map
+from fusion.lowering.ir.expr import Expr, Load
+from fusion.lowering.ir.program import Contract, Map
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 

@@ -14,11 +14,11 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.arguments import leaves
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Load, index_of, loads, postorder
-from fusion.lowering.last_bits import to_integers
-from fusion.lowering.program import (
+from fusion.lowering.algebra.last_bits import to_integers
+from fusion.lowering.ir.arguments import leaves
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Load, index_of, loads, postorder
+from fusion.lowering.ir.program import (
     Buffer,
     Compute,
     Contract,
@@ -35,8 +35,8 @@ from fusion.lowering.program import (
     reads,
     writes,
 )
-from fusion.lowering.scalar_ops import HALVES
-from fusion.lowering.sizes import estimate, given_by
+from fusion.lowering.ir.scalar_ops import HALVES
+from fusion.lowering.ir.sizes import estimate, given_by
 
 
 class Dependences:

@@ -19,9 +19,9 @@ from typing import TypeAlias
 
 import sympy
 
-from fusion.lowering.expr import Expr
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, Sizes, invert, simplify, split_points
-from fusion.lowering.program import Axis
+from fusion.lowering.ir.expr import Expr
+from fusion.lowering.ir.program import Axis
 
 Placement: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 """Axis of a node → expression over the axes of its cluster's space."""

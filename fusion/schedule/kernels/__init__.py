@@ -11,7 +11,7 @@ Two clusters that compute the same give equal Kernels, whatever the names of the
 
 from __future__ import annotations
 
-from fusion.lowering.kernel import KernelAxis, Role
+from fusion.lowering.ir.kernel import KernelAxis, Role
 from fusion.schedule.clusters.expand import expand
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices

@@ -8,10 +8,10 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, TileRef, free_axes, loads, postorder
 from fusion.lowering.indexing import axis_symbol, over_symbol, simplify
-from fusion.lowering.kernel import Role
-from fusion.lowering.program import Axis
+from fusion.lowering.ir.expr import Expr, TileRef, free_axes, loads, postorder
+from fusion.lowering.ir.kernel import Role
+from fusion.lowering.ir.program import Axis
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.expand import Expanded
 from fusion.schedule.clusters.legality import Cluster

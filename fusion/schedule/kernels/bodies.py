@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import sympy
 
-from fusion.lowering.expr import Expr
-from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, values_of, with_values
-from fusion.lowering.prefixes import named, placed
-from fusion.lowering.program import Axis
+from fusion.lowering.ir.expr import Expr
+from fusion.lowering.ir.kernel import Fold, Loop, Prefix, Role, Stmt, Store, values_of, with_values
+from fusion.lowering.ir.prefixes import named, placed
+from fusion.lowering.ir.program import Axis
 from fusion.schedule.clusters.expand import Expanded, Write
 from fusion.schedule.iteration.axes import indices_of
 from fusion.schedule.reductions.one_loop import follow, replaced

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import Expr, Index, Load, free_axes, postorder
-from fusion.lowering.kernel import KernelAxis, Role, Stmt
-from fusion.lowering.program import Axis
+from fusion.lowering.ir.expr import Expr, Index, Load, free_axes, postorder
+from fusion.lowering.ir.kernel import KernelAxis, Role, Stmt
+from fusion.lowering.ir.program import Axis
 from fusion.schedule.chained.place_producers import HELD
 from fusion.schedule.clusters.expand import Expanded
 from fusion.schedule.clusters.legality import Cluster

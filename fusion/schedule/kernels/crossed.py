@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import Expr
-from fusion.lowering.kernel import KernelAxis, Loop, Role, Stmt
-from fusion.lowering.program import Axis
+from fusion.lowering.ir.expr import Expr
+from fusion.lowering.ir.kernel import KernelAxis, Loop, Role, Stmt
+from fusion.lowering.ir.program import Axis
 from fusion.schedule.clusters.expand import Expanded
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride

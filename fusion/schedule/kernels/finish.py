@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import sympy
 
 from fusion.lowering.errors import Origin, by_place
-from fusion.lowering.expr import loads
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import loads
+from fusion.lowering.ir.kernel import (
     Kernel,
     KernelAxis,
     Param,
@@ -20,8 +20,8 @@ from fusion.lowering.kernel import (
     statements,
     values_of,
 )
-from fusion.lowering.program import Buffer, Contract, Scatter
-from fusion.lowering.sizes import given_by
+from fusion.lowering.ir.program import Buffer, Contract, Scatter
+from fusion.lowering.ir.sizes import given_by
 from fusion.schedule.clusters.expand import FLAT, Expanded
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices

@@ -19,10 +19,10 @@ from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.evaluate import Scope, evaluate
-from fusion.lowering.expr import Expr, free_axes, loads
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
-from fusion.lowering.sizes import with_values
+from fusion.lowering.interpret.evaluate import Scope, evaluate
+from fusion.lowering.ir.expr import Expr, free_axes, loads
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
+from fusion.lowering.ir.sizes import with_values
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.kernels import KernelCall, kernel_of
@@ -174,7 +174,7 @@ def share_of_blocks(
 ) -> float:
     """Return the share of the blocks of a loop over `looped` that a condition leaves; 1 if it depends on data.
 
-    >>> from fusion.lowering.expr import IndexValue, make_op
+    >>> from fusion.lowering.ir.expr import IndexValue, make_op
     >>> i, j = sympy.symbols("i j", integer=True)
     >>> seen = make_op("ge", IndexValue(i), IndexValue(j))
     >>> share_of_blocks(seen, [j], {i: 1024, j: 1024})

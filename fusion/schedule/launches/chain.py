@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fusion.lowering.kernel import Fold, Kernel, Role, statements
-from fusion.lowering.program import Call
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.kernel import Fold, Kernel, Role, statements
+from fusion.lowering.ir.program import Call
+from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.clusters.evaluations import CONTRACTION_TILE
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share

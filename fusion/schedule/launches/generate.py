@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusion.codegen.target import Target
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.program import Call, Extern, Program, writes
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Call, Extern, Program, writes
 from fusion.schedule.clusters.growth import Clustering, Refusal, refusals_of
 from fusion.schedule.clusters.legality import Cluster, single
 from fusion.schedule.clusters.profit import Prices

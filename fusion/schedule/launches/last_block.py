@@ -17,10 +17,10 @@ from functools import reduce
 import sympy
 
 from fusion.codegen.target import Target
-from fusion.lowering.expr import Expr, Load, Op, loads, rewrite
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Role, Store, statements, values_of, with_values
-from fusion.lowering.program import Call, Extern, Program, reads
+from fusion.lowering.ir.expr import Expr, Load, Op, loads, rewrite
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Role, Store, statements, values_of, with_values
+from fusion.lowering.ir.program import Call, Extern, Program, reads
 from fusion.schedule.iteration.space import Placement, place
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fusion.lowering.errors import by_place
-from fusion.lowering.kernel import Kernel, Param, rename
-from fusion.lowering.program import Call, writes
+from fusion.lowering.ir.kernel import Kernel, Param, rename
+from fusion.lowering.ir.program import Call, writes
 from fusion.schedule.kernels import KernelCall
 
 

@@ -20,8 +20,8 @@ import networkx as nx
 
 from fusion.codegen.build import is_idle
 from fusion.codegen.target import Capabilities, Target
-from fusion.lowering.kernel import Fold, Kernel, statements
-from fusion.lowering.program import Call, Extern, Program
+from fusion.lowering.ir.kernel import Fold, Kernel, statements
+from fusion.lowering.ir.program import Call, Extern, Program
 from fusion.schedule.clusters.profit import EARLY
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall

@@ -17,10 +17,10 @@ from dataclasses import replace
 
 import torch
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import loads
-from fusion.lowering.kernel import Fold, Kernel, Store, statements, values_of
-from fusion.lowering.program import Buffer, BufferRef, Call, Extern, Program, writes
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import loads
+from fusion.lowering.ir.kernel import Fold, Kernel, Store, statements, values_of
+from fusion.lowering.ir.program import Buffer, BufferRef, Call, Extern, Program, writes
 from fusion.operations.ownership import take_over
 from fusion.operations.products import aligned_product
 from fusion.schedule.iteration.naming import unused

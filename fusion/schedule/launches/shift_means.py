@@ -23,9 +23,9 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op, make_op, postorder, rewrite
 from fusion.lowering.indexing import substitute
-from fusion.lowering.kernel import (
+from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, make_op, postorder, rewrite
+from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
     Loop,
@@ -38,9 +38,9 @@ from fusion.lowering.kernel import (
     values_of,
     with_values,
 )
-from fusion.lowering.program import Call
+from fusion.lowering.ir.program import Call
+from fusion.lowering.ir.sizes import may_be_empty
 from fusion.lowering.rules.formula import literal
-from fusion.lowering.sizes import may_be_empty
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.rewrites.inline import cost
 

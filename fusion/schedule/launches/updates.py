@@ -16,9 +16,9 @@ from dataclasses import replace
 import networkx as nx
 import torch
 
-from fusion.lowering.expr import Expr, loads
-from fusion.lowering.kernel import Kernel, Param, Role, Stmt, Store, loaded, rename, statements, stored, values_of
-from fusion.lowering.program import BufferRef, Call, Extern, Program, copied, memory_of, writes
+from fusion.lowering.ir.expr import Expr, loads
+from fusion.lowering.ir.kernel import Kernel, Param, Role, Stmt, Store, loaded, rename, statements, stored, values_of
+from fusion.lowering.ir.program import BufferRef, Call, Extern, Program, copied, memory_of, writes
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import takes
 

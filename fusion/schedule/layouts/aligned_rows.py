@@ -21,10 +21,10 @@ import sympy
 from typing_extensions import assert_never
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Load, loads, renamed
 from fusion.lowering.indexing import axis_symbol
-from fusion.lowering.program import (
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Load, loads, renamed
+from fusion.lowering.ir.program import (
     Axis,
     Buffer,
     Contract,
@@ -38,7 +38,7 @@ from fusion.lowering.program import (
     reads,
     writes,
 )
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.chunks.matrices import product_calls
 from fusion.schedule.clusters.misaligned_rows import BYTES, is_odd, padded_strides
 from fusion.schedule.iteration.naming import unused

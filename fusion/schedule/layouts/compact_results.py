@@ -15,13 +15,13 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Expr, Load, free_axes, loads, rewrite
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Expr, Load, free_axes, loads, rewrite
 from fusion.lowering.indexing import ZERO, flatten
-from fusion.lowering.program import (
+from fusion.lowering.ir.program import (
+    Axis,
     Buffer,
     Compute,
-    Contract,
     Extern,
     Map,
     Node,
@@ -32,9 +32,10 @@ from fusion.lowering.program import (
     reads,
     with_exprs,
 )
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.sizes import estimate
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.tile_axes import Sizes, tile_axes
 from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
 from fusion.schedule.iteration.dependences import bytes_of
 
@@ -45,6 +46,13 @@ def drop_constant_axes(program: Program) -> Program:
     >>> from fusion.inspect.examples import show_program
     >>> from torch import empty
     >>> show_program(drop_constant_axes, lambda x, y: x / y.expand(8, 64).sin(), empty(8, 64), empty(64))
+      input x: f32[8, 64]
+      input y: f32[64]
+    - sin: f32[8, 64] = map(i0:8, i1:64) sin(y[i1])
+    + sin: f32[1, 64] = map(i0:1, i1:64) sin(y[i1])
+    - div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[i0, i1]
+    + div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[0, i1]
+      return div
       input x: f32[8, 64]
       input y: f32[64]
     - sin: f32[8, 64] = map(i0:8, i1:64) sin(y[i1])
@@ -63,13 +71,9 @@ def drop_constant_axes(program: Program) -> Program:
         constant = _constant_axes(node) if isinstance(node, Map) and node.out not in kept else ()
         if isinstance(node, Map) and constant:
             smaller[node.out] = constant
-            node = replace(
-                node,
-                axes=tuple(
-                    replace(axis, size=sympy.Integer(1)) if k in constant else axis for k, axis in enumerate(node.axes)
-                ),
-            )
-            buffers.append(_without(program.buffers[node.out], constant))
+            one = _without(program.buffers[node.out], constant)
+            buffers.append(one)
+            node = replace(node, axes=tuple(map(Axis, [axis.symbol for axis in node.axes], one.shape)))
         nodes.append(node)
     return program.edited(nodes, buffers=buffers) if smaller else program
 
@@ -82,6 +86,14 @@ def merge_equal_maps(program: Program) -> Program:
     >>> def f(x, y):
     ...     return x / y.sin() + y.sin()
     >>> show_program(merge_equal_maps, f, empty(64), empty(64))
+      input x: f32[64]
+      input y: f32[64]
+      sin: f32[64] = map(i0:64) sin(y[i0])
+      div: f32[64] = map(i0:64) x[i0] / sin[i0]
+    - sin_1: f32[64] = map(i0:64) sin(y[i0])
+    - add: f32[64] = map(i0:64) div[i0] + sin_1[i0]
+    + add: f32[64] = map(i0:64) div[i0] + sin[i0]
+      return add
       input x: f32[64]
       input y: f32[64]
       sin: f32[64] = map(i0:64) sin(y[i0])
@@ -121,67 +133,45 @@ def order_for_tiles(
 
     >>> from torch import empty
     >>> from fusion.inspect.examples import TARGET, show_program
-    >>> from fusion.schedule.chained import chain_products
+    >>> def f(q, bias):
+    ...     return (q + bias.sin().permute(2, 0, 1)) @ q
     >>> def ordered(program):
-    ...     program, chains = chain_products(program, TARGET.capabilities)
-    ...     return order_for_tiles(program, TARGET.capabilities, chains)[0]
-    >>> def f(q, v, bias):
-    ...     scores = q @ q.mT + bias.sin().permute(2, 0, 1)
-    ...     return scores.softmax(-1) @ v
-    >>> show_program(ordered, f, empty(8, 512, 64), empty(8, 512, 64), empty(512, 512, 8))
-      input q: f32[8, 512, 64]
-      input v: f32[8, 512, 64]
+    ...     return order_for_tiles(program, TARGET.capabilities, ())[0]
+    >>> show_program(ordered, f, empty(8, 512, 512), empty(512, 512, 8))
+      input q: f32[8, 512, 512]
       input bias: f32[512, 512, 8]
-      bmm: f32[8, 512, 512] = contract(i0:8, i1:512, i2:512 over r0:64; rows i1, columns i2; in f32) q[i0, i1, r0],
-            q[i0, i2, r0]
       sin: f32[512, 512, 8] = map(i0:512, i1:512, i2:8) sin(bias[i0, i1, i2])
-      add: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) bmm[i0, i1, i2] + sin[i1, i2, i0]
-    + amax_part: f32[8, 512, 2] strides (512, 1, 4096) = max(i0:8, i1:512, i2:2 over r0:256) add[i0, i1, 256*i2 +
-            r0]
-    - amax: f32[8, 512] = max(i0:8, i1:512 over r0:512) add[i0, i1, r0]
-    + amax: f32[8, 512] = max(i0:8, i1:512 over r0:2) amax_part[i0, i1, r0]
-    - sub: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) add[i0, i1, i2] - amax[i0, i1]
-    - exp: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) exp(sub[i0, i1, i2])
-    - sum_1: f32[8, 512] = sum(i0:8, i1:512 over r0:512) exp[i0, i1, r0]
-    - div: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) exp[i0, i1, i2] / sum_1[i0, i1]
-    - bmm_1: f32[8, 512, 64] = contract(i0:8, i1:512, i2:64 over r0:512; rows i1, columns i2; in f32) div[i0, i1,
-            r0], v[i0, r0, i2]
-    +   %1 = amax_part[i0, i1, i2]
-    + sum_1_part: f32[8, 512, 2] strides (512, 1, 4096) = sum(i0:8, i1:512, i2:2 over r0:256) exp(add[i0, i1, 256*i2
-            + r0] - where(%1 == -inf, 0.0, %1))
-    +   %1 = amax_part[i0, i1, r0]
-    + sum_1_whole: f32[8, 512] = sum(i0:8, i1:512 over r0:2) sum_1_part[i0, i1, r0] * where(%1 == amax[i0, i1], 1.0,
-            exp(%1 - amax[i0, i1]))
-    +   %1 = amax_part[i0, i1, i3]
-    + bmm_1_part: f32[8, 512, 64, 2] strides (32768, 64, 1, 262144) = contract(i0:8, i1:512, i2:64, i3:2 over
-            r0:256; rows i1, columns i2; in f32) exp(add[i0, i1, 256*i3 + r0] - where(%1 == -inf, 0.0, %1)), v[i0,
-            256*i3 + r0, i2]
-    +   %1 = amax_part[i0, i1, r0]
-    + bmm_1_whole: f32[8, 512, 64] = sum(i0:8, i1:512, i2:64 over r0:2) bmm_1_part[i0, i1, i2, r0] * where(%1 ==
-            amax[i0, i1], 1.0, exp(%1 - amax[i0, i1]))
-    + bmm_1: f32[8, 512, 64] = map(i0:8, i1:512, i2:64) bmm_1_whole[i0, i1, i2] / where(amax[i0, i1] == -inf, nan,
-            sum_1_whole[i0, i1])
-      return bmm_1
+      add: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) q[i0, i1, i2] + sin[i1, i2, i0]
+      bmm: f32[8, 512, 512] = contract(i0:8, i1:512, i2:512 over r0:512; rows i1, columns i2; in f32) add[i0, i1,
+            r0], q[i0, r0, i2]
+      return bmm
     """
-    kept, chained = _seen_by_others(program), {member for cluster in chains for member in cluster.members}
+    kept = _seen_by_others(program)
     maps = {node.out for node in program.nodes if isinstance(node, Map)} - kept
-    readers: dict[str, list[tuple[Load, Compute]]] = {}
-    scattered: set[str] = set()
+    large = {name for name in maps if bytes_of(program.buffers[name], hints or {}) >= SCATTERED}
+    tiles = tile_axes(program, chains)
+    readers: dict[str, list[tuple[Load, Sizes]]] = {}
+    in_tiles: dict[str, None] = {}
     for position, node in enumerate(program.nodes):
-        if isinstance(node, (Extern, Chunked)):
-            continue
-        for load in loads(*node.exprs):
-            if load.buffer in maps and bytes_of(program.buffers[load.buffer], hints or {}) >= SCATTERED:
-                readers.setdefault(load.buffer, []).append((load, node))
-                in_tiles = isinstance(node, Contract) or position in chained
-                if in_tiles and _is_scattered(load, node, program.buffers[load.buffer].strides):
-                    scattered.add(load.buffer)
-    contiguous: list[Buffer] = []
-    for name in sorted(scattered):
-        strides = contiguous_strides(program.buffers[name].shape)
-        if not any(_is_scattered(load, node, strides) for load, node in readers[name]):
-            contiguous.append(replace(program.buffers[name], strides=strides))
-    return program.edited(buffers=contiguous), tuple(chains)
+        if not isinstance(node, (Extern, Chunked)):
+            for load in loads(*node.exprs):
+                if load.buffer in large:
+                    readers.setdefault(load.buffer, []).append((load, tiles.get(position, axis_sizes(node))))
+                    in_tiles |= {load.buffer: None} if position in tiles else {}
+    ordered = (_ordered(program.buffers[name], readers[name]) for name in in_tiles)
+    return program.edited(buffers=[buffer for buffer in ordered if buffer is not None]), tuple(chains)
+
+
+def _ordered(buffer: Buffer, readers: Sequence[tuple[Load, Sizes]]) -> Buffer | None:
+    """Return a buffer whose readers all read neighbours, if they do not yet and another fastest dimension does it."""
+    if not any(_is_scattered(load, buffer.strides, sizes) for load, sizes in readers):
+        return None
+    order = _slowest_first(buffer)
+    for last in reversed(order):
+        strides = _dense([*(k for k in order if k != last), last], buffer.shape)
+        if not any(_is_scattered(load, strides, sizes) for load, sizes in readers):
+            return replace(buffer, strides=strides)
+    return None
 
 
 def _seen_by_others(program: Program) -> Collection[str]:
@@ -212,15 +202,23 @@ def _at_first_points(node: Compute, dropped: Mapping[str, Sequence[int]]) -> Com
     return with_exprs(node, rewrite(node.exprs, rule))
 
 
-def _is_scattered(load: Load, node: Compute, strides: Sequence[sympy.Expr]) -> bool:
-    """Return whether a node reads no neighbours of a buffer with these strides."""
-    sizes = axis_sizes(node)
+def _is_scattered(load: Load, strides: Sequence[sympy.Expr], sizes: Sizes) -> bool:
+    """Return whether a load along axes of these sizes reads no neighbours of a buffer with these strides."""
     return is_scattered(flatten(load.index, strides, sizes), sizes)
 
 
 def _without(buffer: Buffer, dropped: Collection[int]) -> Buffer:
     """Return a buffer with one element along the dropped dimensions, and the others in the order that they had."""
     shape = tuple(sympy.Integer(1) if k in dropped else size for k, size in enumerate(buffer.shape))
-    order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
-    strides = dict(zip(order, contiguous_strides([shape[k] for k in order]), strict=True))
-    return replace(buffer, shape=shape, strides=tuple(strides[k] for k in range(len(shape))))
+    return replace(buffer, shape=shape, strides=_dense(_slowest_first(buffer), shape))
+
+
+def _slowest_first(buffer: Buffer) -> list[int]:
+    """Return the dimensions of a buffer by decreasing stride."""
+    return sorted(range(len(buffer.shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
+
+
+def _dense(order: Sequence[int], shape: Sequence[sympy.Expr]) -> tuple[sympy.Expr, ...]:
+    """Return the strides of a tensor without gaps, whose dimensions in memory have this order."""
+    strides = dict(zip(order, contiguous_strides(tuple(shape[k] for k in order)), strict=True))
+    return tuple(strides[k] for k in range(len(shape)))

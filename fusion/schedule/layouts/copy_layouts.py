@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusion.lowering.builder import GENERATED_DTYPES
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Load, make_cast
 from fusion.lowering.indexing import axis_symbol
-from fusion.lowering.program import (
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Load, make_cast
+from fusion.lowering.ir.program import (
     Axis,
     Buffer,
     BufferRef,

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import torch
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Cast, Expr, Load, make_cast, postorder, rewrite
-from fusion.lowering.program import Extern, Map, Node, Program, reads, with_exprs
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Cast, Expr, Load, make_cast, postorder, rewrite
+from fusion.lowering.ir.program import Extern, Map, Node, Program, reads, with_exprs
+from fusion.lowering.ir.scalar_ops import HALVES
 
 
 def round_on_store(program: Program) -> Program:

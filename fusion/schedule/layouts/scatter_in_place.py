@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.dead_code import eliminate_dead_code
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
-from fusion.lowering.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, copied, reads, writes
+from fusion.lowering.algebra.dead_code import eliminate_dead_code
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
+from fusion.lowering.ir.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, copied, reads, writes
 from fusion.schedule.rewrites.inline import inline
 
 

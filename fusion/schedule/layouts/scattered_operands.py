@@ -16,9 +16,9 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, Load, free_axes, loads
 from fusion.lowering.indexing import axis_symbol, flatten, substitute
-from fusion.lowering.program import Axis, Buffer, Contract, Map, Node, Program, axis_sizes
+from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
+from fusion.lowering.ir.program import Axis, Buffer, Contract, Map, Node, Program, axis_sizes
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered

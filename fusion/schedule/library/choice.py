@@ -16,8 +16,8 @@ import networkx as nx
 
 from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuning
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Contract, Map, Node, Program
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Contract, Map, Node, Program
 from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, Measure, weighed
 from fusion.schedule.clusters.growth import Clustering
 from fusion.schedule.clusters.legality import Cluster, positions_in

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from fusion.lowering.arguments import map_leaves
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.program import (
+from fusion.lowering.ir.arguments import map_leaves
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import (
     BufferRef,
     Call,
     Extern,

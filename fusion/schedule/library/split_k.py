@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusion.codegen.target import Capabilities, Target, busy
-from fusion.lowering.program import Contract, Reduce
+from fusion.lowering.ir.program import Contract, Reduce
 from fusion.schedule.clusters.alternatives import Alternative, alone, moved
 from fusion.schedule.clusters.legality import Cluster, single
 from fusion.schedule.clusters.profit import Prices

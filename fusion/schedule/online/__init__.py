@@ -22,9 +22,9 @@ from itertools import product
 
 import torch
 
-from fusion.lowering.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import FoldName
+from fusion.lowering.ir.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import FoldName
 from fusion.schedule.online.decompose import terms_of
 from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.names import Names
@@ -68,7 +68,7 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
 
     >>> from fusion.lowering.indexing import over_symbol
     >>> from fusion.lowering.printer import format_expr
-    >>> from fusion.lowering.expr import Load
+    >>> from fusion.lowering.ir.expr import Load
     >>> r, f32 = over_symbol(0), torch.float32
     >>> x = Load("x", (r,), f32)
     >>> top = Fold("top", "max", (x,), (r,), f32)

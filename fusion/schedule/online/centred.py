@@ -19,8 +19,8 @@ from dataclasses import replace
 
 import torch
 
-from fusion.lowering.expr import Const, Expr, Op, const, make_op
-from fusion.lowering.kernel import Fold
+from fusion.lowering.ir.expr import Const, Expr, Op, const, make_op
+from fusion.lowering.ir.kernel import Fold
 from fusion.schedule.online import Online
 from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.terms import Kind

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusion.lowering.expr import Cast, Expr, Op
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, Expr, Op
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 from fusion.schedule.online.dependences import Dependences, undivided
 from fusion.schedule.online.functions import exponential, scaled
 from fusion.schedule.online.selections import choice, rounded

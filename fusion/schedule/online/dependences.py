@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 
 import sympy
 
-from fusion.lowering.expr import Expr, TileRef, index_of, postorder
-from fusion.lowering.kernel import Fold
+from fusion.lowering.ir.expr import Expr, TileRef, index_of, postorder
+from fusion.lowering.ir.kernel import Fold
 from fusion.schedule.online.terms import Kind, Step, Term, Terms
 
 

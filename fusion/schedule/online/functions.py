@@ -5,8 +5,8 @@ Inseparable (`Inseparable`): exponents that no extreme value bounds, factors of 
 
 from __future__ import annotations
 
-from fusion.lowering.expr import Const, Expr, Op, TileRef, const, make_op, postorder
-from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
+from fusion.lowering.ir.expr import Const, Expr, Op, TileRef, const, make_op, postorder
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.terms import (
     Inseparable,

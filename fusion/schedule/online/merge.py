@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusion.lowering.expr import Expr, TileRef, rewrite
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import FoldName
+from fusion.lowering.ir.expr import Expr, TileRef, rewrite
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import FoldName
 
 MERGEABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "dot"})
 """Folds whose parts are folded again; a fold of positions is not among them."""
@@ -36,8 +36,8 @@ def contribution(fold: Fold, part: Mapping[str, Expr], whole: Mapping[str, Expr]
 
     >>> import torch
     >>> from fusion.schedule.online import online
-    >>> from fusion.lowering.expr import make_op
-    >>> from fusion.lowering.expr import Load
+    >>> from fusion.lowering.ir.expr import make_op
+    >>> from fusion.lowering.ir.expr import Load
     >>> from fusion.lowering.indexing import over_symbol
     >>> from fusion.lowering.printer import format_expr
     >>> r, f32 = over_symbol(0), torch.float32

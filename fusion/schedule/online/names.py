@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fusion.lowering.expr import Expr, Load, TileRef, postorder, rewrite
-from fusion.lowering.kernel import Fold, values_of
+from fusion.lowering.ir.expr import Expr, Load, TileRef, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold, values_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, Const, Expr, Op, TileRef
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 
 Values = dict[Expr, torch.Tensor]
 

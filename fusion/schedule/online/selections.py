@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from fusion.lowering.expr import Cast, Expr, Op, const, make_op
+from fusion.lowering.ir.expr import Cast, Expr, Op, const, make_op
 from fusion.schedule.online.dependences import Dependences
 from fusion.schedule.online.terms import (
     Inseparable,

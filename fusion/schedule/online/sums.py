@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from fusion.lowering.expr import Expr, Op, const, make_op, postorder
+from fusion.lowering.ir.expr import Expr, Op, const, make_op, postorder
 from fusion.schedule.online.dependences import Dependences, undivided
 from fusion.schedule.online.terms import (
     Inseparable,

@@ -15,9 +15,9 @@ from typing import Literal, TypeVar
 
 import torch
 
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, make_op, postorder, rewrite
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
+from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, make_op, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 
 
 class Inseparable(Exception):

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import torch
 
-from fusion.lowering import folds
-from fusion.lowering.expr import Expr, Random, TileRef, postorder
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.interpret import folds
+from fusion.lowering.ir.expr import Expr, Random, TileRef, postorder
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import identity
 from fusion.schedule.online.merge import merged_op
 from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves, wide
 from fusion.schedule.online.terms import Inseparable, nonnegative

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-from fusion.lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, rewrite
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.ir.expr import Expr, Op, TileRef, const, make_cast, make_op, rewrite
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import identity
 from fusion.schedule.online.terms import Part, Range, add_all
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Axis, Program, Reduce
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.program import Axis, Program, Reduce
+from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.iteration.contiguity import contiguous_axes
 from fusion.schedule.iteration.dependences import read_through_maps
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.indexing import coefficient, flatten, over_symbol, substitute_all
-from fusion.lowering.program import Axis, Program, Reduce, axis_sizes
+from fusion.lowering.ir.expr import Expr, Load, index_of, postorder
+from fusion.lowering.ir.program import Axis, Program, Reduce, axis_sizes
 from fusion.schedule.iteration.axes import merge, order_by_stride
 
 

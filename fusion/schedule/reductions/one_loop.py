@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusion.lowering.conditions import without_bounds
-from fusion.lowering.expr import Expr, TileRef, postorder, rewrite
-from fusion.lowering.kernel import Fold, Loop, Stmt, Store, map_statements, values_of, with_values
-from fusion.lowering.kernel import running as followed
-from fusion.lowering.scalar_ops import keeps_position
+from fusion.lowering.algebra.conditions import without_bounds
+from fusion.lowering.ir.expr import Expr, TileRef, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold, Loop, Stmt, Store, map_statements, values_of, with_values
+from fusion.lowering.ir.kernel import running as followed
+from fusion.lowering.ir.scalar_ops import keeps_position
 from fusion.schedule.clusters.expand import Expanded
 from fusion.schedule.iteration.axes import indices_of
 from fusion.schedule.online import Online, online

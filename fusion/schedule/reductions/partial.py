@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.lowering.checks import CHECKED
-from fusion.lowering.dead_code import eliminate_dead_code
-from fusion.lowering.expr import (
+from fusion.lowering.algebra.dead_code import eliminate_dead_code
+from fusion.lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
+from fusion.lowering.ir.expr import (
     Expr,
     IndexValue,
     Load,
@@ -36,10 +36,9 @@ from fusion.lowering.expr import (
     postorder,
     rewrite,
 )
-from fusion.lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
-from fusion.lowering.kernel import Fold
-from fusion.lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, with_exprs, writes
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, with_exprs, writes
+from fusion.lowering.ir.scalar_ops import CHECKED, identity
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.alternatives import Alternative
 from fusion.schedule.clusters.expand import values_of

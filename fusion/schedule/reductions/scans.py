@@ -22,10 +22,10 @@ import sympy
 import torch
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, IndexValue, Load, const, make_cast, make_op
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, substitute_all
-from fusion.lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
-from fusion.lowering.scalar_ops import EXTREMES, FoldName, ScanName, identity, keeps_position
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, const, make_cast, make_op
+from fusion.lowering.ir.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
+from fusion.lowering.ir.scalar_ops import EXTREMES, FoldName, ScanName, identity, keeps_position
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.contiguity import reads_contiguously
 from fusion.schedule.iteration.naming import unused

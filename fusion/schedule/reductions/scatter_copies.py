@@ -19,12 +19,12 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.dead_code import eliminate_dead_code
-from fusion.lowering.expr import Const, Expr, IndexValue, Load, const
+from fusion.lowering.algebra.dead_code import eliminate_dead_code
 from fusion.lowering.indexing import Mod, axis_symbol, over_symbol
-from fusion.lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scatter
-from fusion.lowering.scalar_ops import identity
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, const
+from fusion.lowering.ir.program import Axis, Buffer, Map, Node, Program, Reduce, Scatter
+from fusion.lowering.ir.scalar_ops import identity
+from fusion.lowering.ir.sizes import estimate
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.naming import unused
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 import sympy
 import torch
 
-from fusion.lowering.conditions import negated, plain
-from fusion.lowering.expr import (
+from fusion.lowering.algebra.conditions import negated, plain
+from fusion.lowering.ir.expr import (
     Cast,
     Const,
     Expr,
@@ -36,8 +36,8 @@ from fusion.lowering.expr import (
     postorder,
     rewrite,
 )
-from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import SCALAR_OPS, identity
+from fusion.lowering.ir.kernel import Fold
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, identity
 
 SAMPLES = 64
 

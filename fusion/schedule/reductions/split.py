@@ -18,10 +18,10 @@ from itertools import pairwise
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, Load, index_of, postorder
 from fusion.lowering.indexing import FloorDiv, replace_axes, split_points
-from fusion.lowering.program import Axis, Map, Program, Reduce
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.expr import Expr, Load, index_of, postorder
+from fusion.lowering.ir.program import Axis, Map, Program, Reduce
+from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.contiguity import LANES, contiguous_axes, reads_contiguously
 from fusion.schedule.iteration.dependences import Dependences

@@ -15,11 +15,11 @@ from functools import partial, reduce
 
 import sympy
 
-from fusion.lowering.dead_code import eliminate_dead_code
-from fusion.lowering.expr import Const, Expr, IndexValue, guarded, make_op, position
+from fusion.lowering.algebra.dead_code import eliminate_dead_code
 from fusion.lowering.indexing import ZERO, axis_symbol, substitute_all
-from fusion.lowering.program import Axis, Map, Program, Scatter
-from fusion.lowering.scalar_ops import ScalarName
+from fusion.lowering.ir.expr import Const, Expr, IndexValue, guarded, make_op, position
+from fusion.lowering.ir.program import Axis, Map, Program, Scatter
+from fusion.lowering.ir.scalar_ops import ScalarName
 
 
 def map_distinct_elements(program: Program) -> Program:

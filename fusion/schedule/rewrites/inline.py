@@ -10,7 +10,7 @@ to the first layer of a model whose last one reads one position.  It stays a nod
 needs the tensor, or where a library may be called with it: `growth.py` fuses an operand into a contraction as a
 prologue, if that pays off.  Readers through such a node, or through a tensor that it copies, round as the stored tensor
 is rounded, so that all see the same numbers.  A tensor that is compared with a result derived from it stays a node if a
-recomputation may differ in the last bit (`lowering/last_bits.py`).
+recomputation may differ in the last bit (`lowering/algebra/last_bits.py`).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.price import WIDE, additions_of
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.dead_code import eliminate_dead_code
-from fusion.lowering.expr import Cast, Expr, Load, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
+from fusion.lowering.algebra.dead_code import eliminate_dead_code
+from fusion.lowering.algebra.last_bits import compared, may_differ
+from fusion.lowering.algebra.positions import simplify_step
 from fusion.lowering.indexing import substitute
-from fusion.lowering.last_bits import compared, may_differ
-from fusion.lowering.positions import simplify_step
-from fusion.lowering.program import (
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Cast, Expr, Load, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
+from fusion.lowering.ir.program import (
     Compute,
     Contract,
     Extern,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast, make_op
-from fusion.lowering.program import Map, Program, Reduce
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast, make_op
+from fusion.lowering.ir.program import Map, Program, Reduce
 
 
 def select_terms(program: Program) -> Program:

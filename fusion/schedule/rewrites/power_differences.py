@@ -18,9 +18,9 @@ from collections.abc import Mapping
 
 import torch
 
-from fusion.lowering.dead_code import eliminate_dead_code
-from fusion.lowering.expr import Const, Expr, Load, Op, const, make_op, postorder, rewrite
-from fusion.lowering.program import Map, Node, Program, with_exprs
+from fusion.lowering.algebra.dead_code import eliminate_dead_code
+from fusion.lowering.ir.expr import Const, Expr, Load, Op, const, make_op, postorder, rewrite
+from fusion.lowering.ir.program import Map, Node, Program, with_exprs
 from fusion.schedule.rewrites.inline import inline
 
 

@@ -21,9 +21,9 @@ import torch
 
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, Load, Op, free_axes, loads, make_cast
-from fusion.lowering.program import Buffer, Contract, Map, Node, Program, Reduce
-from fusion.lowering.sizes import estimate
+from fusion.lowering.ir.expr import Expr, Load, Op, free_axes, loads, make_cast
+from fusion.lowering.ir.program import Buffer, Contract, Map, Node, Program, Reduce
+from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.clusters.work import additions_per_point, is_refetched
 from fusion.schedule.iteration.naming import unused

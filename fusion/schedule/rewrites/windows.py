@@ -19,12 +19,12 @@ import sympy
 import torch
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.dead_code import eliminate_dead_code
-from fusion.lowering.expr import Expr, Load, Op, const, make_op, postorder
+from fusion.lowering.algebra.dead_code import eliminate_dead_code
+from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.indexing import Sizes, substitute_all
-from fusion.lowering.positions import simplify_all
-from fusion.lowering.program import Map, Node, Program, Reduce
-from fusion.lowering.scalar_ops import FoldName, ScalarName, joined_by
+from fusion.lowering.ir.expr import Expr, Load, Op, const, make_op, postorder
+from fusion.lowering.ir.program import Map, Node, Program, Reduce
+from fusion.lowering.ir.scalar_ops import FoldName, ScalarName, joined_by
 
 UNROLLED: frozenset[FoldName] = frozenset({"sum", "max", "min", "any", "all"})
 """The folds of values that are unrolled."""

@@ -10,7 +10,7 @@ import torch
 
 from fusion.codegen.c.target import CTarget
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.kernel import Kernel, KernelAxis, Loop, Param, Role, Stmt
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Loop, Param, Role, Stmt
 
 F32, F64, I64, BF16, F16 = torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16
 i0, i1, i2 = (axis_symbol(k) for k in range(3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.verify import verify_kernel
 from tests.codegen.c.kernels import TARGET
 from tests.codegen.kernels.making import assert_same, expected, tensors

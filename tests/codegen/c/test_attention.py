@@ -10,10 +10,10 @@ import pytest
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, Expr, IndexValue, const
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import FloorDiv, axis_symbol
-from fusion.lowering.kernel import Fold, Kernel, Loop, Store
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Store
 from tests.codegen.c.kernels import BF16, F16, F32, GRID, I64, LOOP, TARGET, WHOLE
 from tests.codegen.c.launches import I32, b, check, d, e, g, i, j, s, u, w
 from tests.codegen.kernels.attention import attention, online_attention

@@ -26,9 +26,9 @@ from fusion.codegen.c.text.library import vector_functions
 from fusion.codegen.cache import get, put
 from fusion.codegen.cache.folders import Folder
 from fusion.lowering.errors import BuildError
-from fusion.lowering.expr import const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Kernel, Store
+from fusion.lowering.ir.expr import const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Store
 from tests.codegen.c.kernels import F32, TARGET, WHOLE, ZERO, assert_close_to_exact, axis, i0, i1, kernel, r0
 from tests.codegen.kernels.making import load
 

@@ -6,10 +6,10 @@ import pytest
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, IndexValue, const
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import Mod
-from fusion.lowering.kernel import Fold, Loop, Store
+from fusion.lowering.ir.expr import Cast, IndexValue, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Loop, Store
 from tests.codegen.c.kernels import (
     BF16,
     F16,

@@ -16,7 +16,7 @@ import torch
 import fusion
 from fusion.codegen.c.target import CTarget
 from fusion.lowering.errors import OutOfMemory
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import assert_same, expected, tensors
 from tests.codegen.kernels.rows import softmax

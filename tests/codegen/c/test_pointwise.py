@@ -12,10 +12,10 @@ import torch
 import fusion
 from fusion.codegen.c.text.indices import index_text
 from fusion.lowering.errors import BuildError
-from fusion.lowering.expr import Expr, IndexValue, const, make_cast
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.kernel import Fold, Kernel, Loop, Param, Store
+from fusion.lowering.ir.expr import Expr, IndexValue, const, make_cast
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Param, Store
 from tests.codegen.c.kernels import (
     BF16,
     F32,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusion.lowering.expr import Cast, IndexValue, const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Kernel, Loop, Store
+from fusion.lowering.ir.expr import Cast, IndexValue, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Store
 from tests.codegen.c.kernels import BF16, F16, F32, F64, GRID, I64, LOOP, TARGET, WHOLE
 from tests.codegen.c.launches import I8, check, d, e, g, i, j, s, u
 from tests.codegen.kernels import products as shapes

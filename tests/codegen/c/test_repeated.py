@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion.lowering.expr import Expr, IndexValue, const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Store
+from fusion.lowering.ir.expr import Expr, IndexValue, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Store
 from tests.codegen.c.kernels import F32, axis, i0, i1, i2, run
 from tests.codegen.kernels.making import load
 

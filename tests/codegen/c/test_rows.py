@@ -9,9 +9,9 @@ import pytest
 import sympy
 import torch
 
-from fusion.lowering.expr import const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Loop, Role, Stmt, Store
+from fusion.lowering.ir.expr import const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Loop, Role, Stmt, Store
 from tests.codegen.c.kernels import (
     F32,
     LOOP,

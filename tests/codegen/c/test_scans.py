@@ -6,9 +6,9 @@ import pytest
 import sympy
 import torch
 
-from fusion.lowering.expr import IndexValue
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store
+from fusion.lowering.ir.expr import IndexValue
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Loop, Prefix, Role, Stmt, Store
 from tests.codegen.c.kernels import F32, I64, REDUCED, WHOLE, assert_close_to_exact, axis, i0, r0, run
 from tests.codegen.kernels.making import load
 

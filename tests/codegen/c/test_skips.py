@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fusion.codegen.c.target import CTarget
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.making import assert_same, expected
 from tests.codegen.kernels.masked import DOCUMENTS, MASKS, WALKS, given, masked
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import fusion
 from fusion.codegen.c.compiler import find_compiler
 from fusion.codegen.c.target import CTarget
-from fusion.lowering.kernel import Store
+from fusion.lowering.ir.kernel import Store
 from tests.codegen.c.test_lanes import kernels_of, loops_in_lanes
 from tests.codegen.kernels.making import BF16, BOOL, F32, F64, I8, I64, assert_same, expected, packed, tensors
 from tests.codegen.kernels.pointwise import sampled

@@ -12,10 +12,10 @@ import torch
 from fusion.codegen.c.text.operations import OPERATIONS
 from fusion.codegen.c.text.storage import MEMORY
 from fusion.lowering.builder import GENERATED_DTYPES
-from fusion.lowering.expr import Cast, IndexValue, Random, const, make_cast
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Store
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, IndexValue, Random, const, make_cast
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Store
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 from tests.codegen.c.kernels import BF16, F16, F32, F64, I64, WHOLE, ZERO, assert_close_to_exact, axis, i0, r0, run
 from tests.codegen.kernels.making import load
 
@@ -263,7 +263,7 @@ def test_integers_wrap():
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 @pytest.mark.parametrize("seed", [0, 1234567890123456789])
 def test_random_numbers_are_philox(kind, seed):
-    from fusion.lowering import philox
+    from fusion.lowering.random import philox
 
     n = 1000
     out = torch.empty(n)

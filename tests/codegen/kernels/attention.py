@@ -7,11 +7,11 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.conditions import negated
-from fusion.lowering.expr import Cast, Expr, IndexValue, const
-from fusion.lowering.expr import make_op as op
+from fusion.lowering.algebra.conditions import negated
 from fusion.lowering.indexing import FloorDiv, over_symbol
-from fusion.lowering.kernel import Fold, Kernel, Loop, Param, Stmt, Store
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Param, Stmt, Store
 from tests.codegen.kernels.making import (
     BF16,
     F16,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.attention import attention, attention_dkv, attention_dq, linear_logsumexp, online_attention
 from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, LOOP, WHOLE, packed
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, drawn, gather, padded, permuted, transposed_add

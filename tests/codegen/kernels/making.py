@@ -12,11 +12,11 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, Expr, Load
 from fusion.lowering.indexing import axis_symbol, over_symbol
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt, rename
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, Expr, Load
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Stmt, rename
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 

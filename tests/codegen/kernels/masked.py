@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, Expr, IndexValue, const, rewrite
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import over_symbol
-from fusion.lowering.kernel import Fold, Kernel, Loop, Param, Stmt
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, const, rewrite
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Param, Stmt
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BOOL, I32, I64, b, i, j, load, param, tensors
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, IndexValue, Random, const
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.kernel import Kernel, Store
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, IndexValue, Random, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Kernel, Store
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.making import BF16, BOOL, F32, F64, GRID, I64, b, i, j, kernel, load, param
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, Expr, IndexValue, const
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import (
     F16,
     F32,

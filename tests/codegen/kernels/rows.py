@@ -7,10 +7,10 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Cast, Expr, IndexValue, Load, const, rewrite
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import ZERO
-from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, Load, const, rewrite
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store
 from tests.codegen.kernels.attention import running_softmax, visible_keys
 from tests.codegen.kernels.making import BF16, BOOL, F32, GRID, I64, LOOP, WHOLE, i, j, kernel, load, param, q, r
 

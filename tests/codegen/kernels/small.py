@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.attention import (
     attention,
     attention_dkv,

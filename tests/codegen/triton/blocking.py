@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusion.codegen.triton import blocks
 from fusion.codegen.triton.blocks import Blocked
 from fusion.codegen.triton.devices import H200, Device
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 
 def block(kernel: Kernel, device: Device = H200) -> Blocked:

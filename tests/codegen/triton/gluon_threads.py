@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fusion.codegen.triton.expressions.prelude import LOAD, STORE
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 PATIENCE = 10.0
 """Seconds after which a barrier is assumed never to complete."""

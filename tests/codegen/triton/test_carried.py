@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fusion.codegen.cache import observed
-from fusion.lowering.kernel import Role
+from fusion.lowering.ir.kernel import Role
 from tests.codegen.kernels.rows import softmax
 
 pytest.importorskip("triton")

@@ -11,7 +11,7 @@ from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import H200
 from fusion.codegen.triton.forms import Task
 from fusion.codegen.triton.forms.chained import Chained, DescribedConfig
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16
 

@@ -17,9 +17,9 @@ from fusion.codegen.triton.devices import H200
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import BuildError
-from fusion.lowering.expr import Op, const
-from fusion.lowering.kernel import Kernel, Role, Store
-from fusion.lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from fusion.lowering.ir.expr import Op, const
+from fusion.lowering.ir.kernel import Kernel, Role, Store
+from fusion.lowering.ir.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, i, kernel, param, special
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, gather, normalised, scalar, transposed_add

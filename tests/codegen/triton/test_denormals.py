@@ -8,9 +8,9 @@ import pytest
 
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.rewrites.denormals import may_flush
-from fusion.lowering.expr import const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.lowering.ir.expr import const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.making import BF16, F32, b, i, param
 from tests.codegen.kernels.rows import softmax

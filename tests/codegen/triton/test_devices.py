@@ -15,7 +15,7 @@ from fusion.codegen.triton.devices import H200, KNOWN, WARP_SPECIALISED, Device,
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import BF16, F16, LOOP

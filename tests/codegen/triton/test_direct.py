@@ -19,7 +19,7 @@ from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.direct import Binary, run_of, stub
 from fusion.codegen.triton.launch.launchers import launcher
 from fusion.codegen.triton.launch.load import load, signature
-from fusion.lowering.kernel import Role
+from fusion.lowering.ir.kernel import Role
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.rows import softmax, total
 from tests.codegen.triton.launches import At, Recorded

@@ -12,10 +12,10 @@ from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.expressions.bit_fields import Field, field_of
 from fusion.codegen.triton.expressions.prelude import FUNCTIONS
 from fusion.codegen.triton.launch import ptx
-from fusion.lowering.evaluate import Scope, evaluate
-from fusion.lowering.expr import Cast, Expr, Load, Op, const
 from fusion.lowering.indexing import axis_symbol
-from fusion.lowering.kernel import Kernel, Role, Store
+from fusion.lowering.interpret.evaluate import Scope, evaluate
+from fusion.lowering.ir.expr import Cast, Expr, Load, Op, const
+from fusion.lowering.ir.kernel import Kernel, Role, Store
 from tests.codegen.kernels.making import kernel, param, tensors
 from tests.fusion.schedule.test_quantised import inputs, only_kernel, packed, packed_in_groups
 

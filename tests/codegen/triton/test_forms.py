@@ -23,7 +23,7 @@ from fusion.codegen.triton.forms.scans import Scans
 from fusion.codegen.triton.forms.side_by_side import JoinedProducts, SideBySide
 from fusion.codegen.triton.forms.skinny import Skinny
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import BF16, F32, LOOP, WHOLE

@@ -19,7 +19,7 @@ from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.forms.warp_specialised.boxes import box_of
 from fusion.codegen.triton.forms.warp_specialised.chain import Chain, chain_of
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.kernel import Kernel, Store
+from fusion.lowering.ir.kernel import Kernel, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import expected, tensors
 from tests.codegen.triton import gluon_threads

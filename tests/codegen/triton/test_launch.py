@@ -25,7 +25,7 @@ from fusion.codegen.triton.launch.load import load, signature
 from fusion.codegen.triton.launch.multiples import sizes_that_matter
 from fusion.codegen.triton.launch.sources import Sources, unaligned
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import gated, matmul

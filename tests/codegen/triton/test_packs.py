@@ -19,7 +19,7 @@ from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load as imported
 from fusion.codegen.triton.launch.sources import unaligned
 from fusion.lowering.errors import BuildError
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 from fusion.schedule.kernels import KernelCall
 from tests.codegen.kernels.making import BF16, F16, packed
 from tests.codegen.kernels.pointwise import add, bias_gelu

@@ -17,9 +17,9 @@ from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.codegen.triton.forms.persistent_product.speed import of_config, reached, work_of
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load as imported
-from fusion.lowering.expr import Cast, Expr, IndexValue, const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import BF16, F32, GRID, LOOP, i, j, kernel, load, param, r
 from tests.codegen.kernels.products import gated, matmul, residual
 from tests.codegen.triton.blocking import block

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fusion.codegen.targets import TARGETS
-from fusion.lowering.expr import IndexValue, Load, const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Loop, Role, Store
+from fusion.lowering.ir.expr import IndexValue, Load, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Loop, Role, Store
 from tests.lowering.building import I0, R0, kernel, param
 
 pytestmark = pytest.mark.usefixtures("without_disassembly")

@@ -19,8 +19,8 @@ from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.expr import Cast, Load, Op
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.lowering.ir.expr import Cast, Load, Op
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16, F32, F64, b, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr

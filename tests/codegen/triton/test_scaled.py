@@ -6,9 +6,9 @@ import sympy
 import torch
 
 from fusion.codegen.triton.devices.h200 import H200
-from fusion.codegen.triton.emit import emit
-from fusion.lowering.expr import Load, Op, make_cast
-from fusion.lowering.kernel import Kernel, KernelAxis, Param, Role, Store
+from fusion.codegen.triton.target import emit
+from fusion.lowering.ir.expr import Load, Op, make_cast
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Store
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -19,10 +19,10 @@ from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.scalar_code import EMITTERS
 from fusion.lowering.builder import GENERATED_DTYPES
 from fusion.lowering.errors import BuildError
-from fusion.lowering.expr import Cast, Op, const
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.kernel import Kernel, Role, Store, rename
-from fusion.lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from fusion.lowering.ir.expr import Cast, Op, const
+from fusion.lowering.ir.kernel import Kernel, Role, Store, rename
+from fusion.lowering.ir.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 TARGET = TritonTarget("sm_90")
 

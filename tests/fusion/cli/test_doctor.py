@@ -14,7 +14,7 @@ from fusion.cli.doctor import ABSENT, FAILS, OK, Check
 from fusion.codegen.c import compiler
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.targets import TARGETS
-from fusion.lowering.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel
 
 
 def checks(capsys: pytest.CaptureFixture[str], code: int) -> dict[str, dict[str, object]]:

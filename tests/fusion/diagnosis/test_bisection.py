@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 import fusion
-from fusion import adapters, stages
+from fusion import stages
 from fusion.codegen.targets import _builders
 from fusion.diagnosis.bisection import Bisection, first_failing
 from fusion.inspect.agreement import Agreement, Compared
-from fusion.lowering.expr import Const, Expr, const, rewrite
-from fusion.lowering.program import Map, Program, Reduce, with_exprs
+from fusion.lowering.ir.expr import Const, Expr, const, rewrite
+from fusion.lowering.ir.program import Map, Program, Reduce, with_exprs
 from fusion.lowering.registry import RULES
+from fusion.runner import adapters
 from fusion.schedule.overrides import JOINS
 from tests.fusion.planted import plant_in_pass, plant_in_text
 

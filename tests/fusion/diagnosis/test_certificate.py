@@ -14,15 +14,17 @@ from torch import Tensor, nn
 
 import fusion
 import fusion.codegen.c.target
-from fusion import adapters, autograd, stages
+from fusion import stages
 from fusion.codegen import targets
+from fusion.compilation import autograd
 from fusion.diagnosis.adversarial import hostile
 from fusion.inspect.certificate import GENERATED, Certificate
-from fusion.lowering.expr import Const, Op, make_op, rewrite
-from fusion.lowering.program import Map, Program, Reduce, with_exprs
-from fusion.subjects import Joint
-from tests.fusion.passes.programs import classified
+from fusion.lowering.ir.expr import Const, Op, make_op, rewrite
+from fusion.lowering.ir.program import Map, Program, Reduce, with_exprs
+from fusion.runner import adapters
+from fusion.runner.subjects import Joint
 from tests.fusion.planted import plant_in_pass, plant_in_results, plant_in_text
+from tests.fusion.runner.programs import classified
 
 
 @pytest.fixture(autouse=True)
@@ -322,7 +324,7 @@ def test_loops_that_forget_a_maximum_break(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _from_zero(step: Any) -> Any:
-    from fusion.lowering.kernel import Fold, map_statements
+    from fusion.lowering.ir.kernel import Fold, map_statements
 
     def floored(stmt: Any) -> Any:
         if isinstance(stmt, Fold) and stmt.op == "max":

@@ -11,9 +11,9 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusion
+from fusion.calls.fallback import warn_once
 from fusion.dynamo.parts import compile_in_parts
 from fusion.dynamo.untraceable import untraceable
-from fusion.fallback import warn_once
 from tests.fusion.agreement import compare, differentiate, error, gradients
 
 Inputs = tuple[Tensor, ...]
@@ -297,7 +297,7 @@ def test_a_defect_of_the_parts_leaves_all_to_eager_and_is_named(monkeypatch: pyt
     def fails(*args: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("fusion.region.compile_in_parts", fails)
+    monkeypatch.setattr("fusion.compilation.region.compile_in_parts", fails)
     fused = fusion.fuse(lambda *given: written(*given) * 3)
     with pytest.warns(fusion.FusionWarning, match="a defect"):
         fused(*(t.requires_grad_() for t in of_written(8)))

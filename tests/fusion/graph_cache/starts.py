@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fusion
-import fusion.compile
-import fusion.graph_compiler
+import fusion.compilation.compile
+import fusion.compilation.graph_compiler
 from fusion.backend import Backend
 from fusion.inspect.explanation import Explanation
 from fusion.options import Options
@@ -69,11 +69,11 @@ def no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> object:
         raise AssertionError("traced again")
 
-    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", fail)
+    monkeypatch.setattr(fusion.compilation.graph_compiler, "compile_graph", fail)
 
 
 def no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> object:
         raise AssertionError("lowered or scheduled again")
 
-    monkeypatch.setattr(fusion.compile, "schedule_graph", fail)
+    monkeypatch.setattr(fusion.compilation.compile, "schedule_graph", fail)

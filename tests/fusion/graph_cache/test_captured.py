@@ -23,8 +23,7 @@ from fusion.graph_cache import key
 from fusion.graph_cache import region_key as captured
 from fusion.graph_cache.form import Unwritten
 from fusion.graph_cache.region_key import key_of_region
-from fusion.inspect.required import Requirements
-from fusion.options import Options
+from fusion.options import Options, Requirements
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = torch.ones(4, 6)

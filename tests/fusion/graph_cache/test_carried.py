@@ -78,13 +78,13 @@ import sys
 import zlib
 import torch
 import fusion.codegen.c.build
-import fusion.compile
+import fusion.compilation.compile
 from fusion.backend import fusion_backend
 
 def fail(*args, **kwargs):
     raise AssertionError("compiled again")
 
-fusion.codegen.c.build._compile = fusion.compile.schedule_graph = fail
+fusion.codegen.c.build._compile = fusion.compilation.compile.schedule_graph = fail
 program = torch.compile(lambda x: (x * 1.375 + 0.625).relu().sum(-1), backend=fusion_backend)
 assert torch.compiler.load_cache_artifacts(open(sys.argv[1], "rb").read()) is not None
 print(program(torch.ones(3, 40)).tolist())
@@ -94,7 +94,7 @@ print(program(torch.ones(3, 40)).tolist())
 def test_a_new_process_on_an_empty_cache_compiles_nothing(tmp_path, monkeypatch):
     """The program is on the command line of both processes, and its lines are part of its key."""
     data = tmp_path / "artifacts"
-    saves = LOADS.replace("fusion.codegen.c.build._compile = fusion.compile.schedule_graph = fail\n", "\n")
+    saves = LOADS.replace("fusion.codegen.c.build._compile = fusion.compilation.compile.schedule_graph = fail\n", "\n")
     saves = saves.replace('assert torch.compiler.load_cache_artifacts(open(sys.argv[1], "rb").read()) is not None', "")
     saves += 'open(sys.argv[1], "wb").write(torch.compiler.save_cache_artifacts()[0])\n'
     monkeypatch.setenv("FUSION_STRICT", "1")

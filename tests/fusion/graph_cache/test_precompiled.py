@@ -157,8 +157,8 @@ import sys
 import torch
 import fusion
 import fusion.codegen.c.build
-import fusion.compile
-import fusion.graph_compiler
+import fusion.compilation.compile
+import fusion.compilation.graph_compiler
 from fusion.backend import fusion_backend
 
 def f(x):
@@ -172,7 +172,8 @@ else:
     def fail(*args, **kwargs):
         raise AssertionError("compiled again")
 
-    fusion.codegen.c.build._compile = fusion.compile.schedule_graph = fusion.graph_compiler.compile_graph = fail
+    fusion.codegen.c.build._compile = fusion.compilation.compile.schedule_graph = fail
+    fusion.compilation.graph_compiler.compile_graph = fail
     with open(sys.argv[1], "rb") as file:
         made = torch.compiler.load_compiled_function(file)
 print(made(x).tolist(), len(fusion.report(made).kernels))

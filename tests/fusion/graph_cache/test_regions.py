@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-import fusion.graph_compiler
+import fusion.compilation.graph_compiler
 from fusion.attention import Choice, choose
 from fusion.backend import Backend, FusionWarning
 from fusion.options import Options
@@ -368,7 +368,7 @@ def test_an_entry_that_cannot_be_loaded_is_traced_anew(monkeypatch):
     def fail(*args: object) -> object:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(fusion.graph_compiler, "load_finished", fail)
+    monkeypatch.setattr(fusion.compilation.graph_compiler, "load_finished", fail)
     _, reported, _ = run(torch.sigmoid, (leaf(4),))
     assert reported == ["not taken from the cache: RuntimeError: a defect", *["from the cache"] * 2]
 

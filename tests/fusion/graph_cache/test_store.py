@@ -55,7 +55,7 @@ RUNS = "__import__('pathlib').Path({path!r}).write_text('')"
     "kind",
     [
         *(("sympy.core.add", "Add"), ("sympy.core.mul", "Mul"), ("sympy.functions.elementary.integers", "floor")),
-        *(("sympy.functions.elementary.trigonometric", "sin"), ("fusion.lowering.division", "FloorDiv")),
+        *(("sympy.functions.elementary.trigonometric", "sin"), ("fusion.lowering.ir.division", "FloorDiv")),
         *(("torch.utils._sympy.functions", "FloorDiv"), ("sympy.core.sympify", "sympify"), ("os", "system")),
     ],
 )

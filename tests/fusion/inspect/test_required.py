@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fusion
-from fusion.inspect.required import Requirements, _Blocks
-from fusion.options import Options
+from fusion.inspect.required import _Blocks
+from fusion.options import Options, Requirements
 
 X = torch.linspace(-1, 2, 12).view(3, 4)
 

@@ -16,15 +16,15 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
-from fusion.autograd import aot_backend
 from fusion.codegen.reference import ReferenceTarget
+from fusion.compilation.autograd import aot_backend
 from fusion.joint.factors import is_product, matrix_root, product_of, shape_of
 from fusion.joint.reassociate import reassociate
-from fusion.lowering.attention import attention
-from fusion.lowering.decompositions import decompositions
-from fusion.passes import PassLog, run_stage
+from fusion.lowering.aten.attention import attention
+from fusion.lowering.aten.decompositions import decompositions
+from fusion.runner.passes import PassLog, run_stage
+from fusion.runner.subjects import Deriving, Joint
 from fusion.stages import JOINT
-from fusion.subjects import Deriving, Joint
 from tests.fusion import attentions
 from tests.fusion.capabilities import of_everything
 

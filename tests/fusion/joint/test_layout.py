@@ -8,9 +8,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
-from fusion.autograd import aot_backend
 from fusion.codegen.triton import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall

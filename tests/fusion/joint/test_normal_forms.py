@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.joint.normal_forms import Forms
-from fusion.lowering.decompositions import decompositions
+from fusion.lowering.aten.decompositions import decompositions
 
 GENERATOR = torch.Generator().manual_seed(0)
 A, B, P, R = (torch.rand(shape, generator=GENERATOR) + 0.5 for shape in ((12, 4), (20, 4), (12, 20), (12, 1)))

@@ -9,12 +9,12 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
-from fusion.autograd import aot_backend
-from fusion.graphs import donated_inputs
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.graphs import donated_inputs
 from fusion.joint.saved import mark_donated
-from fusion.lowering.expr import Cast, postorder
+from fusion.lowering.ir.expr import Cast, postorder
+from fusion.lowering.ir.program import Map
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Map
 from tests.fusion.attentions import by_hand, normalised_last
 from tests.fusion.capabilities import of_everything
 

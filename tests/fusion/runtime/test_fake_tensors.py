@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fusion
-from fusion.autograd import aot_backend
+from fusion.compilation.autograd import aot_backend
 from fusion.runtime import Boxed
 from tests.fusion.capabilities import of_everything
 

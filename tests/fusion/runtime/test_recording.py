@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
 from fusion.codegen.triton.target import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.joint.seeds import share_seeds
 from fusion.runtime import Boxed, recording

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 import fusion
-from fusion.compile import compile_graph
+from fusion.compilation.compile import compile_graph
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.lowering.lower import lower
 from fusion.options import Options

@@ -219,7 +219,7 @@ def test_random_numbers_of_eager_operations_are_an_error(monkeypatch: pytest.Mon
     def fail(*args: object, **kwargs: object) -> object:
         raise RuntimeError("nothing is compiled")
 
-    monkeypatch.setattr("fusion.graph_compiler.compile_graph", fail)
+    monkeypatch.setattr("fusion.compilation.graph_compiler.compile_graph", fail)
     x = torch.linspace(-1, 2, 60).view(3, 20).requires_grad_()
     out = fusion.fuse(lambda x: nn.functional.dropout(x, 0.5) * x.sin(), options={"strict": False})(x)
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -231,7 +231,7 @@ def test_a_checkpoint_that_runs_as_it_was_captured_draws_the_same_in_backward(mo
     def fail(*args: object) -> Callable[..., object]:
         raise RuntimeError("nothing is captured")
 
-    monkeypatch.setattr("fusion.region.RegionCompiler._aot", fail)
+    monkeypatch.setattr("fusion.compilation.region.RegionCompiler._aot", fail)
 
     def dropped(x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(x.sin(), 0.5) * x.exp()

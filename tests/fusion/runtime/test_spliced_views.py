@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import fusion
-from fusion.lowering.program import Program
+from fusion.lowering.ir.program import Program
 from fusion.runtime import splice
 
 STRICT = {"strict": True}

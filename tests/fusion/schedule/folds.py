@@ -5,10 +5,10 @@ from __future__ import annotations
 import sympy
 import torch
 
-from fusion.lowering.expr import Expr, Load, const
-from fusion.lowering.expr import make_op as op
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.kernel import Fold
+from fusion.lowering.ir.expr import Expr, Load, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold
 
 ROWS, COLUMNS, LENGTH = 6, 4, 12
 

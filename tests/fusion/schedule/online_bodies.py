@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fusion.lowering.expr import Cast, Expr, IndexValue, Random, const
-from fusion.lowering.expr import make_op as op
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, Random, const
+from fusion.lowering.ir.expr import make_op as op
 from tests.fusion.schedule.folds import INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, sub, where
 
 

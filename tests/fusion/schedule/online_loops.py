@@ -8,9 +8,9 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.lowering.expr import Expr, TileRef, rewrite
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store, running
+from fusion.lowering.ir.expr import Expr, TileRef, rewrite
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store, running
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule.online import Online, online
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, INF, LENGTH, ROW, ROWS, Folds, S

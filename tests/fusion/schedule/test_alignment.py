@@ -8,10 +8,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
 from fusion.codegen.triton import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.decompositions import decompositions
-from fusion.lowering.program import Extern
+from fusion.lowering.aten.decompositions import decompositions
+from fusion.lowering.ir.program import Extern
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager

@@ -10,10 +10,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fusion
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.triton import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.decompositions import decompositions
-from fusion.lowering.kernel import Fold, Kernel, statements
+from fusion.lowering.aten.decompositions import decompositions
+from fusion.lowering.ir.kernel import Fold, Kernel, statements
 from fusion.schedule import Schedule
 from fusion.schedule import chained as chains
 from tests.fusion.agreement import assert_as_eager

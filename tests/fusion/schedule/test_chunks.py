@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
-from fusion.autograd import aot_backend
 from fusion.backend import Backend
 from fusion.codegen.c.target import CTarget
-from fusion.compile import compile_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import compile_graph
 from fusion.inspect.report import Report
-from fusion.lowering.chunks import Chunked
 from fusion.lowering.interpret.chunks import Body
-from fusion.lowering.program import Buffer, Program
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Buffer, Program
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.chunks import InChunks

@@ -13,26 +13,26 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusion.autograd import aot_backend
 from fusion.codegen.triton import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import schedule_graph
+from fusion.compilation.scheduling import plan
 from fusion.dumped.trace import Trace
-from fusion.lowering.decompositions import decompositions
-from fusion.lowering.expr import Load
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.indexing import axis_symbol
 from fusion.lowering.interpret import run_kernel, run_program
-from fusion.lowering.kernel import Fold, Kernel, Loop, statements
+from fusion.lowering.ir.expr import Load
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, statements
+from fusion.lowering.ir.program import Axis, Buffer, BufferRef, Extern, Map, Program
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Axis, Buffer, BufferRef, Extern, Map, Program
 from fusion.lowering.verify import verify_kernel
+from fusion.runner.subjects import Scheduling
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule, grow
 from fusion.schedule.iteration.contractions import divided
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library.copies import merge_copies
 from fusion.schedule.rewrites.inline import inline_cheap_maps
-from fusion.scheduling import plan
-from fusion.subjects import Scheduling
 from tests.fusion.capabilities import of_everything
 
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]

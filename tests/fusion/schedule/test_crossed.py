@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import layer_norm
 
 from fusion.codegen.triton import TritonTarget
-from fusion.lowering.kernel import Role
+from fusion.lowering.ir.kernel import Role
 from tests.codegen.triton.blocking import block
 from tests.fusion.schedule.test_pack import kernel, launches
 from tests.fusion.schedule.test_quantised import calls

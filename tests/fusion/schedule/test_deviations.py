@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fusion
 from fusion.codegen.reference import ReferenceTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager

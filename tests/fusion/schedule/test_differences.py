@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import fusion
-from fusion.lowering.expr import Op, postorder
 from fusion.lowering.interpret import run_program
-from fusion.lowering.program import Map, Program
+from fusion.lowering.ir.expr import Op, postorder
+from fusion.lowering.ir.program import Map, Program
 from fusion.lowering.verify import verify_program
 from fusion.schedule.rewrites.power_differences import exact_differences
 from tests.lowering.lowered import lowered

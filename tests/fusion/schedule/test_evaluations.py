@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fusion
 from fusion.inspect.examples import lowered
-from fusion.lowering.program import Contract, Program
+from fusion.lowering.ir.program import Contract, Program
 from fusion.schedule.chained import chain_products
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.legality import Cluster

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion.codegen.chained import GENERATED
 from fusion.codegen.triton.devices import WARP_SPECIALISED
 from fusion.codegen.tuning import Tuning
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import kernel_time

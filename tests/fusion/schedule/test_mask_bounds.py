@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fusion.codegen.target import Capabilities
+from fusion.codegen.tuning.inputs import open_bounds
 from fusion.inspect.examples import TARGET, lowered
 from fusion.lowering.errors import VerifyError
-from fusion.lowering.expr import IndexValue, Load, Op, make_op, postorder
 from fusion.lowering.interpret import run_kernel, run_program
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Store
-from fusion.lowering.open_bounds import open_bounds
-from fusion.lowering.program import Map, Program, Reduce
+from fusion.lowering.ir.expr import IndexValue, Load, Op, make_op, postorder
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Store
+from fusion.lowering.ir.program import Map, Program, Reduce
 from fusion.lowering.verify import verify_program
 from fusion.schedule.chained import chain_products, mask_bounds
 from tests.fusion.masks import added, masks

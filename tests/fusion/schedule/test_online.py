@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fusion.lowering.expr import Cast, IndexValue, Load, const
-from fusion.lowering.expr import make_op as op
-from fusion.lowering.kernel import Fold, Loop
+from fusion.lowering.ir.expr import Cast, IndexValue, Load, const
+from fusion.lowering.ir.expr import make_op as op
+from fusion.lowering.ir.kernel import Fold, Loop
 from fusion.lowering.printer import format_expr
 from fusion.schedule.online import Online, online
 from fusion.schedule.online.names import Names

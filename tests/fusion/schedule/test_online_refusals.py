@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusion.lowering.expr import Cast, IndexValue, Load, const
-from fusion.lowering.expr import make_op as op
+from fusion.lowering.ir.expr import Cast, IndexValue, Load, const
+from fusion.lowering.ir.expr import make_op as op
 from fusion.schedule.online import online
 from tests.fusion.schedule.folds import BF16, F16, F32, INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, sub, where
 

@@ -17,11 +17,11 @@ from fusion.codegen.c.target import CTarget
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.triton import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.decompositions import decompositions
-from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Extern
+from fusion.lowering.aten.decompositions import decompositions
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.program import Extern
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 

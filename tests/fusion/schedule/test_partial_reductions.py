@@ -13,10 +13,10 @@ import fusion
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.blocks import Blocked, programs
-from fusion.lowering.expr import Load
 from fusion.lowering.indexing import substitute_all
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
+from fusion.lowering.ir.expr import Load
+from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule.chained.occupancy import length_of_part
 from fusion.schedule.kernels import KernelCall

@@ -17,15 +17,15 @@ from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.devices import device_of
 from fusion.codegen.triton.rewrites.packed import unpacked
 from fusion.codegen.triton.rewrites.totals import total_of
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.decompositions import decompositions
-from fusion.lowering.expr import Cast, Expr, Load, Op, const, loads, make_cast
-from fusion.lowering.hoist import hoist
+from fusion.lowering.algebra.hoist import hoist
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.indexing import FloorDiv, axis_symbol, over_symbol
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Fold, Kernel, Role, Store, statements
-from fusion.lowering.program import Extern
+from fusion.lowering.ir.expr import Cast, Expr, Load, Op, const, loads, make_cast
+from fusion.lowering.ir.kernel import Fold, Kernel, Role, Store, statements
+from fusion.lowering.ir.program import Extern
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule.kernels import KernelCall
 from tests.codegen.kernels.products import linear

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.codegen.triton import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.decompositions import decompositions
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.interpret import run_program
 from fusion.schedule import chained as streams
 from fusion.schedule.chained import candidates as tiles

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusion.lowering.interpret import run_program
-from fusion.lowering.program import Map, Program
+from fusion.lowering.ir.program import Map, Program
 from fusion.lowering.verify import verify_program
 from fusion.schedule.layouts.round_on_store import round_on_store
 from fusion.schedule.rewrites.inline import inline_cheap_maps

@@ -12,12 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 import fusion
 from fusion.codegen.targets import TARGETS
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
 from fusion.lowering.interpret import run_program
-from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Store, statements
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Prefix, Role, Store, statements
+from fusion.lowering.ir.program import Program
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_program
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from fusion import fuse, report
-from fusion.autograd import aot_backend
 from fusion.codegen.targets import TARGETS
-from fusion.compile import schedule_graph
+from fusion.compilation.autograd import aot_backend
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.kernel import Kernel, Store, statements
-from fusion.lowering.program import Extern
+from fusion.lowering.ir.kernel import Kernel, Store, statements
+from fusion.lowering.ir.program import Extern
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.capabilities import of_everything

@@ -15,21 +15,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion.codegen.price import Rates
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Capabilities
-from fusion.lowering.decompositions import decompositions
-from fusion.lowering.expr import loads
+from fusion.compilation.scheduling import plan
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.kernel import Loop, Role, Store, statements, values_of
+from fusion.lowering.ir.expr import loads
+from fusion.lowering.ir.kernel import Loop, Role, Store, statements, values_of
+from fusion.lowering.ir.program import Extern, writes
+from fusion.lowering.ir.scalar_ops import FOLD_OPS
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Extern, writes
-from fusion.lowering.scalar_ops import FOLD_OPS
 from fusion.lowering.verify import verify_kernel, verify_program
+from fusion.runner.subjects import Scheduling
 from fusion.schedule import Schedule, grow
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library.choice import prefer_library
 from fusion.schedule.reductions.split import split_reductions
 from fusion.schedule.rewrites.inline import inline_cheap_maps
-from fusion.scheduling import plan
-from fusion.subjects import Scheduling
 
 GPU = Capabilities(
     fold_ops=frozenset(FOLD_OPS),

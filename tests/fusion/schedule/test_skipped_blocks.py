@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fusion.lowering.expr import Expr, IndexValue, Load, const, make_op
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.kernel import Fold
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, const, make_op
+from fusion.lowering.ir.kernel import Fold
 from fusion.schedule.reductions.skipped_blocks import counts_where
 
 F32 = torch.float32

@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol
-from fusion.lowering.program import Axis
+from fusion.lowering.ir.program import Axis
 from fusion.schedule.iteration.space import Joined, Space, join
 
 P = [axis_symbol(k) for k in range(4)]

@@ -12,13 +12,13 @@ import fusion.schedule.library.split_k
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning import Tuning
-from fusion.compile import schedule_graph
+from fusion.compilation.compile import schedule_graph
 from fusion.dumped.trace import Trace
-from fusion.lowering.decompositions import decompositions
+from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.kernel import Fold, Kernel, Role, folds
+from fusion.lowering.ir.kernel import Fold, Kernel, Role, folds
+from fusion.lowering.ir.program import Contract, Extern, Program
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Contract, Extern, Program
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule import Schedule
 from fusion.schedule.clusters.alternatives import Alternative, weighed

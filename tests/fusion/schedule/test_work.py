@@ -12,7 +12,7 @@ from torch import Tensor
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.price import MATRIX_RATES, Rates, Steps
 from fusion.inspect.examples import TARGET, lowered
-from fusion.lowering.program import Program, Reduce
+from fusion.lowering.ir.program import Program, Reduce
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, is_split_window

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fusion
-import fusion.graph_compiler
+import fusion.compilation.graph_compiler
 from tests.fusion.agreement import STRICT, agree, compare, differentiate
 
 
@@ -315,14 +315,14 @@ def test_attention_without_dropout_is_recomputed_without_a_seed(numerics: str) -
 def test_where_one_half_of_a_checkpoint_cannot_be_compiled_it_draws_the_same(
     half: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_graph = fusion.graph_compiler.compile_graph
+    compile_graph = fusion.compilation.graph_compiler.compile_graph
 
     def only_other_half(graph: torch.fx.GraphModule, options: object, label: str, *others: object) -> object:
         if label == half:
             raise RuntimeError(f"a defect in {half}")
         return compile_graph(graph, options, label, *others)
 
-    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", only_other_half)
+    monkeypatch.setattr(fusion.compilation.graph_compiler, "compile_graph", only_other_half)
     fused = fusion.fuse(lambda x: checkpoint(lambda v: F.dropout(v.exp(), 0.5), x, use_reentrant=False))
     x = (torch.rand(200) + 1).requires_grad_()
 

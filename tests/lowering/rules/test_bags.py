@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fusion.lowering.program import Scatter
+from fusion.lowering.ir.program import Scatter
 from tests.lowering.lowered import check, lowered
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion.lowering.expr import Cast, postorder
-from fusion.lowering.program import Map
+from fusion.lowering.ir.expr import Cast, postorder
+from fusion.lowering.ir.program import Map
 from fusion.lowering.registry import RULES, lowers
 from tests.lowering.lowered import check, lowered
 

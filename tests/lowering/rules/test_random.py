@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fusion.lowering.expr import postorder
 from fusion.lowering.interpret import run_program
-from fusion.lowering.program import Extern
+from fusion.lowering.ir.expr import postorder
+from fusion.lowering.ir.program import Extern
 from tests.lowering.lowered import calls, check, lowered
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from fusion.lowering.interpret import run_program
+from fusion.lowering.ir.program import Contract, Extern, Map, Reduce
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Contract, Extern, Map, Reduce
 from fusion.lowering.verify import verify_program
 from tests.lowering.lowered import TOLERANCE, calls, check, lowered, single_call, traced
 

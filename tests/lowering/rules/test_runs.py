@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusion
-from fusion.lowering.program import Program, Reduce, Scatter
+from fusion.lowering.ir.program import Program, Reduce, Scatter
 from tests.lowering.lowered import check
 
 aten = torch.ops.aten

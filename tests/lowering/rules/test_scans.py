@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fusion.lowering.interpret import run_program
+from fusion.lowering.ir.program import Scan
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Scan
 from fusion.lowering.verify import verify_program
 from tests.lowering.lowered import calls, check, lowered, traced
 

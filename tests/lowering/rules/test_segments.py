@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fusion.lowering.interpret import run_program
+from fusion.lowering.ir.program import Scatter
 from fusion.lowering.lower import lower
-from fusion.lowering.program import Scatter
 from tests.lowering.lowered import calls, check, traced
 
 aten = torch.ops.aten

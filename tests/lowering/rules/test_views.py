@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
 from fusion.lowering.interpret import run_program
-from fusion.lowering.program import Extern, Map
+from fusion.lowering.ir.program import Extern, Map
 from tests.lowering.lowered import calls, check, lowered, traced
 
 aten = torch.ops.aten

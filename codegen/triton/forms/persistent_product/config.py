@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fusion.codegen.triton.blocks import Blocked, Config
 from fusion.codegen.triton.forms import limits
 from fusion.codegen.triton.products.descriptors import loads_tiles
-from fusion.lowering.kernel import Store
+from fusion.lowering.ir.kernel import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from fusion.codegen.triton.forms.persistent_product.rule import factors
 from fusion.codegen.triton.products import stacked
 from fusion.codegen.triton.products.block_order import as_int32, assign_block
 from fusion.codegen.triton.products.descriptors import Descriptors, loaded_tiles, matrix_of, target_of
-from fusion.lowering.expr import Load
-from fusion.lowering.kernel import Store
+from fusion.lowering.ir.expr import Load
+from fusion.lowering.ir.kernel import Store
 
 
 def write(body: Body) -> None:

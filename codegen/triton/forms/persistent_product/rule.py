@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from fusion.codegen.triton.blocks import Blocked, Dim
 from fusion.codegen.triton.devices import Feature
 from fusion.codegen.triton.products.descriptors import has_even_strides, matrix_of
-from fusion.lowering.expr import Expr, Load
-from fusion.lowering.kernel import Fold, Loop, Role
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Expr, Load
+from fusion.lowering.ir.kernel import Fold, Loop, Role
+from fusion.lowering.ir.scalar_ops import HALVES
 
 
 def refusal(blocked: Blocked) -> str:

@@ -19,9 +19,9 @@ from fusion.codegen.triton.forms.persistent_product.config import PersistentConf
 from fusion.codegen.triton.products.descriptors import loads_tiles, tile_loads
 from fusion.codegen.triton.products.stacked import stack_of
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
-from fusion.lowering.expr import Expr, Op, TileRef, postorder
-from fusion.lowering.kernel import Store, values_of
-from fusion.lowering.sizes import with_values
+from fusion.lowering.ir.expr import Expr, Op, TileRef, postorder
+from fusion.lowering.ir.kernel import Store, values_of
+from fusion.lowering.ir.sizes import with_values
 
 _Shapes: TypeAlias = "dict[PersistentConfig, PersistentShape]"
 """For each configuration of one product, the shape that it has, with its speed."""

@@ -51,8 +51,8 @@ from fusion.codegen.triton.forms.side_by_side.parts import Part, parts_of
 from fusion.codegen.triton.products import descriptors
 from fusion.codegen.triton.products.block_order import blocks_of, start_block, swizzled
 from fusion.codegen.triton.writer import Writer
-from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, loads, postorder, rewrite
-from fusion.lowering.kernel import Fold, Kernel, Loop, Store, loaded, stored, values_of
+from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, TileRef, loads, postorder, rewrite
+from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Store, loaded, stored, values_of
 
 # The rule -------------------------------------------------------------------------------------------------------------
 

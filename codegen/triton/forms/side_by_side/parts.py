@@ -18,7 +18,7 @@ from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
 from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided
 from fusion.codegen.triton.writer import FunctionRole, Writer
-from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from fusion.codegen.triton.forms.warp_specialised.functions import Function
 from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpSpecialisedConfig, in_gluon
 from fusion.codegen.triton.forms.warp_specialised.program import WarpSpecialisedProgram
 from fusion.codegen.triton.writer import Writer
-from fusion.lowering.kernel import Role
+from fusion.lowering.ir.kernel import Role
 
 _SHORT_WIDE = 512  # the shortest loop over wide heads that was measured
 

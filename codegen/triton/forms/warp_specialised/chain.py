@@ -20,9 +20,9 @@ from fusion.codegen.triton.blocks import Blocked, Dim, extent, power_of_two
 from fusion.codegen.triton.forms.warp_specialised.boxes import Box, box_of
 from fusion.codegen.triton.loops import skips
 from fusion.codegen.triton.products import descriptors
-from fusion.lowering.expr import Expr, Load, Op, Random, loads, postorder
-from fusion.lowering.kernel import Fold, Loop, Role, Store, statements, values_of
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.ir.expr import Expr, Load, Op, Random, loads, postorder
+from fusion.lowering.ir.kernel import Fold, Loop, Role, Store, statements, values_of
+from fusion.lowering.ir.scalar_ops import HALVES
 
 NARROW, WIDE, WIDEST = WIDTHS = (64, 128, 256)
 """Columns that are held."""

@@ -49,7 +49,7 @@ from fusion.codegen.triton.forms.warp_specialised.program import (
 from fusion.codegen.triton.forms.warp_specialised.tile_schedule import open_tile_loop
 from fusion.codegen.triton.products import contract
 from fusion.codegen.triton.rewrites.interior import conditional, only_selection
-from fusion.lowering.kernel import Fold, Loop
+from fusion.lowering.ir.kernel import Fold, Loop
 
 
 @dataclass(frozen=True, slots=True)

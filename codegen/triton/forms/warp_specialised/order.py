@@ -18,7 +18,7 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
 from fusion.codegen.triton.rewrites.interior import only_selection
-from fusion.lowering.kernel import Loop
+from fusion.lowering.ir.kernel import Loop
 
 
 @dataclass(frozen=True, slots=True)

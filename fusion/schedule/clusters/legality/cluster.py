@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing_extensions import assert_never
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.program import Contract, Extern, Map, Program, Reduce, Scan, Scatter, writes
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.program import Contract, Extern, Map, Program, Reduce, Scan, Scatter, writes
 from fusion.schedule.iteration import scattered
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, IndexValue, Load, Op, loads
 from fusion.lowering.indexing import coefficient, replace_axes, simplify, substitute_all, within
-from fusion.lowering.program import Axis, Compute, Map, Node, Program, Reduce
+from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, loads
+from fusion.lowering.ir.program import Axis, Compute, Map, Node, Program, Reduce
 from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster
 from fusion.schedule.clusters.legality.joined import unspanned
 from fusion.schedule.clusters.legality.pairs import Pair, not_empty, same_device, small_enough

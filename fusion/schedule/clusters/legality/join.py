@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Map
+from fusion.lowering.ir.program import Map
 from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster, Link
 from fusion.schedule.clusters.legality.joined import refusal_of
 from fusion.schedule.clusters.legality.pairs import (

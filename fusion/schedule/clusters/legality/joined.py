@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.chunks import Chunked
-from fusion.lowering.expr import Expr, Index, Load
 from fusion.lowering.indexing import invert, replace_axes, simplify, within
-from fusion.lowering.program import Axis, Compute, Extern, Map, Reduce, Scan, Scatter
+from fusion.lowering.ir.chunks import Chunked
+from fusion.lowering.ir.expr import Expr, Index, Load
+from fusion.lowering.ir.program import Axis, Compute, Extern, Map, Reduce, Scan, Scatter
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.legality.cluster import Cluster
 from fusion.schedule.iteration import contractions, scattered

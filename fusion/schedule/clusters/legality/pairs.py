@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.expr import Expr, Op, loads, postorder
-from fusion.lowering.last_bits import compared
-from fusion.lowering.program import Contract, Map
+from fusion.lowering.algebra.last_bits import compared
+from fusion.lowering.ir.expr import Expr, Op, loads, postorder
+from fusion.lowering.ir.program import Contract, Map
 from fusion.schedule.clusters.legality.cluster import Cluster
 from fusion.schedule.iteration import scattered
 from fusion.schedule.iteration.dependences import Dependences

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import sympy
 
-from fusion.lowering.expr import Expr, Index
+from fusion.lowering.ir.expr import Expr, Index
 from fusion.schedule.clusters.legality.cluster import Cluster, Link
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space, join, place

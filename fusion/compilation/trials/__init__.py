@@ -1,0 +1,1 @@
+"""Times alternatives for a product: all of them (`measure`, for `mode="max-autotune"`), or close calls alone."""

@@ -1,0 +1,45 @@
+"""Determines the axes along which kernels of products load tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import sympy
+
+from fusion.lowering.ir.program import Contract, Extern, Program, axis_sizes
+from fusion.schedule.clusters.legality import Cluster
+
+Sizes: TypeAlias = "Mapping[sympy.Symbol, sympy.Expr]"
+"""Axis symbol → size."""
+
+
+def tile_axes(program: Program, chains: Sequence[Cluster]) -> dict[int, Sizes]:
+    """Return position → the axes of tiles, with their sizes, of each product and each member of the chains.
+
+    These are the rows, the columns and the folded axes of products, and in a chain the axes of its members that follow
+    them; along axes of a batch each program has one point.
+    """
+    result = {
+        position: _of_product(node) for position, node in enumerate(program.nodes) if isinstance(node, Contract)
+    }
+    for chain in chains:
+        products = [member for member in chain.members if member in result]
+        tiled = {
+            symbol
+            for member in products
+            for axis in result[member]
+            for symbol in chain.places[member][axis].free_symbols
+        }
+        for member in chain.members:
+            node, places = program.nodes[member], chain.places[member]
+            if not isinstance(node, (Contract, Extern)) and member in chain.places:
+                sizes = axis_sizes(node)
+                result[member] = {axis: sizes[axis] for axis in sizes if places[axis].free_symbols & tiled}
+    return result
+
+
+def _of_product(product: Contract) -> Sizes:
+    """Return the axes of a product without those of its batch."""
+    sizes, own = axis_sizes(product), {*product.rows, *product.columns, *(axis.symbol for axis in product.over)}
+    return {axis: size for axis, size in sizes.items() if axis in own}

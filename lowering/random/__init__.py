@@ -1,0 +1,1 @@
+"""Draws random numbers: `philox` from counters, as kernels do; `seeded` from PyTorch's generators, repeatably."""
