@@ -31,7 +31,7 @@ from fusion.lowering.ir.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CForm:
     """One way to write a kernel.
 
     Attributes:
@@ -49,14 +49,14 @@ def _is_empty(kernel: Kernel) -> bool:
 
 
 FORMS = (
-    Form("empty", _is_empty, lambda kernel: (Frame(kernel).function([]),)),
-    Form("streams", lambda kernel: plan_of(kernel) is not None, stream_functions),
-    Form("blocked", needs_blocks, lambda kernel: (blocked_function(kernel),)),
-    Form("loops", lambda kernel: True, lambda kernel: (loops_function(kernel),)),
+    CForm("empty", _is_empty, lambda kernel: (Frame(kernel).function([]),)),
+    CForm("streams", lambda kernel: plan_of(kernel) is not None, stream_functions),
+    CForm("blocked", needs_blocks, lambda kernel: (blocked_function(kernel),)),
+    CForm("loops", lambda kernel: True, lambda kernel: (loops_function(kernel),)),
 )
 
 
-def form_of(kernel: Kernel) -> Form:
+def form_of(kernel: Kernel) -> CForm:
     """Return the first form that applies."""
     return next(form for form in FORMS if form.applies(kernel))
 

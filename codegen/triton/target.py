@@ -11,10 +11,10 @@ import torch
 from triton import knobs
 
 from fusion.codegen.binary import Binary
-from fusion.codegen.chained import GENERATED, Chain, fastest
+from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.scaled import factor_in_place
-from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
+from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
@@ -110,19 +110,22 @@ class TritonTarget:
             return refusal.message
         return ""
 
-    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+    def alternatives(self, kernel: Kernel) -> Sequence[KernelCandidate]:
         """Return one source per form and configuration, the default first, then by predicted time.
 
         Kernels that share their launch with others have the default only.
         """
         if kernel.beside:
-            return (Alternative("default", self.emit(kernel)),)
+            return (KernelCandidate("default", self.emit(kernel)),)
         sources: dict[str, tuple[str, float]] = {}
         for form, config in candidates(Task(kernel, self.device, self.numerics)):
             sources.setdefault(self.emit(kernel, config), (describe(config), form.price(config)))
         (source, (name, default)), *others = sources.items()
         others.sort(key=lambda pair: pair[1][1])
-        return (Alternative(name, source, default), *(Alternative(name, text, price) for text, (name, price) in others))
+        return (
+            KernelCandidate(name, source, default),
+            *(KernelCandidate(name, text, price) for text, (name, price) in others),
+        )
 
     def efficiency(self, kernel: Kernel) -> float:
         """Return the share of the library's speed that a contraction reaches."""
@@ -135,18 +138,22 @@ class TritonTarget:
         task = _task(kernel, self.device, self.numerics)
         return bool(task.blocked.dots) and alone.default(task).exposes_epilogue
 
-    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+    def forms(self, kernel: Kernel) -> tuple[ChainedForm, ...]:
         """Return the forms of attention, the faster first: warp-specialised where that is possible; else with the
         reason.
         """
         task = _task(kernel, self.device, self.numerics)
         if len(task.blocked.dots) < 2 or not task.blocked.chained or not run_on(self.device):
-            return (Form(GENERATED),)
+            return (ChainedForm(GENERATED),)
         plan = WarpSpecialised.applies(task)
         why = plan.why if isinstance(plan, Refused) else plan.slower
-        return (Form(GENERATED), Form(WARP_SPECIALISED, why)) if why else (Form(WARP_SPECIALISED), Form(GENERATED))
+        return (
+            (ChainedForm(GENERATED), ChainedForm(WARP_SPECIALISED, why))
+            if why
+            else (ChainedForm(WARP_SPECIALISED), ChainedForm(GENERATED))
+        )
 
-    def chained_share(self, chain: Chain, name: str = "") -> float:
+    def chained_share(self, chain: ChainShape, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs."""
         names = (name,) if name else chained_forms(self.device)
         return fastest(chain_speeds(self.device, self.numerics), names, chain)

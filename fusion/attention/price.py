@@ -17,7 +17,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
-from fusion.codegen.chained import FORWARD, GENERATED, Chain, Loop
+from fusion.codegen.chained import FORWARD, GENERATED, ChainShape, Loop
 from fusion.codegen.target import Capabilities, Target, busy
 from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
@@ -209,8 +209,8 @@ def _directions(call: Call) -> tuple[bool, ...]:
     return (False, True) if call.training else (False,)
 
 
-def _chain(call: Call, loops: tuple[Loop, ...], left: float, *, backward: bool) -> Chain:
-    return Chain(call.query.dtype, max(call.widths), loops, call.columns * left, backward)
+def _chain(call: Call, loops: tuple[Loop, ...], left: float, *, backward: bool) -> ChainShape:
+    return ChainShape(call.query.dtype, max(call.widths), loops, call.columns * left, backward)
 
 
 def _stored_time(call: Call, capabilities: Capabilities, backward: bool) -> float:

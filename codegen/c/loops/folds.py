@@ -83,7 +83,7 @@ class LoopLevels:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class FoldRuns:
     """The runs of elements that the folds of a sweep take before they combine partial results.
 
     Attributes:
@@ -103,7 +103,7 @@ class Runs:
     alone: bool
 
 
-def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None) -> Runs:
+def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None) -> FoldRuns:
     """Return the runs of a sweep with scalar loops over the axes `folded`, outermost first, and lanes along `lane`."""
     across = lane is not None and lane.symbol in sweep.over
     apart = across and lane is not None and _keeps_apart(sweep, lane, folded)
@@ -112,7 +112,9 @@ def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None)
     shares = _shares(sweep, axis) if shared and axis is not None else None
     points = sympy.Mul(*(each.size for each in folded))
     one_run = not shared and points.is_Integer and bool(points <= CHUNK_PER_LANE)
-    return Runs(across, apart, shares, axis, _chunk_length(sweep, axis, across=shared, shares=shares, run=run), one_run)
+    return FoldRuns(
+        across, apart, shares, axis, _chunk_length(sweep, axis, across=shared, shares=shares, run=run), one_run
+    )
 
 
 def _keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:

@@ -18,7 +18,7 @@ from math import prod
 import sympy
 
 from fusion.codegen.c.frame import Frame
-from fusion.codegen.c.loops.folds import REPEATING, LoopLevels, Runs, runs_of, write_fold
+from fusion.codegen.c.loops.folds import REPEATING, FoldRuns, LoopLevels, runs_of, write_fold
 from fusion.codegen.c.loops.grid import Array, Grid, Tabled
 from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
@@ -95,7 +95,7 @@ class _Nest:
     part: Level
     chunked: bool
     lane: KernelAxis | None
-    runs: Runs
+    runs: FoldRuns
     kept: tuple[KernelAxis, ...]
     tiles: Tiles | None = None
     steps: tuple[Level, str] | None = None

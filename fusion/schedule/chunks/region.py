@@ -26,7 +26,7 @@ from fusion.schedule.iteration.dependences import Dependences
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class ChunkedRegion:
     """Nodes that run in chunks.
 
     Attributes:
@@ -40,13 +40,13 @@ class Region:
     bytes: int
 
 
-def find_region(dependences: Dependences, seed: int) -> Region | None:
+def find_region(dependences: Dependences, seed: int) -> ChunkedRegion | None:
     """Return the region of the contraction at `seed`, cut along the first of its axes that allows it, or None."""
     node = dependences.compute(seed)
     for axis in node.axes:
         axes = _Growth(dependences, seed, axis.symbol).run()
         if axes is not None:
-            return Region(axes, axis.size, dependences.bytes(node.out))
+            return ChunkedRegion(axes, axis.size, dependences.bytes(node.out))
     return None
 
 

@@ -22,7 +22,7 @@ from fusion.lowering.ir.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LaunchPart:
     """One of the kernels of a launch.
 
     Attributes:
@@ -52,7 +52,7 @@ class Part:
         return self.form.function(self.layout, self.name, writer, FunctionRole(program=PROGRAM))
 
 
-def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined: bool = False) -> list[Part]:
+def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined: bool = False) -> list[LaunchPart]:
     """Return the kernels of a launch of this name, laid out with the same warps and stages.
 
     They may be `joined` in one loop over blocks.
@@ -60,13 +60,13 @@ def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined
     tasks = [Task(kernel, writer.device, writer.numerics) for kernel in kernels]
     choices = _persistent(tasks, joined=True) if joined else _choices(tasks)
     warps, stages = max(config.num_warps for _, config in choices), min(config.num_stages for _, config in choices)
-    parts, names = list[Part](), {launched}
+    parts, names = list[LaunchPart](), {launched}
     for number, (form, config) in enumerate(choices):
         kernel = form.task.kernel
         name = kernel.name if kernel.name not in names else f"{kernel.name}_{number}"
         names.add(name)
         layout = form.lay_out(replace(config, num_warps=warps, num_stages=stages), writer)
-        parts.append(Part(name, form, layout))
+        parts.append(LaunchPart(name, form, layout))
     return parts
 
 
