@@ -7,7 +7,7 @@ tried:
 | form      | kernels                                                             |
 |-----------|---------------------------------------------------------------------|
 | `empty`   | a grid without points: nothing is stored                            |
-| `streams` | products of a few rows with weights, each of which is read once |
+| `skinny`  | products of a few rows with weights, each of which is read once |
 | `blocked` | products, running values, loops inside loops: computed tile by tile |
 | `loops`   | all others: loops over the grid and the folded axes                 |
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from fusion.codegen.c.blocked import blocked_function, needs_blocks
 from fusion.codegen.c.frame import Frame, called_by
 from fusion.codegen.c.loops.function import loops_function
-from fusion.codegen.c.streams import plan_of, stream_functions
+from fusion.codegen.c.skinny import plan_of, skinny_functions
 from fusion.codegen.c.text.prelude import prelude
 from fusion.lowering.ir.kernel import Kernel, Role
 
@@ -50,7 +50,7 @@ def _is_empty(kernel: Kernel) -> bool:
 
 FORMS = (
     CForm("empty", _is_empty, lambda kernel: (Frame(kernel).function([]),)),
-    CForm("streams", lambda kernel: plan_of(kernel) is not None, stream_functions),
+    CForm("skinny", lambda kernel: plan_of(kernel) is not None, skinny_functions),
     CForm("blocked", needs_blocks, lambda kernel: (blocked_function(kernel),)),
     CForm("loops", lambda kernel: True, lambda kernel: (loops_function(kernel),)),
 )

@@ -20,7 +20,7 @@ from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
 from fusion.codegen.triton.devices import H200, WARP_SPECIALISED, Device, checked, device_at, device_of
 from fusion.codegen.triton.fixed_order import refused
-from fusion.codegen.triton.forms import Refused, Task, alone, candidates, form_of
+from fusion.codegen.triton.forms import Refused, Task, candidates, form_of, single_kernel
 from fusion.codegen.triton.forms.last_block import follows_by_tile
 from fusion.codegen.triton.forms.side_by_side import alike
 from fusion.codegen.triton.forms.skinny import Skinny
@@ -93,7 +93,7 @@ class TritonTarget:
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Return configurations worth timing for `kernel` where it is alone in its launch, the default first."""
-        return tuple(config for _, config in alone.candidates(Task(kernel, self.device, self.numerics)))
+        return tuple(config for _, config in single_kernel.candidates(Task(kernel, self.device, self.numerics)))
 
     def refuses(self, kernel: Kernel) -> str:
         """Return why a kernel cannot be generated: its products are not all of matrices that `tl.dot` multiplies, or
@@ -136,7 +136,7 @@ class TritonTarget:
         products includes it.
         """
         task = _task(kernel, self.device, self.numerics)
-        return bool(task.blocked.dots) and alone.default(task).exposes_epilogue
+        return bool(task.blocked.dots) and single_kernel.default(task).exposes_epilogue
 
     def forms(self, kernel: Kernel) -> tuple[ChainedForm, ...]:
         """Return the forms of attention, the faster first: warp-specialised where that is possible; else with the
@@ -220,7 +220,7 @@ def _task(kernel: Kernel, device: Device, numerics: Numerics) -> Task:
 
 @lru_cache(maxsize=1 << 10)
 def _efficiency(kernel: Kernel, device: Device, numerics: Numerics) -> float:
-    return alone.default(_task(kernel, device, numerics)).efficiency()
+    return single_kernel.default(_task(kernel, device, numerics)).efficiency()
 
 
 @lru_cache(maxsize=1 << 12)

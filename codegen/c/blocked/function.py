@@ -23,8 +23,8 @@ from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
 from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
 from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.plan.loop_fusion import extend_spans, with_plain_folds
 from fusion.codegen.c.plan.scratch import outermost
-from fusion.codegen.c.plan.sweeps import extend_spans, with_plain_folds
 from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, combined, started, store_statement, take

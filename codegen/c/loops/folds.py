@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from fusion.codegen.c.plan.lanes import FEW_POINTS, FEWER_POINTS
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, compared_as, sign, started, take
 from fusion.codegen.c.text.nest import Extent, Level, Namespace

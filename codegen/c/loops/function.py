@@ -1,10 +1,10 @@
 """Writes a kernel as loops over its grid and its folded axes, with SIMD lanes along one of them.
 
 Input: a kernel; output: the text of its C function.  Other files decide which axes are inside a program (`repeated`),
-which statements share a loop (`sweeps`), which axis the lanes run along (`lanes`), where their loops are split (`cuts`)
-and where they are `idle`, which conditions are `uniform` in them, which values are kept (`scratch`), how folds
-accumulate (`folds`), whether threads pay (`threads`); this file writes the loops.  Kernels with contractions or running
-values are written by `blocked`.
+which statements share a loop (`loop_fusion`), which axis the lanes run along (`lanes`), where their loops are split
+(`index_set_splitting`) and end (`loop_bounds`), which conditions are `uniform` in them, which values are kept
+(`scratch`), how folds accumulate (`folds`), whether threads pay (`threads`); this file writes the loops.  Kernels with
+contractions or running values are written by `blocked`.
 
 Refused (BuildError): dtypes and operations without a C form.
 """
@@ -25,14 +25,14 @@ from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
-from fusion.codegen.c.plan.ahead import LINE, gathered_ahead, prefetch, rows_ahead
-from fusion.codegen.c.plan.cuts import cut
-from fusion.codegen.c.plan.groups import with_grouped_columns, with_groups
-from fusion.codegen.c.plan.idle import busy, within
+from fusion.codegen.c.plan.index_set_splitting import cut
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
+from fusion.codegen.c.plan.loop_bounds import busy, within
+from fusion.codegen.c.plan.loop_fusion import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.prefetch import LINE, gathered_ahead, prefetch, rows_ahead
 from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
-from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.strip_mining import with_grouped_columns, with_groups
 from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.plan.uniform import unmasked, with_chosen_positions

@@ -16,7 +16,7 @@ import sympy
 
 from fusion.codegen.c.loops.grid import Array
 from fusion.codegen.c.plan.lanes import TILE
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.indices import Names, index_code, index_text
 from fusion.codegen.c.text.nest import Extent, Level, flat

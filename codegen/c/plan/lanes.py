@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.ir.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
 from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role, Spans

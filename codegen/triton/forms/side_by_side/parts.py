@@ -13,7 +13,7 @@ from fusion.codegen.triton.arguments import PROGRAM, call_of
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
 from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, Operand
 from fusion.codegen.triton.expressions.indices import Layout, index_code
-from fusion.codegen.triton.forms import alone
+from fusion.codegen.triton.forms import single_kernel
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
 from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided
@@ -112,8 +112,8 @@ def _persistent(tasks: Sequence[Task], *, joined: bool = False) -> list[Choice]:
 
 def _first(task: Task) -> Choice:
     """Return the first choice for a kernel that is not a persistent product."""
-    plans = [plan for plan in alone.plans(task) if not isinstance(plan, PersistentProduct)]
-    return alone.within((plan, config) for plan in plans for config in plan.configs())[0]
+    plans = [plan for plan in single_kernel.plans(task) if not isinstance(plan, PersistentProduct)]
+    return single_kernel.within((plan, config) for plan in plans for config in plan.configs())[0]
 
 
 def _family(config: Config) -> tuple[int, int, int]:

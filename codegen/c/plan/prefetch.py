@@ -19,7 +19,7 @@ from math import prod
 
 import sympy
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.lowering.indexing import coefficient, stride_along
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, free_axes, loads, postorder, rewrite
 from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role

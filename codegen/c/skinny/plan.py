@@ -18,8 +18,8 @@ from math import prod
 import sympy
 import torch
 
-from fusion.codegen.c.plan.groups import with_groups
-from fusion.codegen.c.streams.weights import Weights, weights_of
+from fusion.codegen.c.plan.strip_mining import with_groups
+from fusion.codegen.c.skinny.weights import Weights, weights_of
 from fusion.codegen.c.text.storage import NARROW_FLOATS
 from fusion.codegen.c.text.streams import MOST_ROWS, Stream, holds_pairs
 from fusion.lowering.indexing import coefficient

@@ -17,9 +17,9 @@ import torch
 from fusion.codegen.c.calls import NO_MEMORY
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.function import loops_function
-from fusion.codegen.c.plan.sweeps import extend_spans
+from fusion.codegen.c.plan.loop_fusion import extend_spans
 from fusion.codegen.c.plan.threads import ENOUGH
-from fusion.codegen.c.streams.plan import SkinnyPlan, SkinnyProduct, plan_of, scaled
+from fusion.codegen.c.skinny.plan import SkinnyPlan, SkinnyProduct, plan_of, scaled
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import WRONG, Level, indented, render, whole_extent
@@ -38,7 +38,7 @@ PADDING = 16
 """Scales that may be read past the last one."""
 
 
-def stream_functions(kernel: Kernel) -> tuple[str, ...]:
+def skinny_functions(kernel: Kernel) -> tuple[str, ...]:
     """Return the texts of the C functions of a kernel that has a plan, the kernel's own last.
 
     Raises:
