@@ -42,7 +42,7 @@ The scheduler splits longer chains into several kernels.  On a GPU memory takes 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 LEAST_COST = 1.0
 """Additions: no function counts less, whatever was measured."""
-FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+TIMED_FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{
         name: getattr(torch, name)
         for name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p")
@@ -107,7 +107,7 @@ def _of_core(identity: str, place: torch.device, threads: int) -> DeviceSpeeds:
     additions = _additions(threads << 15, least["additions", ""] - launch)
     gemms = {each.itemsize: _operations(place, each) / least["gemm", each] / threads for each in DTYPES}
     products = {each.itemsize: least["library", each] / least["generated", each] for each in DTYPES}
-    costs = {name: _cost((least[name, ""] - launch) * additions / (threads << 15)) for name in FUNCTIONS}
+    costs = {name: _cost((least[name, ""] - launch) * additions / (threads << 15)) for name in TIMED_FUNCTIONS}
     names = (line.partition(":")[2].strip() for line in identity.splitlines() if line.startswith("model name"))
     return DeviceSpeeds(next(names, "CPU"), launch, _falling(memory), additions / threads, gemms, products, costs)
 
@@ -125,7 +125,7 @@ def _core_times(place: torch.device, threads: int) -> dict[tuple[str, object], f
         for name, product in (("library", _linear), ("generated", _compiled(ONE_KERNEL))):
             product(left, right)
             times[name, dtype] = median_time(partial(product, left, right), place)
-    for name, function in FUNCTIONS.items():
+    for name, function in TIMED_FUNCTIONS.items():
         times[name, ""] = _time(partial(_sum_of, function), [x])
     return times
 

@@ -81,7 +81,7 @@ class FunctionRole:
     reserved: Sequence[str] = ()
 
 
-ALONE = FunctionRole()
+WHOLE_KERNEL = FunctionRole()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Writer:
         name: str,
         open_: Open = one_block,
         *,
-        role: FunctionRole = ALONE,
+        role: FunctionRole = WHOLE_KERNEL,
         hosted: dict[str, Hosted] | None = None,
     ) -> Code:
         """Return the `@triton.jit` function of one kernel.  Descriptors that it adds to `hosted` are passed to it."""

@@ -16,7 +16,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._sympy.printers import PythonPrinter
 
-from fusion.artifact.functions import FUNCTIONS, NAMES
+from fusion.artifact.functions import NAMES, STEP_FUNCTIONS
 from fusion.artifact.manifest import CalledFunction, Json, StepCall
 from fusion.artifact.values import written
 from fusion.lowering.errors import Unsupported
@@ -100,7 +100,7 @@ def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> CalledFunction | No
         return _launch(node.meta[LAUNCH], kernels)
     if COMPUTED in node.meta:
         return {"size": text_of(node.meta[COMPUTED])}
-    if node.op == "call_method" and (name := f"torch.Tensor.{node.target}") in FUNCTIONS:
+    if node.op == "call_method" and (name := f"torch.Tensor.{node.target}") in STEP_FUNCTIONS:
         return {"function": name}
     if isinstance(node.target, OpOverload):
         return {"operation": str(node.target)}

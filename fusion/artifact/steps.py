@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, cast
 
-from fusion.artifact.functions import FUNCTIONS, operation
+from fusion.artifact.functions import STEP_FUNCTIONS, operation
 from fusion.artifact.manifest import StepCall
 from fusion.artifact.values import Register, read
 from fusion.lowering.errors import CheckFailed
@@ -106,7 +106,7 @@ class _Assembler:
         if "size" in step:
             names = [f"x{k}" for k in range(len(step["args"]))]
             return partial(_size, evaluated(step["size"], named(names)))
-        return FUNCTIONS[step["function"]]
+        return STEP_FUNCTIONS[step["function"]]
 
     def _place(self, value: object) -> int:
         """Return the register of a value; one of its own for a constant, or for a list that holds registers."""

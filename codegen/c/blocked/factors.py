@@ -16,7 +16,7 @@ from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
-from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.storage import VALUE_TYPES
 from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.ir.expr import Expr, Load
 from fusion.lowering.ir.kernel import Fold
@@ -93,7 +93,7 @@ class ProductFactors:
         key = (product.right, product.depth, product.column)
         if key in self.packed:
             return Packed([], [], self.packed[key].name)
-        scope, held = self.scope, HELD[product.right.dtype]
+        scope, held = self.scope, VALUE_TYPES[product.right.dtype]
         lines, place = self._factor(product.right, product.depth, product.column)
         name = scope.space.fresh("packed")
         tile = scope.allocate(packed_tile(name, held, product.depth, product.column, scope.blocks))

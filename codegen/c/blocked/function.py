@@ -32,7 +32,7 @@ from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.scratch import on_heap
-from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.storage import VALUE_TYPES
 from fusion.lowering.indexing import ZERO
 from fusion.lowering.ir.expr import Expr, Load, TileRef, make_cast, postorder
 from fusion.lowering.ir.kernel import (
@@ -277,7 +277,7 @@ class _Blocked:
 
     def _start(self, fold: Fold) -> list[str]:
         """Return a tile for the result of `fold`, filled with the fold's identity."""
-        scope, held = self.scope, HELD[fold.dtype]
+        scope, held = self.scope, VALUE_TYPES[fold.dtype]
         axes = tuple(symbol for symbol in scope.tiled(*fold.args) if symbol not in fold.over)
         name = scope.space.exactly(fold.name)
         if fold.op == "dot":
@@ -289,7 +289,9 @@ class _Blocked:
         if not keeps_position(fold.op):
             return self.scope.fill(tile, started(fold))
         dtype = fold.args[0].dtype
-        best = self.scope.allocate(tile_over(scope.space.exactly(f"{name}_best"), HELD[dtype], axes, scope.blocks))
+        best = self.scope.allocate(
+            tile_over(scope.space.exactly(f"{name}_best"), VALUE_TYPES[dtype], axes, scope.blocks)
+        )
         self.best[fold.name] = best
         return [*self.scope.fill(best, started(fold, dtype)), *self.scope.fill(tile, NEVER)]
 
@@ -335,7 +337,7 @@ class _Blocked:
 
     def _across(self, fold: Fold, tile: ArrayTile, axes: Sequence[sympy.Symbol]) -> list[str]:
         """Return a fold whose lanes run along a folded axis: each lane has a partial result, combined at the end."""
-        held = HELD[fold.dtype]
+        held = VALUE_TYPES[fold.dtype]
         part = Code(self.scope.space.fresh(f"{fold.name}_part"))
         outer = sum(symbol not in fold.over for symbol in axes)
         extreme = fold.op in ("max", "min") and held != "_Bool"

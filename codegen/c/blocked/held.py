@@ -14,7 +14,7 @@ from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
 from fusion.codegen.c.text.scratch import Scratch
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv
 
-LINE = 16
+CACHE_SET_PADDING = 16
 """Padding in elements of rows whose length is a multiple of a kilobyte: their columns would share a cache set."""
 
 
@@ -116,4 +116,4 @@ def _bound(symbol: sympy.Symbol | None, blocks: Blocks) -> sympy.Expr:
 
 def _row(bound: sympy.Expr) -> sympy.Expr:
     width = round_up(bound, COLUMN_BLOCK)
-    return width + LINE if not width.is_Integer or int(width) % 64 == 0 else width
+    return width + CACHE_SET_PADDING if not width.is_Integer or int(width) % 64 == 0 else width

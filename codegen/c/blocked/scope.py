@@ -19,7 +19,7 @@ from fusion.codegen.c.plan.threads import cost_of
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.nest import Level, indented, render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
-from fusion.codegen.c.text.storage import HELD, loaded
+from fusion.codegen.c.text.storage import VALUE_TYPES, loaded
 from fusion.codegen.c.text.values import CHOICES, ValueWriter
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Expr, Load, Op, TileRef, postorder
@@ -146,7 +146,7 @@ class TileScope:
         return lines
 
     def _tile(self, node: Expr, axes: Sequence[sympy.Symbol]) -> ArrayTile:
-        return self.allocate(tile_over(self.space.fresh("tile"), HELD[node.dtype], axes, self.blocks))
+        return self.allocate(tile_over(self.space.fresh("tile"), VALUE_TYPES[node.dtype], axes, self.blocks))
 
     def nest(
         self,
@@ -186,7 +186,7 @@ class TileScope:
         span, needed = set(self.tiled(node)), self._read([*roots, *self.later], beside=node)
         for value in self._read([node]):
             tile = self.known[value]
-            fits = set(tile.axes) == span and tile.held == HELD[node.dtype]
+            fits = set(tile.axes) == span and tile.held == VALUE_TYPES[node.dtype]
             if fits and value not in self.outside and value not in needed:
                 return value
         return None

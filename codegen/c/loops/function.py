@@ -29,7 +29,7 @@ from fusion.codegen.c.plan.index_set_splitting import cut
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.loop_bounds import busy, within
 from fusion.codegen.c.plan.loop_fusion import Sweep, extend_spans, sweeps_of, with_plain_folds
-from fusion.codegen.c.plan.prefetch import LINE, gathered_ahead, prefetch, rows_ahead
+from fusion.codegen.c.plan.prefetch import CACHE_LINE, gathered_ahead, prefetch, rows_ahead
 from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.strip_mining import with_grouped_columns, with_groups
@@ -40,7 +40,7 @@ from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_fol
 from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
-from fusion.codegen.c.text.storage import HELD, loaded, widened
+from fusion.codegen.c.text.storage import VALUE_TYPES, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.scaled import factor_in_place, unconverted
 from fusion.lowering.ir.expr import Expr, Load, make_cast, postorder
@@ -203,7 +203,7 @@ class _Function:
         inner = nest.levels[-1].before
         learned: list[tuple[Expr, Code]] = []
         for keep in sweep.keeps:
-            element = self._array(keep.name, HELD[keep.value.dtype], keep.axes)
+            element = self._array(keep.name, VALUE_TYPES[keep.value.dtype], keep.axes)
             inner.append(f"{element} = {next(texts)};")
             learned.append((keep.value, element))
         for fold in sweep.folds:
@@ -249,7 +249,7 @@ class _Function:
             (first,) = self.writer.write([row.position])
             depth = max((nest.depth.get(axis, 0) for axis in self.where[row.position]), default=0)
             address, itemsize = f"{self.params[row.load.buffer]} + {first.at(SUM)}", row.load.dtype.itemsize
-            nest.levels[depth].before.append(prefetch(address, row.lines * LINE // itemsize, itemsize))
+            nest.levels[depth].before.append(prefetch(address, row.lines * CACHE_LINE // itemsize, itemsize))
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
         """Return the values that a sweep keeps, folds and stores; then computed offsets, and conditions, of stores."""

@@ -31,7 +31,7 @@ from fusion.lowering.indexing import ZERO
 from fusion.lowering.ir.expr import Expr, make_cast
 from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Stmt, Store, loaded, spans
 
-ALONE = 1 << 15
+MOST_ON_ONE_THREAD = 1 << 15
 """Elements that are arranged on one thread."""
 
 PADDING = 16
@@ -150,7 +150,7 @@ class _Function:
         for (factor, stream), name in self.arranged.items():
             array, steps = self.arrays[factors[factor]], self._steps(stream.per_word)
             call = f"arranged_{stream.name}({array}, {self.plan.depth}, "
-            if not shared or self.plan.count * self.plan.depth <= ALONE:
+            if not shared or self.plan.count * self.plan.depth <= MOST_ON_ONE_THREAD:
                 yield f"{call}0, {steps}, {name});"
                 continue
             yield "#pragma omp parallel for num_threads(threads)"

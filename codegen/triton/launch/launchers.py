@@ -19,7 +19,7 @@ from fusion.codegen.triton.arguments import on_device
 from fusion.codegen.triton.launch.counters import Run
 from fusion.codegen.triton.launch.direct import DirectLaunch, LoadedBinary, launch_of
 from fusion.codegen.triton.launch.multiples import ALIGNED, sizes_that_matter
-from fusion.codegen.triton.products.stacked import NEAR
+from fusion.codegen.triton.products.stacked import DESCRIPTOR_REACH
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Kernel, Param
 
@@ -170,7 +170,7 @@ def promise(params: Sequence[Param], *, near: bool = False) -> Callable[[Sequenc
         return not reduce(or_, pointers, 0) & 15 or not any(pointers[position] & 15 for position in promised)
 
     def is_aligned_and_near(pointers: Sequence[int]) -> bool:
-        return is_aligned(pointers) and max(pointers) - min(pointers) < NEAR
+        return is_aligned(pointers) and max(pointers) - min(pointers) < DESCRIPTOR_REACH
 
     return is_aligned_and_near if near else is_aligned
 

@@ -21,7 +21,7 @@ import sympy
 from fusion.lowering.ir.chunks import COMBINED, Chunked
 from fusion.lowering.ir.expr import Expr, Load
 from fusion.lowering.ir.program import Contract, Extern, Map, Reduce
-from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 from fusion.schedule.iteration.dependences import Dependences
 
 
@@ -52,7 +52,10 @@ def find_region(dependences: Dependences, seed: int) -> ChunkedRegion | None:
 
 def is_short(node: Contract) -> bool:
     """Return whether a kernel may recompute the result of this contraction wherever it needs a tile of it."""
-    return all(axis.size.is_Integer for axis in node.over) and math.prod(int(axis.size) for axis in node.over) <= HELD
+    return (
+        all(axis.size.is_Integer for axis in node.over)
+        and math.prod(int(axis.size) for axis in node.over) <= LONGEST_HELD_AXIS
+    )
 
 
 class _Growth:
