@@ -59,7 +59,7 @@ class Building:
         return {kernel: future.result() for kernel, future in self._futures.items()}
 
 
-class Builder:
+class KernelBuilder:
     """Builds kernels for one target and caches them.  Thread-safe; two callers of the same kernel share one build."""
 
     def __init__(self, target: Target) -> None:
@@ -112,7 +112,7 @@ class Builder:
             begun.built.set_exception(failure)
 
 
-class Evaluating(Builder):
+class Evaluating(KernelBuilder):
     """Takes the decisions of a target, and runs each kernel in the evaluator: nothing is generated or compiled."""
 
     def _begin_one(self, kernel: Kernel, sources: Mapping[Kernel, str], workers: ThreadPoolExecutor) -> _Begun:

@@ -23,7 +23,7 @@ VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class DeviceSpeeds:
     """The measured speeds of a device: of a GPU, or of one core of a CPU.
 
     Attributes:
@@ -50,7 +50,7 @@ class Figures:
         return {size: rate / self.gemms[2] for size, rate in self.gemms.items()}
 
 
-def keep(figures: Figures, identity: str, threads: int = 0) -> Path:
+def keep(figures: DeviceSpeeds, identity: str, threads: int = 0) -> Path:
     """Write the figures of a device; return their file.
 
     Args:
@@ -66,7 +66,7 @@ def keep(figures: Figures, identity: str, threads: int = 0) -> Path:
     return cache_dir() / "devices" / name
 
 
-def kept(identity: str, threads: int = 0) -> Figures | None:
+def kept(identity: str, threads: int = 0) -> DeviceSpeeds | None:
     """Return the figures that were kept of a device; None if there are none."""
     return _kept(identity, threads, os.environ.get("FUSION_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"))
 
@@ -76,7 +76,7 @@ def _name(identity: str, threads: int) -> str:
 
 
 @lru_cache
-def _kept(identity: str, threads: int, chosen: str | None, home: str | None) -> Figures | None:
+def _kept(identity: str, threads: int, chosen: str | None, home: str | None) -> DeviceSpeeds | None:
     """Return the figures in the cache directory that these variables of the environment choose."""
     try:
         kept = get("devices", _name(identity, threads))
@@ -85,7 +85,7 @@ def _kept(identity: str, threads: int, chosen: str | None, home: str | None) -> 
         return None
 
 
-def _figures(content: bytes) -> Figures:
+def _figures(content: bytes) -> DeviceSpeeds:
     """Return the figures of an entry.
 
     Raises:
@@ -93,7 +93,7 @@ def _figures(content: bytes) -> Figures:
     """
     try:
         read = json.loads(content)
-        figures = Figures(
+        figures = DeviceSpeeds(
             name=str(read["name"]),
             launch_us=float(read["launch_us"]),
             memory=tuple((float(touched), float(speed)) for touched, speed in read["memory"]),

@@ -34,7 +34,7 @@ mask for every score.
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ChainShape:
     """The properties of chained products that decide their efficiency.
 
     Attributes:
@@ -76,13 +76,13 @@ class ChainSpeed:
         plain, skipping, masked = ({w: (f * factor, b * factor) for w, (f, b) in kind.items()} for kind in kinds)
         return ChainSpeed(plain, skipping, masked, self.begins, self.begins_backward)
 
-    def share(self, chain: Chain) -> float:
+    def share(self, chain: ChainShape) -> float:
         """Return the efficiency of a chain; forward with few columns spends part of its time outside its loop.
 
         >>> speed = ChainSpeed({64: (0.9, 0.6)}, {64: (0.8, 0.5)}, {}, begins=256.0)
-        >>> speed.share(Chain(torch.float32, 48, ("plain",), columns=256.0, backward=False))
+        >>> speed.share(ChainShape(torch.float32, 48, ("plain",), columns=256.0, backward=False))
         0.45
-        >>> speed.share(Chain(torch.float32, 80, ("plain", "skipping"), columns=256.0, backward=True))
+        >>> speed.share(ChainShape(torch.float32, 80, ("plain", "skipping"), columns=256.0, backward=True))
         0.5
         """
         tables: Mapping[Loop, Shares] = {"plain": self.plain, "skipping": self.skipping, "masked": self.masked}
@@ -126,7 +126,7 @@ def at_width(shares: Shares, width: int) -> tuple[float, float]:
     return shares[min((limit for limit in shares if limit >= width), default=max(shares))]
 
 
-def fastest(speeds: Mapping[tuple[str, int], ChainSpeed], names: Sequence[str], chain: Chain) -> float:
+def fastest(speeds: Mapping[tuple[str, int], ChainSpeed], names: Sequence[str], chain: ChainShape) -> float:
     """Return the highest efficiency at which kernels of these names compute a chain.
 
     Raises:

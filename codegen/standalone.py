@@ -28,7 +28,7 @@ class Memory(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryPlace:
     """The start of a tensor: `offset` elements of `item` bytes from that of a weight, input, …, by its number."""
 
     memory: Memory
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class InterfaceTensor:
     """A tensor that the program takes or returns.
 
     Attributes:
@@ -53,7 +53,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class StoredWeight:
     """A parameter or buffer: the name of a tensor in a file of safetensors, and the layout that kernels read.
 
     `check` is the CRC-32 of its elements in the file.
@@ -82,7 +82,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KernelSource:
     """A kernel as text, and how its function is called."""
 
     callee: Callee
@@ -90,11 +90,11 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class StandaloneLaunch:
     """A call of a kernel; `where` names the place in the user's program."""
 
     kernel: int
-    operands: tuple[Place, ...]
+    operands: tuple[MemoryPlace, ...]
     sizes: tuple[Text, ...]
     where: str
 
@@ -103,16 +103,16 @@ class Launch:
 class Copy:
     """A copy of a tensor into another one of the same shape and dtype."""
 
-    source: Place
+    source: MemoryPlace
     source_strides: tuple[Text, ...]
-    to: Place
+    to: MemoryPlace
     to_strides: tuple[Text, ...]
     shape: tuple[Text, ...]
     item: int
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class BlasProduct:
     """A product of matrices, or of several, by the BLAS that is linked.
 
     Attributes:
@@ -121,9 +121,9 @@ class Product:
         adds: whether the result is added to the present content.
     """
 
-    left: Place
-    right: Place
-    to: Place
+    left: MemoryPlace
+    right: MemoryPlace
+    to: MemoryPlace
     sizes: tuple[Text, Text, Text, Text]
     strides: tuple[Text, ...]
     item: int
@@ -134,7 +134,7 @@ class Product:
 class Seed:
     """A seed of 64 bits, drawn anew at each run from the generator of the model."""
 
-    to: Place
+    to: MemoryPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,28 +149,28 @@ class Standalone:
     """
 
     weights_file: str
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
-    weights: tuple[Weight, ...]
+    inputs: tuple[InterfaceTensor, ...]
+    outputs: tuple[InterfaceTensor, ...]
+    weights: tuple[StoredWeight, ...]
     sizes: tuple[Size, ...]
     conditions: tuple[Text, ...]
     slots: tuple[tuple[Text, ...], ...]
     constants: tuple[bytes, ...]
-    sources: tuple[Source, ...]
-    steps: tuple[Launch | Copy | Product | Seed, ...]
+    sources: tuple[KernelSource, ...]
+    steps: tuple[StandaloneLaunch | Copy | BlasProduct | Seed, ...]
 
 
 __all__ = [
+    "BlasProduct",
     "Copy",
-    "Launch",
+    "InterfaceTensor",
+    "KernelSource",
     "Memory",
-    "Place",
-    "Product",
+    "MemoryPlace",
     "Seed",
     "Size",
-    "Source",
     "Standalone",
-    "Tensor",
+    "StandaloneLaunch",
+    "StoredWeight",
     "Text",
-    "Weight",
 ]

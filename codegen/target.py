@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import sympy
 
 from fusion.codegen.binary import Binary
-from fusion.codegen.chained import Chain
+from fusion.codegen.chained import ChainShape
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import Rates
 from fusion.lowering.errors import BuildError
@@ -58,7 +58,7 @@ Stage: TypeAlias = tuple[str, "str | bytes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class KernelCandidate:
     """One way to compute a kernel: in words, as source, and its predicted time.
 
     Attributes:
@@ -106,7 +106,7 @@ ALIGNED = MisalignedRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ChainedForm:
     """One form of a kernel with several products; `refused` says why the kernel cannot take it."""
 
     name: str
@@ -215,7 +215,7 @@ class Target(Protocol):
     def refuses(self, kernel: Kernel) -> str:
         """Return why `kernel` cannot be generated as one kernel; empty if it can.  A single node always can."""
 
-    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+    def alternatives(self, kernel: Kernel) -> Sequence[KernelCandidate]:
         """Return the configurations of `kernel` that are worth timing, the default first."""
 
     def efficiency(self, kernel: Kernel) -> float:
@@ -224,10 +224,10 @@ class Target(Protocol):
     def exposes_epilogue(self, kernel: Kernel) -> bool:
         """Return whether the epilogue time of a contraction `kernel` adds to its GEMM time, beside its `efficiency`."""
 
-    def forms(self, kernel: Kernel) -> Sequence[Form]:
+    def forms(self, kernel: Kernel) -> Sequence[ChainedForm]:
         """Return the forms of a kernel whose loop has several products, the default first."""
 
-    def chained_share(self, chain: Chain, name: str = "") -> float:
+    def chained_share(self, chain: ChainShape, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs.
 
         Args:

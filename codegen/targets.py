@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from fusion.codegen.build import Builder
+from fusion.codegen.build import KernelBuilder
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.reference import ReferenceTarget
@@ -46,14 +46,14 @@ first use: no target is needed to use another."""
 DEFAULTS = {"cuda": "triton", "cpu": "c"}
 """Device type → its default target."""
 
-_builders: dict[tuple[str, Numerics], Builder] = {}
+_builders: dict[tuple[str, Numerics], KernelBuilder] = {}
 _lock = threading.Lock()
 
 
-_tuners: dict[tuple[Builder, torch.device], Tuner] = {}
+_tuners: dict[tuple[KernelBuilder, torch.device], Tuner] = {}
 
 
-def tuner_for(device: torch.device, builder: Builder) -> Tuner:
+def tuner_for(device: torch.device, builder: KernelBuilder) -> Tuner:
     """Return the tuner that picks the fastest configurations on `device` for kernels of `builder`."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
@@ -66,7 +66,7 @@ def prepare(device_type: str) -> None:
     TARGETS[DEFAULTS[device_type]]().prepare()
 
 
-def builder_for(device_type: str, name: str | None = None, numerics: Numerics = DEFAULT) -> Builder:
+def builder_for(device_type: str, name: str | None = None, numerics: Numerics = DEFAULT) -> KernelBuilder:
     """Return the builder (and with it the target) for tensors of `device_type`; `name` overrides the default target.
 
     Raises:
@@ -81,6 +81,6 @@ def builder_for(device_type: str, name: str | None = None, numerics: Numerics = 
     with _lock:
         key = chosen, numerics
         if key not in _builders:
-            _builders[key] = Builder(TARGETS[chosen](None, numerics))
+            _builders[key] = KernelBuilder(TARGETS[chosen](None, numerics))
             _builders[key].target.prepare()
         return _builders[key]

@@ -18,7 +18,7 @@ import fusion
 from fusion.backend import Backend
 from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
-from fusion.codegen.calibration import Figures
+from fusion.codegen.calibration import DeviceSpeeds
 from fusion.codegen.tuning.timing import median_time
 from fusion.lowering.errors import FusionError, FusionWarning
 from fusion.options import Options
@@ -42,7 +42,7 @@ The scheduler splits longer chains into several kernels.  On a GPU memory takes 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 LEAST_COST = 1.0
 """Additions: no function counts less, whatever was measured."""
-FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+TIMED_FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     **{
         name: getattr(torch, name)
         for name in ("sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p")
@@ -60,7 +60,7 @@ FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 """Operation → a call of it on numbers between 0 and 1."""
 
 
-def calibrate(device: str) -> tuple[Figures, Path]:
+def calibrate(device: str) -> tuple[DeviceSpeeds, Path]:
     """Measure a device ("cpu" or "cuda") and keep its figures; return them with their file.
 
     Raises:
@@ -76,7 +76,7 @@ def calibrate(device: str) -> tuple[Figures, Path]:
     return figures, calibration.keep(figures, figures.name)
 
 
-def lines(figures: Figures, path: Path) -> Iterator[str]:
+def lines(figures: DeviceSpeeds, path: Path) -> Iterator[str]:
     """Yield the figures as text."""
     yield f"{figures.name}: launch {figures.launch_us:.1f} µs, {figures.flops / 1e3:.1f} G additions a second"
     for touched, speed in figures.memory:
@@ -91,7 +91,7 @@ def lines(figures: Figures, path: Path) -> Iterator[str]:
     yield f"kept in {path}"
 
 
-def _of_core(identity: str, place: torch.device, threads: int) -> Figures:
+def _of_core(identity: str, place: torch.device, threads: int) -> DeviceSpeeds:
     """Measure a CPU with all threads at work; all figures but the launch are per thread.
 
     Of each time the least of several rounds counts: others that share the machine slow some of them down.
@@ -107,9 +107,9 @@ def _of_core(identity: str, place: torch.device, threads: int) -> Figures:
     additions = _additions(threads << 15, least["additions", ""] - launch)
     gemms = {each.itemsize: _operations(place, each) / least["gemm", each] / threads for each in DTYPES}
     products = {each.itemsize: least["library", each] / least["generated", each] for each in DTYPES}
-    costs = {name: _cost((least[name, ""] - launch) * additions / (threads << 15)) for name in FUNCTIONS}
+    costs = {name: _cost((least[name, ""] - launch) * additions / (threads << 15)) for name in TIMED_FUNCTIONS}
     names = (line.partition(":")[2].strip() for line in identity.splitlines() if line.startswith("model name"))
-    return Figures(next(names, "CPU"), launch, _falling(memory), additions / threads, gemms, products, costs)
+    return DeviceSpeeds(next(names, "CPU"), launch, _falling(memory), additions / threads, gemms, products, costs)
 
 
 def _core_times(place: torch.device, threads: int) -> dict[tuple[str, object], float]:
@@ -125,12 +125,12 @@ def _core_times(place: torch.device, threads: int) -> dict[tuple[str, object], f
         for name, product in (("library", _linear), ("generated", _compiled(ONE_KERNEL))):
             product(left, right)
             times[name, dtype] = median_time(partial(product, left, right), place)
-    for name, function in FUNCTIONS.items():
+    for name, function in TIMED_FUNCTIONS.items():
         times[name, ""] = _time(partial(_sum_of, function), [x])
     return times
 
 
-def _of_gpu(place: torch.device) -> Figures:
+def _of_gpu(place: torch.device) -> DeviceSpeeds:
     launch = _time(_add, _tensors(64, place))
     moved = 12 * GPU_COUNT
     bandwidth = moved / (_time(_add, _tensors(GPU_COUNT, place)) - launch)
@@ -140,7 +140,7 @@ def _of_gpu(place: torch.device) -> Figures:
         dtype.itemsize: _operations(place, dtype) / median_time(partial(torch.mm, *_squares(place, dtype)), place)
         for dtype in DTYPES
     }
-    return Figures(torch.cuda.get_device_name(), launch, ((float(moved), bandwidth),), additions, gemms)
+    return DeviceSpeeds(torch.cuda.get_device_name(), launch, ((float(moved), bandwidth),), additions, gemms)
 
 
 def _additions(count: int, took: float) -> float:

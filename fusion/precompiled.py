@@ -48,7 +48,7 @@ from fusion.options import Options
 from fusion.runtime.autograd_node import AutogradNode
 from fusion.runtime.disjoint import Disjoint
 from fusion.runtime.guards import Guards
-from fusion.runtime.overlaps import Layout, Overlaps
+from fusion.runtime.overlaps import InputOverlaps, Overlaps
 from fusion.runtime.rng_replay import Draws
 from fusion.runtime.second_derivatives import Derivatives
 from fusion.runtime.wide_integers import Integers
@@ -87,7 +87,7 @@ KINDS = {
     kind.__name__: kind
     for kind in (
         *(Saved, Guards, Derivatives, AutogradNode, Draws, Dependence, Origin),
-        *(Overlaps, Layout, Disjoint, Integers),
+        *(Overlaps, InputOverlaps, Disjoint, Integers),
     )
 }
 """The dataclasses that a saved region consists of."""

@@ -4,7 +4,7 @@
 
 Only weights are quantised: activations keep their dtype, and a product multiplies the numbers that the integers
 represent.  Storage and arithmetic are plain PyTorch, so that eager runs it too, `state_dict` holds ordinary tensors,
-and the generated kernels read the integers as they are (`codegen/c/streams`).
+and the generated kernels read the integers as they are (`codegen/c/skinny`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from fusion.lowering.ir.expr import Load, as_stored
 from fusion.lowering.ir.program import Buffer, BufferRef, Extern, Node, Program, memory_of
 from fusion.lowering.ir.sizes import size_of, sizes_of, truth_of, write_over
 from fusion.lowering.random.seeded import seeded
-from fusion.lowering.registry import RULES, Registered, Result
+from fusion.lowering.registry import RULES, RegisteredRule, Result
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import rounded
 from fusion.lowering.rules.recomputed import unrounded
@@ -258,11 +258,11 @@ class Lowering:
         self.builder.given_seed = seed_value
         return target, tuple(args)
 
-    def _by_rule(self, registered: Registered, args: Sequence[object], kwargs: Mapping[str, object]) -> Result:
+    def _by_rule(self, registered: RegisteredRule, args: Sequence[object], kwargs: Mapping[str, object]) -> Result:
         named = {key: self._rule_arg(arg) for key, arg in kwargs.items()}
         return registered.rule(self.builder, *map(self._rule_arg, args), **named)
 
-    def _compute_on_device(self, node: fx.Node, registered: Registered) -> None:
+    def _compute_on_device(self, node: fx.Node, registered: RegisteredRule) -> None:
         """Compute a host number by the kernels that read it on the device, if that needs no nodes."""
         before = self.builder.position
         try:

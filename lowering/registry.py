@@ -20,14 +20,14 @@ Rule = TypeVar("Rule", bound=Callable[..., Result])
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredRule:
     """A rule, and whether its result stays an expression (views, constants) instead of becoming a node."""
 
     rule: Callable[..., Result]
     lazy: bool
 
 
-RULES: dict[OpOverload, Registered] = {}
+RULES: dict[OpOverload, RegisteredRule] = {}
 
 
 def lowers(*targets: OpOverload, lazy: bool = False) -> Callable[[Rule], Rule]:
@@ -41,7 +41,7 @@ def lowers(*targets: OpOverload, lazy: bool = False) -> Callable[[Rule], Rule]:
         for target in targets:
             if target in RULES:
                 raise ValueError(f"{target} already has a rule: {RULES[target].rule.__qualname__}")
-            RULES[target] = Registered(rule, lazy)
+            RULES[target] = RegisteredRule(rule, lazy)
         return rule
 
     return register

@@ -36,6 +36,11 @@ DEFERRED = {
 }
 """File → the module of ours that its functions import at their call."""
 
+SHARED_NAMES = {
+    "Code": "the text of an expression with its precedence, in the emitters for C and for Triton, which never meet",
+}
+"""The name of a class that is defined more than once → why one name is right."""
+
 DATA_SUFFIXES = (".c", ".css", ".h", ".html", ".js", ".txt")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper"}
 
@@ -285,6 +290,18 @@ def test_files_are_not_named_for_kinds():
             if NAMES_THAT_SAY_NOTHING & {path.stem, path.parent.name}
         ]
     )
+
+
+def test_a_public_class_has_a_name_of_its_own():
+    """One name has one meaning in all packages, so that a search finds what is meant."""
+    homes: dict[str, list[str]] = {}
+    for path in all_package_modules():
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(shown(path))
+    twice = {name: places for name, places in homes.items() if len(places) > 1}
+    assert twice.keys() >= SHARED_NAMES.keys(), "a name that is defined once needs no reason"
+    complain([f"{name}: {', '.join(places)}" for name, places in twice.items() if name not in SHARED_NAMES])
 
 
 def test_every_module_has_a_docstring():

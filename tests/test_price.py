@@ -18,7 +18,7 @@ from benchmarks.price.regret import CHOSEN, Configurations, Regret, regret_of
 from benchmarks.programs import Case, Draw, softmax
 from benchmarks.small_models import Model, models
 from fusion.codegen.c.target import CTarget
-from fusion.codegen.target import Alternative
+from fusion.codegen.target import KernelCandidate
 from fusion.lowering.errors import BuildError
 
 F32, I64 = torch.float32, torch.int64
@@ -172,7 +172,7 @@ class _Several(CTarget):
 
     def alternatives(self, kernel):
         names = ("default", "right", "wrong", "unbuildable")
-        return tuple(Alternative(name, name) for name in names)
+        return tuple(KernelCandidate(name, name) for name in names)
 
     def build(self, kernel, source):
         if source == "unbuildable":

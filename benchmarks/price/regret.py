@@ -27,7 +27,7 @@ from benchmarks.clocks import seconds_in_turn
 from benchmarks.harness import Refused, distance
 from benchmarks.price.measured import Call, Compiler, Subject
 from benchmarks.price.turns import alone, median_time_alone
-from fusion.codegen.target import Alternative, Launcher, Target
+from fusion.codegen.target import KernelCandidate, Launcher, Target
 from fusion.codegen.tuning.check import wrong_tensor
 from fusion.codegen.tuning.inputs import clone
 from fusion.inspect.measurement import Measurement, Restore
@@ -213,7 +213,7 @@ class Configurations(Measurement):
             self.regrets.append(Regret(f"{self._program} / {kernel.name}", times))
         return chosen
 
-    def _build(self, kernel: Kernel, way: Alternative) -> Launcher | None:
+    def _build(self, kernel: Kernel, way: KernelCandidate) -> Launcher | None:
         with suppress(FusionError):
             return self._target.build(kernel, way.source)
         return None

@@ -7,7 +7,7 @@ tried:
 | form      | kernels                                                             |
 |-----------|---------------------------------------------------------------------|
 | `empty`   | a grid without points: nothing is stored                            |
-| `streams` | products of a few rows with weights, each of which is read once |
+| `skinny`  | products of a few rows with weights, each of which is read once |
 | `blocked` | products, running values, loops inside loops: computed tile by tile |
 | `loops`   | all others: loops over the grid and the folded axes                 |
 
@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from fusion.codegen.c.blocked import blocked_function, needs_blocks
 from fusion.codegen.c.frame import Frame, called_by
 from fusion.codegen.c.loops.function import loops_function
-from fusion.codegen.c.streams import plan_of, stream_functions
+from fusion.codegen.c.skinny import plan_of, skinny_functions
 from fusion.codegen.c.text.prelude import prelude
 from fusion.lowering.ir.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CForm:
     """One way to write a kernel.
 
     Attributes:
@@ -49,14 +49,14 @@ def _is_empty(kernel: Kernel) -> bool:
 
 
 FORMS = (
-    Form("empty", _is_empty, lambda kernel: (Frame(kernel).function([]),)),
-    Form("streams", lambda kernel: plan_of(kernel) is not None, stream_functions),
-    Form("blocked", needs_blocks, lambda kernel: (blocked_function(kernel),)),
-    Form("loops", lambda kernel: True, lambda kernel: (loops_function(kernel),)),
+    CForm("empty", _is_empty, lambda kernel: (Frame(kernel).function([]),)),
+    CForm("skinny", lambda kernel: plan_of(kernel) is not None, skinny_functions),
+    CForm("blocked", needs_blocks, lambda kernel: (blocked_function(kernel),)),
+    CForm("loops", lambda kernel: True, lambda kernel: (loops_function(kernel),)),
 )
 
 
-def form_of(kernel: Kernel) -> Form:
+def form_of(kernel: Kernel) -> CForm:
     """Return the first form that applies."""
     return next(form for form in FORMS if form.applies(kernel))
 

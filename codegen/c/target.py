@@ -15,11 +15,11 @@ from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
-from fusion.codegen.c.streams import plan_of
+from fusion.codegen.c.skinny import plan_of
 from fusion.codegen.c.text.streams import MOST_ROWS
-from fusion.codegen.chained import GENERATED, Chain, fastest
+from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
-from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
+from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
 from fusion.lowering.ir.kernel import Fold, Kernel, statements
 from fusion.lowering.ir.program import SCATTER_OPS
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
@@ -89,9 +89,9 @@ class CTarget:
         """Return nothing: all kernels are accepted."""
         return ""
 
-    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+    def alternatives(self, kernel: Kernel) -> Sequence[KernelCandidate]:
         """Return the only alternative: the C compiler makes the remaining choices."""
-        return (Alternative("default", self.emit(kernel)),)
+        return (KernelCandidate("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
         """Return the efficiency that was measured, relative to the library; too few blocks leave threads idle."""
@@ -108,11 +108,11 @@ class CTarget:
         """Return False: epilogue time does not add to GEMM time."""
         return False
 
-    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+    def forms(self, kernel: Kernel) -> tuple[ChainedForm, ...]:
         """Return the only form."""
-        return (Form(GENERATED),)
+        return (ChainedForm(GENERATED),)
 
-    def chained_share(self, chain: Chain, name: str = "") -> float:
+    def chained_share(self, chain: ChainShape, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs."""
         return fastest(self.device.attention, (name or GENERATED,), chain)
 

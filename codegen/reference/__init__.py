@@ -13,10 +13,10 @@ import sympy
 
 from fusion.codegen.binary import Binary
 from fusion.codegen.build import evaluated
-from fusion.codegen.chained import GENERATED, Chain, fastest
+from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.price import Rates
-from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
+from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
 from fusion.lowering.errors import BuildError, Unsupported
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import SCATTER_OPS
@@ -73,9 +73,9 @@ class ReferenceTarget:
         """Return an empty reason: all kernels are accepted."""
         return ""
 
-    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+    def alternatives(self, kernel: Kernel) -> Sequence[KernelCandidate]:
         """Return the only alternative, which evaluates the kernel."""
-        return (Alternative("default", self.emit(kernel)),)
+        return (KernelCandidate("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
         """Return 1, the library's own speed, so that no fusion is refused for it."""
@@ -85,11 +85,11 @@ class ReferenceTarget:
         """Return False: epilogue time does not add to GEMM time."""
         return False
 
-    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+    def forms(self, kernel: Kernel) -> tuple[ChainedForm, ...]:
         """Return the only form."""
-        return (Form(GENERATED),)
+        return (ChainedForm(GENERATED),)
 
-    def chained_share(self, chain: Chain, name: str = "") -> float:
+    def chained_share(self, chain: ChainShape, name: str = "") -> float:
         """Raise: no speed of chained products is known."""
         return fastest({}, (name or GENERATED,), chain)
 

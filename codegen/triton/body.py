@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from typing_extensions import assert_never
 
-from fusion.codegen.triton.blocks import Blocked, Dim, Lanes, extent
+from fusion.codegen.triton.blocks import Blocked, Dim, LaneDim, extent
 from fusion.codegen.triton.expressions import bit_fields, interleaved
 from fusion.codegen.triton.expressions.code import PRODUCT, Code, compose, listed, widened
 from fusion.codegen.triton.expressions.indices import expand
@@ -42,7 +42,7 @@ class _LoopState:
         self.follows = bool(running(loop))
         self.needed = running_folds.needed_before(loop)
         self.ends: list[Code] = []
-        self.lanes: Lanes | None = None
+        self.lanes: LaneDim | None = None
 
     def accumulates_blocks(self, fold: Fold) -> bool:
         """Return whether every block is reduced at once, because the loop names its folds.  (False for a pair of
@@ -161,7 +161,7 @@ class Body:
         for complete in later:
             complete()
 
-    def _part(self, part: skips.Part, dim: Dim, *, backwards: bool) -> list[Callable[[], None]]:
+    def _part(self, part: skips.LoopPart, dim: Dim, *, backwards: bool) -> list[Callable[[], None]]:
         """Add the lines of one part of a loop, `backwards` from its last block; return the functions that complete its
         folds.
         """

@@ -10,7 +10,7 @@ from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import Rates
 from fusion.codegen.target import Capabilities
 from fusion.codegen.triton.devices import WARP_SPECIALISED, Device, Feature, speeds
-from fusion.codegen.triton.fixed_order import HELD
+from fusion.codegen.triton.fixed_order import HELD_ELEMENTS
 from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
@@ -30,7 +30,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     share = {**measured.matrix_share, 4: measured.tf32_share} if numerics.tf32 else measured.matrix_share
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
-        whole_limit=HELD if numerics.invariant else LONGEST_HELD,
+        whole_limit=HELD_ELEMENTS if numerics.invariant else LONGEST_HELD,
         window_limit=measured.longest_window,
         parallelism=2 * device.multiprocessors,
         rates=Rates(

@@ -5,7 +5,7 @@ kernel, and so on fusion, on the number of rows and on the number of warps.  Und
 additions of two numbers each (`_sum_in_pairs` in `expressions/prelude.py`): no layout changes their order, and a sum of
 two numbers does not depend on theirs.  The length of a row determines which elements are added:
 
-    up to HELD elements      the row is held whole, padded to a power of two
+    up to HELD_ELEMENTS      the row is held whole, padded to a power of two
     longer, or not known     a loop in steps of STEP elements, one accumulator for each, which are summed after it
 
 A product is computed by one shape of instruction whatever its rows: in blocks of ROWS or more rows by COLUMNS columns,
@@ -25,7 +25,7 @@ from fusion.codegen.triton.expressions.code import PRODUCT, Code, as_code, compo
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.lowering.ir.kernel import Fold, Prefix, statements
 
-HELD, STEP = 1 << 12, 1 << 10
+HELD_ELEMENTS, STEP = 1 << 12, 1 << 10
 
 ROWS, COLUMNS = 64, 64
 

@@ -11,16 +11,16 @@ import torch
 from triton import knobs
 
 from fusion.codegen.binary import Binary
-from fusion.codegen.chained import GENERATED, Chain, fastest
+from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.scaled import factor_in_place
-from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
+from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
 from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities, chain_speeds, chained_forms
 from fusion.codegen.triton.devices import H200, WARP_SPECIALISED, Device, checked, device_at, device_of
 from fusion.codegen.triton.fixed_order import refused
-from fusion.codegen.triton.forms import Refused, Task, alone, candidates, form_of
+from fusion.codegen.triton.forms import Refused, Task, candidates, form_of, single_kernel
 from fusion.codegen.triton.forms.last_block import follows_by_tile
 from fusion.codegen.triton.forms.side_by_side import alike
 from fusion.codegen.triton.forms.skinny import Skinny
@@ -93,7 +93,7 @@ class TritonTarget:
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Return configurations worth timing for `kernel` where it is alone in its launch, the default first."""
-        return tuple(config for _, config in alone.candidates(Task(kernel, self.device, self.numerics)))
+        return tuple(config for _, config in single_kernel.candidates(Task(kernel, self.device, self.numerics)))
 
     def refuses(self, kernel: Kernel) -> str:
         """Return why a kernel cannot be generated: its products are not all of matrices that `tl.dot` multiplies, or
@@ -110,19 +110,22 @@ class TritonTarget:
             return refusal.message
         return ""
 
-    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+    def alternatives(self, kernel: Kernel) -> Sequence[KernelCandidate]:
         """Return one source per form and configuration, the default first, then by predicted time.
 
         Kernels that share their launch with others have the default only.
         """
         if kernel.beside:
-            return (Alternative("default", self.emit(kernel)),)
+            return (KernelCandidate("default", self.emit(kernel)),)
         sources: dict[str, tuple[str, float]] = {}
         for form, config in candidates(Task(kernel, self.device, self.numerics)):
             sources.setdefault(self.emit(kernel, config), (describe(config), form.price(config)))
         (source, (name, default)), *others = sources.items()
         others.sort(key=lambda pair: pair[1][1])
-        return (Alternative(name, source, default), *(Alternative(name, text, price) for text, (name, price) in others))
+        return (
+            KernelCandidate(name, source, default),
+            *(KernelCandidate(name, text, price) for text, (name, price) in others),
+        )
 
     def efficiency(self, kernel: Kernel) -> float:
         """Return the share of the library's speed that a contraction reaches."""
@@ -133,20 +136,24 @@ class TritonTarget:
         products includes it.
         """
         task = _task(kernel, self.device, self.numerics)
-        return bool(task.blocked.dots) and alone.default(task).exposes_epilogue
+        return bool(task.blocked.dots) and single_kernel.default(task).exposes_epilogue
 
-    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+    def forms(self, kernel: Kernel) -> tuple[ChainedForm, ...]:
         """Return the forms of attention, the faster first: warp-specialised where that is possible; else with the
         reason.
         """
         task = _task(kernel, self.device, self.numerics)
         if len(task.blocked.dots) < 2 or not task.blocked.chained or not run_on(self.device):
-            return (Form(GENERATED),)
+            return (ChainedForm(GENERATED),)
         plan = WarpSpecialised.applies(task)
         why = plan.why if isinstance(plan, Refused) else plan.slower
-        return (Form(GENERATED), Form(WARP_SPECIALISED, why)) if why else (Form(WARP_SPECIALISED), Form(GENERATED))
+        return (
+            (ChainedForm(GENERATED), ChainedForm(WARP_SPECIALISED, why))
+            if why
+            else (ChainedForm(WARP_SPECIALISED), ChainedForm(GENERATED))
+        )
 
-    def chained_share(self, chain: Chain, name: str = "") -> float:
+    def chained_share(self, chain: ChainShape, name: str = "") -> float:
         """Return the efficiency of chained products, relative to the library's GEMMs."""
         names = (name,) if name else chained_forms(self.device)
         return fastest(chain_speeds(self.device, self.numerics), names, chain)
@@ -213,7 +220,7 @@ def _task(kernel: Kernel, device: Device, numerics: Numerics) -> Task:
 
 @lru_cache(maxsize=1 << 10)
 def _efficiency(kernel: Kernel, device: Device, numerics: Numerics) -> float:
-    return alone.default(_task(kernel, device, numerics)).efficiency()
+    return single_kernel.default(_task(kernel, device, numerics)).efficiency()
 
 
 @lru_cache(maxsize=1 << 12)

@@ -21,7 +21,7 @@ from fusion.codegen.triton.expressions.code import COMPARE, Code, as_code
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.limits import limit_of
 from fusion.codegen.triton.expressions.matrices import Hosted
-from fusion.codegen.triton.expressions.scopes import Names
+from fusion.codegen.triton.expressions.scopes import Identifiers
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import descriptor_comments, function_of, signature
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
@@ -81,7 +81,7 @@ class FunctionRole:
     reserved: Sequence[str] = ()
 
 
-ALONE = FunctionRole()
+WHOLE_KERNEL = FunctionRole()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Writer:
         name: str,
         open_: Open = one_block,
         *,
-        role: FunctionRole = ALONE,
+        role: FunctionRole = WHOLE_KERNEL,
         hosted: dict[str, Hosted] | None = None,
     ) -> Code:
         """Return the `@triton.jit` function of one kernel.  Descriptors that it adds to `hosted` are passed to it."""
@@ -115,7 +115,7 @@ class Writer:
         constants = list(layout.constants)
         names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
         names += [*leading, *role.counters, *role.reserved]
-        values = self.values(layout, Names([*names, name, *prelude.FUNCTIONS]), role.behind)
+        values = self.values(layout, Identifiers([*names, name, *prelude.FUNCTIONS]), role.behind)
         values.program, values.hosted = as_code(role.program) if role.program else values.program, hosted
         values.starts.update({dim: as_code(start) for dim, start in role.starts.items()})
         body = Body(values)
@@ -126,7 +126,7 @@ class Writer:
         further = {**role.counters, **descriptor_comments(hosted or {})}
         return function_of(signature(kernel, name, further, constants, leading), lines)
 
-    def values(self, layout: Layout, names: Names, behind: frozenset[str] = frozenset()) -> Values:
+    def values(self, layout: Layout, names: Identifiers, behind: frozenset[str] = frozenset()) -> Values:
         """Return the emitter of the expressions of one function; `behind`: see `FunctionRole`."""
         fast, zero_fill = is_rounded(layout.blocked.kernel) and not self.numerics.strict, layout.blocked.contraction
         body = layout.blocked.body

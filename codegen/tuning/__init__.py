@@ -19,8 +19,8 @@ from functools import partial
 
 import torch
 
-from fusion.codegen.build import Builder, Built
-from fusion.codegen.target import Alternative, Capabilities
+from fusion.codegen.build import Built, KernelBuilder
+from fusion.codegen.target import Capabilities, KernelCandidate
 from fusion.codegen.tuning import record
 from fusion.codegen.tuning.check import wrong
 from fusion.codegen.tuning.inputs import clone, expected
@@ -37,7 +37,7 @@ MOST_TRIED = 10
 class Tuner:
     """Tunes kernels for one target on one device, and caches them.  Thread-safe."""
 
-    def __init__(self, builder: Builder, device: torch.device) -> None:
+    def __init__(self, builder: KernelBuilder, device: torch.device) -> None:
         self._builder, self.device = builder, device
         self._lock = threading.Lock()
         self._known: dict[Kernel, tuple[Built, Tuning]] = {}
@@ -52,7 +52,7 @@ class Tuner:
             new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._known]
             choices = {kernel: self._builder.target.alternatives(kernel)[:MOST_TRIED] for kernel in new}
             kept = {kernel: record.read(self._key(kernel, ways), len(ways)) for kernel, ways in choices.items()}
-            pending: list[tuple[Kernel, Alternative]] = []
+            pending: list[tuple[Kernel, KernelCandidate]] = []
             for kernel, alternatives in choices.items():
                 old = kept[kernel]
                 if len(alternatives) > 1:
@@ -70,13 +70,13 @@ class Tuner:
         """Return the key of the record of measurements for these texts, here."""
         return record.key_of(self.device, self._builder.target.name, texts)
 
-    def _key(self, kernel: Kernel, alternatives: Sequence[Alternative]) -> str:
+    def _key(self, kernel: Kernel, alternatives: Sequence[KernelCandidate]) -> str:
         return self.key([_without(kernel.origins, way.source) for way in alternatives])
 
-    def _build(self, pairs: Sequence[tuple[Kernel, Alternative]]) -> dict[tuple[Kernel, str], Built | str]:
+    def _build(self, pairs: Sequence[tuple[Kernel, KernelCandidate]]) -> dict[tuple[Kernel, str], Built | str]:
         """Build each configuration; a text says why one could not be built."""
 
-        def one(pair: tuple[Kernel, Alternative]) -> Built | str:
+        def one(pair: tuple[Kernel, KernelCandidate]) -> Built | str:
             kernel, way = pair
             try:
                 return Built(kernel, way.source, self._builder.target.build(kernel, way.source))
@@ -90,7 +90,7 @@ class Tuner:
     def _tuned(
         self,
         kernel: Kernel,
-        alternatives: Sequence[Alternative],
+        alternatives: Sequence[KernelCandidate],
         kept: Tuning | None,
         built: Mapping[tuple[Kernel, str], Built | str],
     ) -> tuple[Built, Tuning]:
@@ -108,7 +108,9 @@ class Tuner:
         (default,) = self._builder.build([kernel])
         return default, replace(kept, reason=kept.reason or str(chosen))
 
-    def _tried(self, kernel: Kernel, alternatives: Sequence[Alternative], results: Mapping[str, Built | str]) -> Tuning:
+    def _tried(
+        self, kernel: Kernel, alternatives: Sequence[KernelCandidate], results: Mapping[str, Built | str]
+    ) -> Tuning:
         """Check and time the built configurations."""
         capabilities = self._builder.target.capabilities
         trials = [Trial(way.name, predicted(kernel, way.price, capabilities)) for way in alternatives]
@@ -152,7 +154,7 @@ class Tuner:
 class Untuned:
     """Builds kernels in their default configurations, with the interface of a `Tuner`."""
 
-    def __init__(self, builder: Builder, device: torch.device) -> None:
+    def __init__(self, builder: KernelBuilder, device: torch.device) -> None:
         self._builder, self.device = builder, device
 
     def build(self, kernels: Sequence[Kernel]) -> list[tuple[Built, Tuning]]:

@@ -17,7 +17,7 @@ from torch import fx
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._guards import TracingContext, tracing
 
-from fusion.artifact.capture import Captured, sizes_from_one
+from fusion.artifact.capture import CapturedProgram, sizes_from_one
 from fusion.attention import Chooser
 from fusion.calls.fallback import as_it_is, located
 from fusion.calls.reports import Reports
@@ -39,7 +39,7 @@ from fusion.schedule.overrides import PRICED, Overrides
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledGraph:
     """A compiled graph.
 
     Attributes:
@@ -61,7 +61,9 @@ class Compiled:
     hints: Mapping[sympy.Symbol, int]
 
 
-def compiled(program: Captured, target: Target, options: Options, overrides: Overrides = PRICED) -> Compiled:
+def compiled(
+    program: CapturedProgram, target: Target, options: Options, overrides: Overrides = PRICED
+) -> CompiledGraph:
     """Compile a program.
 
     Args:
@@ -84,10 +86,10 @@ def compiled(program: Captured, target: Target, options: Options, overrides: Ove
     ((graph, module, sources, schedule),) = ahead.graphs
     assert context.fw_metadata is not None
     values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in _results(graph))
-    return Compiled(module, sources, context.fw_metadata, main_device(graph), values, schedule, size_hints(graph))
+    return CompiledGraph(module, sources, context.fw_metadata, main_device(graph), values, schedule, size_hints(graph))
 
 
-def _asserted(program: Captured) -> set[str]:
+def _asserted(program: CapturedProgram) -> set[str]:
     """Return the assumptions about sizes that depend on data."""
     shapes = program.mode.shape_env
     return (
@@ -147,4 +149,4 @@ class _Nothing:
         """Do nothing."""
 
 
-__all__ = ["Compiled", "compiled"]
+__all__ = ["CompiledGraph", "compiled"]

@@ -30,7 +30,7 @@ def size_function(size: int | str, names: Sequence[str]) -> SizeOf:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ExampleTensor:
     """A tensor among the arguments.
 
     Attributes:
@@ -48,7 +48,7 @@ class Tensor:
     kept: bool
 
     @classmethod
-    def of(cls, entry: TensorArgument, names: Sequence[str]) -> Tensor:
+    def of(cls, entry: TensorArgument, names: Sequence[str]) -> ExampleTensor:
         """Read an entry of the manifest."""
         shape, strides = (
             tuple(size_function(size, names) for size in sizes) for sizes in (entry["shape"], entry["strides"])
@@ -117,7 +117,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SizeSource:
     """Locates a size in the arguments: as a "size" or "stride" of an argument, or as its "value": `times` the size,
     plus `plus`.
     """
@@ -148,9 +148,9 @@ class Arguments:
         changed: the positions of tensors that are changed in place.
     """
 
-    leaves: tuple[Tensor | _Constant | None, ...]
+    leaves: tuple[ExampleTensor | _Constant | None, ...]
     names: tuple[str, ...]
-    sources: tuple[Source, ...]
+    sources: tuple[SizeSource, ...]
     passed: tuple[SizeOf, ...]
     inequalities: tuple[tuple[str, Evaluated], ...]
     changed: frozenset[int]
@@ -163,7 +163,9 @@ class Arguments:
         return cls(
             tuple(_leaf(leaf, names) for leaf in entry["leaves"]),
             names,
-            tuple(Source(size["leaf"], size["of"], size["dimension"], size["times"], size["plus"]) for size in sizes),
+            tuple(
+                SizeSource(size["leaf"], size["of"], size["dimension"], size["times"], size["plus"]) for size in sizes
+            ),
             tuple(size_function(size, names) for size in entry["passed"]),
             tuple((text, evaluated(text, named(names))) for text in entry["inequalities"]),
             frozenset(entry["changed"]),
@@ -187,15 +189,17 @@ class Arguments:
                 raise ArtifactError(f"this was saved for sizes with {text}, and {known}", hint=self._read_from())
         inputs: list[object] = [size(sizes) for size in self.passed]
         inputs += [
-            leaf.laid_out(value, sizes) if isinstance(leaf, Tensor) and isinstance(value, torch.Tensor) else value
+            leaf.laid_out(value, sizes)
+            if isinstance(leaf, ExampleTensor) and isinstance(value, torch.Tensor)
+            else value
             for leaf, value in zip(self.leaves, values, strict=True)
             if not isinstance(leaf, _Constant)
         ]
         self._refuse_overlaps(values, held)
         return inputs, sizes
 
-    def _examined(self, leaf: Tensor | _Constant | None, value: object) -> object:
-        if isinstance(leaf, Tensor):
+    def _examined(self, leaf: ExampleTensor | _Constant | None, value: object) -> object:
+        if isinstance(leaf, ExampleTensor):
             return leaf.examined(value)
         if isinstance(leaf, _Constant):
             return leaf.examined(value)
@@ -208,7 +212,7 @@ class Arguments:
         where = []
         for name, source in zip(self.names, self.sources, strict=True):
             leaf = self.leaves[source.leaf]
-            place = leaf.name if isinstance(leaf, Tensor) else f"argument {source.leaf}"
+            place = leaf.name if isinstance(leaf, ExampleTensor) else f"argument {source.leaf}"
             read = "" if source.of == "value" else f".{source.of}({source.dimension})"
             where.append(f"{name} is {place}{read}")
         return "; ".join(where)
@@ -216,7 +220,7 @@ class Arguments:
     def _refuse_overlaps(self, values: Sequence[object], held: Sequence[torch.Tensor]) -> None:
         if not self.changed and not held:
             return
-        tensors = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+        tensors = [k for k, leaf in enumerate(self.leaves) if isinstance(leaf, ExampleTensor)]
         everything = [*values, *held]
         own = range(len(values), len(everything))
         if not Disjoint(frozenset({*self.changed, *own}), (*tensors, *own)).holds(everything):
@@ -240,9 +244,9 @@ class _Constant:
         return value
 
 
-def _leaf(entry: LeafEntry, names: Sequence[str]) -> Tensor | _Constant | None:
+def _leaf(entry: LeafEntry, names: Sequence[str]) -> ExampleTensor | _Constant | None:
     if "tensor" in entry:
-        return Tensor.of(entry["tensor"], names)
+        return ExampleTensor.of(entry["tensor"], names)
     return _Constant(entry["name"], read(entry["constant"])) if "constant" in entry else None
 
 

@@ -32,7 +32,7 @@ WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class CapturedWeight:
     """A tensor that the program holds; `kind` is "parameter", "buffer" or "constant" (not in its state)."""
 
     name: str
@@ -61,7 +61,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedProgram:
     """A program as a graph.
 
     Attributes:
@@ -83,7 +83,7 @@ class Captured:
     inputs: tuple[object, ...]
     sizes: tuple[torch.SymInt, ...]
     mode: FakeTensorMode
-    weights: tuple[Weight, ...]
+    weights: tuple[CapturedWeight, ...]
     leaves: tuple[Leaf, ...]
     positional: tuple[str, ...]
     constants: tuple[Constant | None, ...]
@@ -96,7 +96,7 @@ def captured(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     dynamic_shapes: object = None,
-) -> Captured:
+) -> CapturedProgram:
     """Capture a program; a module in the state (train or eval) it is in, an exported program as it is.
 
     Raises:
@@ -128,7 +128,7 @@ def captured(
     _add_inputs(copied, len(weights), sizes)
     graph = fx.GraphModule(exported.graph_module, copied)
     inputs = (*values[: len(weights)], *sizes, *(leaf.value for leaf in leaves if leaf.is_input))
-    return Captured(
+    return CapturedProgram(
         name=getattr(program, "__name__", type(program).__name__),
         graph=graph,
         inputs=inputs,
@@ -277,7 +277,7 @@ def _input_specs(exported: ExportedProgram) -> Sequence[InputSpec]:
     return specs
 
 
-def _weights(exported: ExportedProgram) -> tuple[Weight, ...]:
+def _weights(exported: ExportedProgram) -> tuple[CapturedWeight, ...]:
     weights = []
     for spec in exported.graph_signature.input_specs:
         if spec.kind in WEIGHTS:
@@ -286,7 +286,7 @@ def _weights(exported: ExportedProgram) -> tuple[Weight, ...]:
             kept = name in exported.state_dict
             tensor = exported.state_dict[name] if kept else exported.constants[name]
             kind = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer"}.get(spec.kind, "constant")
-            weights.append(Weight(name, kind if kept else "constant", tensor.detach()))
+            weights.append(CapturedWeight(name, kind if kept else "constant", tensor.detach()))
     return tuple(weights)
 
 
@@ -331,4 +331,4 @@ def _placeholders(exported: ExportedProgram) -> list[tuple[InputSpec, fx.Node]]:
     return list(zip(exported.graph_signature.input_specs, holders, strict=True))
 
 
-__all__ = ["Captured", "Leaf", "Weight", "captured", "described_values", "sizes_from_one"]
+__all__ = ["CapturedProgram", "CapturedWeight", "Leaf", "captured", "described_values", "sizes_from_one"]

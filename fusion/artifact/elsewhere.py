@@ -13,11 +13,11 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
 
-from fusion.artifact.capture import Captured, Leaf, described_values
+from fusion.artifact.capture import CapturedProgram, Leaf, described_values
 from fusion.lowering.errors import Unsupported, brief
 
 
-def moved(program: Captured, device: torch.device) -> Captured:
+def moved(program: CapturedProgram, device: torch.device) -> CapturedProgram:
     """Return `program` with all of its tensors on `device`.  Its weights are left where they are.
 
     Raises:

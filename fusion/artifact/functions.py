@@ -29,7 +29,7 @@ _OF_TORCH: Mapping[str, Callable[..., object]] = {
 }
 """Functions with the names and arguments of operations, which cost less to call."""
 
-FUNCTIONS: Mapping[str, Callable[..., object]] = {
+STEP_FUNCTIONS: Mapping[str, Callable[..., object]] = {
     "empty": allocator(_CPU, _CPU) or torch.empty_strided,
     "empty_cuda": allocator(_CUDA, _CUDA) or torch.empty_strided,
     "in_memory_of": in_memory_of,
@@ -40,7 +40,7 @@ FUNCTIONS: Mapping[str, Callable[..., object]] = {
 }
 """Name → a function that steps may call."""
 
-NAMES: Mapping[Callable[..., object], str] = {function: name for name, function in FUNCTIONS.items()}
+NAMES: Mapping[Callable[..., object], str] = {function: name for name, function in STEP_FUNCTIONS.items()}
 
 _OPERATION = re.compile(r"[A-Za-z]\w*\.\w+\.\w+")
 
@@ -66,10 +66,10 @@ def schema_of(name: str) -> str:
     Raises:
         LookupError: this process has no such operation.
     """
-    if name in FUNCTIONS:
+    if name in STEP_FUNCTIONS:
         overloads: object = getattr(torch.ops.aten, name.removeprefix("torch."), None) if name in _OF_TORCH else None
         return str(overloads.default._schema) if hasattr(overloads, "default") else ""
     return str(operation(name)._schema)
 
 
-__all__ = ["FUNCTIONS", "NAMES", "operation", "schema_of"]
+__all__ = ["NAMES", "STEP_FUNCTIONS", "operation", "schema_of"]

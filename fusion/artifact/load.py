@@ -23,7 +23,7 @@ import fusion
 from fusion.artifact.container import content_of, unpack
 from fusion.artifact.functions import schema_of
 from fusion.artifact.loaded import Artifact, refuse_other
-from fusion.artifact.manifest import KernelEntry, Manifest, Step
+from fusion.artifact.manifest import ArtifactKernel, Manifest, StepCall
 from fusion.artifact.steps import program_of
 from fusion.artifact.values import read
 from fusion.artifact.weights import bytes_of, tensors_in
@@ -79,7 +79,7 @@ def load(
         launchers = _Kernels(manifest, members, notes).launchers()
         held = _tensors(file, manifest, members, weights)
         registers = {entry["register"]: held[entry["tensor"]] for entry in manifest["weights"]}
-        steps: list[Step] = json.loads(_bytes(members[STEPS]))
+        steps: list[StepCall] = json.loads(_bytes(members[STEPS]))
         kept = [result["register"] for result in manifest["results"]["leaves"] if "register" in result]
         program = program_of(steps, manifest["registers"], launchers, kept)
         named = {name: held[tensor] for name, tensor in manifest["state"].items()}
@@ -159,7 +159,7 @@ class _Kernels:
         self._notes.append(f"{reason}; compiled again from source")
         return launchers
 
-    def _stored(self, entry: KernelEntry, arch: str = "") -> Stored:
+    def _stored(self, entry: ArtifactKernel, arch: str = "") -> Stored:
         """Return a kernel with its object for an architecture, or without one."""
         carried = entry.get("carried", {}).get(arch)
         return Stored(
@@ -175,7 +175,7 @@ class _Kernels:
     def _content(self, member: str) -> bytes:
         return _bytes(self._members[member])
 
-    def _failed(self, entry: KernelEntry) -> Callable[[Arguments], Exception]:
+    def _failed(self, entry: ArtifactKernel) -> Callable[[Arguments], Exception]:
         return partial(_failure, self._content(entry["kernel"]).decode() if "kernel" in entry else "")
 
 

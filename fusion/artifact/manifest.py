@@ -19,7 +19,7 @@ Extent: TypeAlias = "int | str"
 
 # The structure of nested values -------------------------------------------------------------------------------------
 
-Structure: TypeAlias = "Literal['*'] | TupleOf | ListOf | DictOf | Registered"
+Structure: TypeAlias = "Literal['*'] | TupleOf | ListOf | DictOf | RegisteredType"
 """A leaf, or a container with the structures of its parts."""
 
 
@@ -45,7 +45,7 @@ class DictOf(TypedDict):
 
 
 @final
-class Registered(TypedDict):
+class RegisteredType(TypedDict):
     """A type that is registered with PyTorch's pytree under a name, with the text that the type's functions write."""
 
     type: str
@@ -56,7 +56,7 @@ class Registered(TypedDict):
 # Arguments ----------------------------------------------------------------------------------------------------------
 
 
-class Layout(TypedDict):
+class TensorLayout(TypedDict):
     """The dtype, device, shape and strides of a tensor."""
 
     dtype: Json
@@ -65,7 +65,7 @@ class Layout(TypedDict):
     strides: Sequence[Extent]
 
 
-class TensorArgument(Layout):
+class TensorArgument(TensorLayout):
     """A tensor among the arguments; a `kept` tensor is changed by the program, or seen through a result."""
 
     name: str
@@ -138,7 +138,7 @@ class ArgumentsEntry(TypedDict):
 # Results ------------------------------------------------------------------------------------------------------------
 
 
-class View(TypedDict):
+class ViewLayout(TypedDict):
     """The layout of a view; its offset is counted from the first element of the viewed tensor."""
 
     shape: Sequence[Extent]
@@ -151,7 +151,7 @@ class RegisterResult(TypedDict):
     """A result that is the value of a register, or a view of it."""
 
     register: int
-    view: NotRequired[View]
+    view: NotRequired[ViewLayout]
 
 
 @final
@@ -174,7 +174,7 @@ class ResultsEntry(TypedDict):
 # Kernels, weights, steps --------------------------------------------------------------------------------------------
 
 
-class KernelEntry(TypedDict):
+class ArtifactKernel(TypedDict):
     """A kernel.
 
     Attributes:
@@ -249,7 +249,7 @@ class Manifest(TypedDict):
     arguments: ArgumentsEntry
     results: ResultsEntry
     operations: dict[str, str]
-    kernels: Sequence[KernelEntry]
+    kernels: Sequence[ArtifactKernel]
     weights: Sequence[WeightEntry]
     changed_weights: Sequence[int]
     state: dict[str, str]
@@ -258,7 +258,7 @@ class Manifest(TypedDict):
     members: NotRequired[dict[str, str]]
 
 
-class Called(TypedDict, total=False):
+class CalledFunction(TypedDict, total=False):
     """The function that a step calls, with its arguments by name: a kernel with the program's lines, or another one."""
 
     kernel: int
@@ -269,7 +269,7 @@ class Called(TypedDict, total=False):
     kwargs: dict[str, Json]
 
 
-class Step(Called):
+class StepCall(CalledFunction):
     """A call: its arguments, and the register of its result."""
 
     args: list[Json]
@@ -278,25 +278,25 @@ class Step(Called):
 
 __all__ = [
     "ArgumentsEntry",
-    "Called",
+    "ArtifactKernel",
+    "CalledFunction",
     "ConstantResult",
     "Extent",
     "Json",
-    "KernelEntry",
-    "Layout",
     "LeafEntry",
     "Manifest",
     "RegisterResult",
-    "Registered",
+    "RegisteredType",
     "ResultEntry",
     "ResultsEntry",
     "SizeEntry",
     "SizePlace",
-    "Step",
+    "StepCall",
     "Structure",
     "TensorArgument",
     "TensorEntry",
+    "TensorLayout",
     "TupleOf",
-    "View",
+    "ViewLayout",
     "WeightEntry",
 ]

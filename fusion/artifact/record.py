@@ -16,8 +16,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._sympy.printers import PythonPrinter
 
-from fusion.artifact.functions import FUNCTIONS, NAMES
-from fusion.artifact.manifest import Called, Json, Step
+from fusion.artifact.functions import NAMES, STEP_FUNCTIONS
+from fusion.artifact.manifest import CalledFunction, Json, StepCall
 from fusion.artifact.values import written
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.kernel import Kernel
@@ -40,7 +40,7 @@ class Recording:
         operations: the names of the operations and functions that are called.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepCall] = field(default_factory=list)
     registers: int = 0
     results: tuple[Json, ...] = ()
     literals: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -94,13 +94,13 @@ def _written(node: fx.Node, arguments: Iterable[object], register: Callable[[obj
         raise Unsupported(f"a call of {_name(node)} is not saved, with {error} as an argument") from error
 
 
-def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> Called | None:
+def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> CalledFunction | None:
     """Return the callee of a node; None for a kernel that launches nothing."""
     if LAUNCH in node.meta:
         return _launch(node.meta[LAUNCH], kernels)
     if COMPUTED in node.meta:
         return {"size": text_of(node.meta[COMPUTED])}
-    if node.op == "call_method" and (name := f"torch.Tensor.{node.target}") in FUNCTIONS:
+    if node.op == "call_method" and (name := f"torch.Tensor.{node.target}") in STEP_FUNCTIONS:
         return {"function": name}
     if isinstance(node.target, OpOverload):
         return {"operation": str(node.target)}
@@ -109,7 +109,7 @@ def _called(node: fx.Node, kernels: Mapping[Kernel, int]) -> Called | None:
     raise Unsupported(f"a call of {_name(node)} is not saved")
 
 
-def _launch(call: KernelCall, kernels: Mapping[Kernel, int]) -> Called | None:
+def _launch(call: KernelCall, kernels: Mapping[Kernel, int]) -> CalledFunction | None:
     if call.kernel not in kernels:
         return None
     lines = [*dict.fromkeys(origin.line for origin in call.origins if origin.line)]

@@ -20,16 +20,16 @@ import torch
 
 import fusion
 from fusion.api import options_for
-from fusion.artifact.ahead import Compiled, compiled
-from fusion.artifact.capture import Captured, captured
+from fusion.artifact.ahead import CompiledGraph, compiled
+from fusion.artifact.capture import CapturedProgram, captured
 from fusion.artifact.container import pack
 from fusion.artifact.elsewhere import moved
 from fusion.artifact.functions import schema_of
 from fusion.artifact.kernels import checked_text, text_of
 from fusion.artifact.load import CONSTANTS, FORMAT, STEPS, WEIGHTS
-from fusion.artifact.manifest import KernelEntry, Manifest, TensorEntry, WeightEntry
+from fusion.artifact.manifest import ArtifactKernel, Manifest, TensorEntry, WeightEntry
 from fusion.artifact.record import Recording, recorded
-from fusion.artifact.signature import Signature
+from fusion.artifact.signature import ProgramSignature
 from fusion.artifact.state import identity, refuse_shared_memory, written_beside
 from fusion.artifact.weights import pieces
 from fusion.codegen.binary import Binary
@@ -92,7 +92,7 @@ def save(
     )
 
 
-def _device_of(program: Captured) -> torch.device:
+def _device_of(program: CapturedProgram) -> torch.device:
     devices = {value.device for value in program.inputs if isinstance(value, torch.Tensor)}
     if len(devices) > 1:
         raise Unsupported(f"a program on several devices is not saved: {', '.join(sorted(map(str, devices)))}")
@@ -122,17 +122,19 @@ def _target(options: Options, device: torch.device, architectures: list[str]) ->
 class _Saved:
     """The members of a file, and its manifest."""
 
-    def __init__(self, program: Captured, compilation: Compiled, target: Target, architectures: Sequence[str]) -> None:
+    def __init__(
+        self, program: CapturedProgram, compilation: CompiledGraph, target: Target, architectures: Sequence[str]
+    ) -> None:
         self.program, self.compilation, self.target = program, compilation, target
         self.numbers = {kernel: number for number, kernel in enumerate(compilation.sources)}
         self.recording: Recording = recorded(compilation.module, self.numbers)
-        self.signature = Signature(program, compilation, self.recording.results)
+        self.signature = ProgramSignature(program, compilation, self.recording.results)
         self.members: dict[str, Content] = {}
         self.members[STEPS] = [json.dumps(self.recording.steps, separators=(",", ":")).encode()]
         self.needs: dict[str, list[str]] = {}
         self.kernels = self._kernels(architectures)
 
-    def _kernels(self, architectures: Sequence[str]) -> list[KernelEntry]:
+    def _kernels(self, architectures: Sequence[str]) -> list[ArtifactKernel]:
         """Compile the kernels, and return the entry of each."""
         sources = self.compilation.sources.items()
         texts = [checked_text(kernel) for kernel, _ in sources]
@@ -147,12 +149,12 @@ class _Saved:
             for kernel, text, compiled in zip(self.compilation.sources, texts, binaries, strict=True)
         ]
 
-    def _kernel(self, kernel: Kernel, text: str, binaries: Mapping[str, Binary]) -> KernelEntry:
+    def _kernel(self, kernel: Kernel, text: str, binaries: Mapping[str, Binary]) -> ArtifactKernel:
         """Add the members of a kernel, and return its entry."""
         stem, *_, last = f"{self.numbers[kernel]}_{kernel.name}", *binaries.values()
         objects = {arch: f"objects/{arch}/{stem}.{binary.suffix}" for arch, binary in binaries.items()}
         carried = {arch: f"carried/{arch}/{stem}.json" for arch, binary in binaries.items() if binary.carried}
-        entry: KernelEntry = {
+        entry: ArtifactKernel = {
             "source": f"sources/{stem}.{self.target.suffix}",
             "objects": objects,
             "name": last.callee.name,
@@ -235,7 +237,7 @@ class _Held:
     others: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Captured, literals: Mapping[int, torch.Tensor]) -> _Held:
+    def of(cls, program: CapturedProgram, literals: Mapping[int, torch.Tensor]) -> _Held:
         """Return the tensors of a program; `literals` are those in its graph, by register."""
         held = cls()
         first: dict[tuple[object, ...], str] = {}

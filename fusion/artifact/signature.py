@@ -13,19 +13,19 @@ import sympy
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType
 
-from fusion.artifact.ahead import Compiled
-from fusion.artifact.capture import Captured
+from fusion.artifact.ahead import CompiledGraph
+from fusion.artifact.capture import CapturedProgram
 from fusion.artifact.manifest import (
     ArgumentsEntry,
     Extent,
     Json,
-    Layout,
     LeafEntry,
     RegisterResult,
     ResultEntry,
     ResultsEntry,
     SizeEntry,
     SizePlace,
+    TensorLayout,
 )
 from fusion.artifact.record import expression_text
 from fusion.artifact.trees import described
@@ -36,14 +36,14 @@ from fusion.lowering.errors import Unsupported
 ALIASES = (OutputType.alias_of_input, OutputType.is_input)
 
 
-class Signature:
+class ProgramSignature:
     """The arguments and results of a program.
 
     Args:
         results: the results of the recorded steps, as JSON.
     """
 
-    def __init__(self, program: Captured, compiled: Compiled, results: Sequence[Json]) -> None:
+    def __init__(self, program: CapturedProgram, compiled: CompiledGraph, results: Sequence[Json]) -> None:
         self.program, self.compiled = program, compiled
         self.returned = results[: len(program.results)]
         self.first = len(program.weights) + len(program.sizes)
@@ -99,7 +99,7 @@ class Signature:
         except ValueError as error:
             raise Unsupported(f"the argument {leaf.name} is not saved: it is {error}") from error
 
-    def _layout(self, tensor: torch.Tensor) -> Layout:
+    def _layout(self, tensor: torch.Tensor) -> TensorLayout:
         return {
             "dtype": {"torch": str(tensor.dtype)},
             "device": {"device": str(tensor.device)},
@@ -241,4 +241,4 @@ def _solved(expression: sympy.Expr) -> Iterator[tuple[str, int, int]]:
         yield str(symbol), int(times), int(plus)
 
 
-__all__ = ["Signature"]
+__all__ = ["ProgramSignature"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, cast
 
-from fusion.artifact.functions import FUNCTIONS, operation
-from fusion.artifact.manifest import Step
+from fusion.artifact.functions import STEP_FUNCTIONS, operation
+from fusion.artifact.manifest import StepCall
 from fusion.artifact.values import Register, read
 from fusion.lowering.errors import CheckFailed
 from fusion.runtime.size_text import Evaluated, evaluated, named
@@ -47,7 +47,9 @@ class SavedProgram:
                 registers[number] = None
 
 
-def program_of(steps: Sequence[Step], registers: int, launchers: Sequence[Call], kept: Sequence[int]) -> SavedProgram:
+def program_of(
+    steps: Sequence[StepCall], registers: int, launchers: Sequence[Call], kept: Sequence[int]
+) -> SavedProgram:
     """Return the program of some steps.
 
     Args:
@@ -75,7 +77,7 @@ class _Assembler:
         self.given = registers
         self.calls: list[_Called] = []
 
-    def assemble(self, steps: Sequence[Step], kept: set[int]) -> SavedProgram:
+    def assemble(self, steps: Sequence[StepCall], kept: set[int]) -> SavedProgram:
         for step in steps:
             self._step(step)
         written = {call.result for call in self.calls}
@@ -88,14 +90,14 @@ class _Assembler:
         self.program.instructions = instructions[::-1]
         return self.program
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: StepCall) -> None:
         args = [self._place(read(value)) for value in step["args"]]
         kwargs = step.get("kwargs", {})
         args += [self._place(read(value)) for value in kwargs.values()]
         function = self._function(step)
         self.calls.append(_Called(_with_keywords(function, [*kwargs]), tuple(args), int(step["result"])))
 
-    def _function(self, step: Step) -> Call:
+    def _function(self, step: StepCall) -> Call:
         if "kernel" in step:
             launch = self.launchers[step["kernel"]]
             return _located(launch, step["lines"]) if step.get("lines") else launch
@@ -104,7 +106,7 @@ class _Assembler:
         if "size" in step:
             names = [f"x{k}" for k in range(len(step["args"]))]
             return partial(_size, evaluated(step["size"], named(names)))
-        return FUNCTIONS[step["function"]]
+        return STEP_FUNCTIONS[step["function"]]
 
     def _place(self, value: object) -> int:
         """Return the register of a value; one of its own for a constant, or for a list that holds registers."""

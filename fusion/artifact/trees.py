@@ -11,7 +11,7 @@ from typing import Final
 
 from torch.utils import _pytree as pytree
 
-from fusion.artifact.manifest import Registered, Structure
+from fusion.artifact.manifest import RegisteredType, Structure
 from fusion.lowering.errors import ArtifactError, Unsupported
 
 LEAF: Final = "*"
@@ -121,7 +121,7 @@ def leaves(structure: Structure, value: object, place: str = "the arguments") ->
             yield from leaves(part, inner, f"{place}[{number}]")
 
 
-def _leaves_of_type(structure: Registered, value: object, place: str) -> Iterator[object]:
+def _leaves_of_type(structure: RegisteredType, value: object, place: str) -> Iterator[object]:
     kind, known = _registered(structure["type"])
     if type(value) is not kind:
         raise _differs(place, f"a {structure['type']}", value)

@@ -123,7 +123,7 @@ def _weighted(counted: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return weights.to(value.dtype) @ value, logarithm, largest
 
 
-class _Context(Protocol):
+class _FlexContext(Protocol):
     """The context that PyTorch hands from forward to backward."""
 
     saved_tensors: tuple[Tensor, ...]
@@ -143,13 +143,15 @@ class _Weighted(torch.autograd.Function):
         return _weighted(counted, value)
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    def setup_context(ctx: _FlexContext, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[2])
         ctx.save_for_backward(*inputs, *output[:2])
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor | None, of_logarithm: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: _FlexContext, grad: Tensor | None, of_logarithm: Tensor | None, _: None
+    ) -> tuple[Tensor | None, ...]:
         counted, value, result, logarithm = ctx.saved_tensors
         weights = torch.exp(counted - logarithm)
         shift = torch.zeros_like(logarithm) if of_logarithm is None else of_logarithm

@@ -17,14 +17,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
-from fusion.codegen.chained import FORWARD, GENERATED, Chain, Loop
+from fusion.codegen.chained import FORWARD, GENERATED, ChainShape, Loop
 from fusion.codegen.target import Capabilities, Target, busy
 from fusion.codegen.targets import DEFAULTS
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.scalar_ops import ScalarName
 from fusion.schedule.chained.candidates import LEAST_SHARE, LEAST_TILE
 from fusion.schedule.chained.occupancy import SHORTEST_PART
-from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 from fusion.schedule.chained.rows import FEW_ROWS
 from fusion.schedule.kernels.time import SKIPPED_BLOCK, share_of_blocks
 
@@ -170,7 +170,7 @@ def _loop_time(busy_us: float, counts: tuple[int, int], capabilities: Capabiliti
 def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
     """Refuse a call whose decomposition would not be chained, by the rules and the prices of `schedule/chained/`."""
     query, key, _ = call.operands
-    if max(call.widths) > HELD:
+    if max(call.widths) > LONGEST_HELD_AXIS:
         raise Unsupported("heads too wide to be held")
     if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > FEW_ROWS:
         raise Unsupported("fewer scores than operands, not worth a loop over tiles")
@@ -209,8 +209,8 @@ def _directions(call: Call) -> tuple[bool, ...]:
     return (False, True) if call.training else (False,)
 
 
-def _chain(call: Call, loops: tuple[Loop, ...], left: float, *, backward: bool) -> Chain:
-    return Chain(call.query.dtype, max(call.widths), loops, call.columns * left, backward)
+def _chain(call: Call, loops: tuple[Loop, ...], left: float, *, backward: bool) -> ChainShape:
+    return ChainShape(call.query.dtype, max(call.widths), loops, call.columns * left, backward)
 
 
 def _stored_time(call: Call, capabilities: Capabilities, backward: bool) -> float:

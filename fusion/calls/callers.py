@@ -4,7 +4,8 @@ Dynamo keeps compiled code by the code of the program, so that the twelve blocks
 at compilation nor at a call does it tell a backend which of them is called.  The frames of the call do: PyTorch makes
 one callback for each `torch.compile`, and sets it aside while a region runs.
 
-Input: the run of a region, and its reports; output: the same run, which adds the region to the `Calls` of its caller.
+Input: the run of a region, and its reports; output: the same run, which adds the region to the `ProgramRegions` of its
+caller.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _DEPTH = 32
 """The number of frames between a region and the call of its program, at most: PyTorch's own."""
 
 
-class Calls:
+class ProgramRegions:
     """Holds the regions that one compiled program has run, or begun to compile, in order.
 
     Attributes:
@@ -55,13 +56,13 @@ class Calls:
         return tuple(report for region in self._regions for report in region.all)[-reports.MOST_REPORTS :]
 
 
-_CALLS: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()
+_CALLS: WeakKeyDictionary[object, ProgramRegions] = WeakKeyDictionary()
 """The callback of a compiled program → the calls of that program."""
 
 _ADDING = Lock()
 
 
-def calls_of(compiled: object) -> Calls | None:
+def calls_of(compiled: object) -> ProgramRegions | None:
     """Return the calls of a program that `torch.compile`, `Module.compile` or `fuse` returned; None for another."""
     context = context_of(compiled)
     return None if context is None else _calls_for(context.callback)
@@ -110,9 +111,9 @@ def _note(region: RegionReports, callback: object) -> None:
         calls.add(region)
 
 
-def _calls_for(callback: object) -> Calls:
+def _calls_for(callback: object) -> ProgramRegions:
     with _ADDING:
-        return _CALLS.setdefault(callback, Calls())
+        return _CALLS.setdefault(callback, ProgramRegions())
 
 
 def _callback(frame: FrameType | None, depth: int) -> object | None:
@@ -130,4 +131,4 @@ def _is_call(code: CodeType) -> bool:
     return code.co_filename == _FILE and "callback" in code.co_freevars
 
 
-__all__ = ["Calls", "begun", "calls_of", "context_of", "noted_in"]
+__all__ = ["ProgramRegions", "begun", "calls_of", "context_of", "noted_in"]

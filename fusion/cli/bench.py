@@ -21,7 +21,7 @@ from fusion.inspect.report import ExternReport, KernelReport
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredLaunch:
     """A kernel or a call, with all of its launches in a run of the program.
 
     Attributes:
@@ -57,11 +57,11 @@ def bench(arguments: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-def _order(row: Measured) -> float:
+def _order(row: MeasuredLaunch) -> float:
     return -(row.microseconds or 0.0)
 
 
-def _rows(steps: Sequence[KernelReport | ExternReport], device: DeviceReport | None) -> Iterator[Measured]:
+def _rows(steps: Sequence[KernelReport | ExternReport], device: DeviceReport | None) -> Iterator[MeasuredLaunch]:
     """Yield equal steps as one: launches of one source, calls of one operation for one reason."""
     groups: dict[tuple[str, str], list[KernelReport | ExternReport]] = {}
     for step in steps:
@@ -72,7 +72,7 @@ def _rows(steps: Sequence[KernelReport | ExternReport], device: DeviceReport | N
         flops = sum(step.flops for step in kernels)
         times = [step.measured for step in each if step.measured is not None]
         predicted = [step.predicted for step in kernels if step.predicted is not None]
-        yield Measured(
+        yield MeasuredLaunch(
             name,
             len(each),
             sum(times) if len(times) == len(each) else None,
@@ -87,7 +87,7 @@ def _bytes(step: KernelReport | ExternReport) -> int:
     return step.bytes_read + step.bytes_written if isinstance(step, KernelReport) else step.traffic.total
 
 
-def _table(rows: Sequence[Measured], device: DeviceReport | None) -> Iterator[str]:
+def _table(rows: Sequence[MeasuredLaunch], device: DeviceReport | None) -> Iterator[str]:
     known = [row for row in rows if row.microseconds is not None]
     total = sum(row.microseconds or 0.0 for row in known)
     where = "" if device is None else f" on {device.name}"

@@ -53,7 +53,7 @@ REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class DemoResults:
     """The results of one demonstration.  Times in seconds; errors are the largest absolute ones against float64."""
 
     what: str
@@ -117,7 +117,7 @@ def _gpt2(quick: bool) -> torch.nn.Module:
 
 
 @torch.no_grad()
-def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
+def _measure(quick: bool, device: torch.device, dump: Path) -> DemoResults:
     with steps(6) as step:
         step("build GPT-2")
         torch.manual_seed(0)
@@ -143,7 +143,7 @@ def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
         step("write the dumps")
         torch.compile(model, backend=Backend(Options.read(None, {"dump": dump})))(ids)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Measured(
+    return DemoResults(
         what=f"GPT-2, {parameters / 1e6:.0f} M parameters, {ids.numel()} tokens, float32, {device}",
         operations=operations.count,
         explanation=Explanation(tuple(backend.reports)),
@@ -222,7 +222,7 @@ def _time_in_turn(
 # Output -----------------------------------------------------------------------------------------------------
 
 
-def _table(measured: Measured) -> list[str]:
+def _table(measured: DemoResults) -> list[str]:
     explanation = measured.explanation
     eager, fused = statistics.median(measured.eager_times), statistics.median(measured.fused_times)
     before, after = explanation.traffic_before, explanation.traffic_after
@@ -278,7 +278,7 @@ def _reading(dump: Path) -> Iterator[str]:
     yield f"{folder / '30_*'}  the first kernel: as a block program, as source, and what the source became"
 
 
-def _verdict(measured: Measured) -> int:
+def _verdict(measured: DemoResults) -> int:
     explanation = measured.explanation
     failures = [report.failure for report in explanation.graphs if report.failure]
     if failures:

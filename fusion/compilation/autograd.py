@@ -30,7 +30,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from fusion.codegen.target import Capabilities
 from fusion.compilation.graphs import main_device
 from fusion.dynamo.shared_writes import MemoryRange
-from fusion.graph_cache.regions import KEY, JointFacts, Region, kept_as
+from fusion.graph_cache.regions import KEY, CachedRegion, JointFacts, kept_as
 from fusion.joint.dependence import dependence_of
 from fusion.joint.results import change_results
 from fusion.lowering.aten.decompositions import decompositions
@@ -89,7 +89,7 @@ def aot_backend(
     *,
     exact: bool = False,
     on_facts: Callable[[JointFacts], None] = lambda facts: None,
-    region: Region | None = None,
+    region: CachedRegion | None = None,
     log: LogOf = no_log,
     overrides: Overrides = PRICED,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from fusion.calls.waiting import doing
-from fusion.codegen.build import Builder, Built, Evaluating
+from fusion.codegen.build import Built, Evaluating, KernelBuilder
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuner, Tuning, Untuned
@@ -144,7 +144,7 @@ def load_finished(
     )
 
 
-def _notes(compilation: Finished, builder: Builder, start: str, options: Options) -> list[str]:
+def _notes(compilation: Finished, builder: KernelBuilder, start: str, options: Options) -> list[str]:
     """Return notes: the outcome of the cache, the target's lacks in this process, and library calls that may vary."""
     lacking = builder.target.missing_tools() if compilation.sources else ""
     calls = sorted({str(each.name) for each in compilation.report.externs}) if options.invariant else []
@@ -172,7 +172,7 @@ def _compiled_anew(
     graph: fx.GraphModule,
     options: Options,
     interface: Interface,
-    builder: Builder,
+    builder: KernelBuilder,
     trace: Trace,
     overrides: Overrides,
 ) -> tuple[Finished, Callable[[], Mapping[Kernel, Built]]]:
@@ -218,7 +218,7 @@ def _edits(
 def _measure(
     options: Options,
     device: torch.device,
-    builder: Builder,
+    builder: KernelBuilder,
     hints: Mapping[sympy.Symbol, int] | None,
     tuner: Tuner | None,
 ) -> Measure | None:

@@ -33,7 +33,7 @@ from fusion.dumped.trace import Trace
 from fusion.dynamo.parts import can_split, compile_in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
 from fusion.graph_cache import keeps_graphs
-from fusion.graph_cache.regions import Asked, JointFacts, Region
+from fusion.graph_cache.regions import Asked, CachedRegion, JointFacts
 from fusion.inspect.breaks import break_after
 from fusion.inspect.report import Report
 from fusion.inspect.required import NotAsRequired
@@ -257,12 +257,12 @@ class RegionCompiler:
 
     def _kept(
         self, graph: fx.GraphModule, inputs: Sequence[object], facts: list[JointFacts], noted: Noted
-    ) -> Region | None:
+    ) -> CachedRegion | None:
         """Return the cache entry of a region; None if it is not to be cached."""
         if not keeps_graphs(self.options) or self.options.cudagraphs:  # recording needs AOTAutograd's metadata
             return None
         asked, graphs = Asked(graph, inputs, self.options), self.graphs
-        return Region(asked, graphs.target, facts, graphs.load, graphs.reports.note, noted.keep)
+        return CachedRegion(asked, graphs.target, facts, graphs.load, graphs.reports.note, noted.keep)
 
     def _log(self, times: list[PassTime], label: str, graph: fx.GraphModule) -> PassLog:
         """Return the log of the passes over a graph, with dumps if enabled."""

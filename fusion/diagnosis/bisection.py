@@ -31,7 +31,7 @@ from fusion.compilation.autograd import aot_backend
 from fusion.compilation.region import compile_anew
 from fusion.diagnosis.regions import Regions
 from fusion.inspect.accuracy import Accuracy, LaunchError, copied, distance, watching
-from fusion.inspect.agreement import Agreement, Program, Runs, Tolerance, Values
+from fusion.inspect.agreement import Agreement, ComparedRuns, Program, Tolerance, Values
 from fusion.inspect.report import Report, steps_of
 from fusion.inspect.rules import WrongRule, checking
 from fusion.inspect.watch import Watch
@@ -146,7 +146,7 @@ def bisect(
     options, tolerance = options_of("bisect", program, settings), Tolerance(rtol, atol, against)
 
     def run(*args: object, **kwargs: object) -> Bisection:
-        return _Search(Runs(program, args, kwargs, tolerance), options, torch_settings(settings)).result()
+        return _Search(ComparedRuns(program, args, kwargs, tolerance), options, torch_settings(settings)).result()
 
     return run
 
@@ -163,7 +163,7 @@ def _of_small_errors(whole: Agreement, launches: Sequence[LaunchError]) -> Bisec
 
 @dataclass(slots=True)
 class _Search:
-    runs: Runs
+    runs: ComparedRuns
     options: Options
     settings: Mapping[str, object]
     compilations: int = 0

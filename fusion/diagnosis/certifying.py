@@ -23,7 +23,7 @@ from fusion.compilation.region import compile_anew
 from fusion.diagnosis.adversarial import hostile
 from fusion.diagnosis.rewrites import Rewrites
 from fusion.inspect.accuracy import UNWRITTEN, LaunchError, compared, copied, distance
-from fusion.inspect.agreement import Program, Runs, Values
+from fusion.inspect.agreement import ComparedRuns, Program, Values
 from fusion.inspect.certificate import GENERATED, Certificate, Certified, Checked, Fault
 from fusion.lowering.checks.checked import has_checks
 from fusion.lowering.errors import CheckFailed, VerifyError, by_place
@@ -50,7 +50,7 @@ def certify(
     Random results are not compared with eager, which draws other numbers: launches and rewrites are checked, which draw
     the same ones from the same seeds.
     """
-    runs, watch = Runs(program, args, kwargs, random=True), _Certifying()
+    runs, watch = ComparedRuns(program, args, kwargs, random=True), _Certifying()
     backend = Backend(replace(options, graph_cache=False, cudagraphs=False), watch)
     again = runs.repeated(lambda copied: compile_anew(copied, backend, **settings))
     errors: list[tuple[int, LaunchError]] = []

@@ -41,7 +41,7 @@ _LIMITED |= {"maximum", "minimum", "where"}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RewrittenPart:
     """A part of a program before and after a pass: two Programs with the same inputs and results."""
 
     before: Program
@@ -58,7 +58,7 @@ def results_of(program: Program) -> tuple[str, ...]:
     return tuple(out.name for out in program.outputs if isinstance(out, BufferRef))
 
 
-def changed_parts(before: Program, after: Program) -> Iterator[Part | Unsupported]:
+def changed_parts(before: Program, after: Program) -> Iterator[RewrittenPart | Unsupported]:
     """Yield each part that differs, or the reason why it cannot be evaluated by itself.
 
     >>> from fusion.inspect.examples import lowered
@@ -134,7 +134,7 @@ def _draws(call: Extern) -> bool:
     return call.impure and draws(call.target, call.args, call.kwargs)
 
 
-def _part(before: Program, after: Program, names: Iterable[str], wanted: Sequence[str]) -> Part:
+def _part(before: Program, after: Program, names: Iterable[str], wanted: Sequence[str]) -> RewrittenPart:
     inputs: frozenset[str] = frozenset()
     others = free_inputs(before, names)
     while others != inputs:  # a node on the way may read something else after the pass
@@ -142,7 +142,7 @@ def _part(before: Program, after: Program, names: Iterable[str], wanted: Sequenc
         parts = [extracted(program, inputs, wanted) for program in (before, after)]
         used = {name for part in parts for name in part.inputs if isinstance(name, str)}
         others = free_inputs(before, inputs | (used & before.buffers.keys()))
-    return Part(*_with_equal_inputs(parts))
+    return RewrittenPart(*_with_equal_inputs(parts))
 
 
 def _with_equal_inputs(parts: Sequence[Program]) -> tuple[Program, ...]:
@@ -318,4 +318,4 @@ def _is_integer(program: Program, name: str) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
-__all__ = ["Part", "changed_parts", "extracted", "free_inputs", "parts_of", "results_of"]
+__all__ = ["RewrittenPart", "changed_parts", "extracted", "free_inputs", "parts_of", "results_of"]

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.compilation.graphs import size_hints
 from fusion.diagnosis.adversarial import hostile
-from fusion.diagnosis.parts import Part, changed_parts, parts_of
+from fusion.diagnosis.parts import RewrittenPart, changed_parts, parts_of
 from fusion.dumped.inputs import Draw, attempts
 from fusion.inspect.accuracy import copied, distance, is_close
 from fusion.inspect.certificate import Checked, Fault
@@ -142,7 +142,7 @@ def _canonical(program: Program) -> str:
     return re.sub(r"[A-Za-z_]\w*", lambda word: numbers.get(word[0], word[0]), "\n".join(lines))
 
 
-def _of_part(name: str, origins: tuple[str, ...], part: Part, sizes: Mapping[sympy.Symbol, int]) -> Checked:
+def _of_part(name: str, origins: tuple[str, ...], part: RewrittenPart, sizes: Mapping[sympy.Symbol, int]) -> Checked:
     """Check a part of a program."""
     forms = (_form(part.before, sizes), _form(part.after, sizes))
     return _checked(name, origins, part.before, sizes, *forms, part.results)

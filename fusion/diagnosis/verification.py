@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fusion.backend import Backend
 from fusion.compilation.region import compile_anew
-from fusion.inspect.agreement import Agreement, Runs, Tolerance
+from fusion.inspect.agreement import Agreement, ComparedRuns, Tolerance
 from fusion.options import options_of, torch_settings
 
 
@@ -49,7 +49,7 @@ def verify(
     options, tolerance = options_of("verify", program, settings), Tolerance(rtol, atol, against)
 
     def run(*args: object, **kwargs: object) -> Agreement:
-        runs = Runs(program, args, kwargs, tolerance)
+        runs = ComparedRuns(program, args, kwargs, tolerance)
         backend = Backend(options)
         values = runs.run(lambda copied: compile_anew(copied, backend, **torch_settings(settings)))
         return runs.agreement(values).with_reports(backend.reports)

@@ -22,7 +22,7 @@ from fusion.lowering.ir.kernel import Kernel, only_stored
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedTensor:
     """The error of one written tensor.
 
     Attributes:
@@ -90,7 +90,7 @@ class Case:
                 break
         raise Unsupported(f"{kernel.name} accepts no inputs that were drawn: {refusal}")
 
-    def run(self, launch: Launcher) -> list[Compared]:
+    def run(self, launch: Launcher) -> list[ComparedTensor]:
         """Launch the kernel on copies of the tensors, and compare its results.
 
         Raises:
@@ -105,13 +105,13 @@ class Case:
 
     def _compared(
         self, name: str, before: torch.Tensor, ours: torch.Tensor, rounded: torch.Tensor, exact: torch.Tensor
-    ) -> Compared:
+    ) -> ComparedTensor:
         before, ours, rounded, exact = map(flat_view, (before, ours, rounded, exact))
         stored = exact != UNWRITTEN if exact.is_floating_point() else ~_equal(before, rounded)
         outside = int((~_equal(ours, before) & ~stored).sum())
         ours, rounded, exact = ours[stored], rounded[stored], exact[stored]
         is_right, error, explained = is_close(ours, rounded, exact, floor_of(self.kernel, ours.dtype))
-        return Compared(name, error, explained, distance(ours, exact)[1], outside, is_right and not outside)
+        return ComparedTensor(name, error, explained, distance(ours, exact)[1], outside, is_right and not outside)
 
 
 def _evaluated(
@@ -138,4 +138,4 @@ def _equal(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return (left == right) | (left.isnan() & right.isnan()) if left.is_floating_point() else left == right
 
 
-__all__ = ["Case", "Compared", "is_close"]
+__all__ = ["Case", "ComparedTensor", "is_close"]

@@ -55,7 +55,7 @@ class Unreadable(FusionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class LaunchWork:
     """The work of one launch: bytes moved if each tensor is touched once, and arithmetic in additions."""
 
     moved: int
@@ -95,7 +95,7 @@ def mark_of(kernel: Kernel, source: str) -> str:
 # Writing --------------------------------------------------------------------------------------------------------------
 
 
-def kernel_text(kernel: Kernel, source: str, generated: str, target: Target, figures: Figures) -> str:
+def kernel_text(kernel: Kernel, source: str, generated: str, target: Target, figures: LaunchWork) -> str:
     """Return the text of a file.
 
     Args:
@@ -266,8 +266,8 @@ def _between(text: str) -> str:
 
 __all__ = [
     "INTERPRETED",
-    "Figures",
     "KernelFile",
+    "LaunchWork",
     "Unreadable",
     "inputs_of",
     "is_kernel_file",

@@ -24,7 +24,7 @@ from fusion.calls.fallback import warn_once
 from fusion.codegen.target import Target
 from fusion.dumped.folders import own_folder
 from fusion.dumped.graph_files import GraphFile, input_ranges, module_text
-from fusion.dumped.kernel_files import Figures, kernel_text
+from fusion.dumped.kernel_files import LaunchWork, kernel_text
 from fusion.inspect.report import Report
 from fusion.inspect.text import program_text
 from fusion.lowering.errors import FusionError
@@ -131,7 +131,7 @@ class Trace:
             stem, call = f"{number:02d}_{kernel.name}", first[kernel]
             self._kernels[kernel] = f"{stem}.py"
             self._write(f"{stem}.txt", format_kernel(kernel))
-            figures = Figures(call.bytes_read + call.bytes_written, call.flops)
+            figures = LaunchWork(call.bytes_read + call.bytes_written, call.flops)
             with self._writing():
                 self._write(f"{stem}.py", kernel_text(kernel, source, generated, target, figures))
             self._artefacts(stem, kernel, source, target)

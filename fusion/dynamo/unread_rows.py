@@ -23,7 +23,7 @@ from torch import fx
 from fusion.dynamo.writes import memory_of
 from fusion.lowering.ir.sizes import elements
 
-PRODUCTS = frozenset({torch._C._nn.linear, torch.matmul, operator.matmul})
+ROW_WISE_PRODUCTS = frozenset({torch._C._nn.linear, torch.matmul, operator.matmul})
 """Functions of two matrices that use the rows of the first one separately."""
 METHODS = frozenset({"float", "double", "half", "bfloat16", "contiguous", "tanh", "relu", "sigmoid", "neg", "clone"})
 EACH = frozenset({torch.tanh, torch.relu, torch.sigmoid, torch.neg, operator.neg, torch.clone})
@@ -100,7 +100,7 @@ def _path_to_product(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_product(node: fx.Node) -> bool:
-    if node.op != "call_function" or node.target not in PRODUCTS or len(node.all_input_nodes) < 2:
+    if node.op != "call_function" or node.target not in ROW_WISE_PRODUCTS or len(node.all_input_nodes) < 2:
         return False
     vals = [arg.meta.get("example_value") if isinstance(arg, fx.Node) else None for arg in node.args[:2]]
     first, second = vals

@@ -81,10 +81,10 @@ def write(value: object, kinds: Kinds) -> str:
     >>> read(write((1, -0.0, ["a", None]), {}), {})
     (1, -0.0, ['a', None])
     """
-    return json.dumps(_Writer(kinds).rows_of(value), separators=(",", ":"), ensure_ascii=True)
+    return json.dumps(_RowWriter(kinds).rows_of(value), separators=(",", ":"), ensure_ascii=True)
 
 
-class _Writer:
+class _RowWriter:
     """The rows so far → their positions, and the position of each object by its id."""
 
     def __init__(self, kinds: Kinds) -> None:

@@ -121,7 +121,7 @@ def _environment() -> str:
 
 def _graph(graph: fx.GraphModule) -> Iterator[object]:
     """Yield every node, and the known facts about sizes."""
-    form = Form(graph)
+    form = SerialisedGraph(graph)
     yield from form.nodes()
     yield from form.facts()
 
@@ -134,7 +134,7 @@ def held_by(graph: fx.GraphModule, node: fx.Node) -> object:
     return held
 
 
-class Form:
+class SerialisedGraph:
     """A graph as serialisable values: nodes and storages are numbered in the order of their first use.
 
     Attributes:
@@ -227,7 +227,7 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["Form", "compiler_version", "held_by", "key_for", "key_of", "surroundings_of"]
+__all__ = ["SerialisedGraph", "compiler_version", "held_by", "key_for", "key_of", "surroundings_of"]
 
 
 def _name_of(function: object) -> str:

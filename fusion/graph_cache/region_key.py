@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_leaves
 
 from fusion.codegen.target import Target
 from fusion.graph_cache.form import Unwritten, write
-from fusion.graph_cache.key import Form, held_by, key_for
+from fusion.graph_cache.key import SerialisedGraph, held_by, key_for
 from fusion.options import Options
 
 OWN = frozenset({"aten", "prims"})
@@ -111,7 +111,7 @@ def devices_of(graph: fx.GraphModule) -> list[torch.device]:
     return sorted({value.device for value in values if isinstance(value, torch.Tensor)}, key=str)
 
 
-class _Captured(Form):
+class _Captured(SerialisedGraph):
     """A graph as Dynamo captures it, which calls PyTorch's functions."""
 
     VALUE = "example_value"

@@ -36,7 +36,7 @@ from fusion.graph_cache.key import surroundings_of
 from fusion.graph_cache.region_key import devices_of, key_of_region
 from fusion.graph_cache.size_guards import holds, parsed
 from fusion.graph_cache.store import get, put
-from fusion.graph_cache.traced import KINDS, Compiled, JointFacts, Traced, described, result_of
+from fusion.graph_cache.traced import KINDS, CompiledRegion, JointFacts, Traced, described, result_of
 from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import BuildError
 from fusion.options import Options
@@ -58,7 +58,7 @@ class Asked:
     options: Options
 
 
-class Region:
+class CachedRegion:
     """A region on its way through AOTAutograd.
 
     Args:
@@ -176,7 +176,7 @@ def joined(
     """Return AOTAutograd's result for a region, with its compiled graphs, which `load` makes callable."""
     graphs = load(compilations)
     backward = None if traced.backward is None else _Backward(graphs[1], *traced.backward)
-    return result_of(traced, Compiled(_Forward(graphs[0]), backward, partial(eager_graph, compilations[-1])))
+    return result_of(traced, CompiledRegion(_Forward(graphs[0]), backward, partial(eager_graph, compilations[-1])))
 
 
 def _guards() -> Sequence[object]:
@@ -188,9 +188,9 @@ def _guards() -> Sequence[object]:
 class Key(str):
     """The cache key of a region, with the region."""
 
-    region: Region
+    region: CachedRegion
 
-    def __new__(cls, text: str, region: Region) -> Key:
+    def __new__(cls, text: str, region: CachedRegion) -> Key:
         key = super().__new__(cls, text)
         key.region = region
         return key
@@ -232,11 +232,11 @@ class _Backward(CompiledBackward):
 
 # PyTorch's cache ----------------------------------------------------------------------------------------------------
 
-_current: ContextVar[Region | None] = ContextVar("region", default=None)
+_current: ContextVar[CachedRegion | None] = ContextVar("region", default=None)
 
 
 @contextmanager
-def kept_as(region: Region | None) -> Iterator[None]:
+def kept_as(region: CachedRegion | None) -> Iterator[None]:
     """Let AOTAutograd look `region` up before it traces, and store it once forward (or backward) is compiled."""
     if region is None or autograd_cache.should_bundle_autograd_cache() or functorch_config.bypass_autograd_cache_key:
         yield  # bundles for other machines are left to PyTorch
@@ -284,4 +284,4 @@ def _listen() -> None:
     cached._lookup, cached.save = staticmethod(lookup), staticmethod(save)
 
 
-__all__ = ["KEY", "JointFacts", "Region", "joined", "kept_as"]
+__all__ = ["KEY", "CachedRegion", "JointFacts", "joined", "kept_as"]

@@ -62,7 +62,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TypeName:
     """A type."""
 
     name: str
@@ -99,7 +99,7 @@ class Traced:
     facts: JointFacts = (None, None)
 
 
-KINDS = {kind.__name__: kind for kind in (Traced, State, Member, Kind, Views, Dependence, Draws, Origin)}
+KINDS = {kind.__name__: kind for kind in (Traced, State, Member, TypeName, Views, Dependence, Draws, Origin)}
 
 _STATES: Mapping[str, type] = {
     kind.__name__: kind
@@ -183,7 +183,7 @@ def _described(value: object) -> object:
     if isinstance(value, ViewMetaSequence):
         return Views(tuple((type(view).__name__, _arguments(view)) for view in value.sequence))
     if isinstance(value, type) and _TYPES.get(value.__name__) is value:
-        return Kind(value.__name__)
+        return TypeName(value.__name__)
     if isinstance(value, Enum) and _MEMBERS.get(kind.__name__) is kind:
         return Member(kind.__name__, value.name)
     if _STATES.get(kind.__name__) is kind:
@@ -202,7 +202,7 @@ def _arguments(view: Any) -> tuple[object, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledRegion:
     """The compiled halves of a region, and the graph of backward."""
 
     forward: CompiledForward
@@ -214,7 +214,7 @@ class Compiled:
         return self.graph()
 
 
-def result_of(traced: Traced, compiled: Compiled) -> AOTAutogradResult:
+def result_of(traced: Traced, compiled: CompiledRegion) -> AOTAutogradResult:
     """Return AOTAutograd's result, with the compiled graphs; its guards are the caller's.
 
     Raises:
@@ -251,7 +251,7 @@ def _restored(value: object) -> object:
             return _INVERSE[name]
         case Member(kind, name):
             return _MEMBERS[kind][name]
-        case Kind(name):
+        case TypeName(name):
             return _TYPES[name]
         case tuple():
             return tuple(map(_restored, value))
@@ -264,4 +264,4 @@ def _restored(value: object) -> object:
     return value
 
 
-__all__ = ["KINDS", "Compiled", "JointFacts", "Traced", "described", "result_of"]
+__all__ = ["KINDS", "CompiledRegion", "JointFacts", "Traced", "described", "result_of"]

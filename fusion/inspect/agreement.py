@@ -73,7 +73,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedValue:
     """One value of a program, compared.
 
     Attributes:
@@ -115,7 +115,7 @@ class Agreement:
         reports: of the graphs that were compared.
     """
 
-    values: tuple[Compared, ...]
+    values: tuple[ComparedValue, ...]
     note: str = ""
     reports: tuple[Report, ...] = field(default=(), repr=False, compare=False)
 
@@ -125,7 +125,7 @@ class Agreement:
         return all(value.agrees for value in self.values)
 
     @property
-    def differing(self) -> tuple[Compared, ...]:
+    def differing(self) -> tuple[ComparedValue, ...]:
         """The values that do not agree."""
         return tuple(value for value in self.values if not value.agrees)
 
@@ -146,7 +146,7 @@ class Agreement:
         return "\n".join([*lines, *([f"note: {self.note}"] if self.note else [])])
 
 
-class Runs:
+class ComparedRuns:
     """Runs a program from equal inputs and equal state, and compares runs with eager.
 
     Args:
@@ -249,21 +249,21 @@ class Runs:
         other = self.run(lambda program: program, seed=SEED + 1)
         return [name for name, value in self.eager.items() if name in other and not _same_numbers(value, other[name])]
 
-    def _compared(self, values: Values, tolerance: Tolerance) -> Iterator[Compared]:
+    def _compared(self, values: Values, tolerance: Tolerance) -> Iterator[ComparedValue]:
         for name, expected in self.eager.items():
             if name not in values:
-                yield Compared(name, math.inf, fault="it is missing")
+                yield ComparedValue(name, math.inf, fault="it is missing")
             elif name in self._random or (
                 self._is_unchanged(name, expected) and self._is_unchanged(name, values[name])
             ):
                 continue
             elif not isinstance(expected, torch.Tensor):
                 same = values[name] == expected
-                yield Compared(name, 0.0 if same else math.inf, fault="" if same else "it is another object")
+                yield ComparedValue(name, 0.0 if same else math.inf, fault="" if same else "it is another object")
             else:
                 yield self._of_tensor(name, values[name], expected, tolerance)
         for name in values.keys() - self.eager.keys():
-            yield Compared(name, math.inf, fault="eager has no such value")
+            yield ComparedValue(name, math.inf, fault="eager has no such value")
 
     def _is_unchanged(self, name: str, value: object) -> bool:
         """Return whether a value is an input or a buffer that the run left as it was."""
@@ -272,12 +272,12 @@ class Runs:
             return False
         return before.shape == value.shape and not _beyond(value, before, 0.0, 0.0)
 
-    def _of_tensor(self, name: str, ours: object, eager: torch.Tensor, tolerance: Tolerance) -> Compared:
+    def _of_tensor(self, name: str, ours: object, eager: torch.Tensor, tolerance: Tolerance) -> ComparedValue:
         if not isinstance(ours, torch.Tensor):
-            return Compared(name, math.inf, fault=f"it is a {type(ours).__name__}")
+            return ComparedValue(name, math.inf, fault=f"it is a {type(ours).__name__}")
         kind, wanted = ((each.dtype, tuple(each.shape), each.device) for each in (ours, eager))
         if kind != wanted:
-            return Compared(name, math.inf, fault=f"it is {_described(ours)}, eager's is {_described(eager)}")
+            return ComparedValue(name, math.inf, fault=f"it is {_described(ours)}, eager's is {_described(eager)}")
         exact = None if self.exact is None else self.exact[name]
         assert exact is None or isinstance(exact, torch.Tensor)
         return judged(name, ours, eager, exact, tolerance)
@@ -285,7 +285,7 @@ class Runs:
 
 def judged(
     name: str, ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor | None, tolerance: Tolerance
-) -> Compared:
+) -> ComparedValue:
     """Compare a tensor with eager's and, where there is one, with the float64 result."""
     difference = largest_error(ours, eager)
     error, eager_error = (None, None) if exact is None else (largest_error(ours, exact), largest_error(eager, exact))
@@ -294,19 +294,21 @@ def judged(
         assert reference is not None
         wrong = _beyond(ours, reference, tolerance.rtol or 0.0, tolerance.atol or 0.0)
         fault = f"{wrong} of {ours.numel()} elements are not within {tolerance}" if wrong else ""
-        return Compared(name, difference, error, eager_error, None, fault)
+        return ComparedValue(name, difference, error, eager_error, None, fault)
     if error is None or eager_error is None:
         rtol, atol = _default_tolerances(ours)
         wrong = _beyond(ours, eager, rtol, atol)
         fault = f"{wrong} of {ours.numel()} elements are not within {Tolerance(rtol, atol)}" if wrong else ""
-        return Compared(name, difference, fault=fault)
+        return ComparedValue(name, difference, fault=fault)
     assert exact is not None
     if not (ours.is_floating_point() or ours.is_complex()):
         wrong = int(((ours != eager) & (ours != exact)).sum())
-        return Compared(name, difference, error, eager_error, 0.0, f"{wrong} elements are other numbers" * bool(wrong))
+        return ComparedValue(
+            name, difference, error, eager_error, 0.0, f"{wrong} elements are other numbers" * bool(wrong)
+        )
     allowed = 2 * eager_error + torch.finfo(ours.dtype).eps * _largest(exact)
     fault = "" if error <= allowed else f"{error:.1e} is more than {allowed:.1e}, twice eager's error"
-    return Compared(name, difference, error, eager_error, allowed, fault)
+    return ComparedValue(name, difference, error, eager_error, allowed, fault)
 
 
 def largest_error(ours: torch.Tensor, reference: torch.Tensor) -> float:
@@ -433,4 +435,13 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
 
 
-__all__ = ["Agreement", "Compared", "NotComparable", "Runs", "Tolerance", "cotangent", "judged", "largest_error"]
+__all__ = [
+    "Agreement",
+    "ComparedRuns",
+    "ComparedValue",
+    "NotComparable",
+    "Tolerance",
+    "cotangent",
+    "judged",
+    "largest_error",
+]

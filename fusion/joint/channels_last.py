@@ -30,8 +30,8 @@ from fusion.joint.factors import value_of
 from fusion.joint.layout_plans import (
     CONVOLUTIONS,
     Copy,
+    LayoutPlan,
     NoLayout,
-    Plan,
     Strides,
     bytes_of,
     is_generated,
@@ -115,7 +115,7 @@ def prefer_channels_last(
     return True
 
 
-def _best_plan(graph: fx.Graph, gains: Mapping[fx.Node, float], layouts: Layouts) -> Plan | None:
+def _best_plan(graph: fx.Graph, gains: Mapping[fx.Node, float], layouts: Layouts) -> LayoutPlan | None:
     """Return a plan for the convolutions that gain more than the copies at the ends of their chain cost.
 
     Args:
@@ -140,14 +140,14 @@ def _best_plan(graph: fx.Graph, gains: Mapping[fx.Node, float], layouts: Layouts
     return plan if sum(gains[call] for call in chosen) > plan.cost() else None
 
 
-def _plan(graph: fx.Graph, chosen: Collection[fx.Node], calls: Collection[fx.Node], layouts: Layouts) -> Plan:
+def _plan(graph: fx.Graph, chosen: Collection[fx.Node], calls: Collection[fx.Node], layouts: Layouts) -> LayoutPlan:
     """Plan for `chosen` with channels last, and the other `calls` as they are."""
 
     def is_fixed(node: fx.Node) -> bool:
         slower = layouts.blocks and node.target in _GROUP_NORMS  # lanes would run across their groups
         return slower or (node in calls and node not in chosen)
 
-    plan = Plan(partial(_wanted, chosen), layouts.begins, is_fixed)
+    plan = LayoutPlan(partial(_wanted, chosen), layouts.begins, is_fixed)
     plan.propagate(graph)
     return plan
 
@@ -160,7 +160,7 @@ class _Chain:
     copies: set[Copy] = field(default_factory=set)
 
 
-def _chains(graph: fx.Graph, plan: Plan, chosen: Collection[fx.Node]) -> list[_Chain]:
+def _chains(graph: fx.Graph, plan: LayoutPlan, chosen: Collection[fx.Node]) -> list[_Chain]:
     """Return the chains of `chosen`: nodes that read each other's changed results, or the same copy."""
     parts: nx.Graph[fx.Node | Copy] = nx.Graph()
     for node in graph.nodes:
@@ -179,18 +179,18 @@ def _chains(graph: fx.Graph, plan: Plan, chosen: Collection[fx.Node]) -> list[_C
     ]
 
 
-def _gain(plan: Plan, chain: _Chain, gains: Mapping[fx.Node, float]) -> float:
+def _gain(plan: LayoutPlan, chain: _Chain, gains: Mapping[fx.Node, float]) -> float:
     """Return the bytes that a chain saves with channels last."""
     return sum(gains[call] for call in chain.calls) - sum(map(plan.cost_of, chain.copies))
 
 
-def _reads_copies(plan: Plan, call: fx.Node) -> bool:
+def _reads_copies(plan: LayoutPlan, call: fx.Node) -> bool:
     """Return whether a convolution reads copies of images that are not generated."""
     images = _images(call)
     return any(source in images and not is_generated(source) for source, _ in plan.copies_read_by(call))
 
 
-def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.Node, Strides]:
+def _wanted(calls: Collection[fx.Node], plan: LayoutPlan, node: fx.Node) -> dict[fx.Node, Strides]:
     """Return channels-last strides for the operands of `calls`, and for images that lost them on the way there."""
     if node in calls:
         operands: Sequence[fx.Node] = _operands(node)
@@ -203,7 +203,7 @@ def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.No
     return wanted if node in calls or not wanted or plan.accepts(node, wanted) else {}
 
 
-def _is_lost(plan: Plan, node: fx.Node) -> bool:
+def _is_lost(plan: LayoutPlan, node: fx.Node) -> bool:
     """Return whether a generated image is stored with channels first, though an operand has them last by the plan.
 
     Its strides are the strides that the operation returns in eager, some operations whatever their operands'.

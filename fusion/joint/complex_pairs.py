@@ -48,7 +48,7 @@ VIEWS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class PairWriter:
     """Adds real operations to a graph, in place of a node and with its origin."""
 
     place: fx.Node
@@ -101,7 +101,7 @@ def split_complex_numbers(graph: fx.GraphModule) -> None:
         return
     pairs: dict[fx.Node, Pair] = {}
     for node in list(graph.graph.nodes):
-        writer = Writer(node)
+        writer = PairWriter(node)
         if node in replaceable:
             pairs[node] = _pair(writer, node, pairs)
         elif node.target in READERS and node.args[0] in replaceable:
@@ -152,7 +152,7 @@ def _hides(operand: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and value.is_complex() and (value.is_conj() or value.is_neg())
 
 
-def _pair(writer: Writer, node: fx.Node, pairs: dict[fx.Node, Pair]) -> Pair:
+def _pair(writer: PairWriter, node: fx.Node, pairs: dict[fx.Node, Pair]) -> Pair:
     def read(arg: object) -> Pair:
         if isinstance(arg, fx.Node) and arg in pairs:
             return pairs[arg]
@@ -175,23 +175,23 @@ def _pair(writer: Writer, node: fx.Node, pairs: dict[fx.Node, Pair]) -> Pair:
     return ARITHMETIC[node.target](writer, *operands)
 
 
-def _multiply(writer: Writer, a: Pair, b: Pair) -> Pair:
+def _multiply(writer: PairWriter, a: Pair, b: Pair) -> Pair:
     products = [[writer.combined(aten.mul.Tensor, x, y) for y in b] for x in a]
     real = writer.combined(aten.sub.Tensor, products[0][0], products[1][1])
     return real, writer.combined(aten.add.Tensor, products[0][1], products[1][0])
 
 
-def _add(writer: Writer, a: Pair, b: Pair) -> Pair:
+def _add(writer: PairWriter, a: Pair, b: Pair) -> Pair:
     first, second = _multiply(writer, (1.0, 0.0), b)
     return writer.combined(aten.add.Tensor, a[0], first), writer.combined(aten.add.Tensor, a[1], second)
 
 
-def _subtract(writer: Writer, a: Pair, b: Pair) -> Pair:
+def _subtract(writer: PairWriter, a: Pair, b: Pair) -> Pair:
     first, second = _multiply(writer, (1.0, 0.0), b)
     return writer.combined(aten.sub.Tensor, a[0], first), writer.combined(aten.sub.Tensor, a[1], second)
 
 
-def _conjugate(writer: Writer, a: Pair) -> Pair:
+def _conjugate(writer: PairWriter, a: Pair) -> Pair:
     if isinstance(a[0], fx.Node):
         return a[0], writer.call(aten.neg.default, a[1])
     value, parts = writer.place.meta["val"], (a[0], -cast(float, a[1]))  # of a number
@@ -201,11 +201,11 @@ def _conjugate(writer: Writer, a: Pair) -> Pair:
     )
 
 
-def _halves(writer: Writer, x: Argument) -> Pair:
+def _halves(writer: PairWriter, x: Argument) -> Pair:
     return writer.call(aten.select.int, x, -1, 0), writer.call(aten.select.int, x, -1, 1)
 
 
-def _polar(writer: Writer, radius: Argument, angle: Argument) -> Pair:
+def _polar(writer: PairWriter, radius: Argument, angle: Argument) -> Pair:
     cosine, sine = writer.call(aten.cos.default, angle), writer.call(aten.sin.default, angle)
     return writer.call(aten.mul.Tensor, radius, cosine), writer.call(aten.mul.Tensor, radius, sine)
 
@@ -234,7 +234,7 @@ NUMBERS: dict[OpOverload, Callable[[float, float], float]] = {
 SUMS = (aten.add.Tensor, aten.sub.Tensor)
 """Operations that leave the imaginary part unchanged for a real operand, which must have the shape of the result."""
 
-READERS: dict[Target, Callable[[Writer, Pair], fx.Node]] = {
+READERS: dict[Target, Callable[[PairWriter, Pair], fx.Node]] = {
     aten.view_as_real.default: lambda writer, pair: writer.call(aten.stack.default, list(pair), -1),
     aten.abs.default: lambda writer, pair: writer.call(aten.hypot.default, *pair),
 }

@@ -1,6 +1,6 @@
 """Decomposes tensors of an ATen graph into factors, whatever the views and conversions in between.
 
-Input: an fx node whose `val` has its shape; output: a `Product` of `Factor`s that compare equal if they hold the same
+Input: an fx node whose `val` has its shape; output: a `Quotient` of `Factor`s that compare equal if they hold the same
 numbers at the same points.  Nothing is refused: a tensor that is not a product is one factor.
 """
 
@@ -61,24 +61,24 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Product:
+class Quotient:
     """`scale` · Π over / Π under.  Nothing is cancelled within: zeros and infinities are kept."""
 
     scale: float = 1.0
     over: Counter[Factor] = field(default_factory=Counter)
     under: Counter[Factor] = field(default_factory=Counter)
 
-    def __mul__(self, other: Product) -> Product:
-        return Product(self.scale * other.scale, self.over + other.over, self.under + other.under)
+    def __mul__(self, other: Quotient) -> Quotient:
+        return Quotient(self.scale * other.scale, self.over + other.over, self.under + other.under)
 
-    def without(self, other: Product) -> Product | None:
+    def without(self, other: Quotient) -> Quotient | None:
         """Divide by `other`; None if that is not part of this product."""
         if other.scale == 0 or not (other.over <= self.over and other.under <= self.under):
             return None
         scale = self.scale / other.scale
         if not math.isfinite(scale):
             return None
-        return Product(scale, self.over - other.over, self.under - other.under)
+        return Quotient(scale, self.over - other.over, self.under - other.under)
 
 
 def value_of(node: fx.Node) -> torch.Tensor:
@@ -167,7 +167,7 @@ def merged_runs(runs: Iterable[tuple[bool, sympy.Expr]]) -> Runs:
 Part: TypeAlias = "Factor | fx.Node | int | float"
 
 
-def product_of(part: Part, shape: Shape) -> Product:
+def product_of(part: Part, shape: Shape) -> Quotient:
     """Decompose a number or a tensor, broadcast to a shape, into factors, as far as it is a product."""
     scale, over, under = 1.0, Counter[Factor](), Counter[Factor]()
     todo: list[tuple[Part, Shape, bool]] = [(part, shape, False)]
@@ -186,7 +186,7 @@ def product_of(part: Part, shape: Shape) -> Product:
                 part = broadcast_of(part) or part
             part = factor_of(part, shape)
         (under if divides else over)[part] += 1
-    return Product(scale, over, under)
+    return Quotient(scale, over, under)
 
 
 # Products and sums that a call computes -------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fusion.joint.factors import is_product, operands, value_of
 from fusion.joint.facts import folds
 from fusion.joint.recomputation import grows, short
 from fusion.lowering.ir.sizes import elements, hint_of, size_of
-from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 
 
 def specialise_head_widths(graph: fx.GraphModule) -> None:
@@ -75,5 +75,5 @@ def _columns(scores: list[fx.Node]) -> Iterator[int | torch.SymInt]:
         for user in score.users:
             if is_product(user) and operands(user)[0] is score:
                 width = value_of(user).shape[-1]
-                if hint_of(width) <= HELD:
+                if hint_of(width) <= LONGEST_HELD_AXIS:
                     yield width

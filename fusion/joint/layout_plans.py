@@ -37,7 +37,7 @@ class NoLayout(Exception):
     """A tensor cannot have the strides that it must have."""
 
 
-class Plan:
+class LayoutPlan:
     """New strides of tensors, and the copies that they require; nothing is changed before `apply`.
 
     Args:
@@ -49,7 +49,7 @@ class Plan:
 
     def __init__(
         self,
-        wanted: Callable[[Plan, fx.Node], Mapping[fx.Node, Strides]],
+        wanted: Callable[[LayoutPlan, fx.Node], Mapping[fx.Node, Strides]],
         begins: float,
         fixed: Callable[[fx.Node], bool] = lambda node: False,
     ) -> None:

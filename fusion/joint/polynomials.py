@@ -4,8 +4,8 @@ An atom is a tensor that is not decomposed, a sum over a row, or Σ_s Σ_d a[d]�
 summation; `normal_forms.py` assigns polynomials to the tensors of a graph.  Input and output here are plain data.
 
 Only exact cancellation counts: coefficients are fractions and never rounded.  Powers cancel, so denominators are
-assumed not to be 0; `factors.Product`, which is evaluated as written, cancels nothing.  Results that would get long are
-refused.
+assumed not to be 0; `factors.Quotient`, which is evaluated as written, cancels nothing.  Results that would get long
+are refused.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from torch._ops import OpOverload
 
 from fusion.joint.factors import (
     Factor,
-    Product,
+    Quotient,
     added,
     count,
     is_product,
@@ -57,7 +57,7 @@ MAX_NESTED = 2
 class RowSum:
     """`before` · Σ left·right over the last axis, or, without `right`, `before` · left: one number for each row."""
 
-    before: Product
+    before: Quotient
     left: fx.Node
     right: fx.Node | None = None
 
@@ -91,7 +91,7 @@ def reassociate(joint: fx.GraphModule) -> None:
         elif (rows := row_sum(node)) is not None and rows[1] == 1:
             summand, _ = rows
             terms = known.sum_of(summand)
-            replacement = None if terms is None else _Writer(joint.graph, node, summand, known.sizes).write(terms)
+            replacement = None if terms is None else _SumWriter(joint.graph, node, summand, known.sizes).write(terms)
             if replacement is not None:
                 node.replace_all_uses_with(replacement)
                 changed = True
@@ -107,7 +107,7 @@ class _Known:
     def __init__(self) -> None:
         self.sizes: dict[sympy.Expr, fx.Node] = {}
         self._products: defaultdict[tuple[fx.Node, bool], list[fx.Node]] = defaultdict(list)
-        self._sums: list[tuple[Product, Shape, fx.Node]] = []
+        self._sums: list[tuple[Quotient, Shape, fx.Node]] = []
 
     def add_product(self, node: fx.Node) -> None:
         self._products[matrix_root(operands(node)[1])].append(node)
@@ -123,7 +123,7 @@ class _Known:
         terms = self._terms(product_of(summand, shape), shape, MAX_NESTED)
         return terms if terms and any(term.right is not None for term in terms) else None
 
-    def _terms(self, term: Product, shape: Shape, nested: int) -> list[RowSum] | None:
+    def _terms(self, term: Quotient, shape: Shape, nested: int) -> list[RowSum] | None:
         row_sum = self._contraction(term, shape) or self._earlier(term, shape)
         if row_sum is not None:
             return [row_sum]
@@ -134,13 +134,13 @@ class _Known:
                     return [row for terms in rows for row in terms or ()]
         return None
 
-    def _contraction(self, term: Product, shape: Shape) -> RowSum | None:
+    def _contraction(self, term: Quotient, shape: Shape) -> RowSum | None:
         """Return Σ_s X·P·… through Y, for any factor X."""
         for factor in term.over:
             x = factor.root
             if not is_product(x) or not factor.is_whole or shape_of(x)[-1] != shape[-1]:
                 continue
-            rest = term.without(Product(over=Counter([factor])))
+            rest = term.without(Quotient(over=Counter([factor])))
             left, right = operands(x)
             source, transposed = matrix_root(right)
             for y in self._products[source, not transposed]:
@@ -152,7 +152,7 @@ class _Known:
                     return RowSum(before, left, y)
         return None
 
-    def _earlier(self, term: Product, shape: Shape) -> RowSum | None:
+    def _earlier(self, term: Quotient, shape: Shape) -> RowSum | None:
         """Return Σ_s P·… where Σ_s P exists."""
         for summed, over, value in self._sums:
             same = over[-1] == shape[-1] and count(over) == count(shape)
@@ -169,15 +169,15 @@ def _can_replace(y: fx.Node, x: fx.Node) -> bool:
     return fits and is_tile(x) and elements(large.shape) >= MIN_SHRINKAGE * elements(small.shape)
 
 
-def _has_rows(product: Product, shape: Shape) -> bool:
+def _has_rows(product: Quotient, shape: Shape) -> bool:
     """Return whether all factors can be moved out of a sum over the last axis."""
     rows = count(shape[:-1])
     return all(factor.is_row(rows) for factor in (*product.over, *product.under))
 
 
-def _spread(term: Product, factor: Factor) -> list[Product] | None:
+def _spread(term: Quotient, factor: Factor) -> list[Quotient] | None:
     """Expand a product with a sum as a factor into products; None if the factor is not a sum."""
-    rest = term.without(Product(over=Counter([factor])))
+    rest = term.without(Quotient(over=Counter([factor])))
     if rest is None or not factor.is_whole:
         return None
     shape = shape_of(factor.root)
@@ -185,7 +185,7 @@ def _spread(term: Product, factor: Factor) -> list[Product] | None:
     return [replace(product, scale=scale * product.scale) for product, scale in products] or None
 
 
-class _Writer:
+class _SumWriter:
     """Writes the replacement of a sum, in float32 at least, before it."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, summand: fx.Node, sizes: dict[sympy.Expr, fx.Node]) -> None:

@@ -17,7 +17,7 @@ from fusion.joint.dependence import is_tangent
 from fusion.joint.factors import is_product, is_tensor, operands, value_of
 from fusion.lowering.ir.sizes import elements, hint_of, size_of
 from fusion.schedule.chained.candidates import LEAST_TILE
-from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 
 
 def prefer_views_of_inputs(joint: fx.GraphModule) -> None:
@@ -128,7 +128,7 @@ def grows(product: fx.Node) -> bool:
     passes over the joint graph predict it by the same criteria, with sizes as traced.
     """
     size_of_operands = sum(elements(value_of(operand).shape) for operand in operands(product))
-    return hint_of(short(product)) <= HELD and elements(value_of(product).shape) > size_of_operands
+    return hint_of(short(product)) <= LONGEST_HELD_AXIS and elements(value_of(product).shape) > size_of_operands
 
 
 def is_tile(product: fx.Node) -> bool:

@@ -21,8 +21,8 @@ from fusion.codegen.target import Layouts
 from fusion.joint.facts import averaged
 from fusion.joint.layout_plans import (
     CONVOLUTIONS,
+    LayoutPlan,
     NoLayout,
-    Plan,
     Strides,
     bytes_of,
     is_generated,
@@ -72,7 +72,7 @@ def prefer_rows(graph: fx.GraphModule, layouts: Layouts) -> bool:
 
 def _move(graph: fx.GraphModule, start: fx.Node, layouts: Layouts) -> bool:
     """Let all readers of `start` read it contiguous, if that pays off; return whether it does."""
-    plan = Plan(partial(_wanted, start), layouts.begins, lambda node: node.target in CONVOLUTIONS)
+    plan = LayoutPlan(partial(_wanted, start), layouts.begins, lambda node: node.target in CONVOLUTIONS)
     try:
         plan.propagate(graph.graph)
     except NoLayout:
@@ -85,7 +85,7 @@ def _move(graph: fx.GraphModule, start: fx.Node, layouts: Layouts) -> bool:
     return True
 
 
-def _wanted(start: fx.Node, plan: Plan, node: fx.Node) -> dict[fx.Node, Strides]:
+def _wanted(start: fx.Node, plan: LayoutPlan, node: fx.Node) -> dict[fx.Node, Strides]:
     """Return contiguous strides for the readers of `start`."""
     if start not in node.all_input_nodes or not takes_any_strides(node):
         return {}

@@ -31,7 +31,7 @@ TOO_WIDE = "an integer of the call, or one computed from it, needs more than 64 
 """Why a call runs eagerly that computes with such an integer."""
 
 
-class Captured(Protocol):
+class RegionFallback(Protocol):
     """The program of a region, for calls that the compiled one is not for."""
 
     def __call__(self, *args: object) -> object:
@@ -63,7 +63,7 @@ class Guards:
         """
         return cls(Derivatives.of(inputs, *facts), Overlaps.of(inputs), Integers.of(graph))
 
-    def around(self, compiled: Run, captured: Captured) -> Run:
+    def around(self, compiled: Run, captured: RegionFallback) -> Run:
         """Return `compiled` between these guards."""
         if self.derivatives is not None:
             eager = cast("Callable[..., Sequence[object]]", captured)
@@ -73,4 +73,4 @@ class Guards:
         return self.integers.around(compiled, captured.instead(TOO_WIDE))
 
 
-__all__ = ["OTHER_OVERLAPS", "Captured", "Guards"]
+__all__ = ["OTHER_OVERLAPS", "Guards", "RegionFallback"]

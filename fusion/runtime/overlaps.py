@@ -42,7 +42,7 @@ class Overlaps:
         viewed: inputs that have to fill their memory.
     """
 
-    layout: Layout | Disjoint | None
+    layout: InputOverlaps | Disjoint | None
     viewed: tuple[int, ...]
 
     @classmethod
@@ -50,9 +50,9 @@ class Overlaps:
         """Return the assumptions of AOTAutograd's function of `inputs` in the current tracing context."""
         tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
         changed = _changed(inputs) & set(tensors)
-        layout: Layout | Disjoint | None = None
+        layout: InputOverlaps | Disjoint | None = None
         if changed and 2 <= len(tensors) <= MAX_COMPARED:
-            layout = Layout.of(inputs, tensors, changed, merged=_merged(inputs))
+            layout = InputOverlaps.of(inputs, tensors, changed, merged=_merged(inputs))
         elif changed and (disjoint := Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
             layout = disjoint
         return cls(layout, _viewed(inputs, changed))
@@ -73,7 +73,7 @@ class Overlaps:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class InputOverlaps:
     """Describes the overlaps of inputs.
 
     Attributes:
@@ -91,7 +91,9 @@ class Layout:
     bases: dict[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool) -> Layout:
+    def of(
+        cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool
+    ) -> InputOverlaps:
         spans = spans_of(inputs, tensors)
         apart = {
             (a, b): spans[b][0] - spans[a][0]

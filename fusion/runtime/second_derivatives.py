@@ -244,7 +244,7 @@ class _Again:
         return [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
 
 
-class _Context(Protocol):
+class _RegionContext(Protocol):
     """The context that PyTorch hands from forward to backward."""
 
     again: _Again
@@ -257,13 +257,13 @@ class _Joined(torch.autograd.Function):
     """Gradients as computed, with the derivatives of the captured graph's gradients."""
 
     @staticmethod
-    def forward(ctx: _Context, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _RegionContext, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.again = again
         ctx.save_for_backward(*tensors)
         return tuple(grad.detach() for grad in again.grads if grad is not None)
 
     @staticmethod
-    def backward(ctx: _Context, *grad_grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _RegionContext, *grad_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         again = ctx.again
         if again.refusal:
             raise Unsupported(f"gradients of gradients of a compiled region: {again.refusal}")

@@ -40,7 +40,7 @@ from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten
 
-PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+UNCHECKED_CALLS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
 """Calls whose results need no check at each run: PyTorch allocates them with the function that it traces them with."""
 
 
@@ -170,7 +170,9 @@ class _Splicer:
             attribute = f"constant_{identifier(name)}"
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
-        self.unaliased, self.backward_only = unaliased_results(self.program, steps, PRODUCTS | ATTENTION.keys(), kept)
+        self.unaliased, self.backward_only = unaliased_results(
+            self.program, steps, UNCHECKED_CALLS | ATTENTION.keys(), kept
+        )
         self.visible = self.program.output_names() - self.unaliased - self.backward_only
         for step in steps:
             match step:
@@ -251,7 +253,7 @@ class _Splicer:
             for position, name in enumerate(call.outs):
                 if name is not None:
                     self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
-        if call.target not in PRODUCTS:
+        if call.target not in UNCHECKED_CALLS:
             self.unchecked.update((name, call.name) for name in call.outs if name is not None)
 
     def _library(self, call: Extern) -> Callable[..., object]:

@@ -148,7 +148,7 @@ _Given: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor | None, float, float, 
 """The arguments of `_forward`."""
 
 
-class _Context(Protocol):
+class _AttentionContext(Protocol):
     """The context that PyTorch hands from forward to backward."""
 
     dropout: float
@@ -171,13 +171,13 @@ class _Attention(torch.autograd.Function):
         return _forward(*cast("_Given", given))
 
     @staticmethod
-    def setup_context(ctx: _Context, inputs: _Given, output: tuple[Tensor, Tensor, Tensor | None]) -> None:
+    def setup_context(ctx: _AttentionContext, inputs: _Given, output: tuple[Tensor, Tensor, Tensor | None]) -> None:
         query, key, value, mask, ctx.dropout, ctx.scale, _ = inputs
         ctx.mark_non_differentiable(*(x for x in output[1:] if x is not None))
         ctx.save_for_backward(query, key, value, mask, *output)
 
     @staticmethod
-    def backward(ctx: _Context, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _AttentionContext, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         query, key, value, mask, out, logarithm, kept = ctx.saved_tensors
         weights = torch.exp(_scores(query, key, mask, ctx.scale) - logarithm)
         wide = weights.dtype

@@ -107,7 +107,7 @@ def sizes_text(sizes: Iterable[sympy.Expr]) -> str:
     return ", ".join(format_index(size) for size in sizes)
 
 
-class Names:
+class ExpressionPrinter:
     """Formats expressions with shared and long parts named; `lines` holds definitions that are not printed yet."""
 
     def __init__(self, roots: Iterable[Expr]) -> None:
@@ -203,6 +203,6 @@ def format_expr(expr: Expr) -> str:
     %1 = 0.5 * exp(x[i0] + 1.0)
     %1 * x[i0] - %1
     """
-    names = Names([expr])
+    names = ExpressionPrinter([expr])
     text = names.text(expr)
     return "\n".join([*names.lines, text])

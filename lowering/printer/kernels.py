@@ -9,7 +9,7 @@ from typing_extensions import assert_never
 
 from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Param, Prefix, Stmt, Store, statements, values_of
 from fusion.lowering.ir.scalar_ops import accumulator, keeps_position
-from fusion.lowering.printer.expressions import Names, format_dtype, format_index
+from fusion.lowering.printer.expressions import ExpressionPrinter, format_dtype, format_index
 from fusion.lowering.printer.programs import assign_text, symbols_text, tensor_text
 
 
@@ -46,7 +46,7 @@ def format_kernel(kernel: Kernel) -> str:
 
 def _part_lines(kernel: Kernel) -> list[str]:
     axes = [f"  {axis.role.value:<5} {axis.symbol}: {format_index(axis.size)}" for axis in kernel.axes]
-    names = Names(value for stmt in statements(kernel.body) for value in values_of(stmt))
+    names = ExpressionPrinter(value for stmt in statements(kernel.body) for value in values_of(stmt))
     return [*axes, *_body_lines(kernel.body, names, "  ")]
 
 
@@ -56,7 +56,7 @@ def _param(param: Param) -> str:
     return f"{param.name}: {tensor_text(param.dtype, param.shape, param.strides)}{''.join(notes)}"
 
 
-def _body_lines(body: Sequence[Stmt], names: Names, indent: str) -> list[str]:
+def _body_lines(body: Sequence[Stmt], names: ExpressionPrinter, indent: str) -> list[str]:
     lines: list[str] = []
     for stmt in body:
         if isinstance(stmt, Loop):

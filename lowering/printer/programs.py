@@ -28,7 +28,7 @@ from fusion.lowering.ir.program import (
     writes,
 )
 from fusion.lowering.ir.scalar_ops import ScatterName
-from fusion.lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
+from fusion.lowering.printer.expressions import ExpressionPrinter, format_dtype, format_index, sizes_text
 
 
 def format_program(program: Program) -> str:
@@ -91,11 +91,11 @@ def tensor_text(dtype: torch.dtype, shape: Sequence[sympy.Expr], strides: Sequen
 def _node_lines(node: Node, program: Program, described: Mapping[str, str]) -> list[str]:
     match node:
         case Extern():
-            names, body = Names([]), _call(node, described)
+            names, body = ExpressionPrinter([]), _call(node, described)
         case Chunked():
-            names, body = Names([]), _chunked(node, described)
+            names, body = ExpressionPrinter([]), _chunked(node, described)
         case Map() | Reduce() | Scan() | Contract() | Scatter():
-            names = Names(node.exprs)
+            names = ExpressionPrinter(node.exprs)
             texts = [names.text(expr) for expr in node.exprs]
             values = _update(node, texts) if isinstance(node, Scatter) else ", ".join(texts)
             body = f"{described[node.out]} = {_head(node)} {values}"

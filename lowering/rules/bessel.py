@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 Series = Sequence[float]
 
-NEAR = 8.0
+BESSEL_NEAR = 8.0
 AIRY_NEAR = 2.0
 AIRY_TOP = 1.5 / AIRY_NEAR**1.5
 """The largest value of 1/ζ, ζ = ⅔·|x|^1.5, outside the interval of the series around 0."""
@@ -58,8 +58,8 @@ def _in_double(*targets: OpOverload) -> Callable[[Callable[[Term], Term]], Calla
 
 def _far(x: Term, order: int, p: Series, q: Series, *, second: bool) -> Term:
     """The asymptotic form of either kind for x ≥ 8; both vanish at infinity."""
-    finite = where(isinf(x), NEAR, x)
-    inverse = NEAR / finite
+    finite = where(isinf(x), BESSEL_NEAR, x)
+    inverse = BESSEL_NEAR / finite
     phase = finite - (math.pi / 4 + order * math.pi / 2)
     sine, cosine = call("sin", phase), call("cos", phase)
     square = inverse * inverse
@@ -70,12 +70,12 @@ def _far(x: Term, order: int, p: Series, q: Series, *, second: bool) -> Term:
 
 def _first_kind(x: Term, order: int, near: Series, p: Series, q: Series) -> Term:
     size = absolute(x)
-    small = minimum(size, NEAR)
-    inside = clenshaw(near, small * small, 0, NEAR * NEAR)
-    beyond = _far(maximum(size, NEAR), order, p, q, second=False)
+    small = minimum(size, BESSEL_NEAR)
+    inside = clenshaw(near, small * small, 0, BESSEL_NEAR * BESSEL_NEAR)
+    beyond = _far(maximum(size, BESSEL_NEAR), order, p, q, second=False)
     if order == 0:
-        return where(size <= NEAR, inside, beyond)
-    return where(size <= NEAR, inside * where(size <= NEAR, x, 0), where(x < 0, -beyond, beyond))
+        return where(size <= BESSEL_NEAR, inside, beyond)
+    return where(size <= BESSEL_NEAR, inside * where(size <= BESSEL_NEAR, x, 0), where(x < 0, -beyond, beyond))
 
 
 @_in_double(aten.special_bessel_j0.default)
@@ -92,13 +92,13 @@ def j1(x: Term) -> Term:
 
 def _second_kind(x: Term, inside: Term, beyond: Term) -> Term:
     """A function of the second kind: -∞ at 0 and NaN below."""
-    result = where(x <= NEAR, inside, beyond)
+    result = where(x <= BESSEL_NEAR, inside, beyond)
     return where(isnan(x), x, where(x < 0, math.nan, where(eq(x, 0), -math.inf, result)))
 
 
 def _between(x: Term) -> Term:
     """x clamped to (0, 8]."""
-    return minimum(maximum(x, 1e-300), NEAR)
+    return minimum(maximum(x, 1e-300), BESSEL_NEAR)
 
 
 @_in_double(aten.special_bessel_y0.default)
@@ -106,9 +106,9 @@ def y0(x: Term) -> Term:
     """Y₀(x)."""
     small = _between(x)
     square = small * small
-    first = clenshaw(series.J0_NEAR, square, 0, NEAR * NEAR)
-    inside = clenshaw(series.Y0_NEAR, square, 0, NEAR * NEAR) + 2 / math.pi * log(small) * first
-    beyond = _far(maximum(x, NEAR), 0, series.P0_FAR, series.Q0_FAR, second=True)
+    first = clenshaw(series.J0_NEAR, square, 0, BESSEL_NEAR * BESSEL_NEAR)
+    inside = clenshaw(series.Y0_NEAR, square, 0, BESSEL_NEAR * BESSEL_NEAR) + 2 / math.pi * log(small) * first
+    beyond = _far(maximum(x, BESSEL_NEAR), 0, series.P0_FAR, series.Q0_FAR, second=True)
     return _second_kind(x, inside, beyond)
 
 
@@ -117,10 +117,10 @@ def y1(x: Term) -> Term:
     """Y₁(x)."""
     small = _between(x)
     square = small * small
-    first = clenshaw(series.J1_NEAR, square, 0, NEAR * NEAR) * small
-    regular = clenshaw(series.Y1_NEAR, square, 0, NEAR * NEAR) * small
+    first = clenshaw(series.J1_NEAR, square, 0, BESSEL_NEAR * BESSEL_NEAR) * small
+    regular = clenshaw(series.Y1_NEAR, square, 0, BESSEL_NEAR * BESSEL_NEAR) * small
     inside = regular + 2 / math.pi * (log(small) * first - 1 / small)
-    beyond = _far(maximum(x, NEAR), 1, series.P1_FAR, series.Q1_FAR, second=True)
+    beyond = _far(maximum(x, BESSEL_NEAR), 1, series.P1_FAR, series.Q1_FAR, second=True)
     return _second_kind(x, inside, beyond)
 
 

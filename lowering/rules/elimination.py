@@ -45,7 +45,7 @@ compile for seconds if it were longer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
+class LuFactors:
     """L below the diagonal (its ones omitted), U on and above it, and the pivots.
 
     Attributes:
@@ -86,7 +86,7 @@ class Factors:
         return total
 
 
-def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> Factors:
+def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> LuFactors:
     """Return the LU factors of a matrix."""
     a = [[entry(row, column) for column in range(columns)] for row in range(rows)]
     pivots: list[Term] = []
@@ -102,7 +102,7 @@ def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> 
                 share = where(eq(a[k][k], 0), a[row][k], share)
             rest = [a[row][j] - share * a[k][j] for j in range(k + 1, columns)]
             a[row] = [*a[row][:k], share, *rest]
-    return Factors(a, pivots, info)
+    return LuFactors(a, pivots, info)
 
 
 def _largest(a: Sequence[Sequence[Term]], k: int) -> Term:
@@ -149,7 +149,7 @@ def solver(entry: Entry, pivots: Sequence[Term], *, adjoint: bool) -> Solve:
     return solve
 
 
-def _factors(ctx: Builder, a: Value, batch: Shape, *, turned: bool = False, pivot: bool = True) -> Factors:
+def _factors(ctx: Builder, a: Value, batch: Shape, *, turned: bool = False, pivot: bool = True) -> LuFactors:
     """Factor the matrices, or their transposes, read over the axes of `batch`."""
     rows, columns = sides(ctx, a)
     if rows * columns * min(rows, columns) > MOST_STEPS:
@@ -172,7 +172,7 @@ def _inner(a: Value) -> sympy.Expr:
     return sympy.Integer(min(map(int, a.shape[-2:])))
 
 
-def _results(a: Value, factors: Factors) -> tuple[Value, Value]:
+def _results(a: Value, factors: LuFactors) -> tuple[Value, Value]:
     """(the factors in one matrix, the pivots)."""
     lead = a.shape[:-2]
     pivots = factors.pivots or [Term(const(0, torch.int32))]

@@ -13,7 +13,7 @@ from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, eq
 from fusion.lowering.rules.promotion import rounded, widened
 from fusion.lowering.rules.reduction import fold
-from fusion.lowering.rules.windows import Along, fixed, windows
+from fusion.lowering.rules.windows import WindowAxis, fixed, windows
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ def replication_pad_backward(ctx: Builder, grad: Value, x: Value, padding: Seque
     return rounded(fold(ctx, "sum", [taps.value(grad, term)], taps.over), grad.dtype)
 
 
-def _copies(size: int, before: int, after: int) -> Along:
+def _copies(size: int, before: int, after: int) -> WindowAxis:
     """Position i became i + before; the edges were also copied outwards.  Negative counts crop."""
     left, right = max(before, 0), max(after, 0)
 
@@ -43,4 +43,4 @@ def _copies(size: int, before: int, after: int) -> Along:
         first, last = eq(at, 0) & (tap < left), eq(at, size - 1) & (tap > left)
         return [own | first | last] if left or right else []
 
-    return Along(size, left + right + 1, lambda i, t: i + before - left + t, tests)
+    return WindowAxis(size, left + right + 1, lambda i, t: i + before - left + t, tests)

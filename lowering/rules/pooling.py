@@ -23,7 +23,7 @@ from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, both, call, eq, literal, maximum, minimum, where
 from fusion.lowering.rules.promotion import convert, rounded, widen, widened
 from fusion.lowering.rules.reduction import fold
-from fusion.lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
+from fusion.lowering.rules.windows import WindowAxis, Windows, covering, each, fixed, proportional, strided, windows
 from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ Divisor = Callable[[Sequence[sympy.Expr], torch.dtype], Term]
 """Returns the divisor of the window at a position."""
 
 
-def _mean(ctx: Builder, x: Value, dims: Sequence[Along], divisor: Divisor) -> Value:
+def _mean(ctx: Builder, x: Value, dims: Sequence[WindowAxis], divisor: Divisor) -> Value:
     """Σ of each window over its divisor."""
     compute, taps = _floats(x), windows(x.shape, dims)
     total = _summed(ctx, x, taps, taps.read(x).to(compute))
@@ -62,7 +62,7 @@ def _mean(ctx: Builder, x: Value, dims: Sequence[Along], divisor: Divisor) -> Va
     return rounded(Value(total.shape, compute, x.device, mean.expr), x.dtype)
 
 
-def _mean_gradient(ctx: Builder, grad: Value, dims: Sequence[Along], divisor: Divisor) -> Value:
+def _mean_gradient(ctx: Builder, grad: Value, dims: Sequence[WindowAxis], divisor: Divisor) -> Value:
     """Σ of the gradients of the windows that contain an element, each over its divisor."""
     compute, taps = _floats(grad), windows(grad.shape, dims)
     each_one = taps.read(grad).to(compute) / divisor(taps.index[-len(dims) :], compute)
@@ -112,7 +112,7 @@ def _average_pool(count: int) -> None:
         return _mean_gradient(ctx, grad, dims, _elements(sizes, results, k, s, p, count_include_pad, divisor_override))
 
 
-def _member(inputs: int, kernel: int, stride: int, padding: int) -> Along:
+def _member(inputs: int, kernel: int, stride: int, padding: int) -> WindowAxis:
     """Return the windows that contain an element: each begins before it and reaches it."""
     candidates = covering(inputs, kernel, stride, padding)
 
@@ -121,7 +121,7 @@ def _member(inputs: int, kernel: int, stride: int, padding: int) -> Along:
             return []  # each candidate reaches it
         return [Term(IndexValue(i + padding - candidates.place(i, t) * stride)) < kernel]
 
-    return Along(candidates.results, candidates.taps, candidates.place, tests)
+    return WindowAxis(candidates.results, candidates.taps, candidates.place, tests)
 
 
 def _elements(

@@ -47,7 +47,7 @@ FILTERS: dict[str, tuple[int, Callable[[Term], Term]]] = {"bilinear": (2, _linea
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class ResampledAxis:
     """One dimension: from `inputs` to `results`, which are `step` apart, measured in inputs."""
 
     inputs: int
@@ -103,7 +103,7 @@ class Along:
         return fold(ctx, "sum", [Value(shape, self.dtype, device, weight.expr)], [1])
 
 
-def _resampled(ctx: Builder, x: Value, dim: int, along: Along) -> Value:
+def _resampled(ctx: Builder, x: Value, dim: int, along: ResampledAxis) -> Value:
     """Resample x along `dim`."""
     shape = (*x.shape[:dim], sympy.Integer(along.results), *x.shape[dim + 1 :], sympy.Integer(along.taps))
     axes = [axis_symbol(k) for k in range(len(shape))]
@@ -122,7 +122,7 @@ def _not_zero(total: Term) -> Term:
     return where(eq(total, 0), 1, total)
 
 
-def _gathered(ctx: Builder, grad: Value, dim: int, along: Along) -> Value:
+def _gathered(ctx: Builder, grad: Value, dim: int, along: ResampledAxis) -> Value:
     """Return for each input along `dim` Σ over the results that read it."""
     shape = (*grad.shape[:dim], sympy.Integer(along.inputs), *grad.shape[dim + 1 :], sympy.Integer(along.views))
     axes = [axis_symbol(k) for k in range(len(shape))]
@@ -140,7 +140,7 @@ def _gathered(ctx: Builder, grad: Value, dim: int, along: Along) -> Value:
 
 def _dimensions(
     name: str, x: Value, inputs: Sequence[int], results: Sequence[int], align: bool, scales: Sequence[float | None]
-) -> list[Along]:
+) -> list[ResampledAxis]:
     """Return the last two dimensions, each with its step as eager computes it."""
     if not x.dtype.is_floating_point:
         raise Unsupported(f"images of {x.dtype}")
@@ -151,7 +151,7 @@ def _dimensions(
             step = _divided(size - 1, count - 1, x.dtype) if count > 1 else 0.0
         else:
             step = _divided(size, count, x.dtype) if scale is None or scale <= 0 else _divided(1.0, scale, x.dtype)
-        dimensions.append(Along(size, count, step, width, weight, x.dtype))
+        dimensions.append(ResampledAxis(size, count, step, width, weight, x.dtype))
     return dimensions
 
 

@@ -77,7 +77,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class SampledAxis:
     """One dimension of a sample.
 
     Attributes:
@@ -144,7 +144,7 @@ def _cubic_far_slope(x: Term) -> Term:
 
 def _samples(
     ctx: Builder, x: Value, grid: Value, sampling: Sampling, shape: Shape, points: Sequence[sympy.Symbol]
-) -> list[Along]:
+) -> list[SampledAxis]:
     """Return the dimensions of the sample at each of `points` (batch, then the grid's own), over the axes of `shape`.
 
     A grid holds the last dimension first.  Coordinates are computed once into buffers: all channels share them.
@@ -163,12 +163,14 @@ def _samples(
         coordinate = Term(ctx.map(Value(lines, at.dtype, x.device, at.expr)).view(shape, points).expr)
         change = Term(Value(lines, slope.dtype, x.device, slope.expr).view(shape, points).expr)
         start = call("round" if sampling.mode == NEAREST else "floor", coordinate)
-        dimensions.append(Along(sampling, size, coordinate, start - 1 if sampling.mode == CUBIC else start, change))
+        dimensions.append(
+            SampledAxis(sampling, size, coordinate, start - 1 if sampling.mode == CUBIC else start, change)
+        )
     return dimensions
 
 
 def _read(
-    x: Value, dims: Sequence[Along], taps: Sequence[int], shape: Shape, batch: Sequence[sympy.Symbol]
+    x: Value, dims: Sequence[SampledAxis], taps: Sequence[int], shape: Shape, batch: Sequence[sympy.Symbol]
 ) -> tuple[Term, list[Term]]:
     """Return (the element of x at some taps, 0 outside; the taps as terms)."""
     numbers = [Term(literal(tap, dims[0].start.dtype)) for tap in taps]

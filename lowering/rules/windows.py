@@ -27,7 +27,7 @@ def _no_tests(result: sympy.Symbol, tap: sympy.Symbol) -> list[Term]:
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class WindowAxis:
     """One dimension: the number of results, of taps for each, the position that a tap reads, and whether it counts."""
 
     results: int
@@ -72,7 +72,7 @@ class Windows:
         return total
 
 
-def windows(shape: Shape, dims: Sequence[Along]) -> Windows:
+def windows(shape: Shape, dims: Sequence[WindowAxis]) -> Windows:
     """Return the windows that read a tensor of `shape`, along its last dimensions."""
     lead = len(shape) - len(dims)
     axes = [axis_symbol(k) for k in range(lead + 2 * len(dims))]
@@ -117,17 +117,17 @@ def each(argument: Sequence[int] | int, count: int) -> list[int]:
     return numbers * count if len(numbers) == 1 else numbers
 
 
-def strided(results: int, taps: int, stride: int, padding: int, dilation: int = 1) -> Along:
+def strided(results: int, taps: int, stride: int, padding: int, dilation: int = 1) -> WindowAxis:
     """Return windows a stride apart: tap t of result o reads o·stride - padding + t·dilation."""
-    return Along(results, taps, lambda o, t: o * stride - padding + t * dilation)
+    return WindowAxis(results, taps, lambda o, t: o * stride - padding + t * dilation)
 
 
-def covering(inputs: int, extent: int, stride: int, padding: int) -> Along:
+def covering(inputs: int, extent: int, stride: int, padding: int) -> WindowAxis:
     """Return the windows that may contain position i, beginning at most `extent` - 1 before it, last one first."""
-    return Along(inputs, (extent - 1) // stride + 1, lambda i, t: FloorDiv(i + padding, sympy.Integer(stride)) - t)
+    return WindowAxis(inputs, (extent - 1) // stride + 1, lambda i, t: FloorDiv(i + padding, sympy.Integer(stride)) - t)
 
 
-def proportional(results: int, inputs: int) -> Along:
+def proportional(results: int, inputs: int) -> WindowAxis:
     """Return adaptive windows: from ⌊o·inputs / results⌋ up to ⌈(o + 1)·inputs / results⌉."""
 
     def start(o: sympy.Expr) -> sympy.Expr:
@@ -140,4 +140,4 @@ def proportional(results: int, inputs: int) -> Along:
         return [] if inputs % results == 0 else [Term(IndexValue(start(o) + t)) < end(o)]
 
     taps = max(-(-(o + 1) * inputs // results) - o * inputs // results for o in range(results))
-    return Along(results, taps, lambda o, t: start(o) + t, tests)
+    return WindowAxis(results, taps, lambda o, t: start(o) + t, tests)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusion.codegen.build
-from fusion.codegen.build import Builder
+from fusion.codegen.build import KernelBuilder
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Launcher, Target
 from fusion.codegen.targets import builder_for
@@ -79,14 +79,14 @@ def test_an_access_outside_is_refused_when_it_happens() -> None:
 
 
 def test_the_builder_builds_equal_kernels_once() -> None:
-    built = Builder(ReferenceTarget()).build([row_means(), row_means("other"), row_means()])
+    built = KernelBuilder(ReferenceTarget()).build([row_means(), row_means("other"), row_means()])
     assert built[0] is built[2]
     assert built[0] is not built[1]
 
 
 def test_the_builder_keeps_the_most_recent_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fusion.codegen.build, "MOST_CACHED", 2)
-    builder = Builder(ReferenceTarget())
+    builder = KernelBuilder(ReferenceTarget())
     one, two = builder.build([row_means("one"), row_means("two")])
     assert builder.build([row_means("one")]) == [one]
     builder.build([row_means("three")])
@@ -103,7 +103,7 @@ def test_the_builder_goes_on_while_kernels_are_built(monkeypatch: pytest.MonkeyP
         raise BuildError("no compiler")
 
     monkeypatch.setattr(target, "build", refuse)
-    builder = Builder(target)
+    builder = KernelBuilder(target)
     building = builder.begin([row_means()])
     assert building.sources == {row_means(): target.emit(row_means())}
     going.set()
@@ -121,6 +121,6 @@ def test_the_builder_writes_nothing_for_an_empty_grid(monkeypatch: pytest.Monkey
     )
     target = ReferenceTarget()
     monkeypatch.setattr(target, "emit", lambda result: pytest.fail("it has nothing to do"))
-    (built,) = Builder(target).build([empty])
+    (built,) = KernelBuilder(target).build([empty])
     built.launch(torch.empty(5, 0), torch.empty(5, 0))
     assert "nothing" in built.source

@@ -12,11 +12,11 @@ import pytest
 import sympy
 import torch
 
-from fusion.codegen.build import Builder
+from fusion.codegen.build import KernelBuilder
 from fusion.codegen.cache import put
 from fusion.codegen.cache.folders import Folder
 from fusion.codegen.reference import ReferenceTarget
-from fusion.codegen.target import Alternative, Launcher, Stage
+from fusion.codegen.target import KernelCandidate, Launcher, Stage
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning import Tuner
 from fusion.codegen.tuning.check import wrong
@@ -84,8 +84,8 @@ class Several(ReferenceTarget):
         super().__init__()
         self.names, self.built = names, list[str]()
 
-    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        return [Alternative(name, f"{name}\n{self.emit(kernel)}") for name in self.names]
+    def alternatives(self, kernel: Kernel) -> Sequence[KernelCandidate]:
+        return [KernelCandidate(name, f"{name}\n{self.emit(kernel)}") for name in self.names]
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         name = source.partition("\n")[0]
@@ -111,7 +111,7 @@ KERNEL = softmax(12, 40, Role.WHOLE)
 
 
 def test_the_fastest_correct_configuration_wins_and_wrong_ones_are_named() -> None:
-    ((built, tuning),) = Tuner(Builder(Several()), CPU).build([KERNEL])
+    ((built, tuning),) = Tuner(KernelBuilder(Several()), CPU).build([KERNEL])
     trials = {trial.name: trial for trial in tuning.trials}
     assert tuning.trials[tuning.chosen].name == "right"
     assert built.source.startswith("right\n")
@@ -126,17 +126,17 @@ def test_the_fastest_correct_configuration_wins_and_wrong_ones_are_named() -> No
 
 
 def test_the_winner_is_kept_for_the_next_process() -> None:
-    ((_, first),) = Tuner(Builder(Several()), CPU).build([KERNEL])
+    ((_, first),) = Tuner(KernelBuilder(Several()), CPU).build([KERNEL])
     again = Several()
-    ((built, second),) = Tuner(Builder(again), CPU).build([KERNEL])
+    ((built, second),) = Tuner(KernelBuilder(again), CPU).build([KERNEL])
     assert second == first and again.built == ["right"]  # nothing else was built, so nothing else was timed
     assert built.source.startswith("right\n")
 
 
 def test_other_configurations_are_measured_anew() -> None:
-    Tuner(Builder(Several()), CPU).build([KERNEL])
+    Tuner(KernelBuilder(Several()), CPU).build([KERNEL])
     fewer = Several(("slow", "right"))
-    Tuner(Builder(fewer), CPU).build([KERNEL])
+    Tuner(KernelBuilder(fewer), CPU).build([KERNEL])
     assert sorted(fewer.built) == ["right", "slow"]
 
 
@@ -166,7 +166,7 @@ DAMAGED = {
 def test_a_damaged_record_is_measured_anew(text: str, tmp_path: Path) -> None:
     def built() -> list[str]:
         target = Several(("slow", "right"))
-        Tuner(Builder(target), CPU).build([KERNEL])
+        Tuner(KernelBuilder(target), CPU).build([KERNEL])
         return sorted(target.built)
 
     assert built() == ["right", "slow"]
@@ -177,13 +177,13 @@ def test_a_damaged_record_is_measured_anew(text: str, tmp_path: Path) -> None:
 
 
 def test_a_record_of_others_is_measured_anew(tmp_path: Path) -> None:
-    Tuner(Builder(Several(("slow", "right"))), CPU).build([KERNEL])
+    Tuner(KernelBuilder(Several(("slow", "right"))), CPU).build([KERNEL])
     (ours,) = (tmp_path / "tuned").iterdir()
-    Tuner(Builder(Several(("right", "slow"))), CPU).build([KERNEL])
+    Tuner(KernelBuilder(Several(("right", "slow"))), CPU).build([KERNEL])
     (theirs,) = set((tmp_path / "tuned").iterdir()) - {ours}
     theirs.rename(ours)
     target = Several(("slow", "right"))
-    ((built, _),) = Tuner(Builder(target), CPU).build([KERNEL])
+    ((built, _),) = Tuner(KernelBuilder(target), CPU).build([KERNEL])
     assert sorted(target.built) == ["right", "slow"] and built.source.startswith("right\n")
 
 
@@ -192,19 +192,19 @@ def test_a_record_that_cannot_be_kept_is_used(monkeypatch: pytest.MonkeyPatch) -
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(Folder, "rename", full)
-    ((_, tuning),) = Tuner(Builder(Several(("slow", "right"))), CPU).build([KERNEL])
+    ((_, tuning),) = Tuner(KernelBuilder(Several(("slow", "right"))), CPU).build([KERNEL])
     assert tuning.trials[tuning.chosen].name == "right"
 
 
 def test_without_a_correct_configuration_the_default_is_kept_and_reported() -> None:
     target = Several(("off", "failing"))
-    ((built, tuning),) = Tuner(Builder(target), CPU).build([KERNEL])
+    ((built, tuning),) = Tuner(KernelBuilder(target), CPU).build([KERNEL])
     assert "no configuration" in tuning.reason and built.source == target.emit(KERNEL)
 
 
 @pytest.mark.parametrize("target", ["c", "reference"])
 def test_a_target_without_a_choice_builds_as_always(target: str) -> None:
-    builder = Builder(TARGETS[target]())
+    builder = KernelBuilder(TARGETS[target]())
     ((built, tuning),) = Tuner(builder, CPU).build([KERNEL])
     assert built is builder.build([KERNEL])[0] and tuning.reason and not tuning.trials
 

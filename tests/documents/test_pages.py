@@ -42,10 +42,10 @@ def registries_kept() -> Iterator[None]:
     tables: list[dict] = [RULES, TARGETS]
     if importlib.util.find_spec("triton"):
         from fusion.codegen.triton.devices import KNOWN, device_of
-        from fusion.codegen.triton.forms import alone
+        from fusion.codegen.triton.forms import single_kernel
 
         tables.append(KNOWN)
-        order = alone.ALONE
+        order = single_kernel.SINGLE_KERNEL
     kept = [dict(table) for table in tables]
     try:
         yield
@@ -55,7 +55,7 @@ def registries_kept() -> Iterator[None]:
             table.update(before)
         if len(tables) == 3:
             device_of.cache_clear()
-            alone.ALONE = order
+            single_kernel.SINGLE_KERNEL = order
 
 
 @pytest.fixture

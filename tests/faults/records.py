@@ -11,7 +11,7 @@ import torch
 
 from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
-from fusion.codegen.calibration import Figures
+from fusion.codegen.calibration import DeviceSpeeds
 from fusion.codegen.tuning import record
 from fusion.codegen.tuning.record import Trial as Timed
 from fusion.codegen.tuning.record import Tuning
@@ -60,13 +60,13 @@ def another_number(path: Path, rng: random.Random) -> None:
     path.write_bytes(text[:at] + str(rng.randrange(10)).encode() + text[at + 1 :])
 
 
-def _write(figures: Figures, tuning: Tuning) -> None:
+def _write(figures: DeviceSpeeds, tuning: Tuning) -> None:
     with suppress(BuildError):
         calibration.keep(figures, cpu_identity(), torch.get_num_threads())
     record.write(KEY, tuning)
 
 
-def _read(count: int) -> tuple[Figures | None, Tuning | None]:
+def _read(count: int) -> tuple[DeviceSpeeds | None, Tuning | None]:
     try:
         tuning = record.read(KEY, count)
     except BuildError:
@@ -74,11 +74,11 @@ def _read(count: int) -> tuple[Figures | None, Tuning | None]:
     return calibration.kept(cpu_identity(), torch.get_num_threads()), tuning
 
 
-def _figures(rng: random.Random) -> Figures:
+def _figures(rng: random.Random) -> DeviceSpeeds:
     def speed() -> float:
         return rng.uniform(1e3, 1e6)
 
-    return Figures("a CPU", rng.uniform(1, 50), ((1e6, speed()),), speed(), {2: speed(), 4: speed()})
+    return DeviceSpeeds("a CPU", rng.uniform(1, 50), ((1e6, speed()),), speed(), {2: speed(), 4: speed()})
 
 
 def _tuning(rng: random.Random) -> Tuning:

@@ -15,12 +15,12 @@ from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.c.device import COSTS, EPYC
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.cache import put
-from fusion.codegen.calibration import Figures
+from fusion.codegen.calibration import DeviceSpeeds
 from fusion.codegen.triton.devices import H200, calibrated
 from fusion.codegen.triton.devices.derived import speeds
 from tests.codegen.kernels.products import matmul
 
-FIGURES = Figures(
+FIGURES = DeviceSpeeds(
     name="a CPU",
     launch_us=3.0,
     memory=((1e6, 50_000.0), (1e8, 10_000.0)),

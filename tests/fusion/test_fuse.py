@@ -19,7 +19,7 @@ import fusion
 import fusion.calls.reports
 import fusion.compilation.graph_compiler
 from fusion.backend import backend_of
-from fusion.codegen.build import Builder
+from fusion.codegen.build import KernelBuilder
 from fusion.codegen.targets import builder_for
 
 
@@ -417,7 +417,7 @@ def test_torchscript_is_refused() -> None:
 def test_the_target_of_an_accelerator_prepares_while_pytorch_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def builder(device: str, *others: object) -> Builder:
+    def builder(device: str, *others: object) -> KernelBuilder:
         asked.append(device)
         return builder_for("cpu", "reference")
 

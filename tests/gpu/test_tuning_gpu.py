@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 import fusion
-from fusion.codegen.build import Builder
+from fusion.codegen.build import KernelBuilder
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning import Tuner
 from fusion.lowering.ir.kernel import Kernel, Role
@@ -41,7 +41,7 @@ KERNELS: dict[str, Kernel] = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_configuration_is_right(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
-    ((_, tuning),) = Tuner(Builder(TARGETS["triton"]()), torch.device("cuda", 0)).build([KERNELS[name]])
+    ((_, tuning),) = Tuner(KernelBuilder(TARGETS["triton"]()), torch.device("cuda", 0)).build([KERNELS[name]])
     print(f"\n{tuning}")
     assert not tuning.reason
     refused = [trial for trial in tuning.trials if trial.refused and "cannot be built" not in trial.refused]
@@ -54,7 +54,7 @@ def test_a_miscompiled_configuration_does_not_win(tmp_path: Path, monkeypatch: p
     """Triton 3.6 loses numbers where a tile is multiplied and summed at once, in blocks of 128 and more."""
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
     kernel = rms_linear(300, 500, 700)
-    ((built, tuning),) = Tuner(Builder(TARGETS["triton"]()), torch.device("cuda", 0)).build([kernel])
+    ((built, tuning),) = Tuner(KernelBuilder(TARGETS["triton"]()), torch.device("cuda", 0)).build([kernel])
     print(f"\n{tuning}")
     assert not tuning.reason
     given = tensors(kernel)

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusion.codegen.c.blocked.held import Tile, packed_tile, row_stride
-from fusion.codegen.c.blocked.scope import Scope
+from fusion.codegen.c.blocked.held import ArrayTile, packed_tile, row_stride
+from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
-from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.storage import VALUE_TYPES
 from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.ir.expr import Expr, Load
 from fusion.lowering.ir.kernel import Fold
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class TiledProduct:
     """Describes a `dot` as calls: the axes of its tile and its factors; None for absent axes.
 
     `left` spans `row` and `depth`, `right` spans `depth` and `column`; there is one call per point of the `others`,
@@ -48,18 +48,18 @@ class Packed:
     name: str
 
 
-class Factors:
+class ProductFactors:
     """The factors of the products of one kernel.
 
     Attributes:
         packed: the factors that are packed in the current scope, with their two axes.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: TileScope) -> None:
         self.scope = scope
-        self.packed: dict[tuple[Expr, sympy.Symbol | None, sympy.Symbol | None], Tile] = {}
+        self.packed: dict[tuple[Expr, sympy.Symbol | None, sympy.Symbol | None], ArrayTile] = {}
 
-    def product(self, fold: Fold) -> Product:
+    def product(self, fold: Fold) -> TiledProduct:
         """Return the calls that compute a `dot`.  The longer side becomes the columns if the other one is too short."""
         left, right = fold.args
 
@@ -75,25 +75,25 @@ class Factors:
         over = self.scope.blocks.tiled(fold.over)
         depth = longest(over)
         others = [s for s in self.scope.tiled(*fold.args) if s not in (row, column) and s not in fold.over]
-        return Product(left, right, row, column, depth, tuple(others), tuple(s for s in over if s != depth))
+        return TiledProduct(left, right, row, column, depth, tuple(others), tuple(s for s in over if s != depth))
 
-    def ahead(self, product: Product, closed: Collection[sympy.Symbol]) -> list[str]:
+    def ahead(self, product: TiledProduct, closed: Collection[sympy.Symbol]) -> list[str]:
         """Return lines that pack the right factor outside loops over the axes `closed`, if all calls can share it."""
         packed = {product.depth, product.column}
         if set(self.scope.tiled(product.right)) - packed or packed.intersection(closed):
             return []
         return self.right(product).lines
 
-    def left(self, product: Product) -> tuple[list[str], str]:
+    def left(self, product: TiledProduct) -> tuple[list[str], str]:
         """Return lines that put the left factor into memory, and its location: pointer and two strides."""
         return self._factor(product.left, product.row, product.depth)
 
-    def right(self, product: Product) -> Packed:
+    def right(self, product: TiledProduct) -> Packed:
         """Return the packing of the right factor, without lines if it is packed already."""
         key = (product.right, product.depth, product.column)
         if key in self.packed:
             return Packed([], [], self.packed[key].name)
-        scope, held = self.scope, HELD[product.right.dtype]
+        scope, held = self.scope, VALUE_TYPES[product.right.dtype]
         lines, place = self._factor(product.right, product.depth, product.column)
         name = scope.space.fresh("packed")
         tile = scope.allocate(packed_tile(name, held, product.depth, product.column, scope.blocks))
@@ -133,7 +133,7 @@ class Factors:
         position = index_text(sympy.expand_mul(offset.xreplace(starts)), names)
         return ", ".join([f"{self.scope.params[value.buffer]} + {position}", *(index_text(s, names) for s in strides)])
 
-    def multiply(self, product: Product, tile: Tile, left: str, right: Packed, *, fresh: bool) -> list[str]:
+    def multiply(self, product: TiledProduct, tile: ArrayTile, left: str, right: Packed, *, fresh: bool) -> list[str]:
         """Return the calls that accumulate the product into `tile`, or overwrite it if `fresh`."""
         position = tile.position(self.scope.blocks, self.scope.names, (product.row, product.column))
         stride = index_text(row_stride(product.column, self.scope.blocks), self.scope.names)

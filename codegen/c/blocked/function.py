@@ -18,13 +18,13 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.codegen.c.blocked.factors import Factors
-from fusion.codegen.c.blocked.held import Tile, product_tile, tile_over
-from fusion.codegen.c.blocked.scope import Scope
+from fusion.codegen.c.blocked.factors import ProductFactors
+from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
+from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
 from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.plan.loop_fusion import extend_spans, with_plain_folds
 from fusion.codegen.c.plan.scratch import outermost
-from fusion.codegen.c.plan.sweeps import extend_spans, with_plain_folds
 from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, combined, started, store_statement, take
@@ -32,7 +32,7 @@ from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.scratch import on_heap
-from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.storage import VALUE_TYPES
 from fusion.lowering.indexing import ZERO
 from fusion.lowering.ir.expr import Expr, Load, TileRef, make_cast, postorder
 from fusion.lowering.ir.kernel import (
@@ -87,9 +87,9 @@ class _Blocked:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.frame = kernel, Frame(kernel)
-        self.scope = Scope(kernel, self.frame)
-        self.products = Factors(self.scope)
-        self.best: dict[str, Tile] = {}  # of an argmax or argmin: the value at its position
+        self.scope = TileScope(kernel, self.frame)
+        self.products = ProductFactors(self.scope)
+        self.best: dict[str, ArrayTile] = {}  # of an argmax or argmin: the value at its position
         self.open: frozenset[sympy.Symbol] = frozenset()  # LOOP axes whose loop is open
 
     def text(self) -> str:
@@ -151,7 +151,7 @@ class _Blocked:
                     raise AssertionError("no scan stands beside products and running values")
                 case _:
                     assert_never(stmt)
-        results: dict[Expr, Tile] = {node: tile for node, tile in scope.known.items() if isinstance(node, TileRef)}
+        results: dict[Expr, ArrayTile] = {node: tile for node, tile in scope.known.items() if isinstance(node, TileRef)}
         scope.shared, scope.known, self.products.packed = outside
         scope.outside, scope.later = above
         scope.known.update(results)
@@ -277,7 +277,7 @@ class _Blocked:
 
     def _start(self, fold: Fold) -> list[str]:
         """Return a tile for the result of `fold`, filled with the fold's identity."""
-        scope, held = self.scope, HELD[fold.dtype]
+        scope, held = self.scope, VALUE_TYPES[fold.dtype]
         axes = tuple(symbol for symbol in scope.tiled(*fold.args) if symbol not in fold.over)
         name = scope.space.exactly(fold.name)
         if fold.op == "dot":
@@ -289,7 +289,9 @@ class _Blocked:
         if not keeps_position(fold.op):
             return self.scope.fill(tile, started(fold))
         dtype = fold.args[0].dtype
-        best = self.scope.allocate(tile_over(scope.space.exactly(f"{name}_best"), HELD[dtype], axes, scope.blocks))
+        best = self.scope.allocate(
+            tile_over(scope.space.exactly(f"{name}_best"), VALUE_TYPES[dtype], axes, scope.blocks)
+        )
         self.best[fold.name] = best
         return [*self.scope.fill(best, started(fold, dtype)), *self.scope.fill(tile, NEVER)]
 
@@ -316,7 +318,7 @@ class _Blocked:
         nest.write(f"{element} = {combined(fold, element, nest.texts[0])};")
         return [*lines, *nest.lines()]
 
-    def _dot(self, fold: Fold, tile: Tile, *, fresh: bool) -> list[str]:
+    def _dot(self, fold: Fold, tile: ArrayTile, *, fresh: bool) -> list[str]:
         """Return a product; its factors are read before the accumulator is rescaled."""
         product = self.products.product(fold)
         lines, left = self.products.left(product)
@@ -324,7 +326,7 @@ class _Blocked:
         lines = [*lines, *right.lines, *self._carry(fold, tile)]
         return [*lines, *self.products.multiply(product, tile, left, right, fresh=fresh)]
 
-    def _carry(self, fold: Fold, tile: Tile) -> list[str]:
+    def _carry(self, fold: Fold, tile: ArrayTile) -> list[str]:
         """Return lines that rescale the accumulator of `fold` by its running values."""
         if fold.carry is None:
             return []
@@ -333,9 +335,9 @@ class _Blocked:
         nest.write(f"{self.scope.at(tile)} = {nest.texts[0]};")
         return [*lines, *nest.lines()]
 
-    def _across(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
+    def _across(self, fold: Fold, tile: ArrayTile, axes: Sequence[sympy.Symbol]) -> list[str]:
         """Return a fold whose lanes run along a folded axis: each lane has a partial result, combined at the end."""
-        held = HELD[fold.dtype]
+        held = VALUE_TYPES[fold.dtype]
         part = Code(self.scope.space.fresh(f"{fold.name}_part"))
         outer = sum(symbol not in fold.over for symbol in axes)
         extreme = fold.op in ("max", "min") and held != "_Bool"
@@ -355,7 +357,7 @@ class _Blocked:
         kept.after.append(f"{element} = {combined(fold, element, part)};")
         return nest.lines()
 
-    def _extreme_position(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
+    def _extreme_position(self, fold: Fold, tile: ArrayTile, axes: Sequence[sympy.Symbol]) -> list[str]:
         """Return argmax or argmin, point by point: the best value so far and its position."""
         at = self.scope.at(tile)
         best = self.scope.at(self.best[fold.name])

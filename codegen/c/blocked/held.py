@@ -14,12 +14,12 @@ from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
 from fusion.codegen.c.text.scratch import Scratch
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv
 
-LINE = 16
+CACHE_SET_PADDING = 16
 """Padding in elements of rows whose length is a multiple of a kilobyte: their columns would share a cache set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ArrayTile:
     """An array `name` of `count` elements of C type `held`; along `axes[k]` its elements are `strides[k]` apart."""
 
     name: str
@@ -65,7 +65,7 @@ def round_up(size: sympy.Expr, multiple: int) -> sympy.Expr:
     return multiple * FloorDiv(size + multiple - 1, multiple)
 
 
-def tile_over(name: str, held: str, axes: Sequence[sympy.Symbol], blocks: Blocks) -> Tile:
+def tile_over(name: str, held: str, axes: Sequence[sympy.Symbol], blocks: Blocks) -> ArrayTile:
     """Return a tile over `axes`, contiguous along the last."""
     strides: list[sympy.Expr] = []
     step = ONE
@@ -74,7 +74,7 @@ def tile_over(name: str, held: str, axes: Sequence[sympy.Symbol], blocks: Blocks
         bound = blocks.of[symbol].bound
         assert bound is not None
         step = step * bound if len(strides) > 1 or len(axes) == 1 else _row(bound)
-    return Tile(name, held, tuple(axes), tuple(reversed(strides)), step)
+    return ArrayTile(name, held, tuple(axes), tuple(reversed(strides)), step)
 
 
 def product_tile(
@@ -84,7 +84,7 @@ def product_tile(
     row: sympy.Symbol | None,
     column: sympy.Symbol | None,
     blocks: Blocks,
-) -> Tile:
+) -> ArrayTile:
     """Return a tile for products over (`row`, `column`), padded to whole register blocks."""
     width = _row(_bound(column, blocks))
     strides = [*([width] if row is not None else []), *([ONE] if column is not None else [])]
@@ -93,12 +93,14 @@ def product_tile(
         strides.insert(0, step)
         step = step * _bound(symbol, blocks)
     axes = (*others, *(symbol for symbol in (row, column) if symbol is not None))
-    return Tile(name, held, axes, tuple(strides), step)
+    return ArrayTile(name, held, axes, tuple(strides), step)
 
 
-def packed_tile(name: str, held: str, depth: sympy.Symbol | None, column: sympy.Symbol | None, blocks: Blocks) -> Tile:
+def packed_tile(
+    name: str, held: str, depth: sympy.Symbol | None, column: sympy.Symbol | None, blocks: Blocks
+) -> ArrayTile:
     """Return a tile for a packed operand."""
-    return Tile(name, held, (), (), _bound(depth, blocks) * round_up(_bound(column, blocks), COLUMN_BLOCK))
+    return ArrayTile(name, held, (), (), _bound(depth, blocks) * round_up(_bound(column, blocks), COLUMN_BLOCK))
 
 
 def row_stride(column: sympy.Symbol | None, blocks: Blocks) -> sympy.Expr:
@@ -114,4 +116,4 @@ def _bound(symbol: sympy.Symbol | None, blocks: Blocks) -> sympy.Expr:
 
 def _row(bound: sympy.Expr) -> sympy.Expr:
     width = round_up(bound, COLUMN_BLOCK)
-    return width + LINE if not width.is_Integer or int(width) % 64 == 0 else width
+    return width + CACHE_SET_PADDING if not width.is_Integer or int(width) % 64 == 0 else width

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.codegen.c.blocked.blocks import COLUMNS, choose_blocks
-from fusion.codegen.c.blocked.held import Tile, tile_over
+from fusion.codegen.c.blocked.held import ArrayTile, tile_over
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.plan.scratch import WORTH_KEEPING, outermost
 from fusion.codegen.c.plan.threads import cost_of
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.nest import Level, indented, render
 from fusion.codegen.c.text.products import COLUMN_BLOCK
-from fusion.codegen.c.text.storage import HELD, loaded
+from fusion.codegen.c.text.storage import VALUE_TYPES, loaded
 from fusion.codegen.c.text.values import CHOICES, ValueWriter
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Expr, Load, Op, TileRef, postorder
@@ -52,7 +52,7 @@ class Nest:
         return render(self.levels)
 
 
-class Scope:
+class TileScope:
     """The tiles of one kernel and their contents at the current statement.
 
     Attributes:
@@ -71,8 +71,8 @@ class Scope:
         self.where = dict(spans(kernel))
         self.blocks = choose_blocks(kernel, self.names)
         self.written = frozenset(param.name for param in kernel.params if param.written)
-        self.tiles: list[Tile] = []
-        self.known: dict[Expr, Tile] = {}
+        self.tiles: list[ArrayTile] = []
+        self.known: dict[Expr, ArrayTile] = {}
         self.shared: frozenset[Expr] = frozenset()
         self.outside: frozenset[Expr] = frozenset()
         self.later: tuple[Expr, ...] = ()
@@ -105,16 +105,16 @@ class Scope:
                 yield node
                 stack.extend(node.children())
 
-    def allocate(self, tile: Tile) -> Tile:
+    def allocate(self, tile: ArrayTile) -> ArrayTile:
         """Register `tile` for allocation by every thread, and return it."""
         self.tiles.append(tile)
         return tile
 
-    def at(self, tile: Tile) -> Code:
+    def at(self, tile: ArrayTile) -> Code:
         """Return the element of `tile` at the current point."""
         return tile.element(self.blocks, self.names)
 
-    def fill(self, tile: Tile, value: Code) -> list[str]:
+    def fill(self, tile: ArrayTile, value: Code) -> list[str]:
         """Return lines that put `value` into every element of `tile`."""
         levels, _ = self.levels(tile.axes, lanes=True)
         levels[-1].before.append(f"{self.at(tile)} = {value};")
@@ -145,8 +145,8 @@ class Scope:
             lines += self.materialise(node)
         return lines
 
-    def _tile(self, node: Expr, axes: Sequence[sympy.Symbol]) -> Tile:
-        return self.allocate(tile_over(self.space.fresh("tile"), HELD[node.dtype], axes, self.blocks))
+    def _tile(self, node: Expr, axes: Sequence[sympy.Symbol]) -> ArrayTile:
+        return self.allocate(tile_over(self.space.fresh("tile"), VALUE_TYPES[node.dtype], axes, self.blocks))
 
     def nest(
         self,
@@ -186,7 +186,7 @@ class Scope:
         span, needed = set(self.tiled(node)), self._read([*roots, *self.later], beside=node)
         for value in self._read([node]):
             tile = self.known[value]
-            fits = set(tile.axes) == span and tile.held == HELD[node.dtype]
+            fits = set(tile.axes) == span and tile.held == VALUE_TYPES[node.dtype]
             if fits and value not in self.outside and value not in needed:
                 return value
         return None

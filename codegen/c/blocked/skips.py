@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import sympy
 
 from fusion.codegen.c.blocked.blocks import Blocks
-from fusion.codegen.c.blocked.scope import Scope
+from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.text.indices import Names, affine, index_text
 from fusion.lowering.indexing import coefficient, symbols_of
 from fusion.lowering.ir.expr import Const, Expr, Op, Random, TileRef, loads, postorder
@@ -34,7 +34,7 @@ _APART: Mapping[ScalarName, str] = {  # of the intervals {0} … {1} and {2} …
 }
 
 
-def possible(where: Expr, scope: Scope) -> tuple[list[str], str]:
+def possible(where: Expr, scope: TileScope) -> tuple[list[str], str]:
     """Return lines, and C text: may `where` be true somewhere in the current block?  `ALWAYS` if that cannot be
     decided.
 
@@ -49,7 +49,7 @@ def possible(where: Expr, scope: Scope) -> tuple[list[str], str]:
 class _Possible:
     """Writes one condition; `lines` go before it."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: TileScope) -> None:
         self.scope, self.blocks, self.names = scope, scope.blocks, scope.names
         self.lines: list[str] = []
 

@@ -21,11 +21,11 @@ import sympy
 import torch
 
 from fusion.codegen.c.plan.lanes import FEW_POINTS, FEWER_POINTS
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import NEVER, NanWatch, across_lanes, better, compared_as, sign, started, take
 from fusion.codegen.c.text.nest import Extent, Level, Namespace
-from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.storage import VALUE_TYPES
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Fold, KernelAxis
 from fusion.lowering.ir.scalar_ops import keeps_position
@@ -83,7 +83,7 @@ class LoopLevels:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class FoldRuns:
     """The runs of elements that the folds of a sweep take before they combine partial results.
 
     Attributes:
@@ -103,7 +103,7 @@ class Runs:
     alone: bool
 
 
-def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None) -> Runs:
+def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None) -> FoldRuns:
     """Return the runs of a sweep with scalar loops over the axes `folded`, outermost first, and lanes along `lane`."""
     across = lane is not None and lane.symbol in sweep.over
     apart = across and lane is not None and _keeps_apart(sweep, lane, folded)
@@ -112,7 +112,9 @@ def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None)
     shares = _shares(sweep, axis) if shared and axis is not None else None
     points = sympy.Mul(*(each.size for each in folded))
     one_run = not shared and points.is_Integer and bool(points <= CHUNK_PER_LANE)
-    return Runs(across, apart, shares, axis, _chunk_length(sweep, axis, across=shared, shares=shares, run=run), one_run)
+    return FoldRuns(
+        across, apart, shares, axis, _chunk_length(sweep, axis, across=shared, shares=shares, run=run), one_run
+    )
 
 
 def _keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:
@@ -145,7 +147,7 @@ def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares
 
     `run`: the number of elements folded for each of `last`.
     """
-    if last is None or not any(fold.op == "sum" and HELD[fold.dtype] == "float" for fold in sweep.folds):
+    if last is None or not any(fold.op == "sum" and VALUE_TYPES[fold.dtype] == "float" for fold in sweep.folds):
         return None
     most = shares * CHUNK_PER_LANE if shares else CHUNK_ACROSS if across else CHUNK_PER_LANE // run
     return None if last.size.is_Integer and last.size <= most else most
@@ -222,7 +224,7 @@ def _folded(fold: Fold, held: str, step: Callable[[Code], str], place: LoopLevel
 
 
 def _sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
-    held = HELD[fold.dtype]
+    held = VALUE_TYPES[fold.dtype]
     chunked = held == "float" and place.chunked
     if place.apart is not None:
         per_lane = replace(place, lanes=place.apart, cell=None, apart=None)
@@ -240,7 +242,7 @@ def _sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
 
 
 def _plain_sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
-    return _folded(fold, HELD[fold.dtype], lambda total: f"{total} += {value}", place, space)
+    return _folded(fold, VALUE_TYPES[fold.dtype], lambda total: f"{total} += {value}", place, space)
 
 
 def _chunked_sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> tuple[str, Code]:
@@ -259,7 +261,7 @@ def _chunked_sum(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -
 
 
 def _prod(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
-    return _folded(fold, HELD[fold.dtype], lambda total: f"{total} *= {value}", place, space)
+    return _folded(fold, VALUE_TYPES[fold.dtype], lambda total: f"{total} *= {value}", place, space)
 
 
 def _logical(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
@@ -270,7 +272,7 @@ def _logical(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Co
 def _extreme(fold: Fold, value: Code, place: LoopLevels, space: Namespace) -> Code:
     """Write max or min; across lanes NaN is noted separately, which leaves one instruction for the rest."""
     dtype = fold.dtype
-    held = HELD[dtype]
+    held = VALUE_TYPES[dtype]
     if place.lanes is not None or (place.shares is not None and not dtype.is_floating_point):
         return _folded(fold, held, lambda total: f"{total} = {fold.op}imum_{held}({value}, {total})", place, space)
     name = space.exactly(fold.name)

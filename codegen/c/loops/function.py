@@ -1,10 +1,10 @@
 """Writes a kernel as loops over its grid and its folded axes, with SIMD lanes along one of them.
 
 Input: a kernel; output: the text of its C function.  Other files decide which axes are inside a program (`repeated`),
-which statements share a loop (`sweeps`), which axis the lanes run along (`lanes`), where their loops are split (`cuts`)
-and where they are `idle`, which conditions are `uniform` in them, which values are kept (`scratch`), how folds
-accumulate (`folds`), whether threads pay (`threads`); this file writes the loops.  Kernels with contractions or running
-values are written by `blocked`.
+which statements share a loop (`loop_fusion`), which axis the lanes run along (`lanes`), where their loops are split
+(`index_set_splitting`) and end (`loop_bounds`), which conditions are `uniform` in them, which values are kept
+(`scratch`), how folds accumulate (`folds`), whether threads pay (`threads`); this file writes the loops.  Kernels with
+contractions or running values are written by `blocked`.
 
 Refused (BuildError): dtypes and operations without a C form.
 """
@@ -18,21 +18,21 @@ from math import prod
 import sympy
 
 from fusion.codegen.c.frame import Frame
-from fusion.codegen.c.loops.folds import REPEATING, LoopLevels, Runs, runs_of, write_fold
+from fusion.codegen.c.loops.folds import REPEATING, FoldRuns, LoopLevels, runs_of, write_fold
 from fusion.codegen.c.loops.grid import Array, Grid, Tabled
 from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
-from fusion.codegen.c.plan.ahead import LINE, gathered_ahead, prefetch, rows_ahead
-from fusion.codegen.c.plan.cuts import cut
-from fusion.codegen.c.plan.groups import with_grouped_columns, with_groups
-from fusion.codegen.c.plan.idle import busy, within
+from fusion.codegen.c.plan.index_set_splitting import cut
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
+from fusion.codegen.c.plan.loop_bounds import busy, within
+from fusion.codegen.c.plan.loop_fusion import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.prefetch import CACHE_LINE, gathered_ahead, prefetch, rows_ahead
 from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
-from fusion.codegen.c.plan.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.strip_mining import with_grouped_columns, with_groups
 from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.plan.uniform import unmasked, with_chosen_positions
@@ -40,7 +40,7 @@ from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_fol
 from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
-from fusion.codegen.c.text.storage import HELD, loaded, widened
+from fusion.codegen.c.text.storage import VALUE_TYPES, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.scaled import factor_in_place, unconverted
 from fusion.lowering.ir.expr import Expr, Load, make_cast, postorder
@@ -95,7 +95,7 @@ class _Nest:
     part: Level
     chunked: bool
     lane: KernelAxis | None
-    runs: Runs
+    runs: FoldRuns
     kept: tuple[KernelAxis, ...]
     tiles: Tiles | None = None
     steps: tuple[Level, str] | None = None
@@ -203,7 +203,7 @@ class _Function:
         inner = nest.levels[-1].before
         learned: list[tuple[Expr, Code]] = []
         for keep in sweep.keeps:
-            element = self._array(keep.name, HELD[keep.value.dtype], keep.axes)
+            element = self._array(keep.name, VALUE_TYPES[keep.value.dtype], keep.axes)
             inner.append(f"{element} = {next(texts)};")
             learned.append((keep.value, element))
         for fold in sweep.folds:
@@ -249,7 +249,7 @@ class _Function:
             (first,) = self.writer.write([row.position])
             depth = max((nest.depth.get(axis, 0) for axis in self.where[row.position]), default=0)
             address, itemsize = f"{self.params[row.load.buffer]} + {first.at(SUM)}", row.load.dtype.itemsize
-            nest.levels[depth].before.append(prefetch(address, row.lines * LINE // itemsize, itemsize))
+            nest.levels[depth].before.append(prefetch(address, row.lines * CACHE_LINE // itemsize, itemsize))
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
         """Return the values that a sweep keeps, folds and stores; then computed offsets, and conditions, of stores."""

@@ -14,7 +14,7 @@ import sympy
 import torch
 
 from fusion.codegen.c.plan.lanes import Lanes, in_blocks
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.codegen.c.text.code import Code
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent

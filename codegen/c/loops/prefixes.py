@@ -15,7 +15,7 @@ import torch
 from fusion.codegen.c.loops.folds import LoopLevels
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.nest import Namespace
-from fusion.codegen.c.text.storage import HELD, constant
+from fusion.codegen.c.text.storage import VALUE_TYPES, constant
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.expr import Scalar
 from fusion.lowering.ir.kernel import Prefix
@@ -30,7 +30,7 @@ def write_scan(scan: Prefix, args: Sequence[Code], place: LoopLevels, space: Nam
     Raises:
         BuildError: a scan that the C target does not know.
     """
-    held, dtype = HELD[scan.dtype], scan.args[0].dtype
+    held, dtype = VALUE_TYPES[scan.dtype], scan.args[0].dtype
     name, value = space.fresh(scan.name), args[0]
     if scan.op in _SIGNS:
         wide = torch.float64 if dtype is torch.float32 else dtype
@@ -58,7 +58,7 @@ def _extreme(scan: Prefix, name: str, args: Sequence[Code], place: LoopLevels, s
     if len(args) > 1:
         result = _state(scan.dtype, space.fresh(f"{name}_at"), 0, place)
         lines.append(f"{result} = {later} ? {args[1]} : {result};")
-    return [*lines, f"const {HELD[scan.dtype]} {name} = {result};"]
+    return [*lines, f"const {VALUE_TYPES[scan.dtype]} {name} = {result};"]
 
 
 def _log_sum(held: str, name: str, value: Code, place: LoopLevels, space: Namespace) -> list[str]:
@@ -77,7 +77,7 @@ def _log_sum(held: str, name: str, value: Code, place: LoopLevels, space: Namesp
 
 def _state(dtype: torch.dtype, name: str, first: Scalar, place: LoopLevels) -> Code:
     """Declare a loop-carried value with the initial value `first`; return it at the current lane."""
-    held, start = HELD[dtype], constant(first, dtype)
+    held, start = VALUE_TYPES[dtype], constant(first, dtype)
     if place.lanes is None:
         place.outer.before.append(f"{held} {name} = {start};")
         return Code(name)

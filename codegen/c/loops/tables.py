@@ -15,7 +15,7 @@ from fusion.codegen.c.plan.tables import Gather, Tables
 from fusion.codegen.c.text.code import SUM, element_of
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, Level, Namespace, render, whole_extent
-from fusion.codegen.c.text.storage import HELD, loaded, memory_type
+from fusion.codegen.c.text.storage import VALUE_TYPES, loaded, memory_type
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.c.text.windows import LANES, lanes_of
 from fusion.lowering.indexing import FloorDiv
@@ -74,7 +74,7 @@ class TableWriter:
         roots = [*wanted.values, *places]
         texts = writer.write(roots)
         stems = [*("table" for _ in wanted.values), *("place" for _ in places)]
-        held = [self._table(stem, HELD[root.dtype]) for stem, root in zip(stems, roots, strict=True)]
+        held = [self._table(stem, VALUE_TYPES[root.dtype]) for stem, root in zip(stems, roots, strict=True)]
         elements = [element_of(name, extent.name) for name in held]
         levels[-1].before += [f"{element} = {text};" for element, text in zip(elements, texts, strict=True)]
         for value, element in zip(wanted.values, elements, strict=False):

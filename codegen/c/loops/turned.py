@@ -16,7 +16,8 @@ import sympy
 
 from fusion.codegen.c.loops.grid import Array
 from fusion.codegen.c.plan.lanes import TILE
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
+from fusion.codegen.c.plan.prefetch import CACHE_LINE
 from fusion.codegen.c.text.code import SUM, Code, element_of
 from fusion.codegen.c.text.indices import Names, index_code, index_text
 from fusion.codegen.c.text.nest import Extent, Level, flat
@@ -24,9 +25,6 @@ from fusion.codegen.c.text.storage import memory_type
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Load, postorder
 from fusion.lowering.ir.kernel import Kernel, KernelAxis, Store
-
-LINE = 64
-"""Bytes of a line of the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def find_turned(sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, ker
     if not stores:
         return None
     least = min(kernel.param(store.param).dtype.itemsize for store in stores)
-    return Turned(axis, stores, max(TILE, LINE // least))
+    return Turned(axis, stores, max(TILE, CACHE_LINE // least))
 
 
 def _fills_tile(axis: KernelAxis) -> bool:

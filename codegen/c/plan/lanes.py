@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.ir.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
 from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role, Spans
@@ -94,7 +94,7 @@ class Lanes:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class LaneAccess:
     """One load or store, by its offset.
 
     `apart`: axes whose terms of the offset depend on no other axis.
@@ -125,19 +125,19 @@ def _step(offset: Index, axis: sympy.Symbol) -> sympy.Expr | None:
     return None
 
 
-def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[Access]:
+def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[LaneAccess]:
     """Return every load and store of `sweeps`; stores weigh double, since a partly written cache line is also read."""
-    result: list[Access] = []
+    result: list[LaneAccess] = []
     for sweep in sweeps:
         for node in postorder(*sweep.roots):
             if isinstance(node, Load):
                 offset = node.index[0]
                 span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
-                result.append(Access(offset, span, 1, _apart(node, where) if node.mask is None else frozenset()))
+                result.append(LaneAccess(offset, span, 1, _apart(node, where) if node.mask is None else frozenset()))
         for store in sweep.stores:
             offset = store.offset
             span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
-            result.append(Access(offset, span, 2))
+            result.append(LaneAccess(offset, span, 2))
     return result
 
 
@@ -161,7 +161,7 @@ def _apart(load: Load, where: Spans) -> frozenset[sympy.Symbol]:
     return frozenset().union(*spans).difference(*(span for span in spans if len(span) > 1))
 
 
-def _score(axis: KernelAxis, used: Sequence[Access]) -> int:
+def _score(axis: KernelAxis, used: Sequence[LaneAccess]) -> int:
     """Return the weight of accesses that are contiguous along an axis, less that of others, except for gathers."""
     total = 0
     for access in used:
@@ -171,7 +171,7 @@ def _score(axis: KernelAxis, used: Sequence[Access]) -> int:
     return total
 
 
-def best_axis(axes: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis:
+def best_axis(axes: Sequence[KernelAxis], used: Sequence[LaneAccess]) -> KernelAxis:
     """Return the axis along which most accesses are contiguous; the last of equals."""
     return max(reversed(axes), key=lambda axis: _score(axis, used))
 
@@ -207,7 +207,7 @@ def _is_short(size: sympy.Expr) -> bool:
     return size.is_Integer and bool(size <= FEW_POINTS)
 
 
-def _is_too_short(size: sympy.Expr, outside: KernelAxis, used: Iterable[Access]) -> bool:
+def _is_too_short(size: sympy.Expr, outside: KernelAxis, used: Iterable[LaneAccess]) -> bool:
     """Return whether a contiguous axis of this size fills lanes worse than an axis that gathers: `outside`.
 
     Half a vector is enough.  Fewer or odd numbers are not, unless the gathered rows are so far apart that they displace
@@ -220,7 +220,7 @@ def _is_too_short(size: sympy.Expr, outside: KernelAxis, used: Iterable[Access])
     )
 
 
-def continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[Access]) -> KernelAxis | None:
+def continued(inner: KernelAxis, grid: Sequence[KernelAxis], used: Sequence[LaneAccess]) -> KernelAxis | None:
     """Return the axis of `grid` that continues a very short `inner` in all memory that is contiguous along that."""
     if not inner.size.is_Integer or not 1 < inner.size <= FEWER_POINTS:
         return None
@@ -252,7 +252,7 @@ def _blocks(axis: KernelAxis, width: int, points: sympy.Expr, *, shared: bool) -
     return Lanes(axis, width, varies)
 
 
-def _pointwise(grid: Sequence[KernelAxis], used: Sequence[Access]) -> Lanes:
+def _pointwise(grid: Sequence[KernelAxis], used: Sequence[LaneAccess]) -> Lanes:
     axis = best_axis(grid, used)
     others = [other for other in grid if other is not axis]
     if _fills_tile(axis):

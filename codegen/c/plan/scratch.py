@@ -17,7 +17,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.c.plan.lanes import Lanes, loop_order
-from fusion.codegen.c.plan.sweeps import Keep, Sweep
+from fusion.codegen.c.plan.loop_fusion import Keep, Sweep
 from fusion.codegen.c.plan.threads import cost_of
 from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, TileRef, postorder
 from fusion.lowering.ir.kernel import KernelAxis, Spans

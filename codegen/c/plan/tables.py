@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from fusion.codegen.c.plan.cuts import cut
+from fusion.codegen.c.plan.index_set_splitting import cut
 from fusion.codegen.c.plan.lanes import Lanes, terms_of
+from fusion.codegen.c.plan.loop_fusion import Sweep, Symbols, extend_spans
 from fusion.codegen.c.plan.scratch import WORTH_HOISTING, costs, outermost
-from fusion.codegen.c.plan.sweeps import Sweep, Symbols, extend_spans
 from fusion.lowering.indexing import coefficient, symbols_of
 from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, TileRef, postorder
 from fusion.lowering.ir.kernel import Kernel, Role

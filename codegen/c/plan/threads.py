@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import sympy
 from typing_extensions import assert_never
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.lowering.indexing import ZERO
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder

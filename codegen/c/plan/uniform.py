@@ -15,7 +15,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.codegen.c.text.values import MOST_APART
 from fusion.lowering.algebra.conditions import negated
 from fusion.lowering.algebra.implied_conditions import is_implied

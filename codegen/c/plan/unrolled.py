@@ -14,9 +14,9 @@ from functools import reduce
 
 import sympy
 
-from fusion.codegen.c.plan.groups import group_length, with_split_axis
 from fusion.codegen.c.plan.lanes import FEWER_POINTS, accesses, best_axis, continued
-from fusion.codegen.c.plan.sweeps import sweeps_of
+from fusion.codegen.c.plan.loop_fusion import sweeps_of
+from fusion.codegen.c.plan.strip_mining import group_length, with_split_axis
 from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.indexing import replace_axes, substitute_all
 from fusion.lowering.ir.expr import Expr, Op, postorder

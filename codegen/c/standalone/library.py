@@ -25,7 +25,7 @@ HEADER = "fusion.h"
 
 _RUNNER = ("checks.c", "layouts.c", "model.c", "random.c", "run.c", "weights.c", "program.h", "runner.h", HEADER)
 
-PRODUCTS = "products.c"
+PRODUCTS_FILE = "products.c"
 """Calls a BLAS."""
 
 
@@ -46,7 +46,9 @@ def source_files(program: Standalone, needs: Iterable[str] = (), blas: Blas | No
         Unsupported: it has no form in C.
     """
     kernels = {f"kernel_{k}.c": kernel_text(k, source) for k, source in enumerate(program.sources)}
-    products = {name: (FOLDER / name).read_text(encoding="utf-8") for name in (() if blas is None else (PRODUCTS,))}
+    products = {
+        name: (FOLDER / name).read_text(encoding="utf-8") for name in (() if blas is None else (PRODUCTS_FILE,))
+    }
     linked = {} if blas is None else {"blas.h": blas.header, **products}
     return {**runner_files(), **linked, "program.c": program_text(program, needs), **kernels}
 

@@ -13,7 +13,18 @@ from typing_extensions import assert_never
 
 from fusion.codegen.c.standalone.sizes import size_code
 from fusion.codegen.c.text.nest import indented
-from fusion.codegen.standalone import Copy, Launch, Memory, Place, Product, Seed, Source, Standalone, Tensor, Weight
+from fusion.codegen.standalone import (
+    BlasProduct,
+    Copy,
+    InterfaceTensor,
+    KernelSource,
+    Memory,
+    MemoryPlace,
+    Seed,
+    Standalone,
+    StandaloneLaunch,
+    StoredWeight,
+)
 from fusion.lowering.errors import Unsupported
 
 _CODES: dict[torch.dtype, tuple[int, int]] = {
@@ -69,7 +80,7 @@ _FEATURES = {
 _OF = {"size": "FUSION_SIZE", "stride": "FUSION_STRIDE", "value": "FUSION_VALUE"}
 
 
-def kernel_text(number: int, source: Source) -> str:
+def kernel_text(number: int, source: KernelSource) -> str:
     """Return the text of a kernel whose function has a name that no other one has."""
     return f"#define {source.callee.function} {_kernel(number)}\n{source.text}"
 
@@ -83,14 +94,14 @@ def program_text(program: Standalone, needs: Iterable[str] = ()) -> str:
     Raises:
         Unsupported: a dtype has no form in DLPack, or a size none in C.
     """
-    writer = _Writer(program)
+    writer = _ProgramWriter(program)
     lines = ["#include <math.h>", "#include <stddef.h>", "", '#include "program.h"', ""]
     lines += [*writer.kernels(), *writer.constants(), *writer.tables(), *_lacking(needs)]
     lines += [*writer.functions(), *writer.summary()]
     return "\n".join([*lines, ""])
 
 
-class _Writer:
+class _ProgramWriter:
     def __init__(self, program: Standalone) -> None:
         self.program = program
         self.names = {size.name: f"sizes[{k}]" for k, size in enumerate(program.sizes)}
@@ -158,8 +169,8 @@ class _Writer:
         body = ["int64_t slots[SLOTS + 1];", "places(sizes, slots);", "return slots[SLOTS];"]
         yield from _function("int64_t workspace_of(const int64_t *sizes)", body)
 
-    def _step(self, step: Launch | Copy | Product | Seed) -> Iterator[str]:
-        if isinstance(step, Launch):
+    def _step(self, step: StandaloneLaunch | Copy | BlasProduct | Seed) -> Iterator[str]:
+        if isinstance(step, StandaloneLaunch):
             given = [*map(self._place, step.operands), *map(self.size, step.sizes), "threads"]
             yield f"*where = {_quoted(step.where)};"
             yield f"if ((wrong = {_kernel(step.kernel)}({', '.join(given)})) != 0) return wrong;"
@@ -168,7 +179,7 @@ class _Writer:
             yield f"fusion_draw(random, {self._place(step.to)});"
             return
         yield "{"
-        if isinstance(step, Product):
+        if isinstance(step, BlasProduct):
             for name, numbers in (("extents", step.sizes), ("steps", step.strides)):
                 yield f"    const int64_t {name}[] = {{{', '.join(map(self.size, numbers))}}};"
             places = ", ".join(map(self._place, (step.left, step.right, step.to)))
@@ -183,7 +194,7 @@ class _Writer:
         yield f"        fusion_copy({len(step.shape)}, shape, {step.item}, {places});"
         yield "}"
 
-    def _place(self, place: Place) -> str:
+    def _place(self, place: MemoryPlace) -> str:
         program = self.program
         inputs, outputs = len(program.weights), len(program.weights) + len(program.inputs)
         match place.memory:
@@ -253,7 +264,7 @@ def _lacking(needs: Iterable[str]) -> Iterator[str]:
     )
 
 
-def _tensor(tensor: Tensor) -> str:
+def _tensor(tensor: InterfaceTensor) -> str:
     shape = ", ".join(tensor.shape)
     return f"{{{_quoted(tensor.name)}, {_dtype(tensor.dtype)}, {len(tensor.shape)}, {_quoted(f'[{shape}]')}}}"
 
@@ -265,7 +276,7 @@ def _dtype(dtype: torch.dtype) -> str:
     return f"{{{code}, {bits}, 1}}"
 
 
-def _weight(number: int, weight: Weight) -> str:
+def _weight(number: int, weight: StoredWeight) -> str:
     if weight.dtype not in _STORED:
         raise Unsupported(f"weights of {weight.dtype} have no form in a file of safetensors")
     layout = f"{weight.dtype.itemsize}, {len(weight.shape)}, shape_{number}, strides_{number}"

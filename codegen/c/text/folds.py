@@ -14,7 +14,7 @@ import torch
 
 from fusion.codegen.c.text.code import Code
 from fusion.codegen.c.text.operations import operation_code
-from fusion.codegen.c.text.storage import HELD, NARROW_FLOATS, constant
+from fusion.codegen.c.text.storage import NARROW_FLOATS, VALUE_TYPES, constant
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Fold, Store
 from fusion.lowering.ir.scalar_ops import FoldName, identity, joined_by
@@ -49,13 +49,13 @@ def combined(fold: Fold, left: Code, right: Code) -> str:
     """Combine two results of `fold`; where one is NaN, so is theirs."""
     op = _operation(fold)
     if op in ("max", "min"):
-        return f"{op}imum_{HELD[fold.dtype]}({right}, {left})"
+        return f"{op}imum_{VALUE_TYPES[fold.dtype]}({right}, {left})"
     return f"{left} {_SIGNS[op]} {right.at()}"
 
 
 def _operation(fold: Fold) -> FoldName:
     """Return the operation of `fold`; truth values have another one."""
-    return _TRUTH.get(fold.op, fold.op) if HELD[fold.dtype] == "_Bool" else fold.op
+    return _TRUTH.get(fold.op, fold.op) if VALUE_TYPES[fold.dtype] == "_Bool" else fold.op
 
 
 def better(fold: Fold, total: Code, value: Code) -> str:
@@ -106,7 +106,7 @@ class NanWatch:
 
 def compared_as(dtype: torch.dtype) -> str:
     """Return the C type in which values of an argmax or argmin are compared."""
-    return "uint8_t" if HELD[dtype] == "_Bool" else HELD[dtype]
+    return "uint8_t" if VALUE_TYPES[dtype] == "_Bool" else VALUE_TYPES[dtype]
 
 
 def takes(fold: Fold) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from fusion.codegen.c.text.code import ATOM, BITS, CHOICE, COMPARE, PRODUCT, QUOTIENT, SUM, UNARY, Code
 from fusion.codegen.c.text.library import FLOATS, LIBRARY
-from fusion.codegen.c.text.storage import COMPUTED, HELD, narrowed, widened
+from fusion.codegen.c.text.storage import COMPUTED, VALUE_TYPES, narrowed, widened
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.scalar_ops import ScalarName
 
@@ -142,7 +142,7 @@ def operation_code(name: ScalarName, dtype: torch.dtype, result: torch.dtype, op
     row = OPERATIONS.get(name)
     kind = 0 if dtype.is_floating_point else 2 if dtype is torch.bool else 1
     template = row[kind] if isinstance(row, tuple) else row
-    if template is None or dtype not in HELD:
+    if template is None or dtype not in VALUE_TYPES:
         raise BuildError(f"the C target has no text for {name} of {dtype}")
     if name == "where":  # nothing is computed, so nothing is widened
         return template.of(operands)

@@ -32,7 +32,7 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class ParallelLines:
     """The lines before a parallel region, the first ones in it, and those after it."""
 
     before: list[str]
@@ -40,10 +40,10 @@ class Lines:
     after: list[str]
 
 
-def on_heap(arrays: Sequence[Scratch], space: Namespace, *, shared: bool) -> Lines:
+def on_heap(arrays: Sequence[Scratch], space: Namespace, *, shared: bool) -> ParallelLines:
     """Return the lines that allocate and free `arrays`; `shared`: in a parallel region each thread has its own."""
     if not arrays:
-        return Lines([], [], [])
+        return ParallelLines([], [], [])
     before: list[str] = []
     inside: list[str] = []
     names: list[str] = []
@@ -58,4 +58,4 @@ def on_heap(arrays: Sequence[Scratch], space: Namespace, *, shared: bool) -> Lin
             before.append(f"{each.held} *restrict {each.name} = aligned_alloc(64, {each.size});")
     free = [f"__builtin_free({name});" for name in names]
     before += [f"if (!({' && '.join(names)})) {{", *(f"    {line}" for line in free), f"    return {NO_MEMORY};", "}"]
-    return Lines(before, inside, free)
+    return ParallelLines(before, inside, free)

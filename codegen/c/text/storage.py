@@ -29,12 +29,12 @@ MEMORY: dict[torch.dtype, str] = {
 }
 """C type of an element in memory."""
 
-HELD: dict[torch.dtype, str] = {**MEMORY, torch.bool: "_Bool"}
+VALUE_TYPES: dict[torch.dtype, str] = {**MEMORY, torch.bool: "_Bool"}
 """C type of a value."""
 
 NARROW_FLOATS = {torch.bfloat16: "bf16", torch.float16: "half"}
 
-COMPUTED: dict[torch.dtype, str] = {**HELD, **dict.fromkeys(NARROW_FLOATS, "float")}
+COMPUTED: dict[torch.dtype, str] = {**VALUE_TYPES, **dict.fromkeys(NARROW_FLOATS, "float")}
 """C type in which arithmetic on a dtype is done."""
 
 
@@ -89,15 +89,15 @@ def converted(source: torch.dtype, target: torch.dtype, value: Code) -> Code:
         return Code(f"({value.at()} != 0)")
     if target in NARROW_FLOATS:
         return narrowed(target, value if held == "float" else Code(f"(float){value.at()}"))
-    if held == HELD[target]:
+    if held == VALUE_TYPES[target]:
         return value
     if source is torch.bool:  # GCC vectorises the select, but not a cast if the bool is stored too
         return Code(f"{value.at(COMPARE)} ? {constant(True, target)} : {constant(False, target)}", CHOICE)
     if source.is_floating_point and not target.is_floating_point:
         if target.itemsize < 4:  # floats have no direct conversion to narrow integers; eager does the same
-            return Code(f"({HELD[target]}){held}_to_int32_t({value})")
-        return Code(f"{held}_to_{HELD[target]}({value})")
-    return Code(f"({HELD[target]}){value.at()}")
+            return Code(f"({VALUE_TYPES[target]}){held}_to_int32_t({value})")
+        return Code(f"{held}_to_{VALUE_TYPES[target]}({value})")
+    return Code(f"({VALUE_TYPES[target]}){value.at()}")
 
 
 def constant(value: Scalar, dtype: torch.dtype) -> Code:

@@ -20,7 +20,7 @@ from fusion.codegen.c.text.code import BITS, CHOICE, COMPARE, SUM, Code, element
 from fusion.codegen.c.text.indices import affine, index_code
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
 from fusion.codegen.c.text.operations import operation_code
-from fusion.codegen.c.text.storage import HELD, constant, converted, loaded
+from fusion.codegen.c.text.storage import VALUE_TYPES, constant, converted, loaded
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, const, postorder
 from fusion.lowering.ir.kernel import Spans
@@ -133,7 +133,7 @@ class ValueWriter:
     def _named(self, node: Expr, code: Code, depth: int) -> Code:
         """Declare a name for a value at its level, and return it."""
         name = self._space.fresh(f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t")
-        self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {code};")
+        self._levels[depth].before.append(f"const {VALUE_TYPES[node.dtype]} {name} = {code};")
         return Code(name)
 
     def _get(self, node: Expr) -> Code:
@@ -259,7 +259,7 @@ class ValueWriter:
     def _hidden(self, code: Code, dtype: torch.dtype = torch.int64) -> Code:
         """Return an integer whose origin is hidden from the compiler."""
         code = Code(f"{code.at()} | {self._space.unknown(NONE)}", BITS)
-        return code if dtype is torch.int64 else Code(f"({HELD[dtype]})({code})")
+        return code if dtype is torch.int64 else Code(f"({VALUE_TYPES[dtype]})({code})")
 
     def _index(self, expr: sympy.Expr) -> Code:
         """Return `expr`, with its loop-invariant parts named outside of the inner loops."""

@@ -25,7 +25,7 @@ from fusion.codegen.triton.blocks.config import (
     power_of_two,
     programs,
 )
-from fusion.codegen.triton.blocks.dims import Blocked, Dim, Lanes
+from fusion.codegen.triton.blocks.dims import Blocked, Dim, LaneDim
 from fusion.codegen.triton.blocks.rewrite import block, block_as
 from fusion.codegen.triton.blocks.rows import row_block
 
@@ -33,7 +33,7 @@ __all__ = [
     "Blocked",
     "Config",
     "Dim",
-    "Lanes",
+    "LaneDim",
     "block",
     "block_as",
     "describe",

@@ -64,7 +64,7 @@ class Dim:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes(Dim):
+class LaneDim(Dim):
     """The threads of a program, of which each reads `word` neighbours of a block at a time
     (`statements/running_folds.py`).
 

@@ -153,7 +153,7 @@ def device_at(index: int) -> Device:
     return device if figures is None else calibrated(device, figures)
 
 
-def calibrated(device: Device, figures: calibration.Figures) -> Device:
+def calibrated(device: Device, figures: calibration.DeviceSpeeds) -> Device:
     """Return a device with the speeds that `fusion calibrate` measured; generated kernels keep their shares of them.
 
     The rate of additions is the published one, which costs are relative to: a kernel of additions is slower by

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusion.codegen.triton.blocks import Blocked, Config, Dim, Lanes
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, LaneDim
 from fusion.codegen.triton.expressions.code import (
     ATOM,
     PRODUCT,
@@ -71,7 +71,7 @@ class Layout:
 
     def width(self, dim: Dim) -> Code:
         """Return the elements of `dim` in a tile: the threads, where each has one."""
-        if isinstance(dim, Lanes):
+        if isinstance(dim, LaneDim):
             return as_code(dim.count)
         return compose("{} // {}", dim.constant, self.parts) if dim in self.parted else as_code(dim.constant)
 
@@ -230,7 +230,7 @@ def expand(code: Code, has: Sequence[Dim], wants: Sequence[Dim]) -> Code:
     """
     if not has or tuple(has) == tuple(wants):
         return code
-    if isinstance(has[0], Lanes):
+    if isinstance(has[0], LaneDim):
         (along,) = wants
         return compose("{}({}, {}, {}, {})", "_of_lanes", code, along.constant, has[0].count, has[0].word)
     index = listed(Code(":" if dim in has else "None") for dim in wants)

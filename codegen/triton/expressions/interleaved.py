@@ -29,7 +29,7 @@ from fusion.lowering.ir.kernel import Loop, Role, Store, statements, values_of
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class InterleavedLoads:
     """Two loads that interleave.
 
     Attributes:
@@ -53,13 +53,13 @@ def join_loads(values: Values) -> None:
             values.emitters[load] = partial(_half, values, pair, load)
 
 
-def _pairs(candidates: Iterable[Load], layout: Layout) -> list[Pair]:
+def _pairs(candidates: Iterable[Load], layout: Layout) -> list[InterleavedLoads]:
     """Return the loads that interleave, each in one pair."""
     unmasked: dict[tuple[str, sympy.Expr], Load] = {}
     for load in candidates:
         if load.mask is None and not isinstance(load.index[0], Expr):
             unmasked[load.buffer, load.index[0]] = load
-    result: dict[Load, Pair] = {}
+    result: dict[Load, InterleavedLoads] = {}
     for (buffer, offset), even in unmasked.items():
         odd = unmasked.get((buffer, offset + 1))
         if odd is None or even in result or odd in result:
@@ -71,11 +71,11 @@ def _pairs(candidates: Iterable[Load], layout: Layout) -> list[Pair]:
                 and dim not in layout.wide
             ):
                 rest = sympy.expand(offset - 2 * dim.symbol)
-                result[even] = result[odd] = Pair((even, odd), dim, rest)
+                result[even] = result[odd] = InterleavedLoads((even, odd), dim, rest)
     return list(dict.fromkeys(result.values()))
 
 
-def _half(values: Values, pair: Pair, load: Load) -> Tile:
+def _half(values: Values, pair: InterleavedLoads, load: Load) -> Tile:
     """Return the value of one of the loads, after the lines that load and split both, if they are not there yet."""
     known = values.find(("half", load))
     if known is None:
@@ -85,7 +85,7 @@ def _half(values: Values, pair: Pair, load: Load) -> Tile:
     return known
 
 
-def _split(values: Values, pair: Pair) -> None:
+def _split(values: Values, pair: InterleavedLoads) -> None:
     """Add the lines that load both and split them."""
     layout, dim = values.layout, pair.along
     both = _both(values, pair)
@@ -101,7 +101,7 @@ def _split(values: Values, pair: Pair) -> None:
         values.bind(("half", load), Tile(code, wants, max(both.depth, layout.depth[dim])))
 
 
-def _both(values: Values, pair: Pair) -> Tile:
+def _both(values: Values, pair: InterleavedLoads) -> Tile:
     """Return both loads as one named tile, whose last dimension is twice as long."""
     layout, dim, first = values.layout, pair.along, pair.loads[0]
     pointer = values.pointer(first.buffer, pair.rest)

@@ -14,14 +14,14 @@ import sympy
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.code import AND, COMPARE, Code, Operand, compose, listed
 from fusion.codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
-from fusion.codegen.triton.expressions.scopes import Lines, Names, Tile
+from fusion.codegen.triton.expressions.scopes import Identifiers, Lines, Tile
 from fusion.lowering.ir.expr import TileRef
 
 
 class Points(Lines):
     """Emits indices and their bounds as lines of a kernel."""
 
-    def __init__(self, layout: Layout, names: Names) -> None:
+    def __init__(self, layout: Layout, names: Identifiers) -> None:
         super().__init__(names)
         self.layout = layout
         self.row_layout: Operand | None = None  # Gluon layout of one-dimensional tiles filled with a number, if needed

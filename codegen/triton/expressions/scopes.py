@@ -1,7 +1,7 @@
 """Tracks the values that the lines of a kernel have defined so far, and their names, by scope.
 
-A `Tile` is a value in the source; a `Scope` is one loop body, or the kernel itself; `Names` allocates identifiers, and
-`Lines` are the open scopes, one in the other.
+A `Tile` is a value in the source; a `LineScope` is one loop body, or the kernel itself; `Identifiers` allocates
+identifiers, and `Lines` are the open scopes, one in the other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Transfer:
 
 
 @dataclass(slots=True)
-class Scope:
+class LineScope:
     """The lines of one loop body (or of the kernel), the values they have computed, and the names they use."""
 
     lines: list[Code] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Scope:
     names: list[str] = field(default_factory=list)
 
 
-class Names:
+class Identifiers:
     """Allocates identifiers, each once until it is released."""
 
     def __init__(self, used: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ class Names:
     def fresh(self, wish: str) -> str:
         """Return `wish` as an identifier, with a number if it is in use.
 
-        >>> names = Names(["x_ptr"])
+        >>> names = Identifiers(["x_ptr"])
         >>> names.fresh("x"), names.fresh("x"), names.fresh("abs")
         ('x', 'x_1', 'abs_1')
         """
@@ -88,9 +88,9 @@ class Names:
 class Lines:
     """The lines of a kernel, in its scopes: a value may have its name in any scope that is still open."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: Identifiers) -> None:
         self.names = names
-        self.scopes = [Scope()]
+        self.scopes = [LineScope()]
 
     @property
     def depth(self) -> int:
@@ -99,7 +99,7 @@ class Lines:
 
     def open(self, wish: str) -> Code:
         """Open the body of a loop; return its variable."""
-        self.scopes.append(Scope())
+        self.scopes.append(LineScope())
         return as_code(self.fresh(wish, self.depth))
 
     def close(self, header: str, *operands: Operand) -> None:

@@ -22,7 +22,7 @@ from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
 from fusion.codegen.triton.expressions.pointers import Pointers
 from fusion.codegen.triton.expressions.scalar_code import cast, literal, scalar_code, typed
-from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
+from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
 from fusion.codegen.triton.rewrites.absolute_errors import is_reciprocal
 from fusion.codegen.triton.rewrites.interior import conditional, unconditional
@@ -43,7 +43,7 @@ class Values(Pointers):
     """
 
     def __init__(
-        self, layout: Layout, names: Names, *, fast: bool, zero_fill: bool, behind: frozenset[str] = frozenset()
+        self, layout: Layout, names: Identifiers, *, fast: bool, zero_fill: bool, behind: frozenset[str] = frozenset()
     ) -> None:
         super().__init__(layout, names)
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind

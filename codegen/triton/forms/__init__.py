@@ -16,23 +16,23 @@
 | `persistent_product`| products through tensor memory, in persistent programs (sm_90 and later)    |
 | `pointer_product`   | any other product                                                           |
 
-A new form is a file here, a subclass of `Form`, and an entry of `ALONE` (or of `SEVERAL`, for launches of several
-kernels).  The first form that applies and is not `slower` than a later one is the default.
+A new form is a file here, a subclass of `Form`, and an entry of `SINGLE_KERNEL` (or of `SEVERAL`, for launches of
+several kernels).  The first form that applies and is not `slower` than a later one is the default.
 """
 
 from __future__ import annotations
 
 from fusion.codegen.triton.blocks import Config
-from fusion.codegen.triton.forms import alone
-from fusion.codegen.triton.forms.alone import ALONE
+from fusion.codegen.triton.forms import single_kernel
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.last_block import LastBlock
 from fusion.codegen.triton.forms.side_by_side import JoinedProducts, SideBySide
+from fusion.codegen.triton.forms.single_kernel import SINGLE_KERNEL
 
 SEVERAL: tuple[type[Form], ...] = (JoinedProducts, SideBySide, LastBlock)
 """The forms of launches of several kernels."""
 
-FORMS: tuple[type[Form], ...] = (*SEVERAL, *ALONE)
+FORMS: tuple[type[Form], ...] = (*SEVERAL, *SINGLE_KERNEL)
 """All forms, the preferred one first."""
 
 
@@ -41,7 +41,7 @@ def candidates(task: Task) -> tuple[Choice, ...]:
     several = _several(task)
     if several is not None:
         return tuple((several, config) for config in several.configs())
-    return alone.candidates(task)
+    return single_kernel.candidates(task)
 
 
 def form_of(task: Task, config: Config) -> Form:
@@ -50,7 +50,7 @@ def form_of(task: Task, config: Config) -> Form:
     Raises:
         ValueError: no form supports it.
     """
-    return _several(task) or alone.taking(task, config)
+    return _several(task) or single_kernel.taking(task, config)
 
 
 def _several(task: Task) -> Form | None:
@@ -59,4 +59,4 @@ def _several(task: Task) -> Form | None:
     return next((plan for plan in plans if not isinstance(plan, Refused)), None)
 
 
-__all__ = ["ALONE", "FORMS", "SEVERAL", "Choice", "Form", "Refused", "Task", "candidates", "form_of"]
+__all__ = ["FORMS", "SEVERAL", "SINGLE_KERNEL", "Choice", "Form", "Refused", "Task", "candidates", "form_of"]

@@ -26,7 +26,7 @@ from fusion.codegen.triton.expressions.code import Code, compose
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import Launch, blocks_of, file_of
-from fusion.codegen.triton.forms import alone
+from fusion.codegen.triton.forms import single_kernel
 from fusion.codegen.triton.forms.chained import DescribedConfig
 from fusion.codegen.triton.forms.form import Form, Refused, Task, count_of
 from fusion.codegen.triton.forms.maps import Maps
@@ -55,11 +55,11 @@ class LastBlock(Form):
 
     def configs(self) -> tuple[Config, ...]:
         """Return the configurations of the first kernel, with warps enough for its followers."""
-        return tuple(self._on_warps_of_followers(config) for _, config in alone.candidates(self.task))
+        return tuple(self._on_warps_of_followers(config) for _, config in single_kernel.candidates(self.task))
 
     def price(self, config: Config) -> float:
         """Return the price of the first kernel."""
-        return alone.taking(self.task, config).price(config)
+        return single_kernel.taking(self.task, config).price(config)
 
     def _on_warps_of_followers(self, config: Config) -> Config:
         """Return `config` with up to four warps, if fewer would fold the rows of the followers in many steps."""
@@ -71,7 +71,7 @@ class LastBlock(Form):
 
     def emit(self, config: Config, writer: Writer) -> str | None:
         """Return the followers' functions, then the first kernel's, which ends by counting itself, as a file."""
-        kernel, form = self.task.kernel, alone.taking(self.task, config)
+        kernel, form = self.task.kernel, single_kernel.taking(self.task, config)
         layout = form.lay_out(config, writer)
         followers = [_of_tile(kernel, layout)] if kernel.awaited else _followers(self.task, config, writer)
         limit = writer.limit([layout, *(step.layout for step in followers)])

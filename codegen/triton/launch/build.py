@@ -28,8 +28,8 @@ from fusion.codegen.triton.devices import device_at
 from fusion.codegen.triton.launch import host_descriptors, interpreted
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.counters import Run, counted
-from fusion.codegen.triton.launch.direct import Binary, loaded, run_of
-from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher
+from fusion.codegen.triton.launch.direct import LoadedBinary, loaded, run_of
+from fusion.codegen.triton.launch.launchers import BinaryRequirements, Either, launcher
 from fusion.codegen.triton.launch.load import Generated, load, signature
 from fusion.codegen.triton.launch.preparations import start
 from fusion.codegen.triton.launch.sources import Sources
@@ -59,26 +59,26 @@ def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
         )
     ready = _Ready(generated, emit)
     if not kernel.sizes:
-        compiled = ready.compiled(Wanted(torch.cuda.current_device()))
+        compiled = ready.compiled(BinaryRequirements(torch.cuda.current_device()))
         if not _takes_addresses_and_sizes(generated):
             _compile_stub(compiled)
     return Either(lambda refused: launcher(ready, kernel, refused, near=generated.near))
 
 
 class _Ready:
-    """The binaries of one kernel, by the requirements (`Wanted`) that they meet."""
+    """The binaries of one kernel, by the requirements (`BinaryRequirements`) that they meet."""
 
     def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
         self.sources = Sources(generated, emit)
-        self._compiled: dict[Wanted, Any] = {}
-        self._runs: dict[Wanted, tuple[Run, Binary | None]] = {}
+        self._compiled: dict[BinaryRequirements, Any] = {}
+        self._runs: dict[BinaryRequirements, tuple[Run, LoadedBinary | None]] = {}
         self._lock = threading.RLock()
 
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
         """Return whether these sizes exceed the limit of the default source."""
         return self.sources.wide(aligned, sizes)
 
-    def compiled(self, wanted: Wanted) -> Any:
+    def compiled(self, wanted: BinaryRequirements) -> Any:
         """Return the binary for a device, which need not be the current one."""
         with self._lock:
             if wanted not in self._compiled:
@@ -86,7 +86,7 @@ class _Ready:
                 self._compiled[wanted] = compile_for(source, device, wanted.multiples, aligned=wanted.aligned)
             return self._compiled[wanted]
 
-    def run(self, wanted: Wanted) -> tuple[Run, Binary | None]:
+    def run(self, wanted: BinaryRequirements) -> tuple[Run, LoadedBinary | None]:
         """Return the function that launches on a device, loaded there, and the binary if it takes only tensors and
         sizes.
         """
@@ -104,7 +104,7 @@ class _Ready:
                     raise BuildError(f"{source.kernel.name} cannot be loaded: {error}") from error
             return self._runs[wanted]
 
-    def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
+    def programs(self, wanted: BinaryRequirements, sizes: Sequence[int]) -> int:
         """Return the number of programs; persistent ones no more than run at once on the device."""
         source = self.sources.of(wanted.aligned, wanted.wide)
         if not source.persistent:
@@ -126,7 +126,7 @@ def _compile_stub(compiled: Any) -> None:
         driver.active.launcher_cls(compiled.src, compiled.metadata)
 
 
-def _run(compiled: Any, device: int, source: Generated) -> tuple[Run, Binary | None]:
+def _run(compiled: Any, device: int, source: Generated) -> tuple[Run, LoadedBinary | None]:
     """Return the cheapest way to launch `compiled`, and the binary if it takes only addresses and sizes."""
     native: Any = torch._C._dynamo.guards  # its stub lacks the function
     empty: Callable[..., torch.Tensor] = native._empty_strided_cuda  # the fastest allocation on the current device

@@ -2,8 +2,8 @@
 
 Triton's stub parses a tuple of all possible launch options, and a stub is compiled for each number of arguments; in
 some releases a dozen Python calls precede it.  `direct.c` is compiled once, and serves all kernels: a launch asks
-tensors for their addresses and passes them to the driver.  Input: a binary; output: a `Run` for it, or the `Launch`
-that calls one.
+tensors for their addresses and passes them to the driver.  Input: a binary; output: a `Run` for it, or the
+`DirectLaunch` that calls one.
 
 Triton's own launchers handle tensor descriptors, numbers by value, clusters, profiling, and devices that are not
 NVIDIA's; and everything where `direct.c` cannot be compiled.
@@ -41,7 +41,7 @@ on another device, whose context does not own the handle.
 """
 
 
-class Launch(Protocol):
+class DirectLaunch(Protocol):
     """A launch of a kernel, called with its tensors; until there is a binary it calls its fallback launcher."""
 
     def __call__(self, *tensors: Any) -> None:
@@ -57,7 +57,7 @@ class Launch(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class LoadedBinary:
     """A kernel that is loaded on a device.
 
     Attributes:
@@ -129,7 +129,7 @@ def declared(ptx: str) -> int:
     return ptx.partition(".entry")[2].partition(")")[0].count(".param")
 
 
-def loaded(compiled: Any, device: int, count: int) -> Binary | None:
+def loaded(compiled: Any, device: int, count: int) -> LoadedBinary | None:
     """Return Triton's `CompiledKernel`, loaded on `device`, the current one; None if Triton has to launch it.
 
     Args:
@@ -151,10 +151,10 @@ def loaded(compiled: Any, device: int, count: int) -> Binary | None:
     scratch = getattr(metadata, "global_scratch_size", 0)
     dependent = getattr(metadata, "launch_pdl", False)
     cooperative = getattr(metadata, "launch_cooperative_grid", False)
-    return Binary(device, _entry(), function, threads, metadata.shared, scratch, dependent, cooperative)
+    return LoadedBinary(device, _entry(), function, threads, metadata.shared, scratch, dependent, cooperative)
 
 
-def run_of(binary: Binary, allocate: Callable[[int], torch.Tensor]) -> Run:
+def run_of(binary: LoadedBinary, allocate: Callable[[int], torch.Tensor]) -> Run:
     """Return a function that launches `binary` with integers on the current stream; `allocate` returns memory for
     programs.
 
@@ -191,7 +191,7 @@ def _text(error: int) -> str:
     return (text.value or b"").decode() or f"error {error}"
 
 
-def launch_of(kernel: Kernel, otherwise: Launcher) -> Launch | None:
+def launch_of(kernel: Kernel, otherwise: Launcher) -> DirectLaunch | None:
     """Return a launch of `kernel`, which calls `otherwise` until it is ready and where it cannot be used.
 
     None if it can never be used: for numbers by value, or without the stub.
@@ -200,4 +200,4 @@ def launch_of(kernel: Kernel, otherwise: Launcher) -> Launch | None:
         return None
     state = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, torch.cuda.is_current_stream_capturing
     promised = tuple(param.aligned for param in kernel.params)
-    return cast("Launch", stub().Launch(otherwise, *state, promised, on_device(kernel)))
+    return cast("DirectLaunch", stub().Launch(otherwise, *state, promised, on_device(kernel)))

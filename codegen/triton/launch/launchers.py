@@ -17,9 +17,9 @@ import torch
 from fusion.codegen.target import Launcher, OnRefusedLaunch
 from fusion.codegen.triton.arguments import on_device
 from fusion.codegen.triton.launch.counters import Run
-from fusion.codegen.triton.launch.direct import Binary, Launch, launch_of
+from fusion.codegen.triton.launch.direct import DirectLaunch, LoadedBinary, launch_of
 from fusion.codegen.triton.launch.multiples import ALIGNED, sizes_that_matter
-from fusion.codegen.triton.products.stacked import NEAR
+from fusion.codegen.triton.products.stacked import DESCRIPTOR_REACH
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Kernel, Param
 
@@ -27,7 +27,7 @@ MOST_SIZES = 4096
 """Sets of sizes for which a launcher caches its launches."""
 
 
-class Wanted(NamedTuple):
+class BinaryRequirements(NamedTuple):
     """The requirements of a binary.
 
     Attributes:
@@ -49,12 +49,12 @@ class Ready(Protocol):
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
         """Return whether these sizes exceed the limit of the default source."""
 
-    def run(self, wanted: Wanted) -> tuple[Run, Binary | None]:
+    def run(self, wanted: BinaryRequirements) -> tuple[Run, LoadedBinary | None]:
         """Return the function that launches, and the binary if it takes only addresses and sizes; or raise a
         BuildError.
         """
 
-    def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
+    def programs(self, wanted: BinaryRequirements, sizes: Sequence[int]) -> int:
         """Return the number of programs."""
 
 
@@ -120,14 +120,16 @@ class _Launches:
         direct = None if self._near else launch_of(kernel, launch)
         return launch if direct is None else direct
 
-    def _first(self, device: int, aligned: bool, sizes: tuple[int, ...], direct: Launch | None) -> tuple[Run, int]:
+    def _first(
+        self, device: int, aligned: bool, sizes: tuple[int, ...], direct: DirectLaunch | None
+    ) -> tuple[Run, int]:
         """Return the run of a first launch, which `direct` performs from here on if it takes only tensors and sizes."""
         key = device, aligned, *sizes
         wide = bool(sizes) and self._ready.wide(aligned, sizes)
         multiples = tuple(
             [matters and size % ALIGNED == 0 for matters, size in zip(self._relevant, sizes, strict=True)]
         )
-        wanted = Wanted(device, aligned, wide, multiples)
+        wanted = BinaryRequirements(device, aligned, wide, multiples)
         (run, binary), programs = self._ready.run(wanted), self._ready.programs(wanted, sizes)
         if aligned and direct is not None and binary is not None:
             direct.ready(device, binary.prepared(programs), sizes, binary.counters)
@@ -168,7 +170,7 @@ def promise(params: Sequence[Param], *, near: bool = False) -> Callable[[Sequenc
         return not reduce(or_, pointers, 0) & 15 or not any(pointers[position] & 15 for position in promised)
 
     def is_aligned_and_near(pointers: Sequence[int]) -> bool:
-        return is_aligned(pointers) and max(pointers) - min(pointers) < NEAR
+        return is_aligned(pointers) and max(pointers) - min(pointers) < DESCRIPTOR_REACH
 
     return is_aligned_and_near if near else is_aligned
 

@@ -34,7 +34,7 @@ _DIFFERENCES = {"le": (1, 0), "lt": (1, 1), "ge": (-1, 0), "gt": (-1, 1)}
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class LoopBounds:
     """The indices of a loop from `start` to before `end`; None where there is no bound."""
 
     start: Code | None = None
@@ -42,7 +42,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoopPart:
     """A loop over the blocks from `start` to before `end`.
 
     Attributes:
@@ -57,7 +57,7 @@ class Part:
     gap: tuple[Code, Code] | None = None
 
 
-def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, ...]:
+def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[LoopPart, ...]:
     """Return the loop as one part, or with `split` as two or more, some of which evaluate neither the condition nor
     masks.
     """
@@ -66,12 +66,13 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
     if dim.shift != 0:
         return _from_aligned(values, loop, dim, size)
     if loop.where is None:
-        return _with_ragged_end(values, loop, dim, _ZERO, size) if split else (Part(loop, _ZERO, size),)
+        return _with_ragged_end(values, loop, dim, _ZERO, size) if split else (LoopPart(loop, _ZERO, size),)
     every_part, inside, loop = list(_joined_by_and(loop.where)), unconditional(loop), conditional(loop)
     looked_up = [part for part in every_part if lookup.applies(values.layout, part, dim)]
     from_indices = _conjunction([part for part in every_part if part not in looked_up])
     some, every = (
-        Range() if from_indices is None else _range(values, from_indices, dim, every=flag) for flag in (False, True)
+        LoopBounds() if from_indices is None else _range(values, from_indices, dim, every=flag)
+        for flag in (False, True)
     )
     start, end, block = _ZERO, size, dim.constant
     if some.start is not None:
@@ -80,24 +81,24 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         end = _named(values, f"{dim.name}_end", compose("tl.minimum({}, {})", some.end, size))
     where = _conjunction(looked_up)
     if where is not None:
-        split &= from_indices is None or every != Range()
-        return _by_lookup(values, (inside, loop), where, dim, Range(start, end), every, split=split)
+        split &= from_indices is None or every != LoopBounds()
+        return _by_lookup(values, (inside, loop), where, dim, LoopBounds(start, end), every, split=split)
     if not split:
-        return (Part(loop, start, end),)
+        return (LoopPart(loop, start, end),)
     if every.end is not None and some.start is None:
         code = compose("tl.maximum(tl.minimum({0}, {1}), 0) // {2} * {2}", every.end, size, block)
         middle = _named(values, f"{dim.name}_middle", code)
-        return Part(inside, start, middle, full=True), Part(loop, middle, end)
+        return LoopPart(inside, start, middle, full=True), LoopPart(loop, middle, end)
     if every.start is not None and every.end is not None and any(map(_is_bounded, every_part)):
-        return _around_a_run(values, (inside, loop), dim, Range(start, end), every)
+        return _around_a_run(values, (inside, loop), dim, LoopBounds(start, end), every)
     if every.start is not None and some.end is None:
         code = compose("tl.minimum(tl.cdiv(tl.maximum({0}, 0), {1}) * {1}, {2})", every.start, block, size)
         middle = _named(values, f"{dim.name}_middle", code)
-        return Part(loop, start, middle), Part(inside, middle, end)
+        return LoopPart(loop, start, middle), LoopPart(inside, middle, end)
     return _with_ragged_end(values, loop, dim, start, end)
 
 
-def may_run_backwards(values: Values, loop: Loop, parts: Sequence[Part], dim: Dim) -> bool:
+def may_run_backwards(values: Values, loop: Loop, parts: Sequence[LoopPart], dim: Dim) -> bool:
     """Return whether a loop that reads the same data again may run backwards: the data read last may still be in the
     cache.
 
@@ -160,7 +161,9 @@ def _joined_by_and(where: Expr) -> Iterator[Expr]:
         yield where
 
 
-def _around_a_run(values: Values, loops: tuple[Loop, Loop], dim: Dim, within: Range, every: Range) -> tuple[Part, Part]:
+def _around_a_run(
+    values: Values, loops: tuple[Loop, Loop], dim: Dim, within: LoopBounds, every: LoopBounds
+) -> tuple[LoopPart, LoopPart]:
     """Return the full blocks in which all of the condition holds, and the others within a range."""
     assert within.start is not None and within.end is not None and every.start is not None and every.end is not None
     block, size = dim.constant, values.index_tile(dim.size).code
@@ -168,31 +171,33 @@ def _around_a_run(values: Values, loops: tuple[Loop, Loop], dim: Dim, within: Ra
     first = _named(values, f"{dim.name}_first", first)
     after = compose("tl.maximum(tl.minimum({0}, {1}) // {2} * {2}, {3})", every.end, size, block, first)
     after = _named(values, f"{dim.name}_after", after)
-    return _with_gap(values, loops, dim, within, Range(first, after))
+    return _with_gap(values, loops, dim, within, LoopBounds(first, after))
 
 
-def _with_gap(values: Values, loops: tuple[Loop, Loop], dim: Dim, within: Range, run: Range) -> tuple[Part, Part]:
+def _with_gap(
+    values: Values, loops: tuple[Loop, Loop], dim: Dim, within: LoopBounds, run: LoopBounds
+) -> tuple[LoopPart, LoopPart]:
     """Return two parts of a range: the blocks of `run`, which need no condition, and all others, which do."""
     inside, loop = loops
     assert within.start is not None and within.end is not None and run.start is not None and run.end is not None
     length = _named(values, f"{dim.name}_run", compose("{} - {}", run.end, run.start))
-    rest = Part(loop, within.start, compose("{} - {}", within.end, length), gap=(run.start, length))
-    return Part(inside, run.start, run.end, full=True), rest
+    rest = LoopPart(loop, within.start, compose("{} - {}", within.end, length), gap=(run.start, length))
+    return LoopPart(inside, run.start, run.end, full=True), rest
 
 
 def _by_lookup(
-    values: Values, loops: tuple[Loop, Loop], where: Expr, dim: Dim, some: Range, every: Range, *, split: bool
-) -> tuple[Part, ...]:
+    values: Values, loops: tuple[Loop, Loop], where: Expr, dim: Dim, some: LoopBounds, every: LoopBounds, *, split: bool
+) -> tuple[LoopPart, ...]:
     """Return the loop within `some`, narrowed by tensors: `where` is looked up before it."""
     assert some.start is not None and some.end is not None
     bounds = lookup.look_up(values, where, dim, some.start, some.end, runs=split)
     end = _named(values, f"{dim.name}_end", compose("tl.minimum({}, {})", bounds.end, some.end))
     if not split:
-        return (Part(loops[1], bounds.start, end),)
-    return _with_gap(values, loops, dim, Range(bounds.start, end), Range(*_run(values, bounds, every, dim)))
+        return (LoopPart(loops[1], bounds.start, end),)
+    return _with_gap(values, loops, dim, LoopBounds(bounds.start, end), LoopBounds(*_run(values, bounds, every, dim)))
 
 
-def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple[Code, Code]:
+def _run(values: Values, bounds: lookup.Bounds, every: LoopBounds, dim: Dim) -> tuple[Code, Code]:
     """Return the bounds of the blocks in which the condition holds everywhere: a lookup's bounds, within `every`."""
     block, first, after = dim.constant, bounds.first, bounds.after
     assert first is not None and after is not None, "called for a lookup of both"
@@ -204,31 +209,31 @@ def _run(values: Values, bounds: lookup.Bounds, every: Range, dim: Dim) -> tuple
     return first, _named(values, f"{dim.name}_after", compose("tl.maximum({0} // {1} * {1}, {2})", after, block, first))
 
 
-def _from_aligned(values: Values, loop: Loop, dim: Dim, size: Code) -> tuple[Part, ...]:
+def _from_aligned(values: Values, loop: Loop, dim: Dim, size: Code) -> tuple[LoopPart, ...]:
     """Return the block in which a row begins, the full ones, and the one in which it ends."""
     end = _named(values, f"{dim.name}_end", compose("{} + {}", values.shift(dim), size))
     middle = _named(values, f"{dim.name}_middle", compose("tl.maximum({0} // {1}, 1) * {1}", end, dim.constant))
     return (
-        Part(loop, _ZERO, as_code(dim.constant)),
-        Part(loop, as_code(dim.constant), middle, full=True),
-        Part(loop, middle, end),
+        LoopPart(loop, _ZERO, as_code(dim.constant)),
+        LoopPart(loop, as_code(dim.constant), middle, full=True),
+        LoopPart(loop, middle, end),
     )
 
 
-def _with_ragged_end(values: Values, loop: Loop, dim: Dim, start: Code, end: Code) -> tuple[Part, ...]:
+def _with_ragged_end(values: Values, loop: Loop, dim: Dim, start: Code, end: Code) -> tuple[LoopPart, ...]:
     """Return the full blocks from `start` to before `end`, then the block that reaches past the end of the axis, if any
     does.
     """
     short = dim.size.is_Integer and int(dim.size) < values.layout.config.block(dim.name)
     if short or not values.layout.masked(dim):
-        return (Part(loop, start, end),)
+        return (LoopPart(loop, start, end),)
     size = values.index_tile(dim.size).code
     middle = compose("{0} // {1} * {1}", size.at(PRODUCT), dim.constant)
     if start != _ZERO:  # full blocks come before it, perhaps all of them
         middle = compose("tl.maximum({}, {})", start, middle)
     middle = _named(values, f"{dim.name}_middle", middle)
     before = middle if end == size else compose("tl.minimum({}, {})", middle, end)
-    return Part(loop, start, before, full=True), Part(loop, middle, end)
+    return LoopPart(loop, start, before, full=True), LoopPart(loop, middle, end)
 
 
 def longer_for_later_rows(blocked: Blocked) -> bool:
@@ -324,7 +329,7 @@ def _linear(expr: Expr, numbers: dict[sympy.Symbol, Load] | None) -> sympy.Expr 
 # Bounds as code -------------------------------------------------------------------------------------------------------
 
 
-def _range(values: Values, where: Expr, dim: Dim, *, every: bool) -> Range:
+def _range(values: Values, where: Expr, dim: Dim, *, every: bool) -> LoopBounds:
     """Return bounds on the indices at which `where` holds for some row of the program, or with `every` for all of them.
 
     With `every`, no bounds means that none are known.
@@ -333,33 +338,33 @@ def _range(values: Values, where: Expr, dim: Dim, *, every: bool) -> Range:
         return _range(values, where.args[2 if every else 1], dim, every=every)
     if isinstance(where, Op) and where.name in ("and", "or"):
         ranges = [_range(values, arg, dim, every=every) for arg in where.args]
-        if every and (where.name == "or" or Range() in ranges):
-            return Range()
+        if every and (where.name == "or" or LoopBounds() in ranges):
+            return LoopBounds()
         inner, outer = ("tl.maximum", "tl.minimum") if where.name == "and" else ("tl.minimum", "tl.maximum")
         needed = where.name == "or"
         starts, ends = [each.start for each in ranges], [each.end for each in ranges]
-        return Range(_joined(inner, starts, all_needed=needed), _joined(outer, ends, all_needed=needed))
+        return LoopBounds(_joined(inner, starts, all_needed=needed), _joined(outer, ends, all_needed=needed))
     numbers: dict[sympy.Symbol, Load] = {}
     difference = _difference(where, numbers)
     slope = None if difference is None else coefficient(difference, dim.symbol)
     if difference is None or slope is None or not slope.is_Integer or slope == 0:
-        return Range()
+        return LoopBounds()
     if not all(shared_numbers.is_shared(values.layout, load, dim) for load in numbers.values()):
-        return Range()
+        return LoopBounds()
     rest = _extreme(values, sympy.expand(difference - slope * dim.symbol), greatest=every)
     if rest is None:
-        return Range()
+        return LoopBounds()
     known = {symbol: coefficient(rest, symbol) for symbol in numbers}
     if any(factor is None or not factor.is_Integer for factor in known.values()):
-        return Range()
+        return LoopBounds()
     codes = {
         symbol: shared_numbers.extreme(values, numbers[symbol], greatest=bool(factor > 0) is every)
         for symbol, factor in known.items()
         if factor is not None
     }
     if slope > 0:  # x ≤ -rest / slope
-        return Range(end=_code(values, _quotient(-rest, slope) + 1, codes))
-    return Range(start=_code(values, _quotient(rest - slope - 1, -slope), codes))
+        return LoopBounds(end=_code(values, _quotient(-rest, slope) + 1, codes))
+    return LoopBounds(start=_code(values, _quotient(rest - slope - 1, -slope), codes))
 
 
 def _quotient(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:

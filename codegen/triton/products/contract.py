@@ -51,7 +51,7 @@ SHORT_SUM = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class DotProduct:
     """The computation of one `dot`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Product:
         return compose("tl.dot({})", listed(inputs))
 
 
-def product(values: Values, fold: Fold) -> Product:
+def product(values: Values, fold: Fold) -> DotProduct:
     """Add the lines that compute the factors, and return the product of the current blocks.
 
     The result is in tile order: where the rows come after the columns, the operands are exchanged and transposed.
@@ -113,7 +113,7 @@ def product(values: Values, fold: Fold) -> Product:
     if not matrix:
         a, b = cast(a, dtype, sums), cast(b, dtype, sums)
     precision = _precision(values) if matrix and dtype is torch.float32 else ""
-    return Product((a, b), (left, right), over, dims, sums, matrix, precision)
+    return DotProduct((a, b), (left, right), over, dims, sums, matrix, precision)
 
 
 def is_widened_to_float64(fold: Fold, body: Sequence[Stmt]) -> bool:
@@ -215,7 +215,7 @@ def _hoisted(values: Values, fold: Fold) -> Hoisted:
     return Hoisted(tuple(operands), tuple(zip((name for name, _ in without_factors.scales), factors, strict=True)))
 
 
-def _scaled(values: Values, dot: Product, code: Code, scales: Sequence[Scale]) -> Code:
+def _scaled(values: Values, dot: DotProduct, code: Code, scales: Sequence[Scale]) -> Code:
     """Return the product of one pair of blocks, `code`, times its scales."""
     code = replace(code, binds=ATOM if dot.matrix else SUM)
     for name, factor in scales:
@@ -231,12 +231,12 @@ def dot_now(values: Values, fold: Fold) -> None:
     bind(values, fold.ref, fold.dtype, dot, result)
 
 
-def zeros(values: Values, dot: Product, depth: int) -> Tile:
+def zeros(values: Values, dot: DotProduct, depth: int) -> Tile:
     """Return the initial value of the accumulator."""
     return Tile(compose("tl.zeros({}, {})", values.layout.shape(dot.dims), TYPES[dot.sums]), dot.dims, depth)
 
 
-def bind(values: Values, value: Expr, dtype: torch.dtype, dot: Product, result: Tile) -> None:
+def bind(values: Values, value: Expr, dtype: torch.dtype, dot: DotProduct, result: Tile) -> None:
     """Define `value`, of this type, as `result`, within its scope."""
     values.bind(value, replace(result, code=cast(result.code, dot.sums, dtype)))
 

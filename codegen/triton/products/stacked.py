@@ -10,7 +10,8 @@ first steps from one tensor to the other, wherever they are in memory:
 The matrix units process 256 columns at a time, and read the shared operand from shared memory once for both: on an H200
 two products of 128 columns each run at 0.8 of that speed.  The result is split in registers.
 
-Strides of descriptors have 40 bits: a launch whose tensors are `NEAR` bytes apart uses the form without assumptions.
+Strides of descriptors have 40 bits: a launch whose tensors are `DESCRIPTOR_REACH` bytes apart uses the form without
+assumptions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fusion.codegen.triton.products.contract import operand
 from fusion.codegen.triton.products.descriptors import matrix_of
 from fusion.lowering.ir.expr import Load
 
-NEAR = 1 << 40
+DESCRIPTOR_REACH = 1 << 40
 """Bytes between two tensors from which on one descriptor cannot hold both."""
 
 

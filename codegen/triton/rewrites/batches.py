@@ -33,7 +33,7 @@ from fusion.lowering.ir.kernel import (
 
 SMALLEST_SIDE = 128
 """The fewest rows or columns of a matrix of a batch."""
-WORD = 16
+STRIDE_MULTIPLE = 16
 """Bytes of which the strides of rows and of matrices have to be multiples."""
 
 
@@ -146,9 +146,9 @@ def _is_one_axis(index: Index, side: Sequence[KernelAxis]) -> bool:
 
 
 def _is_matrix(kernel: Kernel, index: Index, size: int) -> bool:
-    """Return whether all rows of all matrices, of elements of `size` bytes, start at multiples of WORD."""
+    """Return whether all rows of all matrices, of elements of `size` bytes, start at multiples of STRIDE_MULTIPLE."""
     for axis in kernel.axes:
         step = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
-        if step is None or not step.is_Integer or (step not in (0, 1) and int(step) * size % WORD):
+        if step is None or not step.is_Integer or (step not in (0, 1) and int(step) * size % STRIDE_MULTIPLE):
             return False
     return True

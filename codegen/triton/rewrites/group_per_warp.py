@@ -34,7 +34,7 @@ from fusion.lowering.ir.kernel import (
     with_values,
 )
 
-LINE = 128
+REQUEST_BYTES = 128
 """Bytes of a request for which memory is fastest."""
 
 SHORTEST_GROUP = 32
@@ -83,9 +83,9 @@ def group_per_warp(kernel: Kernel) -> Kernel:
 
 def _bytes_at_once(kernel: Kernel, axis: KernelAxis, group: int) -> int:
     """Return the bytes whose groups a program takes at once: one line, or two for split-K."""
-    two = 2 * LINE
+    two = 2 * REQUEST_BYTES
     fits = axis.size > two and axis.size % two == 0 and two <= MOST_WARPS * group
-    return two if kernel.awaited and fits else LINE
+    return two if kernel.awaited and fits else REQUEST_BYTES
 
 
 def _group(folds: tuple[Fold, ...], axis: KernelAxis) -> int | None:
@@ -94,6 +94,10 @@ def _group(folds: tuple[Fold, ...], axis: KernelAxis) -> int | None:
     """
     nodes = postorder(*(arg for fold in folds for arg in fold.args))
     indices = [index for node in nodes for index in index_of(node)]
-    group = next(iter(split_points(indices, axis.symbol, axis.size)), LINE)
-    fits = SHORTEST_GROUP <= group < LINE and LINE % group == 0
-    return group if fits and axis.size.is_Integer and axis.size > LINE and axis.size % LINE == 0 else None
+    group = next(iter(split_points(indices, axis.symbol, axis.size)), REQUEST_BYTES)
+    fits = SHORTEST_GROUP <= group < REQUEST_BYTES and REQUEST_BYTES % group == 0
+    return (
+        group
+        if fits and axis.size.is_Integer and axis.size > REQUEST_BYTES and axis.size % REQUEST_BYTES == 0
+        else None
+    )

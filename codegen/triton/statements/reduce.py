@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from fusion.codegen.triton.blocks import Dim, Lanes
+from fusion.codegen.triton.blocks import Dim, LaneDim
 from fusion.codegen.triton.expressions.code import (
     AND,
     ATOM,
@@ -69,7 +69,7 @@ def block_value(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Tile, 
     return _reduced(values, fold, tiles, over), carried
 
 
-def lane_value(values: Values, fold: Fold, over: Dim, lanes: Lanes) -> tuple[Tile, torch.dtype]:
+def lane_value(values: Values, fold: Fold, over: Dim, lanes: LaneDim) -> tuple[Tile, torch.dtype]:
     """Return a fold of one operand over each thread's part of the current block, and the type of its accumulator."""
     (tile,) = (values.widened(tile) for tile in _operands(values, fold, (over,)))
     codes = [compose("{}({}, {}, {})", "_by_lane", tile.code, lanes.count, lanes.word)]

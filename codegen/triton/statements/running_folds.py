@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import torch
 
-from fusion.codegen.triton.blocks import Lanes
+from fusion.codegen.triton.blocks import LaneDim
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.devices import Feature
 from fusion.codegen.triton.expressions.code import Code, as_code, compose
@@ -40,7 +40,7 @@ def needed_before(loop: Loop) -> frozenset[str]:
     return frozenset(names)
 
 
-def lanes_of(values: Values, loop: Loop) -> Lanes | None:
+def lanes_of(values: Values, loop: Loop) -> LaneDim | None:
     """Return the threads that each keep running values of the folds of `loop`; None where all threads share them."""
     layout, folds = values.layout, [stmt for stmt in loop.body if isinstance(stmt, Fold)]
     dims = layout.blocked.of(loop.axes)
@@ -50,7 +50,7 @@ def lanes_of(values: Values, loop: Loop) -> Lanes | None:
         return None
     read = [load for fold in folds for load in loads(*values_of(fold)) if dims[0].symbol in free_axes(load)]
     word = WORD // max((load.dtype.itemsize for load in read), default=WORD)
-    lanes = Lanes("l", (), Role.WHOLE, count=32 * layout.config.num_warps, word=word)
+    lanes = LaneDim("l", (), Role.WHOLE, count=32 * layout.config.num_warps, word=word)
     return lanes if layout.config.block(dims[0].name) % (lanes.count * word) == 0 else None
 
 
@@ -59,7 +59,7 @@ def _allows_lanes(fold: Fold, loop: Loop) -> bool:
 
 
 def accumulate(
-    values: Values, fold: Fold, *, depth: int, kept: bool, lanes: Lanes | None = None
+    values: Values, fold: Fold, *, depth: int, kept: bool, lanes: LaneDim | None = None
 ) -> tuple[Callable[[], None], tuple[Code, ...]]:
     """Add the lines that accumulate the current block into a running fold, of which each thread has one where `lanes`
     is set.
@@ -96,7 +96,7 @@ def accumulate(
 
 def _complete(values: Values, fold: Fold, state: Tile, carried: torch.dtype, depth: int) -> None:
     """Define the value of a fold after its loop: combined over all threads, where each has its own."""
-    if state.dims and isinstance(state.dims[0], Lanes):
+    if state.dims and isinstance(state.dims[0], LaneDim):
         _bind(values, fold.before, state, carried, depth)
         joined = replace(state, code=_carried(values, fold, state, carried))
         state = values.name(fold.name, reduce.of_all_lanes(values, fold, joined), depth)

@@ -14,29 +14,29 @@ from zlib import crc32
 import sympy
 import torch
 
-from fusion.artifact.ahead import Compiled
-from fusion.artifact.capture import Captured
-from fusion.artifact.manifest import RegisterResult, SizeEntry, View
-from fusion.artifact.signature import Signature
+from fusion.artifact.ahead import CompiledGraph
+from fusion.artifact.capture import CapturedProgram
+from fusion.artifact.manifest import RegisterResult, SizeEntry, ViewLayout
+from fusion.artifact.signature import ProgramSignature
 from fusion.artifact.standalone.memory import Alive, planned
-from fusion.artifact.standalone.products import Called, product_of
+from fusion.artifact.standalone.products import CalledProduct, product_of
 from fusion.artifact.standalone.sizes import size_text
 from fusion.artifact.state import identity, refuse_shared_memory
 from fusion.artifact.trees import described, result_names
 from fusion.artifact.weights import bytes_of
 from fusion.codegen.binary import Callee
 from fusion.codegen.standalone import (
+    BlasProduct,
     Copy,
-    Launch,
+    InterfaceTensor,
+    KernelSource,
     Memory,
-    Place,
-    Product,
+    MemoryPlace,
     Seed,
     Size,
-    Source,
     Standalone,
-    Tensor,
-    Weight,
+    StandaloneLaunch,
+    StoredWeight,
 )
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.chunks import Chunked
@@ -65,14 +65,14 @@ class _Start:
 class _View:
     """A view of an input: where the input lies, and the view's strides and offset as text."""
 
-    base: Place
+    base: MemoryPlace
     strides: tuple[str, ...]
     offset: str
 
 
 def standalone(
-    program: Captured,
-    compilation: Compiled,
+    program: CapturedProgram,
+    compilation: CompiledGraph,
     callees: Mapping[Kernel, Callee],
     weights_file: str,
     *,
@@ -95,19 +95,19 @@ class _Describer:
     """The description under construction: `starts` has the root of each buffer, `places` where roots lie."""
 
     def __init__(
-        self, program: Captured, compilation: Compiled, callees: Mapping[Kernel, Callee], *, has_blas: bool
+        self, program: CapturedProgram, compilation: CompiledGraph, callees: Mapping[Kernel, Callee], *, has_blas: bool
     ) -> None:
         self.program, self.compilation, self.lowered = program, compilation, compilation.schedule.program
-        self.signature = Signature(program, compilation, ())
+        self.signature = ProgramSignature(program, compilation, ())
         self.names = self.signature.names
         self.kernels = {kernel: number for number, kernel in enumerate(callees)}
-        self.sources = tuple(Source(callee, compilation.sources[kernel]) for kernel, callee in callees.items())
+        self.sources = tuple(KernelSource(callee, compilation.sources[kernel]) for kernel, callee in callees.items())
         self.constants: list[bytes] = []
         self.state: dict[str, torch.Tensor] = {}
-        self.weights: list[Weight] = []
+        self.weights: list[StoredWeight] = []
         self.starts: dict[str, _Start] = {}
-        self.places: dict[str, Place] = {}
-        self.inputs: dict[int, Place] = {}
+        self.places: dict[str, MemoryPlace] = {}
+        self.inputs: dict[int, MemoryPlace] = {}
         calls = [step for step in compilation.schedule.steps if has_blas and isinstance(step, Extern)]
         products = ((call, product_of(call, self.lowered.buffers)) for call in calls)
         self.products = {id(call): product for call, product in products if product is not None}
@@ -160,15 +160,15 @@ class _Describer:
             if weight.kind == "constant" and not changed:
                 place = self._constant(weight.tensor)
             else:
-                place = Place(Memory.WEIGHT, len(self.weights))
+                place = MemoryPlace(Memory.WEIGHT, len(self.weights))
                 self.state.setdefault(stored, weight.tensor)
                 layout = tuple(weight.tensor.shape), tuple(weight.tensor.stride())
                 written = self.state[stored].contiguous()
                 check = crc32(bytes_of(written)) if written.nbytes else 0
-                self.weights.append(Weight(stored, weight.tensor.dtype, *layout, check, changed))
+                self.weights.append(StoredWeight(stored, weight.tensor.dtype, *layout, check, changed))
             self.inputs[number] = place
         for number in range(first, len(self.lowered.inputs)):
-            self.inputs[number] = Place(Memory.INPUT, number - first)
+            self.inputs[number] = MemoryPlace(Memory.INPUT, number - first)
         for number, place in self.inputs.items():
             self._root(self.lowered.inputs[number], place)
         for name, tensor in self.lowered.constants.items():
@@ -176,27 +176,27 @@ class _Describer:
         held = [(weight.name, number, weight.tensor) for number, weight in enumerate(weights)]
         refuse_shared_memory(held, self.signature.changed_weights)
 
-    def _root(self, name: object, place: Place) -> None:
+    def _root(self, name: object, place: MemoryPlace) -> None:
         if isinstance(name, str):
             self.starts[name], self.places[name] = _Start(name), place
 
-    def _constant(self, tensor: torch.Tensor) -> Place:
+    def _constant(self, tensor: torch.Tensor) -> MemoryPlace:
         """Keep the memory of a tensor, from its first element to its last one."""
         extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         flat = tensor.detach().as_strided((extent if tensor.numel() else 0,), (1,)).cpu().clone()
         self.constants.append(bytes(bytes_of(flat)) if flat.numel() else b"")
-        return Place(Memory.CONSTANT, len(self.constants) - 1)
+        return MemoryPlace(Memory.CONSTANT, len(self.constants) - 1)
 
-    def _inputs(self) -> Iterator[Tensor]:
+    def _inputs(self) -> Iterator[InterfaceTensor]:
         number = 0
         for leaf in self.program.leaves:
             if not leaf.is_input:
                 continue
             if isinstance(leaf.value, torch.Tensor):
                 shape, strides = (tuple(map(self._of_torch, of)) for of in (leaf.value.shape, leaf.value.stride()))
-                yield Tensor(leaf.name, leaf.value.dtype, shape, strides, number in self.signature.changed)
+                yield InterfaceTensor(leaf.name, leaf.value.dtype, shape, strides, number in self.signature.changed)
             else:
-                yield Tensor(leaf.name, torch.int64, (), ())
+                yield InterfaceTensor(leaf.name, torch.int64, (), ())
             number += 1
 
     def _sizes(self, sizes: Sequence[SizeEntry]) -> Iterator[Size]:
@@ -238,7 +238,7 @@ class _Describer:
                 hint="return a copy (clone) of the view",
             )
 
-    def _outputs(self) -> Iterator[tuple[Tensor, Buffer | _View]]:
+    def _outputs(self) -> Iterator[tuple[InterfaceTensor, Buffer | _View]]:
         """Yield each result, with its buffer, or the view of an input that it is."""
         spec = self.program.exported.call_spec.out_spec
         assert spec is not None
@@ -257,22 +257,22 @@ class _Describer:
             root = self.lowered.buffers[start.root]
             whole = all(sympy.expand(each) == numel for each in (buffer.extent, root.numel, root.extent))
             if start.root not in self.places and start.offset == 0 and whole and root.dtype is buffer.dtype:
-                self.places[start.root] = Place(Memory.OUTPUT, number)
-            yield Tensor(name, buffer.dtype, shape, strides), buffer
+                self.places[start.root] = MemoryPlace(Memory.OUTPUT, number)
+            yield InterfaceTensor(name, buffer.dtype, shape, strides), buffer
 
-    def _aliased(self, name: str, alias: RegisterResult) -> tuple[Tensor, _View]:
+    def _aliased(self, name: str, alias: RegisterResult) -> tuple[InterfaceTensor, _View]:
         value = self.program.inputs[alias["register"]]
         assert isinstance(value, torch.Tensor)
-        whole: View = {"shape": value.shape, "strides": value.stride(), "offset": 0}
+        whole: ViewLayout = {"shape": value.shape, "strides": value.stride(), "offset": 0}
         view = alias.get("view", whole)
         shape, strides = (tuple(map(self._of_torch, each)) for each in (view["shape"], view["strides"]))
         source = _View(self.inputs[alias["register"]], strides, self._of_torch(view["offset"]))
-        return Tensor(name, value.dtype, shape, _packed(shape)), source
+        return InterfaceTensor(name, value.dtype, shape, _packed(shape)), source
 
-    def _copied(self, number: int, output: tuple[Tensor, Buffer | _View]) -> Iterator[Copy]:
+    def _copied(self, number: int, output: tuple[InterfaceTensor, Buffer | _View]) -> Iterator[Copy]:
         """Yield the copy into an output's memory; nothing where steps have written the result there."""
         tensor, source = output
-        to, item = Place(Memory.OUTPUT, number), tensor.dtype.itemsize
+        to, item = MemoryPlace(Memory.OUTPUT, number), tensor.dtype.itemsize
         if isinstance(source, Buffer):
             start = self.starts[source.name]
             if self.places[start.root] == to:
@@ -280,7 +280,7 @@ class _Describer:
             place, strides = self._place(source.name), tensor.strides
         else:
             base, strides = source.base, source.strides
-            place = Place(base.memory, base.number, source.offset, item)
+            place = MemoryPlace(base.memory, base.number, source.offset, item)
         yield Copy(place, strides, to, tensor.strides, tensor.shape, item)
 
     def _plan_workspace(self) -> tuple[tuple[str, ...], ...]:
@@ -301,7 +301,7 @@ class _Describer:
                 buffer = self.lowered.buffers[name]
                 alive.append(Alive(name, buffer.extent * buffer.dtype.itemsize, begin, last.get(name, begin)))
         plan = planned(alive, self.compilation.hints)
-        self.places.update((name, Place(Memory.SLOT, slot)) for name, slot in plan.slots.items())
+        self.places.update((name, MemoryPlace(Memory.SLOT, slot)) for name, slot in plan.slots.items())
         return tuple(tuple(map(self._text, sizes)) for sizes in plan.sizes)
 
     # Steps -----------------------------------------------------------------------------------------------------------
@@ -310,12 +310,14 @@ class _Describer:
         """Return the tensor that a product or a seed writes."""
         return self.products[id(step)].out if id(step) in self.products else self.seeds.get(id(step))
 
-    def _step(self, step: object) -> Iterator[Launch | Copy | Product | Seed]:
+    def _step(self, step: object) -> Iterator[StandaloneLaunch | Copy | BlasProduct | Seed]:
         if isinstance(step, KernelCall) and step.kernel in self.kernels:
             lines = [*dict.fromkeys(origin.line for origin in step.origins if origin.line)]
             where = f"{step.kernel.name} ({', '.join(lines)})" if lines else step.kernel.name
             operands = tuple(self._place(name) for name in step.buffers)
-            yield Launch(self.kernels[step.kernel], operands, tuple(map(self._text, step.kernel.sizes)), where)
+            yield StandaloneLaunch(
+                self.kernels[step.kernel], operands, tuple(map(self._text, step.kernel.sizes)), where
+            )
         elif id(step) in self.products:
             yield from self._product(self.products[id(step)])
         elif (seed := self.seeds.get(id(step))) is not None:
@@ -325,7 +327,7 @@ class _Describer:
             for target, source in zip(*ends, strict=True):
                 yield self._copy(target, source)
 
-    def _product(self, product: Called) -> Iterator[Copy | Product]:
+    def _product(self, product: CalledProduct) -> Iterator[Copy | BlasProduct]:
         """Yield a product by BLAS, after the copy of its summand."""
         left, right, out = (self.lowered.buffers[name] for name in (product.left, product.right, product.out))
         if product.added is not None:
@@ -340,7 +342,7 @@ class _Describer:
         whole = (["0"] * (3 - len(each.strides)) + [*map(self._text, each.strides)] for each in (left, right, out))
         places = self._place(product.left), self._place(product.right), self._place(product.out)
         sizes, strides_of = (batch[0], rows, columns, inner), tuple(step for each in whole for step in each)
-        yield Product(*places, sizes, strides_of, out.dtype.itemsize, product.added is not None)
+        yield BlasProduct(*places, sizes, strides_of, out.dtype.itemsize, product.added is not None)
 
     def _copy(self, target: object, source: object) -> Copy:
         assert isinstance(target, BufferRef) and isinstance(source, BufferRef)
@@ -352,10 +354,10 @@ class _Describer:
         places = self._place(source.name), self._place(target.name)
         return Copy(places[0], source_strides, places[1], to_strides, shape, old.dtype.itemsize)
 
-    def _place(self, name: str) -> Place:
+    def _place(self, name: str) -> MemoryPlace:
         start, item = self.starts[name], self.lowered.buffers[name].dtype.itemsize
         place = self.places[start.root]
-        return Place(place.memory, place.number, self._text(start.offset), item)
+        return MemoryPlace(place.memory, place.number, self._text(start.offset), item)
 
     def _text(self, size: sympy.Expr) -> str:
         return size_text(size, self.names)

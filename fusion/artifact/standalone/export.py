@@ -28,7 +28,7 @@ from fusion.schedule.overrides import ONE_KERNEL, Overrides
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-ALONE = Overrides(products=ONE_KERNEL, attention=True, library=False)
+ALL_GENERATED = Overrides(products=ONE_KERNEL, attention=True, library=False)
 """Decisions for a program that has no library to call: everything is generated."""
 
 
@@ -74,7 +74,9 @@ def export_library(
     target = TARGETS["c"](None, chosen.current_numerics)
     whole = captured(program, inputs, kwargs or {}, dynamic_shapes)
     linked = None if blas is None else blas_of(blas)
-    compilation = compiled(whole, target, chosen, ALONE if linked is None else replace(ALONE, products=""))
+    compilation = compiled(
+        whole, target, chosen, ALL_GENERATED if linked is None else replace(ALL_GENERATED, products="")
+    )
     if compilation.device.type != "cpu":
         raise Unsupported(f"a library runs on CPUs, and the program is on {compilation.device.type}")
     place = Path(path)

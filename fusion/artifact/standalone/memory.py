@@ -23,7 +23,7 @@ class Alive:
 
 
 @dataclass(slots=True)
-class Plan:
+class MemoryPlan:
     """The slots of a workspace.
 
     Attributes:
@@ -35,7 +35,7 @@ class Plan:
     sizes: list[list[sympy.Expr]] = field(default_factory=list)
 
 
-def planned(buffers: Sequence[Alive], hints: Mapping[sympy.Symbol, int]) -> Plan:
+def planned(buffers: Sequence[Alive], hints: Mapping[sympy.Symbol, int]) -> MemoryPlan:
     """Assign each buffer a memory slot that is free from its first to its last step.
 
     Among free slots one of the same size is taken, else the one whose size, as traced, is nearest.
@@ -46,7 +46,7 @@ def planned(buffers: Sequence[Alive], hints: Mapping[sympy.Symbol, int]) -> Plan
     >>> plan.slots, plan.sizes
     ({'x': 0, 'y': 1, 'z': 0}, [[64*s], [64]])
     """
-    plan = Plan()
+    plan = MemoryPlan()
     until: list[int] = []
     for buffer in sorted(buffers, key=lambda each: each.first):
         free = [slot for slot, last in enumerate(until) if last < buffer.first]
@@ -71,4 +71,4 @@ def _traced(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
     return int(value) if value.is_Integer else 0
 
 
-__all__ = ["Alive", "Plan", "planned"]
+__all__ = ["Alive", "MemoryPlan", "planned"]

@@ -20,7 +20,7 @@ _OPERANDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class CalledProduct:
     """A product, by the names of its tensors; `added`: its summand."""
 
     added: str | None
@@ -29,7 +29,7 @@ class Called:
     out: str
 
 
-def product_of(call: Extern, buffers: Mapping[str, Buffer]) -> Called | None:
+def product_of(call: Extern, buffers: Mapping[str, Buffer]) -> CalledProduct | None:
     """Return the product that a call computes, in float32 or float64; None if it is another one, or scaled."""
     if call.target not in _OPERANDS or any(factor != 1 for factor in call.kwargs.values()):
         return None
@@ -41,7 +41,7 @@ def product_of(call: Extern, buffers: Mapping[str, Buffer]) -> Called | None:
         return None
     added, left, right = names
     assert left is not None and right is not None and out is not None
-    return Called(added, left, right, out)
+    return CalledProduct(added, left, right, out)
 
 
-__all__ = ["Called", "product_of"]
+__all__ = ["CalledProduct", "product_of"]

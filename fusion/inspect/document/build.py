@@ -23,12 +23,12 @@ from fusion.inspect.document.structure import (
     VERSION,
     Artefact,
     BreakEntry,
+    CountedNames,
     DeviceEntry,
     Document,
     FindingEntry,
     GraphEntry,
     KernelEntry,
-    Names,
     OperationEntry,
     PassEntry,
     PriceEntry,
@@ -270,8 +270,8 @@ def _pass(each: PassTime) -> PassEntry:
     )
 
 
-def _names(names: Sequence[str]) -> Names:
-    return Names(count=len(names), names=list(names[:MOST_NAMES]))
+def _names(names: Sequence[str]) -> CountedNames:
+    return CountedNames(count=len(names), names=list(names[:MOST_NAMES]))
 
 
 __all__ = ["document_of"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 
-from fusion.inspect.document.structure import Excerpt, Place, SourceFile
+from fusion.inspect.document.structure import Excerpt, SourceFile, SourcePlace
 from fusion.lowering.errors import Origin
 
 WHOLE = 400
@@ -24,16 +24,16 @@ class Files:
         self._numbers: dict[tuple[str, str], int] = {}
         self._named: list[set[int]] = []
 
-    def place(self, origin: Origin) -> Place:
+    def place(self, origin: Origin) -> SourcePlace:
         """Return the place of an origin."""
         name, _, digits = origin.line.rpartition(":")
         if not name or not digits.isdigit():
-            return Place(operation=origin.name, module=origin.module, file=None, line=None, text=str(origin))
+            return SourcePlace(operation=origin.name, module=origin.module, file=None, line=None, text=str(origin))
         number = self._numbers.setdefault((name, origin.path), len(self._numbers))
         if number == len(self._named):
             self._named.append(set())
         self._named[number].add(int(digits))
-        return Place(
+        return SourcePlace(
             operation=origin.name, module=origin.module, file=number, line=int(digits), text=f"{name}:{digits}"
         )
 

@@ -13,7 +13,7 @@ VERSION = 1
 """The version of the structure."""
 
 
-class Place(TypedDict):
+class SourcePlace(TypedDict):
     """A place in the program: the operation, its module, and the line `file:line`; `file` is an entry of `files`."""
 
     operation: str
@@ -82,7 +82,7 @@ class OperationEntry(TypedDict):
     name: str
     kind: str
     text: str
-    place: Place
+    place: SourcePlace
     reads: list[str]
     writes: list[str]
     bytes_read: int
@@ -103,7 +103,7 @@ class StepEntry(TypedDict):
     kernel: int | None
     reason: str
     remedy: str
-    place: Place
+    place: SourcePlace
     operations: list[int]
     lines: list[list[int]]
     reads: list[str]
@@ -128,7 +128,7 @@ class RefusalEntry(TypedDict):
     consumer: str
     reason: str
     remedy: str
-    place: Place
+    place: SourcePlace
     bytes: int
     microseconds: float
     from_step: int | None
@@ -153,7 +153,7 @@ class TuningEntry(TypedDict):
     reason: str
 
 
-class Names(TypedDict):
+class CountedNames(TypedDict):
     """Counts parts of a graph, and names the first of them."""
 
     count: int
@@ -167,9 +167,9 @@ class PassEntry(TypedDict):
     name: str
     milliseconds: float
     changed: bool | None
-    added: Names
-    removed: Names
-    edited: Names
+    added: CountedNames
+    removed: CountedNames
+    edited: CountedNames
 
 
 class DeviceEntry(TypedDict):
@@ -198,7 +198,7 @@ class BreakEntry(TypedDict):
     """A place at which the program leaves its graphs; `whole`: a whole function is left to eager."""
 
     reason: str
-    place: Place
+    place: SourcePlace
     whole: bool
 
 

@@ -26,7 +26,7 @@ Key: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class GraphDrawing:
     """Centres of nodes, the points of each edge from centre to centre, and the size of all."""
 
     centres: tuple[Point, ...]
@@ -35,7 +35,7 @@ class Layout:
     height: float
 
 
-def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> Layout:
+def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> GraphDrawing:
     """Lay out nodes of these widths.
 
     >>> layered([100, 100, 100], [(0, 1), (0, 2)]).centres
@@ -58,7 +58,7 @@ def layered(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> Layout
         tuple(centres[key[0]] if key[1] < 0 else (x[key], ROW * (key[1] + 0.5)) for key in path) for path in paths
     )
     right = max((x[node, -1] + size / 2 for node, size in enumerate(widths)), default=0.0)
-    return Layout(centres, lines, right, ROW * len(rows))
+    return GraphDrawing(centres, lines, right, ROW * len(rows))
 
 
 def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
@@ -138,4 +138,4 @@ def _spread(row: Sequence[Key], wanted: Sequence[float], width: Mapping[Key, flo
     return dict(zip(row, centres, strict=True))
 
 
-__all__ = ["Layout", "layered"]
+__all__ = ["GraphDrawing", "layered"]

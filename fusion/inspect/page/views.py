@@ -28,7 +28,7 @@ LETTER, PADDING, WIDEST = 7.0, 20.0, 34
 """The width of a letter, the space around a label, and the most letters of a label."""
 
 
-class Box(TypedDict):
+class ViewBox(TypedDict):
     """A box of a view: an operation or a step (`item`), a part with a separate view (`view`), or the outside."""
 
     label: str
@@ -49,12 +49,12 @@ class Line(TypedDict):
     tensors: list[str]
 
 
-class View(TypedDict):
+class GraphView(TypedDict):
     """A view, with its title and the view that it is a part of."""
 
     title: str
     parent: str | None
-    boxes: list[Box]
+    boxes: list[ViewBox]
     lines: list[Line]
     width: float
     height: float
@@ -63,8 +63,8 @@ class View(TypedDict):
 class GraphViews(TypedDict):
     """The views of a graph, before and after fusion, by key; the first one shows all."""
 
-    before: dict[str, View]
-    after: dict[str, View]
+    before: dict[str, GraphView]
+    after: dict[str, GraphView]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class Item:
 
 
 @dataclass(slots=True)
-class Part:
+class ItemGroup:
     """Items that one box may stand for."""
 
     title: str
     items: list[int]
-    parts: list[Part | int] = field(default_factory=list)
+    parts: list[ItemGroup | int] = field(default_factory=list)
 
 
 def views_of(graph: GraphEntry) -> GraphViews:
@@ -114,15 +114,15 @@ def _most(paths: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return counted.most_common(1)[0][0] if counted else ()
 
 
-def _views(given: Sequence[Item]) -> dict[str, View]:
+def _views(given: Sequence[Item]) -> dict[str, GraphView]:
     edges = _edges(given)
     items = _with_modules(given, edges)
     root = _collapsed("all", [*range(len(items))], items, 0)
-    views: dict[str, View] = {}
-    todo: list[tuple[str, str | None, Part]] = [("0", None, root)]
+    views: dict[str, GraphView] = {}
+    todo: list[tuple[str, str | None, ItemGroup]] = [("0", None, root)]
     while todo:
         key, parent, part = todo.pop()
-        inner = {f"{key}.{k}": each for k, each in enumerate(part.parts) if isinstance(each, Part)}
+        inner = {f"{key}.{k}": each for k, each in enumerate(part.parts) if isinstance(each, ItemGroup)}
         views[key] = _view(part, parent, key, items, edges)
         todo.extend((name, key, each) for name, each in inner.items())
     return views
@@ -147,9 +147,9 @@ def _edges(items: Sequence[Item]) -> list[tuple[int, int, str]]:
     return edges
 
 
-def _collapsed(title: str, numbers: list[int], items: Sequence[Item], depth: int) -> Part:
+def _collapsed(title: str, numbers: list[int], items: Sequence[Item], depth: int) -> ItemGroup:
     """Return a part, in which modules are parts of their own if it has too many items."""
-    part = Part(title, numbers)
+    part = ItemGroup(title, numbers)
     if len(numbers) <= MOST_BOXES:
         part.parts = [*numbers]
         return part
@@ -165,11 +165,11 @@ def _collapsed(title: str, numbers: list[int], items: Sequence[Item], depth: int
     return part
 
 
-def _opened(parts: list[Part | int]) -> list[Part | int]:
+def _opened(parts: list[ItemGroup | int]) -> list[ItemGroup | int]:
     """Replace large parts by their contents, the largest first, as long as there are few boxes."""
     while True:
         largest = max(
-            (each for each in parts if isinstance(each, Part)), key=lambda each: len(each.items), default=None
+            (each for each in parts if isinstance(each, ItemGroup)), key=lambda each: len(each.items), default=None
         )
         if largest is None or len(parts) + len(largest.parts) - 1 > FEW_BOXES:
             return parts
@@ -177,35 +177,35 @@ def _opened(parts: list[Part | int]) -> list[Part | int]:
         parts = [each for each in parts if each is not largest] + inner
 
 
-def _named_within(outer: Part, part: Part | int) -> Part | int:
+def _named_within(outer: ItemGroup, part: ItemGroup | int) -> ItemGroup | int:
     """Return a part under the name that it has outside of the part that holds it."""
-    return part if isinstance(part, int) else Part(f"{outer.title}.{part.title}", part.items, part.parts)
+    return part if isinstance(part, int) else ItemGroup(f"{outer.title}.{part.title}", part.items, part.parts)
 
 
-def _bundled(parts: list[Part | int], items: Sequence[Item]) -> list[Part | int]:
+def _bundled(parts: list[ItemGroup | int], items: Sequence[Item]) -> list[ItemGroup | int]:
     """Return at most `MOST_BOXES` parts: of more, consecutive ones are parts of parts."""
     if len(parts) <= MOST_BOXES:
         return parts
     size = math.ceil(len(parts) / math.ceil(math.sqrt(len(parts))))
-    bundles: list[Part | int] = []
+    bundles: list[ItemGroup | int] = []
     for start in range(0, len(parts), size):
         own = parts[start : start + size]
         numbers = [number for each in own for number in ([each] if isinstance(each, int) else each.items)]
-        bundles.append(Part(f"{_title(own[0], items)} … {_title(own[-1], items)}", numbers, own))
+        bundles.append(ItemGroup(f"{_title(own[0], items)} … {_title(own[-1], items)}", numbers, own))
     return _bundled(bundles, items)
 
 
-def _first(part: Part | int) -> int:
+def _first(part: ItemGroup | int) -> int:
     return part if isinstance(part, int) else part.items[0]
 
 
-def _title(part: Part | int, items: Sequence[Item]) -> str:
+def _title(part: ItemGroup | int, items: Sequence[Item]) -> str:
     return items[part].label if isinstance(part, int) else part.title
 
 
 def _view(
-    part: Part, parent: str | None, key: str, items: Sequence[Item], edges: Sequence[tuple[int, int, str]]
-) -> View:
+    part: ItemGroup, parent: str | None, key: str, items: Sequence[Item], edges: Sequence[tuple[int, int, str]]
+) -> GraphView:
     """Lay out the boxes of a part and of its neighbours outside."""
     owner = {n: k for k, each in enumerate(part.parts) for n in ([each] if isinstance(each, int) else each.items)}
     boxes = [_box(each, f"{key}.{k}", items) for k, each in enumerate(part.parts)]
@@ -220,7 +220,7 @@ def _view(
 
 
 def _border(
-    boxes: list[Box], owner: Mapping[int, int], edges: Sequence[tuple[int, int, str]], items: Sequence[Item]
+    boxes: list[ViewBox], owner: Mapping[int, int], edges: Sequence[tuple[int, int, str]], items: Sequence[Item]
 ) -> Iterator[tuple[int, int, str]]:
     """Add boxes for the nearest items outside, and yield the edges to and from them."""
     for into in (True, False):
@@ -231,19 +231,19 @@ def _border(
                 continue
             if outside not in known:
                 known[outside] = len(boxes)
-                boxes.append(Box(label=items[outside].label, item=outside, view=None, count=0, x=0, y=0, width=0))
+                boxes.append(ViewBox(label=items[outside].label, item=outside, view=None, count=0, x=0, y=0, width=0))
             yield (known[outside], inside, tensor) if into else (inside, known[outside], tensor)
 
 
-def _box(part: Part | int, view: str, items: Sequence[Item]) -> Box:
+def _box(part: ItemGroup | int, view: str, items: Sequence[Item]) -> ViewBox:
     if isinstance(part, int):
-        return Box(label=items[part].label, item=part, view=None, count=1, x=0, y=0, width=0)
-    return Box(label=part.title, item=None, view=view, count=len(part.items), x=0, y=0, width=0)
+        return ViewBox(label=items[part].label, item=part, view=None, count=1, x=0, y=0, width=0)
+    return ViewBox(label=part.title, item=None, view=view, count=len(part.items), x=0, y=0, width=0)
 
 
 def _laid_out(
-    title: str, parent: str | None, boxes: list[Box], passed: Mapping[tuple[int, int], list[str]], own: int
-) -> View:
+    title: str, parent: str | None, boxes: list[ViewBox], passed: Mapping[tuple[int, int], list[str]], own: int
+) -> GraphView:
     """Place boxes; an edge against the order of the boxes (a part that another one interrupts) is laid out reversed."""
     for box in boxes:
         if len(box["label"]) > WIDEST:
@@ -267,7 +267,7 @@ def _laid_out(
         )
         for (pair, names), way, points in zip(passed.items(), down, layout.edges, strict=True)
     ]
-    return View(title=title, parent=parent, boxes=boxes, lines=lines, width=layout.width, height=layout.height)
+    return GraphView(title=title, parent=parent, boxes=boxes, lines=lines, width=layout.width, height=layout.height)
 
 
-__all__ = ["GraphViews", "View", "views_of"]
+__all__ = ["GraphView", "GraphViews", "views_of"]

@@ -15,7 +15,7 @@ from typing_extensions import assert_never
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import free_axes, loads
 from fusion.lowering.ir.program import Contract, Extern, Map, Reduce, Scan, Scatter
-from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 from fusion.schedule.chained.rows import FEW_ROWS
 from fusion.schedule.iteration.dependences import Dependences
 
@@ -51,7 +51,7 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
     """Return whether a contraction's axis is short, and its result larger than its operands, half as large in a batch,
     or of few rows.
     """
-    if len(node.over) != 1 or not node.over[0].size.is_Integer or node.over[0].size > HELD:
+    if len(node.over) != 1 or not node.over[0].size.is_Integer or node.over[0].size > LONGEST_HELD_AXIS:
         return False
     sizes = {axis.symbol: dependences.estimate(axis.size) for axis in node.axes}
     summed = {axis.symbol: dependences.estimate(axis.size) for axis in node.over} | sizes

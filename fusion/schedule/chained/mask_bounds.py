@@ -40,7 +40,7 @@ from fusion.lowering.ir.expr import (
 )
 from fusion.lowering.ir.kernel import Fold
 from fusion.lowering.ir.program import Axis, Compute, Node, Program, with_exprs
-from fusion.schedule.chained.mask_folds import Folds, Mask, groups_of, lines_of
+from fusion.schedule.chained.mask_folds import Folds, TileCondition, groups_of, lines_of
 from fusion.schedule.chained.occupancy import rows_of, time_in_parts
 from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster, positions_in
@@ -174,9 +174,9 @@ class _Masks:
 
     def _masks(
         self, conditions: Mapping[Expr, tuple[Expr, Expr | None]], axes: Sequence[tuple[Axis, Axis]], chain: Cluster
-    ) -> dict[Expr, Mask]:
+    ) -> dict[Expr, TileCondition]:
         """Return the masks among conditions, by replaced expression: each is one matrix over two of the axes."""
-        masks: dict[Expr, Mask] = {}
+        masks: dict[Expr, TileCondition] = {}
         for replaced, (part, settled) in conditions.items():
             for row, column in axes:
                 mask = self._mask(part, row, column, chain)
@@ -184,7 +184,7 @@ class _Masks:
                     masks[replaced] = replace(mask, settled=settled)
         return masks
 
-    def _mask(self, part: Expr, row: Axis, column: Axis, chain: Cluster) -> Mask | None:
+    def _mask(self, part: Expr, row: Axis, column: Axis, chain: Cluster) -> TileCondition | None:
         """Return a condition as a mask over these axes; None if it is not one matrix, or the chain computes it."""
         batch: dict[sympy.Expr, sympy.Expr] = {}
         within, axes = {row.symbol, column.symbol}, free_axes(part)
@@ -202,7 +202,9 @@ class _Masks:
         numbers = (node.index.free_symbols for node in postorder(part) if isinstance(node, IndexValue))
         if not any(within <= symbols for symbols in spanned) or any((symbols & axes) - within for symbols in numbers):
             return None
-        return Mask(part, row, column, tuple(batch.items()), self._stride(part, row) < self._stride(part, column))
+        return TileCondition(
+            part, row, column, tuple(batch.items()), self._stride(part, row) < self._stride(part, column)
+        )
 
     def _stride(self, part: Expr, axis: Axis) -> int:
         """Return the distance in memory of two neighbours along `axis` of the numbers that a condition reads."""
@@ -221,7 +223,7 @@ class _Masks:
         followed = follow(values_of(self.dependences, chain)[0], axes, ())
         return () if isinstance(followed, str) else tuple(followed.running.values())
 
-    def _bounded(self, mask: Mask, reader: str, chain: Cluster) -> Expr:
+    def _bounded(self, mask: TileCondition, reader: str, chain: Cluster) -> Expr:
         """Return the condition of a mask with its bounds; as it is if these would cost too much."""
         condition = mask.canonical()
         if (condition, mask.turned) not in self._bounds:
@@ -233,7 +235,7 @@ class _Masks:
             self._bounds[condition, mask.turned] = bounds
         return mask.bounded(self._bounds[condition, mask.turned])
 
-    def _folded(self, mask: Mask, condition: Expr, reader: str) -> _Added:
+    def _folded(self, mask: TileCondition, condition: Expr, reader: str) -> _Added:
         """Return the folds of the lines of a mask, which are added."""
         after = max(self.dependences.writer.get(load.buffer, -1) for load in loads(condition))
         device = self.dependences.program.buffers[reader].device

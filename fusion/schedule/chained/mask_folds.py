@@ -34,7 +34,7 @@ _ZERO, _ONE = const(0, _INT), const(1, _INT)
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
+class TileCondition:
     """A condition over the rows and columns of a tile.
 
     Attributes:
@@ -116,7 +116,7 @@ class Folds:
         )
 
 
-def lines_of(mask: Mask, origin: str, device: torch.device, taken: Container[str]) -> Folds:
+def lines_of(mask: TileCondition, origin: str, device: torch.device, taken: Container[str]) -> Folds:
     """Return the nodes that fold the lines of a mask: to the first point that each shows, the end, and the count.
 
     Of a mask of added numbers also the same of the points at which these change nothing.
@@ -143,7 +143,7 @@ def lines_of(mask: Mask, origin: str, device: torch.device, taken: Container[str
     return Folds((*folds(mask.canonical(), ""), *settled), device)
 
 
-def groups_of(mask: Mask, lines: Folds, origin: str, taken: Container[str]) -> tuple[Folds, tuple[str, ...]]:
+def groups_of(mask: TileCondition, lines: Folds, origin: str, taken: Container[str]) -> tuple[Folds, tuple[str, ...]]:
     """Return the nodes that compute the bounds of groups of rows from the folds of lines, and operands of `bounded`.
 
     These are the first column that some row of a group sees, the end of these columns, the same of the columns that all
@@ -160,7 +160,7 @@ class _Fold:
     """The axes and the names of the folds of groups."""
 
     axes: tuple[Axis, ...]
-    mask: Mask
+    mask: TileCondition
     origin: str
     taken: Container[str]
 
@@ -173,7 +173,7 @@ class _Fold:
         return Reduce(self.name(ending), self.axes, (axis,), op, (value,), _INT)
 
 
-def _of_rows(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> tuple[Reduce, ...]:
+def _of_rows(mask: TileCondition, lines: Sequence[str], group: Axis, fold: _Fold) -> tuple[Reduce, ...]:
     """Return the reductions of per-row bounds, in the buffers `lines`, to the bounds of groups of rows."""
     size = sympy.Integer(GROUP)
     member, length = Axis(over_symbol(0), size), IndexValue(mask.column.size, _INT)
@@ -197,7 +197,7 @@ def _of_rows(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> tupl
     )
 
 
-def _of_columns(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> tuple[Map | Reduce, ...]:
+def _of_columns(mask: TileCondition, lines: Sequence[str], group: Axis, fold: _Fold) -> tuple[Map | Reduce, ...]:
     """Return the bounds of groups whose columns are lines; lines of which some columns are hidden see none whole."""
     line, size = Axis(over_symbol(0), mask.column.size), sympy.Integer(GROUP)
     index = (*(axis.symbol for axis in mask.matrices), line.symbol)
@@ -233,7 +233,7 @@ def _of_columns(mask: Mask, lines: Sequence[str], group: Axis, fold: _Fold) -> t
     return (*folds, *whole)
 
 
-def _or_all(mask: Mask, numbers: Sequence[Expr]) -> tuple[Expr, Expr]:
+def _or_all(mask: TileCondition, numbers: Sequence[Expr]) -> tuple[Expr, Expr]:
     """Return the first point that a line shows, and the end: of a line of added numbers without one, all its points."""
     first, end, count = numbers[:3]
     if mask.settled is None:

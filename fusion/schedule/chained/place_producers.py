@@ -20,7 +20,7 @@ from fusion.lowering.ir.program import Axis, Compute, Contract, Map, Reduce, Sca
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space, fresh
 
-HELD = 256
+LONGEST_HELD_AXIS = 256
 """The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles.
 
 Blocks have constant sizes, so an axis of symbolic size is never held, whatever its first size.
@@ -85,7 +85,7 @@ class ProducerPlacement:
         """Return the chain; None if a producer of the sink cannot be placed, or there is no product among them."""
         if not self.grid or not all(axis.size.is_Integer for axis in self.held):
             return None
-        if math.prod(int(axis.size) for axis in self.held) > HELD:
+        if math.prod(int(axis.size) for axis in self.held) > LONGEST_HELD_AXIS:
             return None
         todo = [self.sink]
         while todo:

@@ -19,10 +19,10 @@ from fusion.lowering.ir.program import Program
 from fusion.schedule.chained.occupancy import counts_of, length_of_part
 from fusion.schedule.clusters.legality import Cluster, positions
 from fusion.schedule.iteration.dependences import Dependences
-from fusion.schedule.reductions.partial import Cut, cut, with_cuts
+from fusion.schedule.reductions.partial import ClusterCut, cut, with_cuts
 
 
-def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilities) -> tuple[int, Cut | None]:
+def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilities) -> tuple[int, ClusterCut | None]:
     """Return into how many parts to split the loop of a chain, and the split; (1, None) for no split."""
     for count in counts_of(dependences, cluster, capabilities):
         (axis,) = cluster.space.reduced
@@ -40,7 +40,7 @@ def split_loops(
 ) -> tuple[Program, tuple[Cluster, ...]]:
     """Split the loops of `clusters` where that is predicted to be faster; return the program and the clusters in it."""
     dependences = Dependences(program, hints)
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, ClusterCut] = {}
     for number, cluster in enumerate(clusters):
         _, split = best_cut(dependences, cluster, capabilities)
         cuts |= {} if split is None else {number: split}

@@ -30,7 +30,7 @@ from fusion.lowering.printer import format_bytes
 from fusion.schedule.chunks.body import body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
-from fusion.schedule.chunks.region import Region, find_region, is_short
+from fusion.schedule.chunks.region import ChunkedRegion, find_region, is_short
 from fusion.schedule.iteration.dependences import Dependences
 
 MAX_ROUNDED = 8
@@ -94,7 +94,7 @@ def _cut_at(dependences: Dependences, seed: str, workspace: int, alignment: int)
     return None if region is None else _replaced(dependences, region, workspace, alignment)
 
 
-def _replaced(dependences: Dependences, region: Region, workspace: int, alignment: int) -> Program | None:
+def _replaced(dependences: Dependences, region: ChunkedRegion, workspace: int, alignment: int) -> Program | None:
     """Replace a region by one call; None if the library does not compute one of its products."""
     members = region.axes.keys()
     before = set[int]().union(*(nx.ancestors(dependences.graph, member) for member in members)) - members
@@ -125,7 +125,7 @@ def _replaced(dependences: Dependences, region: Region, workspace: int, alignmen
     return _without_unread(program.edited((*first, *views, call, *last)))
 
 
-def _with_views(dependences: Dependences, region: Region, alignment: int) -> tuple[Dependences, list[Node]]:
+def _with_views(dependences: Dependences, region: ChunkedRegion, alignment: int) -> tuple[Dependences, list[Node]]:
     """View operands that are read at the cut axis through a split of it, as hidden[i // S, i % S], as matrices; copy
     other operands that are computed, or have no uniform strides, into matrices.
 

@@ -38,7 +38,7 @@ from fusion.lowering.ir.scalar_ops import FoldName
 from fusion.operations.products import add_aligned_product
 from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
 from fusion.schedule.chunks.pick import pick
-from fusion.schedule.chunks.region import Region
+from fusion.schedule.chunks.region import ChunkedRegion
 from fusion.schedule.iteration.axes import indices_of
 from fusion.schedule.iteration.dependences import Dependences
 
@@ -46,7 +46,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RegionCut:
     """Describes the cut of a region: the sliced tensors, and how results are combined.
 
     Attributes:
@@ -62,7 +62,7 @@ class Cut:
     folds: Mapping[str, FoldName]
 
 
-def cut(dependences: Dependences, region: Region) -> Cut:
+def cut(dependences: Dependences, region: ChunkedRegion) -> RegionCut:
     """Return the tensors that a region reads and its results, with their treatment."""
     written_by = {dependences.compute(position).out: position for position in region.axes}
     loads = [(load, axis) for position, axis in region.axes.items() for load in dependences.loads[position]]
@@ -86,10 +86,10 @@ def cut(dependences: Dependences, region: Region) -> Cut:
             folds[out] = node.op
         else:
             sums.append(out)
-    return Cut(sliced, rows, tuple(sums), folds)
+    return RegionCut(sliced, rows, tuple(sums), folds)
 
 
-def symbols_in(dependences: Dependences, region: Region) -> tuple[sympy.Symbol, ...]:
+def symbols_in(dependences: Dependences, region: ChunkedRegion) -> tuple[sympy.Symbol, ...]:
     """Return the size symbols that the nodes of a region name."""
     symbols: set[sympy.Symbol] = set()
     for position in region.axes:
@@ -111,7 +111,9 @@ def _dimension(load: Load, axis: sympy.Symbol) -> int | None:
     return at[0] if len(at) == 1 and not any(axis in index.free_symbols for index in affine) else None
 
 
-def body_of(dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr, alignment: int) -> Program | None:
+def body_of(
+    dependences: Dependences, region: ChunkedRegion, parts: RegionCut, points: sympy.Expr, alignment: int
+) -> Program | None:
     """Return the program of a chunk of `points` points; None if the library does not compute one of its products.
 
     `alignment`: see `Capabilities`.
@@ -125,7 +127,7 @@ def body_of(dependences: Dependences, region: Region, parts: Cut, points: sympy.
 
 class _Body:
     def __init__(
-        self, dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr, alignment: int
+        self, dependences: Dependences, region: ChunkedRegion, parts: RegionCut, points: sympy.Expr, alignment: int
     ) -> None:
         self.program, self.dependences = dependences.program, dependences
         self.region, self.parts, self.points, self.alignment = region, parts, points, alignment

@@ -21,7 +21,7 @@ from fusion.lowering.value import contiguous_strides
 from fusion.operations.products import aligned_product
 from fusion.schedule.iteration.naming import unused
 
-LINE, LONG = 128, 1024
+ROW_PADDING, LONG = 128, 1024
 """Bytes: the padding of a row for alignment, and the shortest row that is padded."""
 
 aten = torch.ops.aten
@@ -137,6 +137,6 @@ def aligned_strides(buffer: Buffer, shape: tuple[sympy.Expr, ...], alignment: in
     sizes = [shape[k] for k in order]
     row = int(sizes[-1]) * buffer.dtype.itemsize if sizes[-1:] and sizes[-1].is_Integer else 0
     if len(sizes) > 1 and row >= LONG and row % alignment:
-        sizes[-1] = sympy.Integer(-(-row // LINE) * LINE // buffer.dtype.itemsize)
+        sizes[-1] = sympy.Integer(-(-row // ROW_PADDING) * ROW_PADDING // buffer.dtype.itemsize)
     strides = contiguous_strides(tuple(sizes))
     return tuple(strides[order.index(k)] for k in range(len(shape)))

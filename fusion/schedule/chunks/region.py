@@ -21,12 +21,12 @@ import sympy
 from fusion.lowering.ir.chunks import COMBINED, Chunked
 from fusion.lowering.ir.expr import Expr, Load
 from fusion.lowering.ir.program import Contract, Extern, Map, Reduce
-from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 from fusion.schedule.iteration.dependences import Dependences
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class ChunkedRegion:
     """Nodes that run in chunks.
 
     Attributes:
@@ -40,19 +40,22 @@ class Region:
     bytes: int
 
 
-def find_region(dependences: Dependences, seed: int) -> Region | None:
+def find_region(dependences: Dependences, seed: int) -> ChunkedRegion | None:
     """Return the region of the contraction at `seed`, cut along the first of its axes that allows it, or None."""
     node = dependences.compute(seed)
     for axis in node.axes:
         axes = _Growth(dependences, seed, axis.symbol).run()
         if axes is not None:
-            return Region(axes, axis.size, dependences.bytes(node.out))
+            return ChunkedRegion(axes, axis.size, dependences.bytes(node.out))
     return None
 
 
 def is_short(node: Contract) -> bool:
     """Return whether a kernel may recompute the result of this contraction wherever it needs a tile of it."""
-    return all(axis.size.is_Integer for axis in node.over) and math.prod(int(axis.size) for axis in node.over) <= HELD
+    return (
+        all(axis.size.is_Integer for axis in node.over)
+        and math.prod(int(axis.size) for axis in node.over) <= LONGEST_HELD_AXIS
+    )
 
 
 class _Growth:

@@ -21,7 +21,10 @@ ONE_KERNEL, LIBRARY = "one kernel", "the library"
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One alternative for a cluster, with its predicted microseconds; `instead`, `buffers` and `took` as in `Cut`."""
+    """One alternative for a cluster, with its predicted microseconds.
+
+    `instead`, `buffers` and `took` are those of `ClusterCut`.
+    """
 
     name: str
     predicted: float

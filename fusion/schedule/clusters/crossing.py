@@ -25,7 +25,7 @@ SMALLEST_TENSOR = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class ContiguousAccess:
     """Describes one load or store with the node axis along which it is contiguous in memory."""
 
     buffer: Buffer
@@ -37,7 +37,7 @@ class Crossings:
 
     def __init__(self, dependences: Dependences, sector: int) -> None:
         self._dependences, self._sector = dependences, sector
-        self._loads: dict[int, tuple[Access, ...]] = {}
+        self._loads: dict[int, tuple[ContiguousAccess, ...]] = {}
 
     def excess(self, cluster: Cluster) -> int:
         """Return the bytes of memory requests beyond the elements that a cluster loads and stores."""
@@ -64,13 +64,13 @@ class Crossings:
                     seen.add((access.buffer.name, axis))
                     yield access.buffer, axis
 
-    def _read(self, member: int) -> tuple[Access, ...]:
+    def _read(self, member: int) -> tuple[ContiguousAccess, ...]:
         if member not in self._loads:
             loads = (self._access(load) for load in self._dependences.loads[member])
             self._loads[member] = tuple(access for access in loads if access is not None)
         return self._loads[member]
 
-    def _access(self, load: Load) -> Access | None:
+    def _access(self, load: Load) -> ContiguousAccess | None:
         """Return the access of a load at known positions; None if it is small, or contiguous along no axis."""
         buffer = self._dependences.program.buffers[load.buffer]
         if self._dependences.bytes(load.buffer) < SMALLEST_TENSOR:
@@ -78,16 +78,18 @@ class Crossings:
         for size, stride, index in zip(buffer.shape, buffer.strides, load.index, strict=True):
             if stride == ONE and size != ONE and not isinstance(index, Expr):
                 axis = _unit(index, symbols_of(index))
-                return None if axis is None else Access(buffer, axis)
+                return None if axis is None else ContiguousAccess(buffer, axis)
         return None
 
-    def _stored(self, member: int) -> tuple[Access, ...]:
+    def _stored(self, member: int) -> tuple[ContiguousAccess, ...]:
         node = self._dependences.compute(member)
         buffer = self._dependences.program.buffers[self._dependences.outs[member]]
         if self._dependences.bytes(buffer.name) < SMALLEST_TENSOR or len(node.axes) != len(buffer.shape):
             return ()
         dims = zip(node.axes, buffer.shape, buffer.strides, strict=True)
-        return tuple(Access(buffer, axis.symbol) for axis, size, stride in dims if stride == ONE and size != ONE)[:1]
+        return tuple(
+            ContiguousAccess(buffer, axis.symbol) for axis, size, stride in dims if stride == ONE and size != ONE
+        )[:1]
 
 
 def _dimensions(dependences: Dependences, cluster: Cluster) -> dict[sympy.Symbol, object]:

@@ -21,7 +21,7 @@ from fusion.lowering.ir.program import Contract, Reduce
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
-from fusion.schedule.clusters.traffic import Traffic
+from fusion.schedule.clusters.traffic import ClusterTraffic
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, factors_of
 from fusion.schedule.iteration.contractions import slowdown
 from fusion.schedule.iteration.dependences import Dependences
@@ -51,7 +51,7 @@ class Prices:
         self.capabilities, self.rates = capabilities, capabilities.rates
         self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.chained)
         self.evaluations = Evaluations(dependences, capabilities)
-        self._traffic = Traffic(self.evaluations)
+        self._traffic = ClusterTraffic(self.evaluations)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
 
     @cached_property

@@ -21,7 +21,7 @@ from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
 from fusion.schedule.iteration.space import place
 
 
-class Traffic:
+class ClusterTraffic:
     """Predicts the traffic of clusters of one Program on one target."""
 
     def __init__(self, evaluations: Evaluations) -> None:

@@ -16,7 +16,7 @@ LANES = 32
 """The smallest number of columns per program if the reduced axis is not the contiguous one."""
 VECTOR = 8
 """Elements of the widest vector of 16-bit numbers that a thread loads at once."""
-HELD = 1 << 10
+HELD_WITH_NEIGHBOURS = 1 << 10
 """Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
 
 SCATTERED = 1 << 20
@@ -30,7 +30,7 @@ def reads_contiguously(program: Program, node: Reduce | Scan, looped: Sequence[A
     meanwhile should be split.
     """
     along = contiguous_axes(program, node, looped)
-    is_held = math.prod(estimate(axis.size, {}) for axis in looped) <= HELD
+    is_held = math.prod(estimate(axis.size, {}) for axis in looped) <= HELD_WITH_NEIGHBOURS
     across = any(estimate(axis.size, {}) >= LANES for axis in along.difference(looped))
     return not along.isdisjoint(looped) and (is_held or not across)
 

@@ -10,7 +10,7 @@ import sympy
 from fusion.lowering.ir.expr import Expr, Index, Load, free_axes, postorder
 from fusion.lowering.ir.kernel import KernelAxis, Role, Stmt
 from fusion.lowering.ir.program import Axis
-from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 from fusion.schedule.clusters.expand import Expanded
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.axes import drop_ones
@@ -32,7 +32,7 @@ def chained_body(
     grid, inner, expanded = canonical(grid, inner, expanded)
     looped = inner[: len(space.reduced)]
     private = inner[len(looped) : len(looped) + kept]
-    long = tuple(axis for axis in private if not axis.size.is_Integer or axis.size > HELD)
+    long = tuple(axis for axis in private if not axis.size.is_Integer or axis.size > LONGEST_HELD_AXIS)
     loops = {axis.symbol for axis in (*looped, *long)}
     axes = (
         *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in grid),

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import sympy
 import torch
 
-from fusion.codegen.chained import FORWARD, Chain, with_narrow_factors
+from fusion.codegen.chained import FORWARD, ChainShape, with_narrow_factors
 from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
@@ -79,7 +79,7 @@ def share_of_chain(prices: Prices, cluster: Cluster, target: Target) -> float:
     return _known_share(chain, target, target.forms(kernel)[0].name)
 
 
-def _known_share(chain: Chain, target: Target, form: str) -> float:
+def _known_share(chain: ChainShape, target: Target, form: str) -> float:
     """Return the efficiency of a chain in a form: as measured, or the target's default for unmeasured operands."""
     try:
         return target.chained_share(chain, form)
@@ -111,7 +111,7 @@ def _as_multiplied(kernel: Kernel, capabilities: Capabilities) -> Kernel:
     return replace(kernel, body=with_narrow_factors(kernel.body)) if capabilities.narrow else kernel
 
 
-def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> Chain:
+def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> ChainShape:
     """Return the properties of a kernel's products that decide their efficiency, given the columns per row."""
     rows, others = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
     looped = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes}
@@ -125,7 +125,7 @@ def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> Chain:
     spread = (rows | others) - looped - {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
     masked = any(not axes.isdisjoint(looped) and not axes.isdisjoint(spread) for axes in asked)
     skipping = any(isinstance(stmt, Loop) and stmt.where is not None for stmt in statements(kernel.body))
-    return Chain(
+    return ChainShape(
         dtype=dots[0].args[0].dtype,
         width=max((int(axis.size) for axis in kernel.with_role(Role.WHOLE)), default=1),
         loops=("plain", *(("masked",) if masked else ()), *(("skipping",) if skipping else ())),

@@ -33,7 +33,7 @@ WINDOW = 64
 MOST_KERNELS = 16
 """Kernels in one launch.  More save little and make one long compilation."""
 
-NEAR = 8
+MOST_STEPS_APART = 8
 """How many steps apart kernels may be whatever the size of their results, which are needed soon."""
 
 OPEN = 8
@@ -108,7 +108,7 @@ class _Packing:
             return False
         if self._device(first) != self._device(second):
             return False
-        if number - host > NEAR and self._bytes_held(second) > EARLY:
+        if number - host > MOST_STEPS_APART and self._bytes_held(second) > EARLY:
             return False
         capabilities = self.target.capabilities
         if len({*first.buffers, *second.buffers}) > capabilities.max_params:

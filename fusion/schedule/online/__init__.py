@@ -26,14 +26,14 @@ from fusion.lowering.ir.expr import Cast, Expr, TileRef, const, make_cast, make_
 from fusion.lowering.ir.kernel import Fold
 from fusion.lowering.ir.scalar_ops import FoldName
 from fusion.schedule.online.decompose import terms_of
-from fusion.schedule.online.dependences import Dependences
-from fusion.schedule.online.names import Names
+from fusion.schedule.online.dependences import RunningDependences
+from fusion.schedule.online.names import Renaming
 from fusion.schedule.online.sums import check_moments
 from fusion.schedule.online.terms import (
     Inseparable,
     Kind,
-    Part,
-    Term,
+    LoopTerm,
+    RangePart,
     Terms,
     add_all,
     apply,
@@ -41,7 +41,7 @@ from fusion.schedule.online.terms import (
     nonnegative,
     unmasked,
 )
-from fusion.schedule.online.trial import Trial, rank_of
+from fusion.schedule.online.trial import NumericTrial, rank_of
 from fusion.schedule.online.update import STARTS, Start, Update, refs_of
 
 
@@ -76,10 +76,10 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
     >>> print(format_expr(online(total, {"top": top}).folds[0].carry))
     total' * where(top' == top, 1.0, exp(top' - top))
     """
-    dependences = Dependences(fold.over, running)
+    dependences = RunningDependences(fold.over, running)
     if not any(dependences.kind(arg) & Kind.RUNNING for arg in fold.args):
         return Online((fold,), fold.ref)
-    names = Names.plain((*running.values(), fold))
+    names = Renaming.plain((*running.values(), fold))
     own = names.tiles[fold.name]
     form = _followed(names.fold(fold), tuple(names.fold(each) for each in running.values()))
     if isinstance(form, str):
@@ -92,7 +92,7 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
 def _followed(fold: Fold, folds: tuple[Fold, ...]) -> Online | str:
     """Derive the online form by algebra and trial; cached, because layers of a model differ in names alone."""
     running = {each.name: each for each in folds}
-    dependences = Dependences(fold.over, running)
+    dependences = RunningDependences(fold.over, running)
     try:
         return _Rule(fold, running, dependences).run()
     except Inseparable as refused:
@@ -110,15 +110,15 @@ _Key = tuple[FoldName, tuple[Expr, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One term of the fold's value: its sum, and the rest as in `Term`, for both factors of a dot together."""
+    """One term of the fold's value: its sum, and the rest as in `LoopTerm`, for both factors of a dot together."""
 
     sums: _Key
     base: _Key | None
-    term: Term
+    term: LoopTerm
 
 
 class _Rule:
-    def __init__(self, fold: Fold, running: Mapping[str, Fold], dependences: Dependences) -> None:
+    def __init__(self, fold: Fold, running: Mapping[str, Fold], dependences: RunningDependences) -> None:
         self.fold, self.running, self.dependences = fold, running, dependences
 
     def run(self) -> Online:
@@ -131,7 +131,7 @@ class _Rule:
         terms = self._terms()
         varying, rest = self._extreme(terms) if fold.op in ("max", "min") else (terms, ())
         pieces = [self._piece(term) for term in varying]
-        trial = Trial(fold, self.running)
+        trial = NumericTrial(fold, self.running)
         update = Update(self.running, self._starts(pieces, rest, trial))
         unshared = self._assemble(pieces, rest, update, share=False)
         trial.confirm(unshared)
@@ -141,8 +141,8 @@ class _Rule:
 
     # Terms of one or two operands
 
-    def _terms(self) -> list[tuple[Term, ...]]:
-        """Return the terms of the fold's value, a `Term` for each operand."""
+    def _terms(self) -> list[tuple[LoopTerm, ...]]:
+        """Return the terms of the fold's value, a `LoopTerm` for each operand."""
         operands = [terms_of(self.dependences, arg) for arg in self.fold.args]
         if len(operands) == 2:
             if all(len(terms) > 1 or terms[0].shift for terms in operands):
@@ -167,14 +167,14 @@ class _Rule:
     def _check_deviations(self, terms: Terms) -> None:
         """Refuse Σ (x - d) where d depends on Σ x: the difference of the two sums is nearly nothing."""
         summed = [unmasked(loop_of(term)) for term in terms if not self.dependences.is_fixed(term)]
-        for ref in refs_of([Part(step.value, False) for term in terms for step in term.steps]):
+        for ref in refs_of([RangePart(step.value, False) for term in terms for step in term.steps]):
             fold = self.running[ref.name]
             if len(terms) > 1 and fold.op == "sum" and unmasked(fold.args[0]) in summed:
                 raise Inseparable(f"cancels: the sum of differences from {ref.name}, which is a sum of the same")
 
-    def _piece(self, terms: tuple[Term, ...]) -> _Piece:
+    def _piece(self, terms: tuple[LoopTerm, ...]) -> _Piece:
         """Return one accumulator: the operands' varying parts under the fold, everything else combined."""
-        combined = Term(
+        combined = LoopTerm(
             None,
             tuple(step for term in terms for step in term.steps),
             tuple(each for term in terms for each in term.ranges),
@@ -196,7 +196,7 @@ class _Rule:
         summand = make_op("mul", *values) if len(values) == 2 else values[0] if values else const(1, dtype)
         return "sum", (summand,)
 
-    def _extreme(self, terms: list[tuple[Term, ...]]) -> tuple[list[tuple[Term, ...]], tuple[Term, ...]]:
+    def _extreme(self, terms: list[tuple[LoopTerm, ...]]) -> tuple[list[tuple[LoopTerm, ...]], tuple[LoopTerm, ...]]:
         """Return the one varying term of a max or min, and the terms that only shift it."""
         varying = [term for (term,) in terms if not self.dependences.is_fixed(term)]
         if len(varying) != 1 or varying[0].shift:
@@ -211,7 +211,7 @@ class _Rule:
 
     # Accumulators
 
-    def _assemble(self, pieces: list[_Piece], rest: tuple[Term, ...], update: Update, share: bool) -> Online:
+    def _assemble(self, pieces: list[_Piece], rest: tuple[LoopTerm, ...], update: Update, share: bool) -> Online:
         """Return the accumulators with their carries, and the value.
 
         share: leave out accumulators that a running fold equals.
@@ -250,7 +250,7 @@ class _Rule:
                 return fold
         return None
 
-    def _value(self, sums: list[tuple[Expr, Term]], rest: tuple[Term, ...]) -> Expr:
+    def _value(self, sums: list[tuple[Expr, LoopTerm]], rest: tuple[LoopTerm, ...]) -> Expr:
         """Return the original fold: each accumulator times its deferred factors, with common factors applied last."""
         dtype = self.fold.dtype
         parts = [*sums, *((other.loop, other) for other in rest)]
@@ -265,10 +265,10 @@ class _Rule:
         value = apply(add_all(signed), common, dtype)
         return value if self._keeps_zero([term for _, term in parts]) else make_op("add", value, const(0.0, dtype))
 
-    def _keeps_zero(self, terms: Sequence[Term]) -> bool:
+    def _keeps_zero(self, terms: Sequence[LoopTerm]) -> bool:
         """Return whether a zero is never −0.0: a sum starts at 0.0, so it is, and so is any sum with such a term."""
 
-        def is_kept(term: Term) -> bool:
+        def is_kept(term: LoopTerm) -> bool:
             factors = (step.value for step in term.steps if step.name != "where")
             return not term.negative and all(nonnegative(factor, self.running) for factor in factors)
 
@@ -276,7 +276,7 @@ class _Rule:
 
     # The start
 
-    def _starts(self, pieces: list[_Piece], rest: tuple[Term, ...], trial: Trial) -> dict[TileRef, Start]:
+    def _starts(self, pieces: list[_Piece], rest: tuple[LoopTerm, ...], trial: NumericTrial) -> dict[TileRef, Start]:
         """Choose how each running value is read while it is at its identity: the first way that holds."""
         parts = [part for piece in pieces for each in piece.term.ranges for part in each.parts]
         parts += [part for piece in pieces for part in piece.term.shift]

@@ -22,7 +22,7 @@ import torch
 from fusion.lowering.ir.expr import Const, Expr, Op, const, make_op
 from fusion.lowering.ir.kernel import Fold
 from fusion.schedule.online import Online
-from fusion.schedule.online.dependences import Dependences
+from fusion.schedule.online.dependences import RunningDependences
 from fusion.schedule.online.terms import Kind
 
 
@@ -36,7 +36,7 @@ def about_means(fold: Fold, running: Mapping[str, Fold], points: Expr) -> Online
     if not isinstance(deviation, Op) or deviation.name != "sub" or deviation.dtype is not fold.dtype:
         return None
     x, mean = deviation.args
-    dependences = Dependences(fold.over, running)
+    dependences = RunningDependences(fold.over, running)
     total = _known(lambda name: replace(fold, name=name, args=(x,)), running)
     if total is None or dependences.kind(x) is not Kind.VARYING or dependences.kind(mean) is not Kind.RUNNING:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from fusion.lowering.ir.expr import Cast, Expr, Op
 from fusion.lowering.ir.scalar_ops import SCALAR_OPS
-from fusion.schedule.online.dependences import Dependences, undivided
+from fusion.schedule.online.dependences import RunningDependences, undivided
 from fusion.schedule.online.functions import exponential, scaled
 from fusion.schedule.online.selections import choice, rounded
 from fusion.schedule.online.sums import added, inverse, summands, with_shift
@@ -25,7 +25,7 @@ from fusion.schedule.online.terms import (
 )
 
 
-def terms_of(dependences: Dependences, root: Expr) -> Terms:
+def terms_of(dependences: RunningDependences, root: Expr) -> Terms:
     """Return the terms of `root`.
 
     Raises:
@@ -48,7 +48,7 @@ def terms_of(dependences: Dependences, root: Expr) -> Terms:
     return result
 
 
-def _node(dependences: Dependences, node: Expr, done: Mapping[Expr, Terms | Inseparable]) -> Terms | Inseparable:
+def _node(dependences: RunningDependences, node: Expr, done: Mapping[Expr, Terms | Inseparable]) -> Terms | Inseparable:
     args: list[Terms] = []
     for child in node.children():
         terms = done[child]
@@ -65,7 +65,7 @@ def _node(dependences: Dependences, node: Expr, done: Mapping[Expr, Terms | Inse
     return Inseparable("an address depends on a running value")
 
 
-def _operation(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
+def _operation(dependences: RunningDependences, node: Op, args: list[Terms]) -> Terms:
     if not node.dtype.is_floating_point:
         raise Inseparable(f"no factor: {node.name} compares a running value with a varying one")
     if node.name in ("add", "sub"):

@@ -11,10 +11,10 @@ import sympy
 
 from fusion.lowering.ir.expr import Expr, TileRef, index_of, postorder
 from fusion.lowering.ir.kernel import Fold
-from fusion.schedule.online.terms import Kind, Step, Term, Terms
+from fusion.schedule.online.terms import DeferredFactor, Kind, LoopTerm, Terms
 
 
-class Dependences:
+class RunningDependences:
     """Classifies expressions; `over` are the axes of the fold, `running` the folds that are not complete."""
 
     def __init__(self, over: Collection[sympy.Symbol], running: Mapping[str, Fold]) -> None:
@@ -41,7 +41,7 @@ class Dependences:
             self._kinds[node] = kind
         return self._kinds[expr]
 
-    def is_fixed(self, term: Term) -> bool:
+    def is_fixed(self, term: LoopTerm) -> bool:
         """Return whether nothing in this term varies."""
         return term.loop is None or self.kind(term.loop) is Kind.FIXED
 
@@ -50,15 +50,15 @@ class Dependences:
         refs = (node for node in postorder(expr) if isinstance(node, TileRef) and node.name in self.running)
         return all(self.running[ref.name].op in ("max", "min") for ref in refs)
 
-    def is_extreme(self, term: Term) -> bool:
+    def is_extreme(self, term: LoopTerm) -> bool:
         """Return whether this term is an extreme value, up to a fixed factor."""
         if not self.is_fixed(term) or len(term.steps) != 1 or term.steps[0].name != "mul":
             return False
         return self.extremes_only(term.steps[0].value)
 
 
-def undivided(dependences: Dependences, node: Expr) -> Terms:
+def undivided(dependences: RunningDependences, node: Expr) -> Terms:
     """Return an expression that is varying or running, but not both, as one term."""
     if dependences.kind(node) is Kind.RUNNING:
-        return (Term(None, (Step("mul", node),)),)
-    return (Term(node),)
+        return (LoopTerm(None, (DeferredFactor("mul", node),)),)
+    return (LoopTerm(node),)

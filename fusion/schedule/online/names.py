@@ -14,14 +14,14 @@ from fusion.lowering.ir.kernel import Fold, values_of
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class Renaming:
     """A renaming of buffers and of tiles."""
 
     buffers: Mapping[str, str]
     tiles: Mapping[str, str]
 
     @classmethod
-    def plain(cls, folds: Sequence[Fold]) -> Names:
+    def plain(cls, folds: Sequence[Fold]) -> Renaming:
         """Return canonical names by order of appearance in `folds`."""
         values = postorder(*(value for fold in folds for value in values_of(fold)))
         buffers = dict.fromkeys(node.buffer for node in values if isinstance(node, Load))
@@ -29,14 +29,14 @@ class Names:
         tiles.update(dict.fromkeys(fold.name for fold in folds))
         return cls({name: f"in{k}" for k, name in enumerate(buffers)}, {name: f"t{k}" for k, name in enumerate(tiles)})
 
-    def back(self, added: Mapping[str, str]) -> Names:
+    def back(self, added: Mapping[str, str]) -> Renaming:
         """Return the inverse renaming.
 
         Args:
             added: added tiles → their names.
         """
         buffers, tiles = ({new: old for old, new in names.items()} for names in (self.buffers, self.tiles))
-        return Names(buffers, {**tiles, **added})
+        return Renaming(buffers, {**tiles, **added})
 
     def text(self, sentence: str) -> str:
         """Rename the tiles in a sentence."""

@@ -67,7 +67,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else dtype
 
 
-class Source:
+class Sampler:
     """Draws numbers, reproducibly."""
 
     def __init__(self) -> None:

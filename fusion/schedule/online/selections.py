@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 
 from fusion.lowering.ir.expr import Cast, Expr, Op, const, make_op
-from fusion.schedule.online.dependences import Dependences
+from fusion.schedule.online.dependences import RunningDependences
 from fusion.schedule.online.terms import (
+    DeferredFactor,
     Inseparable,
     Kind,
-    Step,
-    Term,
+    LoopTerm,
     Terms,
     cast_again,
     factors_of,
@@ -29,7 +29,7 @@ from fusion.schedule.online.terms import (
 )
 
 
-def choice(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
+def choice(dependences: RunningDependences, node: Op, args: list[Terms]) -> Terms:
     """Decompose a `where`: a condition that varies masks each term, a running one may only switch a value off."""
     mask, one, other = node.args
     if dependences.kind(mask) is Kind.MIXED:
@@ -48,7 +48,7 @@ def choice(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
     ):
         loops = [signed_loop(term, node.dtype) for term in both_arms]
         return (replace(both_arms[0], loop=make_op("where", mask, *loops), negative=False),)
-    masked_terms: list[Term] = []
+    masked_terms: list[LoopTerm] = []
     for terms, arm in ((args[1], 0), (args[2], 1)):
         for term in terms:
             if is_zero(term.loop):
@@ -63,17 +63,17 @@ def choice(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
     return tuple(masked_terms)
 
 
-def _switched(dependences: Dependences, node: Op, args: list[Terms]) -> Terms:
+def _switched(dependences: RunningDependences, node: Op, args: list[Terms]) -> Terms:
     """Decompose a `where` with a running condition, which may only switch a value off."""
     mask, one, other = node.args
     if not is_zero(one) and not is_zero(other):
         raise Inseparable("no factor: a running value chooses between two values")
     off = mask if is_zero(one) else make_op("not", mask)
     terms = args[2] if is_zero(one) else args[1]
-    return tuple(replace(term, steps=(*term.steps, Step("where", off))) for term in terms)
+    return tuple(replace(term, steps=(*term.steps, DeferredFactor("where", off))) for term in terms)
 
 
-def _masked(dependences: Dependences, node: Op, terms: Terms) -> Terms:
+def _masked(dependences: RunningDependences, node: Op, terms: Terms) -> Terms:
     """Decompose an infinity under a mask: it is unchanged by summands and positive factors."""
     varying = [term for term in terms if not dependences.is_fixed(term)]
     if len(varying) != 1 or varying[0].ranges or varying[0].shift:

@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 
 from fusion.lowering.ir.expr import Expr, Op, const, make_op, postorder
-from fusion.schedule.online.dependences import Dependences, undivided
+from fusion.schedule.online.dependences import RunningDependences, undivided
 from fusion.schedule.online.terms import (
+    DeferredFactor,
+    ExponentialFactor,
     Inseparable,
     Kind,
-    Part,
-    Range,
-    Step,
-    Term,
+    LoopTerm,
+    RangePart,
     Terms,
     add_all,
     cores,
@@ -31,7 +31,7 @@ from fusion.schedule.online.terms import (
 
 def added(left: Terms, right: Terms, dtype: torch.dtype) -> Terms:
     """Return the terms of both sides; terms with the same factors are merged."""
-    merged: list[Term] = []
+    merged: list[LoopTerm] = []
     for term in (*left, *right):
         same = [t for t in merged if factors_of(t) == factors_of(term) and not t.shift and not term.shift]
         if not same:
@@ -44,11 +44,11 @@ def added(left: Terms, right: Terms, dtype: torch.dtype) -> Terms:
     return tuple(merged)
 
 
-def summands(dependences: Dependences, node: Expr, terms: Terms) -> Terms:
+def summands(dependences: RunningDependences, node: Expr, terms: Terms) -> Terms:
     """Return the terms of `node`, a sum of running values split into summands if an extreme value is among them."""
     if dependences.kind(node) is not Kind.RUNNING:
         return terms
-    summands: list[Term] = []
+    summands: list[LoopTerm] = []
     stack = [(node, False)]
     while stack:
         part, negative = stack.pop()
@@ -62,7 +62,7 @@ def summands(dependences: Dependences, node: Expr, terms: Terms) -> Terms:
     return tuple(summands) if any(dependences.is_extreme(term) for term in summands) else terms
 
 
-def with_shift(dependences: Dependences, node: Expr, terms: Terms, factors: Terms) -> Terms:
+def with_shift(dependences: RunningDependences, node: Expr, terms: Terms, factors: Terms) -> Terms:
     """Return the terms of `node`, for multiplication by the one term of the other side.
 
     In a sum, an extreme value stays with the value that it shifts: x - max(x) is small, x and max(x) are not.
@@ -74,15 +74,15 @@ def with_shift(dependences: Dependences, node: Expr, terms: Terms, factors: Term
     varying = [term for term in terms if term not in kept and not dependences.is_fixed(term)]
     if not kept or len(varying) != 1 or varying[0].steps or varying[0].ranges or varying[0].shift:
         return terms
-    parts = tuple(Part(term.steps[0].value, term.negative, term.loop) for term in kept)
+    parts = tuple(RangePart(term.steps[0].value, term.negative, term.loop) for term in kept)
     loop = _without_rest(dependences, node)
     if loop is None:
         loop = add_all([(loop_of(varying[0]), varying[0].negative), *((scaled_by(p), p.negative) for p in parts)])
     rest = [term for term in terms if term not in kept and term is not varying[0]]
-    return (Term(loop, shift=parts), *rest)
+    return (LoopTerm(loop, shift=parts), *rest)
 
 
-def _without_rest(dependences: Dependences, root: Expr) -> Expr | None:
+def _without_rest(dependences: RunningDependences, root: Expr) -> Expr | None:
     """Return a sum without the running summands that are no extreme values; None if it is not a sum."""
     done: dict[Expr, Expr | None] = {}
     for node in postorder(root):
@@ -104,7 +104,7 @@ def _without_rest(dependences: Dependences, root: Expr) -> Expr | None:
     return done[root]
 
 
-def check_moments(dependences: Dependences, terms: Terms, factor: Term) -> None:
+def check_moments(dependences: RunningDependences, terms: Terms, factor: LoopTerm) -> None:
     """Refuse (x - d) · x."""
     if factor.loop is None or not is_sum(terms):
         return
@@ -114,11 +114,11 @@ def check_moments(dependences: Dependences, terms: Terms, factor: Term) -> None:
             raise Inseparable("cancels: the difference of a varying and a running value, times that varying value")
 
 
-def inverse(term: Term, dtype: torch.dtype) -> Term:
+def inverse(term: LoopTerm, dtype: torch.dtype) -> LoopTerm:
     """Return 1 / term."""
     if any(step.name == "where" for step in term.steps):
         raise Inseparable("no factor: a division by what a running value switches off")
-    steps = tuple(Step("truediv" if step.name == "mul" else "mul", step.value) for step in term.steps)
+    steps = tuple(DeferredFactor("truediv" if step.name == "mul" else "mul", step.value) for step in term.steps)
     loop = None if term.loop is None else make_op("truediv", const(1, dtype), term.loop)
-    ranges = tuple(Range(r.function, negated(r.parts)) for r in term.ranges)
-    return Term(loop, steps, ranges, term.negative)
+    ranges = tuple(ExponentialFactor(r.function, negated(r.parts)) for r in term.ranges)
+    return LoopTerm(loop, steps, ranges, term.negative)

@@ -34,7 +34,7 @@ class Kind(IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DeferredFactor:
     """A deferrable factor: `mul` or `truediv` by `value`, or `where`: 0 where `value` is true."""
 
     name: Literal["mul", "truediv", "where"]
@@ -42,7 +42,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RangePart:
     """A summand ± scale · value, with running values in `value` and a fixed `scale`."""
 
     value: Expr
@@ -51,27 +51,27 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ExponentialFactor:
     """A factor exp(… + Σ parts) or exp2(… + Σ parts) inside of `loop`."""
 
     function: ScalarName
-    parts: tuple[Part, ...]
+    parts: tuple[RangePart, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class LoopTerm:
     """± loop · steps; a `loop` of None is 1.  `base` is `loop` without the factor that `shift` is a summand of."""
 
     loop: Expr | None
-    steps: tuple[Step, ...] = ()
-    ranges: tuple[Range, ...] = ()
+    steps: tuple[DeferredFactor, ...] = ()
+    ranges: tuple[ExponentialFactor, ...] = ()
     negative: bool = False
-    shift: tuple[Part, ...] = ()
+    shift: tuple[RangePart, ...] = ()
     base: Expr | None = None
 
 
-Terms = tuple[Term, ...]
-Summand = TypeVar("Summand", Term, Part)
+Terms = tuple[LoopTerm, ...]
+Summand = TypeVar("Summand", LoopTerm, RangePart)
 
 
 def nonnegative(expr: Expr, running: Mapping[str, Fold]) -> bool:
@@ -117,18 +117,18 @@ def add_all(signed: list[tuple[Expr, bool]]) -> Expr:
     return total
 
 
-def factors_of(term: Term) -> tuple[tuple[Step, ...], tuple[Range, ...]]:
+def factors_of(term: LoopTerm) -> tuple[tuple[DeferredFactor, ...], tuple[ExponentialFactor, ...]]:
     """Return the running factors of a term: terms with equal ones are corrected together."""
     return term.steps, term.ranges
 
 
-def loop_of(term: Term) -> Expr:
+def loop_of(term: LoopTerm) -> Expr:
     """Return the part of a mixed term that stays under the fold."""
     assert term.loop is not None, "a mixed term has a varying part"
     return term.loop
 
 
-def signed_loop(term: Term, dtype: torch.dtype) -> Expr:
+def signed_loop(term: LoopTerm, dtype: torch.dtype) -> Expr:
     """Return the part of a term that stays under the fold, with the term's sign; ±1 if all of it can be deferred."""
     loop = const(1, dtype) if term.loop is None else term.loop
     return make_op("neg", loop) if term.negative else loop
@@ -139,7 +139,7 @@ def is_sum(terms: Terms) -> bool:
     return len(terms) > 1 or bool(terms[0].shift)
 
 
-def one_of(name: str, terms: Terms) -> Term:
+def one_of(name: str, terms: Terms) -> LoopTerm:
     """Return the only term of the operand of `name`.
 
     Raises:
@@ -155,7 +155,7 @@ def negated(summands: tuple[Summand, ...]) -> tuple[Summand, ...]:
     return tuple(replace(summand, negative=not summand.negative) for summand in summands)
 
 
-def multiplied(parts: tuple[Part, ...], power: float, dtype: torch.dtype) -> tuple[Part, ...]:
+def multiplied(parts: tuple[RangePart, ...], power: float, dtype: torch.dtype) -> tuple[RangePart, ...]:
     """Multiply each of `parts` by a number."""
     if power == 1:
         return parts
@@ -176,7 +176,7 @@ def product(left: Terms, right: Terms) -> Terms:
     return tuple(_times(term, right[0], False) for term in left)
 
 
-def _times(term: Term, factor: Term, swapped: bool) -> Term:
+def _times(term: LoopTerm, factor: LoopTerm, swapped: bool) -> LoopTerm:
     """Multiply `term`, which may have a shift, by `factor`, whose steps come last; `swapped`: factor · term."""
 
     def both(one: Expr | None, other: Expr | None) -> Expr | None:
@@ -188,7 +188,7 @@ def _times(term: Term, factor: Term, swapped: bool) -> Term:
             return make_op("truediv", pair[0], inverse.args[1])
         return make_op("mul", *pair)
 
-    return Term(
+    return LoopTerm(
         both(term.loop, factor.loop),
         (*term.steps, *factor.steps),
         (*term.ranges, *factor.ranges),
@@ -198,19 +198,19 @@ def _times(term: Term, factor: Term, swapped: bool) -> Term:
     )
 
 
-def part_of(term: Term, dtype: torch.dtype) -> Part:
+def part_of(term: LoopTerm, dtype: torch.dtype) -> RangePart:
     """Return a term without varying values as a summand."""
     if len(term.steps) == 1 and term.steps[0].name == "mul":
-        return Part(term.steps[0].value, term.negative, term.loop)
-    return Part(apply(term.loop, term.steps, dtype), term.negative)
+        return RangePart(term.steps[0].value, term.negative, term.loop)
+    return RangePart(apply(term.loop, term.steps, dtype), term.negative)
 
 
-def scaled_by(part: Part) -> Expr:
+def scaled_by(part: RangePart) -> Expr:
     """Return a summand without its sign."""
     return part.value if part.scale is None else make_op("mul", part.value, part.scale)
 
 
-def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Expr:
+def apply(value: Expr | None, steps: tuple[DeferredFactor, ...], dtype: torch.dtype) -> Expr:
     """Apply deferred factors to `value` (None: 1), as `dtype`.
 
     Steps of another dtype are converted.
@@ -227,15 +227,15 @@ def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Ex
     return const(1, dtype) if value is None else value
 
 
-def step_under(name: ScalarName, step: Step, exponent: Expr | None) -> Step:
+def step_under(name: ScalarName, step: DeferredFactor, exponent: Expr | None) -> DeferredFactor:
     """Return the factor f(d) of f(x · d), for the functions of `functions.scaled`."""
     if step.name == "where" or name in ("maximum", "minimum"):
         return step
     if name == "rsqrt":
-        return Step("truediv" if step.name == "mul" else "mul", make_op("sqrt", step.value))
+        return DeferredFactor("truediv" if step.name == "mul" else "mul", make_op("sqrt", step.value))
     if exponent is not None:
-        return Step(step.name, make_op("pow", step.value, exponent))
-    return Step(step.name, make_op(name, step.value))
+        return DeferredFactor(step.name, make_op("pow", step.value, exponent))
+    return DeferredFactor(step.name, make_op(name, step.value))
 
 
 def cast_again(loop: Expr, node: Cast) -> Expr:

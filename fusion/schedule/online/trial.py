@@ -19,7 +19,7 @@ from fusion.lowering.ir.expr import Expr, Random, TileRef, postorder
 from fusion.lowering.ir.kernel import Fold
 from fusion.lowering.ir.scalar_ops import identity
 from fusion.schedule.online.merge import merged_op
-from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves, wide
+from fusion.schedule.online.sample import Sampler, Values, evaluate, leaves, rank, running_leaves, wide
 from fusion.schedule.online.terms import Inseparable, nonnegative
 
 _SAMPLE_ROWS, _SAMPLE_COLUMNS = 12, 8
@@ -28,7 +28,7 @@ _ALIKE = 96
 """Rows of two equal elements for each leaf that is infinite or NaN in them: enough that conditions hold in some."""
 
 
-class Form(Protocol):
+class OnlineForm(Protocol):
     """Accumulators, and the value computed from them."""
 
     @property
@@ -57,7 +57,7 @@ def rank_of(fold: Fold, running: Mapping[str, Fold]) -> int:
 
 def _drawn(fold: Fold, running: Mapping[str, Fold], rows: int, columns: int, positive: bool) -> Values:
     """Draw values for the leaves of the elements: columns of varying values, rows of running ones."""
-    source = Source()
+    source = Sampler()
     values: Values = {}
     for leaf in leaves(fold.args):
         is_running = isinstance(leaf, TileRef) and leaf.name in running
@@ -68,7 +68,7 @@ def _drawn(fold: Fold, running: Mapping[str, Fold], rows: int, columns: int, pos
     return values
 
 
-class Trial:
+class NumericTrial:
     """Checks forms of one fold numerically."""
 
     def __init__(self, fold: Fold, running: Mapping[str, Fold]) -> None:
@@ -77,7 +77,7 @@ class Trial:
 
     # At any running values
 
-    def confirm(self, form: Form) -> None:
+    def confirm(self, form: OnlineForm) -> None:
         """Check that the form equals the fold, and that carries lead from any running values to any others.
 
         Raises:
@@ -91,7 +91,7 @@ class Trial:
                 return
         raise Inseparable("no numbers to try it with")
 
-    def _confirmed(self, form: Form, values: Values, later: Values) -> bool:
+    def _confirmed(self, form: OnlineForm, values: Values, later: Values) -> bool:
         state = self._state(form, values)
         carried = self._carried(form, later, self._before(values, state))
         new = self._state(form, later)
@@ -106,7 +106,7 @@ class Trial:
                 raise Inseparable("no factor: the rules say otherwise, but the numbers differ")
         return True
 
-    def _state(self, form: Form, values: Values) -> Values:
+    def _state(self, form: OnlineForm, values: Values) -> Values:
         """Return the accumulators after one element."""
         return {fold.ref: element(fold, values) for fold in form.folds}
 
@@ -116,20 +116,20 @@ class Trial:
         both.update(state)
         return {TileRef(ref.name, ref.dtype, True): value for ref, value in both.items() if isinstance(ref, TileRef)}
 
-    def _carried(self, form: Form, values: Values, before: Values) -> Values:
+    def _carried(self, form: OnlineForm, values: Values, before: Values) -> Values:
         """Return the accumulators after the running values changed from `before` to the given values."""
         results = evaluate([fold.carry or fold.before for fold in form.folds], {**values, **before})
         return {fold.ref: value for fold, value in zip(form.folds, results, strict=True)}
 
     # At infinity and zero
 
-    def propagates(self, form: Form) -> None:
+    def propagates(self, form: OnlineForm) -> None:
         """Check that with an infinity, NaN or 0 among the elements, the form is finite where the fold is.
 
         Raises:
             Inseparable: it is not, as for max(x · d): with x = (-inf, 1) and d = 0, that is NaN, but max(x) · d is 0.
         """
-        values = self._pairs(Source())
+        values = self._pairs(Sampler())
         for name in (ref.name for ref in self.refs):
             self._complete(name, values)
         want = _folded(self.fold, values)
@@ -139,7 +139,7 @@ class Trial:
         if bool((want.isfinite() != got.isfinite()).any()):
             raise Inseparable("infinity: at an infinite value or 0, what is NaN would be finite or the other way round")
 
-    def _pairs(self, source: Source) -> Values:
+    def _pairs(self, source: Sampler) -> Values:
         """Draw two elements in each row; in some, a leaf of the first is infinite or NaN, or one of both is 0.
 
         In other rows both are equal: a condition then holds for the full row or not at all.  A condition on random
@@ -179,7 +179,7 @@ class Trial:
 
     # At the identity
 
-    def holds_from_start(self, ref: TileRef, form: Form) -> bool:
+    def holds_from_start(self, ref: TileRef, form: OnlineForm) -> bool:
         """Return whether accumulators are correct when `ref` leaves its identity, and empty if nothing was added."""
         values, _ = self._values_at_identity(ref)
         leaving = torch.tensor([[-1000.0, -2.5, 0.75, 1000.0]], dtype=torch.float64).to(wide(ref.dtype))
@@ -194,7 +194,7 @@ class Trial:
                     return False
         return True
 
-    def constants_at_start(self, form: Form) -> dict[TileRef, float]:
+    def constants_at_start(self, form: OnlineForm) -> dict[TileRef, float]:
         """Return the fold's value if an extreme value ends at its identity, where the form does not give that value.
 
         Raises:
@@ -215,7 +215,7 @@ class Trial:
             constants[ref] = float(first)
         return constants
 
-    def _empty(self, form: Form, values: Values) -> Values:
+    def _empty(self, form: OnlineForm, values: Values) -> Values:
         """Return the initial values of the accumulators: the identities of their folds."""
         shape = torch.zeros_like(element(self.fold, values))
         return {fold.ref: shape + float(identity(fold.op, fold.dtype)) for fold in form.folds}
@@ -244,7 +244,7 @@ class Trial:
 
         Running values are the same in all of them.
         """
-        source = Source()
+        source = Sampler()
         values: Values = {}
         pivots = [leaf for leaf in leaves([arg]) if leaf.dtype.is_floating_point][:16]
         rows = 16 + 4 * len(pivots)
@@ -297,4 +297,4 @@ def _depends(fold: Fold, name: str, running: Mapping[str, Fold]) -> bool:
     return name in seen
 
 
-__all__ = ["Form", "Trial", "rank_of"]
+__all__ = ["NumericTrial", "OnlineForm", "rank_of"]

@@ -17,7 +17,7 @@ from functools import reduce
 from fusion.lowering.ir.expr import Expr, Op, TileRef, const, make_cast, make_op, rewrite
 from fusion.lowering.ir.kernel import Fold
 from fusion.lowering.ir.scalar_ops import identity
-from fusion.schedule.online.terms import Part, Range, add_all
+from fusion.schedule.online.terms import ExponentialFactor, RangePart, add_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,9 @@ class Update:
         """Return `expr` with the values before the block."""
         return rewrite([expr], lambda n: TileRef(n.name, n.dtype, True) if isinstance(n, TileRef) else None)[0]
 
-    def carry(self, fold: Fold, ranges: Sequence[Range], shift: Sequence[Part] = (), base: Fold | None = None) -> Expr:
+    def carry(
+        self, fold: Fold, ranges: Sequence[ExponentialFactor], shift: Sequence[RangePart] = (), base: Fold | None = None
+    ) -> Expr:
         """Return the corrected value before the block; `base` is the same fold without the shifted factor."""
         value = fold.before
         if shift:
@@ -73,7 +75,7 @@ class Update:
             value = make_op("mul", value, make_cast(self._factor(each), fold.dtype))
         return value
 
-    def _factor(self, each: Range) -> Expr:
+    def _factor(self, each: ExponentialFactor) -> Expr:
         """Return the exponential of the change of the parts, each guarded alone."""
         dtype = each.parts[0].value.dtype
         if len(each.parts) == 1:
@@ -82,13 +84,13 @@ class Update:
         changes = [(self._unless_same(part, self._change(part), 0.0), False) for part in each.parts]
         return Op(each.function, (add_all(changes),), dtype)
 
-    def _change(self, part: Part) -> Expr:
+    def _change(self, part: RangePart) -> Expr:
         """Return the change of a part."""
         pair = (part.value, self.before(part.value))
         change = make_op("sub", *(reversed(pair) if part.negative else pair))
         return change if part.scale is None else make_op("mul", change, part.scale)
 
-    def _unless_same(self, part: Part, change: Expr, still: float, held: bool = False) -> Expr:
+    def _unless_same(self, part: RangePart, change: Expr, still: float, held: bool = False) -> Expr:
         """Return `change`, or `still` if the running values are unchanged, or were at their identity and `held`."""
         refs = refs_of([part])
         unchanged = const(still, change.dtype)
@@ -100,7 +102,7 @@ class Update:
         return value
 
 
-def refs_of(parts: Sequence[Part]) -> list[TileRef]:
+def refs_of(parts: Sequence[RangePart]) -> list[TileRef]:
     """Return the running values in `parts`, each once."""
     refs: dict[TileRef, None] = {}
     stack: list[Expr] = [part.value for part in reversed(parts)]

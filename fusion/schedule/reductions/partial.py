@@ -53,7 +53,7 @@ from fusion.schedule.reductions.one_loop import follow, replaced
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ClusterCut:
     """A cluster in parts.
 
     Attributes:
@@ -76,7 +76,7 @@ class Cut:
 
 def cut(
     dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool = False
-) -> Cut | None:
+) -> ClusterCut | None:
     """Return the nodes of `cluster` with its reduced `axis` in `count` parts of `length`; None if its folds refuse.
 
     Args:
@@ -85,8 +85,8 @@ def cut(
     return _Cutting(dependences, cluster, axis, length, count, again=again).run()
 
 
-def with_cuts(program: Program, cuts: Sequence[Cut | Alternative]) -> Program:
-    """Replace nodes of `program` as cuts, or alternatives for a cluster, say; results that nothing reads then are gone."""
+def with_cuts(program: Program, cuts: Sequence[ClusterCut | Alternative]) -> Program:
+    """Replace nodes of `program` as cuts, or alternatives for a cluster, say, and drop those that nothing reads then."""
     instead = {position: nodes for each in cuts for position, nodes in each.instead.items()}
     nodes = [new for position, node in enumerate(program.nodes) for new in instead.get(position, (node,))]
     buffers = [pair for each in cuts for pair in each.buffers]
@@ -133,7 +133,7 @@ class _Cutting:
                 results.add(node.out)
         return members_after
 
-    def run(self) -> Cut | None:
+    def run(self) -> ClusterCut | None:
         after = {member: self.cluster.places[member] for member in self.after}
         folds, values = values_of(self.dependences, Cluster(tuple(self.after), self.cluster.space, after))
         followed = follow(folds, [axis.symbol for axis in self.space.reduced], (), self._form)
@@ -156,7 +156,7 @@ class _Cutting:
         for member in self.cluster.members:
             if member not in after and not self._tile(member):
                 return None
-        return Cut(
+        return ClusterCut(
             self.instead,
             tuple(self.buffers),
             self._took(),

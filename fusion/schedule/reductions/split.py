@@ -30,7 +30,7 @@ from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.reductions.beside_rows import beside_rows
 from fusion.schedule.reductions.by_rows import by_rows
 from fusion.schedule.reductions.flat import flattened
-from fusion.schedule.reductions.partial import Cut, cut, with_cuts
+from fusion.schedule.reductions.partial import ClusterCut, cut, with_cuts
 
 LEAST_ELEMENTS = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
@@ -71,7 +71,7 @@ def split_reductions(
     if not chunks:
         return program
     dependences = Dependences(program.edited(nodes), known)
-    cuts: list[Cut] = []
+    cuts: list[ClusterCut] = []
     done: set[int] = set()
     for position in sorted(chunks, reverse=True):  # dependent reductions come after those they need
         if position in done:
@@ -101,7 +101,7 @@ def _clusters(
     yield _single(dependences, position)
 
 
-def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> Cut | None:
+def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> ClusterCut | None:
     again = len(cluster.members) > 1
     if not axis.size.is_Integer:
         length = FloorDiv(axis.size + count - 1, sympy.Integer(count))
@@ -110,7 +110,9 @@ def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> 
     return cut(dependences, cluster, axis, sympy.Integer(part), -(-int(axis.size) // part), again=again)
 
 
-def _held(dependences: Dependences, position: int, axis: Axis, split: Cut, capabilities: Capabilities) -> int | None:
+def _held(
+    dependences: Dependences, position: int, axis: Axis, split: ClusterCut, capabilities: Capabilities
+) -> int | None:
     """Return the number of parts that are short enough to be held by their programs; None if they are, or need not be.
 
     A part is read once more where its folds need others of it, as deviations need a mean: from memory, as all parts

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import fusion
 from fusion.codegen.c.compiler import find_compiler
-from fusion.codegen.c.plan.groups import SHORTEST_GROUP
+from fusion.codegen.c.plan.strip_mining import SHORTEST_GROUP
 from fusion.codegen.c.text.library import vector_functions
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fusion.codegen.triton.launch.direct import Binary
-from fusion.codegen.triton.launch.launchers import Wanted
+from fusion.codegen.triton.launch.direct import LoadedBinary
+from fusion.codegen.triton.launch.launchers import BinaryRequirements
 
 
 class At:
@@ -24,7 +24,7 @@ class At:
 class Recorded:
     """Stands in for the binaries of a kernel: records the binaries that are prepared and the launches."""
 
-    binary: Binary | None = None
+    binary: LoadedBinary | None = None
 
     def __init__(self) -> None:
         self.built: list[tuple[object, ...]] = []
@@ -33,9 +33,9 @@ class Recorded:
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
         return max(sizes) > 1000
 
-    def run(self, wanted: Wanted) -> tuple[Callable[[int, list[int]], None], Binary | None]:
+    def run(self, wanted: BinaryRequirements) -> tuple[Callable[[int, list[int]], None], LoadedBinary | None]:
         self.built.append((wanted.aligned, *wanted.multiples, *(["wide"] if wanted.wide else [])))
         return lambda programs, args: self.launched.append((wanted.aligned, programs, *args)), self.binary
 
-    def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
+    def programs(self, wanted: BinaryRequirements, sizes: Sequence[int]) -> int:
         return 7 if wanted.aligned else 9

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from fusion.codegen.triton.devices import H200
 from fusion.codegen.triton.launch import direct
 from fusion.codegen.triton.launch.aot import compile_for
-from fusion.codegen.triton.launch.direct import Binary, run_of, stub
+from fusion.codegen.triton.launch.direct import LoadedBinary, run_of, stub
 from fusion.codegen.triton.launch.launchers import launcher
 from fusion.codegen.triton.launch.load import load, signature
 from fusion.lowering.ir.kernel import Role
@@ -67,7 +67,7 @@ def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> No
     for kernel in (add(64), add(size)):
         sizes = [64] * len(kernel.sizes)
         ready, driver = Recorded(), _Driver(3 + len(sizes) + 2)
-        ready.binary = Binary(0, driver.entry, 1234, 128, 512, 0, dependent=True, cooperative=False)
+        ready.binary = LoadedBinary(0, driver.entry, 1234, 128, 512, 0, dependent=True, cooperative=False)
         launch = launcher(ready, kernel)
         for address in (16, 32, 48):
             launch(At(address), At(64), At(80), *sizes)
@@ -92,10 +92,10 @@ def test_a_direct_launch_in_a_thread_without_a_device_is_looked_up(monkeypatch: 
     entered: list[int] = []
     monkeypatch.setattr(direct, "_enter", entered.append)
     driver = _Driver(5)
-    binary = Binary(0, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False)
+    binary = LoadedBinary(0, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False)
 
     class Loaded(Recorded):
-        def run(self, *wanted: Any) -> tuple[Callable[[int, list[int]], None], Binary]:
+        def run(self, *wanted: Any) -> tuple[Callable[[int, list[int]], None], LoadedBinary]:
             return run_of(binary, lambda size: pytest.fail("it takes no memory")), binary
 
     launch, given = launcher(Loaded(), add(64)), [At(16 * k) for k in range(1, 4)]
@@ -136,7 +136,7 @@ def test_launches_that_count_are_direct_where_their_counters_are_known(
     kernel = total(1 << 16, 64)
     ready, driver = Recorded(), _Driver(6)
     known = {7: 4096}
-    ready.binary = Binary(0, driver.entry, 1234, 128, 0, 0, dependent=False, cooperative=False, counters=known)
+    ready.binary = LoadedBinary(0, driver.entry, 1234, 128, 0, 0, dependent=False, cooperative=False, counters=known)
     launch, given = launcher(ready, kernel), [At(16 * k) for k in range(1, 4)]
     launch(*given)  # loads
     launch(*given)
@@ -153,7 +153,7 @@ def test_launches_that_count_are_direct_where_their_counters_are_known(
 
 def test_launches_that_are_looked_up_reach_the_driver(now: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     driver = _Driver(4)
-    binary = Binary(1, driver.entry, 1234, 64, 0, 8, dependent=False, cooperative=True)
+    binary = LoadedBinary(1, driver.entry, 1234, 64, 0, 8, dependent=False, cooperative=True)
     memory: list[int] = []
 
     def allocate(size: int) -> Any:
@@ -182,7 +182,9 @@ def test_a_thread_without_a_device_is_given_that_of_the_launch(monkeypatch: pyte
         driver.result = 0
 
     monkeypatch.setattr(direct, "_enter", enter)
-    run = run_of(Binary(1, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False), lambda size: At(size))
+    run = run_of(
+        LoadedBinary(1, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False), lambda size: At(size)
+    )
     run(3, [16, 32])
     run(3, [16, 32])
     assert entered == [1] and len(driver.launched) == 3

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from fusion.codegen.numerics import DEFAULT
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import H200, device_of
-from fusion.codegen.triton.forms import ALONE, FORMS, Form, Refused, Task, alone, candidates, form_of
+from fusion.codegen.triton.forms import FORMS, SINGLE_KERNEL, Form, Refused, Task, candidates, form_of, single_kernel
 from fusion.codegen.triton.forms.chained import Chained
 from fusion.codegen.triton.forms.last_block import LastBlock
 from fusion.codegen.triton.forms.maps import Maps
@@ -67,7 +67,7 @@ def test_all_forms_are_in_the_order() -> None:
         return {form, *(each for sub in form.__subclasses__() for each in below(sub))}
 
     assert set(FORMS) == below(Form) - {Form}
-    assert FORMS[-len(ALONE) :] == ALONE
+    assert FORMS[-len(SINGLE_KERNEL) :] == SINGLE_KERNEL
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120", "gfx942"])
@@ -84,7 +84,7 @@ def test_every_choice_is_taken_by_its_form(name: str, arch: str) -> None:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_form_applies_or_says_why_not(name: str) -> None:
-    for form in ALONE:
+    for form in SINGLE_KERNEL:
         plan = form.applies(task_of(KERNELS[name]))
         assert plan.why if isinstance(plan, Refused) else isinstance(plan, form)
 
@@ -92,15 +92,15 @@ def test_a_form_applies_or_says_why_not(name: str) -> None:
 def test_the_default_is_the_first_that_no_later_form_beats() -> None:
     """Attention of narrow heads with a mask: warp-specialised is possible, and slower."""
     task = task_of(online_attention(32, 4096, 4096, 64, dtype=BF16, causal=True))
-    plans = alone.plans(task)
+    plans = single_kernel.plans(task)
     assert [type(plan) for plan in plans] == [WarpSpecialised, Chained]
-    assert plans[0].slower and type(alone.default(task)) is Chained
+    assert plans[0].slower and type(single_kernel.default(task)) is Chained
     assert type(candidates(task)[1][0]) is WarpSpecialised, "still worth timing"
 
 
 def test_devices_without_tensor_memory_have_pointer_products() -> None:
     kernel = matmul(4096, 4096, 4096, BF16)
-    assert [type(plan) for plan in alone.plans(task_of(kernel, "sm_80"))] == [PointerProduct]
+    assert [type(plan) for plan in single_kernel.plans(task_of(kernel, "sm_80"))] == [PointerProduct]
     refused = PersistentProduct.applies(task_of(kernel, "sm_80"))
     assert isinstance(refused, Refused) and "sm_80" in refused.why
 
@@ -117,5 +117,5 @@ def test_without_a_fitting_configuration_the_smallest_is_used() -> None:
     (form, config), *others = candidates(task)
     assert not others and config.num_stages == 1
     assert form.room(config) == min(
-        plan.room(replace(each, num_stages=1)) for plan in alone.plans(task) for each in plan.configs()
+        plan.room(replace(each, num_stages=1)) for plan in single_kernel.plans(task) for each in plan.configs()
     )

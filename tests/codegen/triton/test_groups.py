@@ -12,12 +12,12 @@ import sympy
 import torch
 
 from fusion.codegen.chained import GENERATED
-from fusion.codegen.target import Form
+from fusion.codegen.target import ChainedForm
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import WARP_SPECIALISED
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.forms.warp_specialised.boxes import box_of
-from fusion.codegen.triton.forms.warp_specialised.chain import Chain, chain_of
+from fusion.codegen.triton.forms.warp_specialised.chain import WarpSpecialisedChain, chain_of
 from fusion.lowering.indexing import FloorDiv, Mod
 from fusion.lowering.ir.kernel import Kernel, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
@@ -114,9 +114,11 @@ def test_other_architectures_have_no_groups(arch: str) -> None:
     ],
 )
 def test_reasons_are_given(name: str, why: str) -> None:
-    assert TARGET.forms(LEFT[name]) == (Form(GENERATED), Form(WARP_SPECIALISED, why))
+    assert TARGET.forms(LEFT[name]) == (ChainedForm(GENERATED), ChainedForm(WARP_SPECIALISED, why))
     assert [form.name for form in TARGET.forms(FASTER["wide"][0])] == [WARP_SPECIALISED, GENERATED]
-    assert TritonTarget("sm_80").forms(LEFT[name]) == (Form(GENERATED),), "where there are no groups, nothing is said"
+    assert TritonTarget("sm_80").forms(LEFT[name]) == (ChainedForm(GENERATED),), (
+        "where there are no groups, nothing is said"
+    )
 
 
 FASTER = {
@@ -143,7 +145,7 @@ def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
     """Other programs would still read the elements that are overwritten."""
     kernel = TAKEN["plain"]
     body = tuple(replace(stmt, param="q") if isinstance(stmt, Store) else stmt for stmt in kernel.body)
-    assert isinstance(chain_of(block(kernel)), Chain)
+    assert isinstance(chain_of(block(kernel)), WarpSpecialisedChain)
     assert isinstance(chain_of(block(replace(kernel, body=body))), str)
 
 
@@ -299,7 +301,7 @@ def test_a_matrix_is_located_within_its_parameter() -> None:
     kernel = replace(kernel, params=(param, *kernel.params[1:]))
     blocked = block(kernel)
     chain = chain_of(block(kernel))
-    assert isinstance(chain, Chain)
+    assert isinstance(chain, WarpSpecialisedChain)
     batch = next(dim for dim in blocked.dims if dim.name == "b").symbol
     base = 3145728 * FloorDiv(batch, 8) + 128 * Mod(batch, 8) + 1024
     matrix = replace(chain.left.matrix, stride=sympy.Integer(3072), base=base)

@@ -20,7 +20,7 @@ from fusion.codegen.triton.devices import H200
 from fusion.codegen.triton.launch import build, counters, direct, preparations
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.host_descriptors import DescriptorCache
-from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher, promise
+from fusion.codegen.triton.launch.launchers import BinaryRequirements, Either, launcher, promise
 from fusion.codegen.triton.launch.load import load, signature
 from fusion.codegen.triton.launch.multiples import sizes_that_matter
 from fusion.codegen.triton.launch.sources import Sources, unaligned
@@ -54,7 +54,7 @@ def test_a_launch_takes_the_binary_that_its_pointers_allow() -> None:
 @pytest.mark.usefixtures("now")
 def test_a_launch_that_is_refused_goes_another_way() -> None:
     class Refusing(Recorded):
-        def run(self, wanted: Wanted) -> tuple[Callable[[int, list[int]], None], Any]:
+        def run(self, wanted: BinaryRequirements) -> tuple[Callable[[int, list[int]], None], Any]:
             if not wanted.aligned:
                 raise BuildError("too much shared memory")
             return super().run(wanted)

@@ -13,7 +13,7 @@ import fusion
 from fusion import stages
 from fusion.codegen.targets import _builders
 from fusion.diagnosis.bisection import Bisection, first_failing
-from fusion.inspect.agreement import Agreement, Compared
+from fusion.inspect.agreement import Agreement, ComparedValue
 from fusion.lowering.ir.expr import Const, Expr, const, rewrite
 from fusion.lowering.ir.program import Map, Program, Reduce, with_exprs
 from fusion.lowering.registry import RULES
@@ -179,7 +179,7 @@ def test_the_first_failure_is_found(first: int) -> None:
 
 
 def test_many_differing_values_are_counted() -> None:
-    values = tuple(Compared(f"value {k}", 1.0, fault="it is wrong") for k in range(9))
+    values = tuple(ComparedValue(f"value {k}", 1.0, fault="it is wrong") for k in range(9))
     shown = str(Bisection(Agreement(values), "why")).splitlines()
     assert shown[6:] == ["… and 3 others", "why"]
 

@@ -76,7 +76,7 @@ def test_gradients_buffers_and_changed_inputs_are_compared() -> None:
 
 
 def test_another_shape_or_dtype_differs() -> None:
-    wrong = fusion.inspect.agreement.Runs(lambda x: x + 1, (X,))
+    wrong = fusion.inspect.agreement.ComparedRuns(lambda x: x + 1, (X,))
     for program, what in ((lambda x: x[:4] + 1, r"float32 \(4, 100\)"), (lambda x: x.double() + 1, "float64")):
         (value,) = wrong.agreement(wrong.run(lambda _, program=program: program)).values
         assert not value.agrees and what.replace("\\", "") in value.fault

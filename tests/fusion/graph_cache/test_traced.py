@@ -21,7 +21,7 @@ from fusion.codegen.cache import kept
 from fusion.graph_cache import regions, traced
 from fusion.graph_cache.form import Unwritten, read, write
 from fusion.graph_cache.store import get
-from fusion.graph_cache.traced import KINDS, Compiled, Traced, described, result_of
+from fusion.graph_cache.traced import KINDS, CompiledRegion, Traced, described, result_of
 from fusion.options import Options
 from tests.fusion.graph_cache.starts import leaf, no_tracing, run
 
@@ -88,7 +88,9 @@ def test_an_equal_result_is_made_of_the_data(
     (result,) = results
     entry = read(write(described(result), KINDS), KINDS)
     assert isinstance(entry, Traced)
-    made = result_of(entry, Compiled(result.compiled_fw, result.compiled_bw, lambda: pytest.fail("not asked for")))
+    made = result_of(
+        entry, CompiledRegion(result.compiled_fw, result.compiled_bw, lambda: pytest.fail("not asked for"))
+    )
     for part in fields(result):
         if part.name not in (*traced._DROPPED, "dispatch_wrappers", "guards_expr"):
             assert_same_state(getattr(made, part.name), getattr(result, part.name))
@@ -111,7 +113,7 @@ def test_what_is_not_listed_is_refused(value: object, results: list[Any]) -> Non
     "state",
     [
         *(traced.State("Popen", {}), traced.Member("OutputType", "mro"), traced.Member("Popen", "x")),
-        *(traced.Kind("Popen"), traced.Views((("_unsafe_view_ViewMeta", ()),)), traced.Views((("ViewMeta", ()),))),
+        *(traced.TypeName("Popen"), traced.Views((("_unsafe_view_ViewMeta", ()),)), traced.Views((("ViewMeta", ()),))),
     ],
 )
 def test_nothing_is_made_that_is_not_listed(state: object, results: list[Any]) -> None:
@@ -120,7 +122,7 @@ def test_nothing_is_made_that_is_not_listed(state: object, results: list[Any]) -
     entry = described(result)
     entry.metadata.attributes["static_input_indices"] = [state]
     with pytest.raises(KeyError):
-        result_of(entry, Compiled(result.compiled_fw, None, lambda: pytest.fail("not asked for")))
+        result_of(entry, CompiledRegion(result.compiled_fw, None, lambda: pytest.fail("not asked for")))
 
 
 def test_compiled_autograd_gets_the_graph_of_backward_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from torch import nn
 
 import fusion
 from fusion.codegen.price import along
-from fusion.inspect.document.structure import Document, FindingEntry, GraphEntry, OperationEntry, Place
+from fusion.inspect.document.structure import Document, FindingEntry, GraphEntry, OperationEntry, SourcePlace
 from fusion.inspect.page import SCRIPTS, frame_of, page_of
 from fusion.inspect.page.layout import layered
 from fusion.inspect.page.views import MOST_BOXES, views_of
@@ -208,7 +208,7 @@ def test_edges_go_down_and_boxes_stay_apart() -> None:
 
 
 def operation(number: int, module: str) -> OperationEntry:
-    place = Place(operation=f"op_{number}", module=module, file=None, line=None, text="")
+    place = SourcePlace(operation=f"op_{number}", module=module, file=None, line=None, text="")
     reads = [f"op_{number - step}" for step in (1, 37) if number >= step]
     sizes = {"bytes_read": 8, "bytes_written": 4}
     return OperationEntry(

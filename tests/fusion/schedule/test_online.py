@@ -16,8 +16,8 @@ from fusion.lowering.ir.expr import make_op as op
 from fusion.lowering.ir.kernel import Fold, Loop
 from fusion.lowering.printer import format_expr
 from fusion.schedule.online import Online, online
-from fusion.schedule.online.names import Names
-from fusion.schedule.online.trial import Trial
+from fusion.schedule.online.names import Renaming
+from fusion.schedule.online.trial import NumericTrial
 from tests.fusion.schedule.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, sub, where
 from tests.fusion.schedule.online_bodies import (
     added_mask,
@@ -168,17 +168,17 @@ def test_of_layers_that_differ_in_names_only_the_first_is_tried(
     body: Callable[[Body], Folds], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folds = body(Body(F32))
-    names = Names.plain(folds)
-    other = Names({name: f"{name}_9" for name in names.buffers}, {name: f"t9_{name}" for name in names.tiles})
+    names = Renaming.plain(folds)
+    other = Renaming({name: f"{name}_9" for name in names.buffers}, {name: f"t9_{name}" for name in names.tiles})
     accumulators, value, _ = chained(folds)
 
-    def again(*args: object) -> Trial:
+    def again(*args: object) -> NumericTrial:
         raise AssertionError("it was tried again")
 
-    monkeypatch.setattr("fusion.schedule.online.Trial", again)
+    monkeypatch.setattr("fusion.schedule.online.NumericTrial", again)
     result, total, _ = chained([other.fold(fold) for fold in folds])
     parts = {fold.name: f"t9_{fold.name}" for fold in accumulators}
-    other = Names(other.buffers, {**other.tiles, **parts})
+    other = Renaming(other.buffers, {**other.tiles, **parts})
     assert result == tuple(other.fold(fold) for fold in accumulators)
     assert total is other.values([value])[0]
 

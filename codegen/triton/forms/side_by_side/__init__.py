@@ -27,7 +27,7 @@ from fusion.codegen.triton.file import Launch, file_of, function_of, signature
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.codegen.triton.forms.side_by_side.joined import JoinedProducts
-from fusion.codegen.triton.forms.side_by_side.parts import Part, alike, parts_of
+from fusion.codegen.triton.forms.side_by_side.parts import LaunchPart, alike, parts_of
 from fusion.codegen.triton.writer import Writer
 
 
@@ -67,7 +67,7 @@ class SideBySide(Form):
         return file_of(launch, functions, strict=writer.numerics.strict)
 
 
-def dispatch(parts: Sequence[Part], *, persistent: bool) -> list[Code]:
+def dispatch(parts: Sequence[LaunchPart], *, persistent: bool) -> list[Code]:
     """Return the lines of the launched function."""
     lines = [compose("{} = tl.program_id(0)", PROGRAM)]
     if persistent:

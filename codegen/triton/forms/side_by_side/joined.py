@@ -38,7 +38,7 @@ from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.code import SUM, Code, as_code, compose
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
-from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
+from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import Launch, descriptor_comments, file_of, function_of, signature
 from fusion.codegen.triton.file import blocks_of as count_blocks
@@ -47,7 +47,7 @@ from fusion.codegen.triton.forms.persistent_product import PersistentProduct
 from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig
 from fusion.codegen.triton.forms.persistent_product.program import one_block, over_blocks
 from fusion.codegen.triton.forms.persistent_product.rule import factors, refusal
-from fusion.codegen.triton.forms.side_by_side.parts import Part, parts_of
+from fusion.codegen.triton.forms.side_by_side.parts import LaunchPart, parts_of
 from fusion.codegen.triton.products import descriptors
 from fusion.codegen.triton.products.block_order import blocks_of, start_block, swizzled
 from fusion.codegen.triton.writer import Writer
@@ -81,7 +81,7 @@ class JoinedProducts(Form):
         writer = Writer(self.task.device, self.task.numerics, within_limit=False)
         return (self._parts(writer)[0].layout.config,)
 
-    def _parts(self, writer: Writer) -> list[Part]:
+    def _parts(self, writer: Writer) -> list[LaunchPart]:
         return parts_of(self.products, self.task.kernel.name, writer, joined=True)
 
     def emit(self, config: Config, writer: Writer) -> str | None:
@@ -93,7 +93,7 @@ class JoinedProducts(Form):
         hosted: dict[str, Hosted] = {}
         constants, config = layouts[0].constants, layouts[0].config
         names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
-        values = writer.values(layouts[0], Names([*names, kernel.name, *prelude.FUNCTIONS]))
+        values = writer.values(layouts[0], Identifiers([*names, kernel.name, *prelude.FUNCTIONS]))
         values.hosted = hosted
         lines = _lines(values, layouts)
         head = signature(kernel, kernel.name, descriptor_comments(hosted), list(constants))

@@ -13,7 +13,7 @@ from fusion.codegen.triton.arguments import PROGRAM, call_of
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
 from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, Operand
 from fusion.codegen.triton.expressions.indices import Layout, index_code
-from fusion.codegen.triton.forms import alone
+from fusion.codegen.triton.forms import single_kernel
 from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
 from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided
@@ -22,7 +22,7 @@ from fusion.lowering.ir.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LaunchPart:
     """One of the kernels of a launch.
 
     Attributes:
@@ -52,7 +52,7 @@ class Part:
         return self.form.function(self.layout, self.name, writer, FunctionRole(program=PROGRAM))
 
 
-def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined: bool = False) -> list[Part]:
+def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined: bool = False) -> list[LaunchPart]:
     """Return the kernels of a launch of this name, laid out with the same warps and stages.
 
     They may be `joined` in one loop over blocks.
@@ -60,13 +60,13 @@ def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined
     tasks = [Task(kernel, writer.device, writer.numerics) for kernel in kernels]
     choices = _persistent(tasks, joined=True) if joined else _choices(tasks)
     warps, stages = max(config.num_warps for _, config in choices), min(config.num_stages for _, config in choices)
-    parts, names = list[Part](), {launched}
+    parts, names = list[LaunchPart](), {launched}
     for number, (form, config) in enumerate(choices):
         kernel = form.task.kernel
         name = kernel.name if kernel.name not in names else f"{kernel.name}_{number}"
         names.add(name)
         layout = form.lay_out(replace(config, num_warps=warps, num_stages=stages), writer)
-        parts.append(Part(name, form, layout))
+        parts.append(LaunchPart(name, form, layout))
     return parts
 
 
@@ -112,8 +112,8 @@ def _persistent(tasks: Sequence[Task], *, joined: bool = False) -> list[Choice]:
 
 def _first(task: Task) -> Choice:
     """Return the first choice for a kernel that is not a persistent product."""
-    plans = [plan for plan in alone.plans(task) if not isinstance(plan, PersistentProduct)]
-    return alone.within((plan, config) for plan in plans for config in plan.configs())[0]
+    plans = [plan for plan in single_kernel.plans(task) if not isinstance(plan, PersistentProduct)]
+    return single_kernel.within((plan, config) for plan in plans for config in plan.configs())[0]
 
 
 def _family(config: Config) -> tuple[int, int, int]:

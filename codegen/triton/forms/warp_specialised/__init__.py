@@ -18,18 +18,18 @@ from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.code import Code
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
-from fusion.codegen.triton.expressions.scopes import Names
+from fusion.codegen.triton.expressions.scopes import Identifiers
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import INDENT, function_of, signature
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.warp_specialised import groups, tile_schedule
-from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
+from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, WarpSpecialisedChain, chain_of
 from fusion.codegen.triton.forms.warp_specialised.compute import Compute
 from fusion.codegen.triton.forms.warp_specialised.fetch import fetch
 from fusion.codegen.triton.forms.warp_specialised.functions import Function
-from fusion.codegen.triton.forms.warp_specialised.groups import Signature, WarpSpecialisedConfig, in_gluon
+from fusion.codegen.triton.forms.warp_specialised.groups import KernelSignature, WarpSpecialisedConfig, in_gluon
 from fusion.codegen.triton.forms.warp_specialised.program import WarpSpecialisedProgram
 from fusion.codegen.triton.writer import Writer
 from fusion.lowering.ir.kernel import Role
@@ -41,7 +41,7 @@ _SHORT_WIDE = 512  # the shortest loop over wide heads that was measured
 class WarpSpecialised(Form):
     """The plan for two products of one loop."""
 
-    chain: Chain
+    chain: WarpSpecialisedChain
 
     name = "warp-specialised chained product"
     takes = (WarpSpecialisedConfig,)
@@ -108,11 +108,11 @@ class WarpSpecialised(Form):
         """Return the functions of the loading warp and of a group, and the kernel that starts them."""
         kernel, constants = layout.blocked.kernel, list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-        program = WarpSpecialisedProgram(layout, self.chain, Signature(kernel.name, params, constants))
+        program = WarpSpecialisedProgram(layout, self.chain, KernelSignature(kernel.name, params, constants))
         names = [*program.fetch_takes, *program.compute_takes, *program.reserved, "gl", "gluon", "hopper", kernel.name]
 
         def values() -> Values:
-            return writer.values(layout, Names([*names, *prelude.FUNCTIONS]))
+            return writer.values(layout, Identifiers([*names, *prelude.FUNCTIONS]))
 
         def written(function: Function) -> Code:
             typed = (f"{each}: tl.constexpr" if each in function.constants else each for each in function.takes)

@@ -1,9 +1,9 @@
 """Describes a matrix of a batch as blocks of its parameter, so that one descriptor serves all programs.
 
-Input: a matrix; output: a `Box`, or None where a descriptor cannot describe it.  A matrix may be one of a batch of any
-shape: each index that selects it for a program (a head, a row of the batch) is a dimension of the descriptor, of which
-a block has one point.  Rows and columns keep their own dimensions, so that elements past their ends are loaded as
-zeros, and not stored.
+Input: a matrix; output: a `DescriptorBox`, or None where a descriptor cannot describe it.  A matrix may be one of a
+batch of any shape: each index that selects it for a program (a head, a row of the batch) is a dimension of the
+descriptor, of which a block has one point.  Rows and columns keep their own dimensions, so that elements past their
+ends are loaded as zeros, and not stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MANY = sympy.Integer(2**30)
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class DescriptorBox:
     """A matrix within its parameter.
 
     Attributes:
@@ -46,7 +46,7 @@ class Box:
         return self.matrix.rows, self.matrix.columns
 
 
-def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
+def box_of(blocked: Blocked, matrix: Matrix) -> DescriptorBox | None:
     """Return the matrix within its parameter; None where a descriptor cannot describe it."""
     inside = {dim.symbol for dim in blocked.dims}
     start, outer = ZERO, []
@@ -61,10 +61,10 @@ def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
         if span is not None and span[0] < 0:
             return None
         outer.append((index, _MANY if span is None else span[1] + 1, step))
-    return Box(matrix, start, tuple(outer)) if len(outer) <= _MOST_DIMS else None
+    return DescriptorBox(matrix, start, tuple(outer)) if len(outer) <= _MOST_DIMS else None
 
 
-def describe(values: Values, name: str, box: Box, block: Sequence[Code], slots: int) -> None:
+def describe(values: Values, name: str, box: DescriptorBox, block: Sequence[Code], slots: int) -> None:
     """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for `slots` of them, if any."""
     matrix, layout = box.matrix, f"{name}_layout"
     element = TYPES[values.layout.blocked.kernel.param(matrix.param).dtype]
@@ -86,7 +86,7 @@ def describe(values: Values, name: str, box: Box, block: Sequence[Code], slots: 
         values.line("{} = gl.allocate_shared_memory({}, {}, {})", name, element, ring, layout)
 
 
-def corner(values: Values, box: Box, rows: Operand, columns: Operand = 0) -> Code:
+def corner(values: Values, box: DescriptorBox, rows: Operand, columns: Operand = 0) -> Code:
     """Return the corner of the block of the matrix that starts at `rows` and `columns` of it."""
     coordinates = [
         *(values.index_tile(index).code for index, _, _ in box.outer),

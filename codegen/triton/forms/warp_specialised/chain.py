@@ -1,6 +1,7 @@
 """Decides whether the warp-specialised form computes a kernel, as two products of one loop, and names its parts.
 
-Input: a kernel over block dimensions; output: a `Chain`, or the reason why the form does not apply.  It applies to:
+Input: a kernel over block dimensions; output: a `WarpSpecialisedChain`, or the reason why the form does not apply.  It
+applies to:
 
 - two products, of which the second multiplies values computed from the first; both of 16-bit matrices, each with
   constant strides in one parameter;
@@ -17,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusion.codegen.triton.blocks import Blocked, Dim, extent, power_of_two
-from fusion.codegen.triton.forms.warp_specialised.boxes import Box, box_of
+from fusion.codegen.triton.forms.warp_specialised.boxes import DescriptorBox, box_of
 from fusion.codegen.triton.loops import skips
 from fusion.codegen.triton.products import descriptors
 from fusion.lowering.ir.expr import Expr, Load, Op, Random, loads, postorder
@@ -35,7 +36,7 @@ LONG_ROW = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class WarpSpecialisedChain:
     """The parts of such a kernel.
 
     Attributes:
@@ -53,15 +54,15 @@ class Chain:
     m: Dim
     n: Dim
     e: Dim
-    left: Box
-    right: Box
-    other: Box
+    left: DescriptorBox
+    right: DescriptorBox
+    other: DescriptorBox
     store: Store
-    result: Box
+    result: DescriptorBox
     in_place: bool = False
 
 
-def chain_of(blocked: Blocked) -> Chain | str:
+def chain_of(blocked: Blocked) -> WarpSpecialisedChain | str:
     """Return the parts of a kernel in this form, or the reason why it has none."""
     kernel, loops = blocked.kernel, [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
@@ -95,7 +96,9 @@ def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim,
     return m, n, k, e
 
 
-def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores: list[Store]) -> Chain | str:
+def _over(
+    dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores: list[Store]
+) -> WarpSpecialisedChain | str:
     """Return the chain over dimensions that fit; or the reason to refuse its sums, its memory or its matrices."""
     first, second = blocked.dots
     m, n, k, e = dims
@@ -120,7 +123,7 @@ def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores:
     types = {blocked.kernel.param(box.matrix.param).dtype for box in (left, out)}
     if in_place and (len(types) > 1 or len(left.outer) != len(out.outer)):
         return "its result is not like the rows of its first product, in whose place it would have to be staged"
-    return Chain(loop, first, second, m, n, e, left, right, other, wide[0], out, in_place)
+    return WarpSpecialisedChain(loop, first, second, m, n, e, left, right, other, wide[0], out, in_place)
 
 
 def factor_of(second: Fold) -> Expr | None:
@@ -132,14 +135,14 @@ def factor_of(second: Fold) -> Expr | None:
     return factor if factor is not None and second.before not in postorder(factor) else None
 
 
-def _flat(blocked: Blocked, factor: Expr, along: Dim, other: Dim) -> Box | None:
+def _flat(blocked: Blocked, factor: Expr, along: Dim, other: Dim) -> DescriptorBox | None:
     if not isinstance(factor, Load) or factor.dtype not in HALVES:
         return None
     matrix = descriptors.matrix_of(blocked, factor, along, other, long=LONG_ROW)
     return None if matrix is None else box_of(blocked, matrix)
 
 
-def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> Box | None:
+def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> DescriptorBox | None:
     halves = blocked.kernel.param(store.param).dtype in HALVES and store.value.dtype in HALVES
     if isinstance(store.offset, Expr) or not halves:
         return None

@@ -77,7 +77,7 @@ def run_on(device: Device) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class KernelSignature:
     """The arguments of the functions of a kernel: its name, the names of its parameters, and of its block sizes."""
 
     name: str

@@ -32,7 +32,7 @@ class Iterations:
         conditional: the loop variable up to which blocks need the condition, if only some of the part do.
     """
 
-    part: skips.Part
+    part: skips.LoopPart
     header: Code
     start: Callable[[Code], Code]
     conditional: Code | None = None
@@ -68,7 +68,7 @@ def order_of(values: Values, loop: Loop, dim: Dim) -> Order:
     return _downwards(values, loop, unconditional, conditional, dim)
 
 
-def _upwards(parts: Sequence[skips.Part], loop: Loop, dim: Dim) -> Order:
+def _upwards(parts: Sequence[skips.LoopPart], loop: Loop, dim: Dim) -> Order:
     """Return the order from the first block to the last."""
     start, end, block = parts[0].start, parts[-1].end, as_code(dim.constant)
     after = block if start == Code("0") else compose("{} + {}", start, block)
@@ -81,7 +81,9 @@ def _upwards(parts: Sequence[skips.Part], loop: Loop, dim: Dim) -> Order:
     return Order(start, compose("range({}, {}, {})", start, least, block), _same, others, "n0")
 
 
-def _downwards(values: Values, loop: Loop, unconditional: skips.Part, conditional: skips.Part, dim: Dim) -> Order:
+def _downwards(
+    values: Values, loop: Loop, unconditional: skips.LoopPart, conditional: skips.LoopPart, dim: Dim
+) -> Order:
     """Return the order from the last block, which needs the condition, to the first."""
     start, end, block = unconditional.start, conditional.end, as_code(dim.constant)
     last = compose("tl.maximum({0} - 1, {1}) // {2} * {2}", end, start, block, binds=SUM)
@@ -100,7 +102,7 @@ def _downwards(values: Values, loop: Loop, unconditional: skips.Part, conditiona
     return Order(first, compose("range(0, {}, {})", below, block), of, tuple(others), "below")
 
 
-def _run_last(values: Values, loop: Loop, run: skips.Part, rest: skips.Part, dim: Dim) -> Order:
+def _run_last(values: Values, loop: Loop, run: skips.LoopPart, rest: skips.LoopPart, dim: Dim) -> Order:
     """Return the order in which a run of blocks without condition follows the blocks on both of its sides.
 
     If no block counts, one is nevertheless computed, under its condition.

@@ -14,10 +14,10 @@ from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.forms.warp_specialised import boxes, groups
-from fusion.codegen.triton.forms.warp_specialised.boxes import Box
-from fusion.codegen.triton.forms.warp_specialised.chain import Chain
+from fusion.codegen.triton.forms.warp_specialised.boxes import DescriptorBox
+from fusion.codegen.triton.forms.warp_specialised.chain import WarpSpecialisedChain
 from fusion.codegen.triton.forms.warp_specialised.functions import Function, split_off
-from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Signature, groups_of
+from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, KernelSignature, groups_of
 from fusion.codegen.triton.forms.warp_specialised.order import Order
 from fusion.codegen.triton.forms.warp_specialised.tile_schedule import TileLoop
 
@@ -42,7 +42,7 @@ _NAMES = (*CARRIED, *BEHIND, "weights", "next_scores", "next_sums", "sums")
 class WarpSpecialisedProgram:
     """Names what the functions of one kernel share, and writes the launched one."""
 
-    def __init__(self, layout: Layout, plan: Chain, signature: Signature) -> None:
+    def __init__(self, layout: Layout, plan: WarpSpecialisedChain, signature: KernelSignature) -> None:
         self.layout, self.signature, self.plan = layout, signature, plan
         self.groups = groups_of(layout.config)
         self.share = compose("{} // {}", plan.m.constant, self.groups)
@@ -92,12 +92,12 @@ class WarpSpecialisedProgram:
         groups.start(values, self.signature.name, self, self.groups)
         return values.scopes[0].lines
 
-    def boxes(self) -> dict[str, Box]:
+    def boxes(self) -> dict[str, DescriptorBox]:
         """Return the blocks that are moved, by the rings of their slots."""
         plan = self.plan
         return {"left": plan.left, "right": plan.right, "other": plan.other, "out": plan.result}
 
-    def shape(self, box: Box) -> list[Code]:
+    def shape(self, box: DescriptorBox) -> list[Code]:
         """Return the shape of a block for one group."""
         return groups.shape(self.layout, box.dims, self.plan.m)
 

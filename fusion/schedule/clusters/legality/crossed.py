@@ -25,7 +25,7 @@ from fusion.lowering.ir.expr import Expr, IndexValue, Load, Op, loads
 from fusion.lowering.ir.program import Axis, Compute, Map, Node, Program, Reduce
 from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster
 from fusion.schedule.clusters.legality.joined import unspanned
-from fusion.schedule.clusters.legality.pairs import Pair, not_empty, same_device, small_enough
+from fusion.schedule.clusters.legality.pairs import ClusterPair, not_empty, same_device, small_enough
 from fusion.schedule.clusters.legality.placing import placed_in
 from fusion.schedule.iteration.contiguity import reads_contiguously
 from fusion.schedule.iteration.dependences import Dependences
@@ -67,7 +67,7 @@ def crossed(
     dependences: Dependences, capabilities: Capabilities, columns: Cluster, rows: Cluster
 ) -> Cluster | CannotJoin:
     """Return the cluster that holds each of `rows` and adds it to the sums of `columns`, or why there is none."""
-    pair = Pair(dependences, capabilities, columns, rows, tuple(sorted((*columns.members, *rows.members))))
+    pair = ClusterPair(dependences, capabilities, columns, rows, tuple(sorted((*columns.members, *rows.members))))
     for rule in (same_device, small_enough, not_empty):
         reason = rule(pair)
         if reason is not None:

@@ -7,7 +7,7 @@ from fusion.lowering.ir.program import Map
 from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster, Link
 from fusion.schedule.clusters.legality.joined import refusal_of
 from fusion.schedule.clusters.legality.pairs import (
-    Pair,
+    ClusterPair,
     no_other_fold,
     not_empty,
     same_device,
@@ -24,7 +24,7 @@ def may_join(
 ) -> Cluster | CannotJoin:
     """Return the joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
-    pair = Pair(dependences, capabilities, first, second, members)
+    pair = ClusterPair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold, stored_where_ranked, not_empty):
         reason = rule(pair)
         if reason is not None:
@@ -55,7 +55,7 @@ def may_share_body(
 ) -> Cluster | CannotJoin:
     """Join two clusters without a common tensor over one space: their axes have the same sizes, in order."""
     members = tuple(sorted((*first.members, *second.members)))
-    pair = Pair(dependences, capabilities, first, second, members)
+    pair = ClusterPair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold):
         reason = rule(pair)
         if reason is not None:

@@ -19,7 +19,7 @@ MAX_MEMBERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ClusterPair:
     """Two clusters that may become one kernel with these `members`."""
 
     dependences: Dependences
@@ -39,20 +39,20 @@ class Pair:
         return self.first.space, self.second.space
 
 
-def not_empty(pair: Pair) -> str | None:
+def not_empty(pair: ClusterPair) -> str | None:
     """Refuse an axis without elements: there is nothing to fuse."""
     empty = any(axis.size == 0 for space in pair.spaces for axis in space.axes)
     return "an axis has no elements: there is nothing to share" if empty else None
 
 
-def same_device(pair: Pair) -> str | None:
+def same_device(pair: ClusterPair) -> str | None:
     """Check that a kernel runs on one device."""
     buffers = pair.dependences.program.buffers
     a, b = (buffers[pair.dependences.outs[cluster.members[0]]].device for cluster in pair.sides)
     return None if a == b else f"different devices: {a} and {b}"
 
 
-def small_enough(pair: Pair) -> str | None:
+def small_enough(pair: ClusterPair) -> str | None:
     """Limit the operations and the tensors of a kernel."""
     dependences, members = pair.dependences, pair.members
     if len(members) > MAX_MEMBERS:
@@ -66,12 +66,12 @@ def small_enough(pair: Pair) -> str | None:
     return None
 
 
-def scatters_apart(pair: Pair) -> str | None:
+def scatters_apart(pair: ClusterPair) -> str | None:
     """Refuse a scatter in one kernel with the producer of its start, or with its readers."""
     return scattered.conflict(pair.dependences, pair.members, pair.spaces)
 
 
-def no_other_fold(pair: Pair) -> str | None:
+def no_other_fold(pair: ClusterPair) -> str | None:
     """Refuse a contraction in one kernel with folds other than contractions."""
     sides = [[pair.dependences.compute(m) for m in cluster.members] for cluster in pair.sides]
     folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
@@ -84,7 +84,7 @@ def no_other_fold(pair: Pair) -> str | None:
     return None
 
 
-def stored_where_ranked(pair: Pair) -> str | None:
+def stored_where_ranked(pair: ClusterPair) -> str | None:
     """Require that computed floats which are compared with other elements of the same tensor, as in a sort, are stored
     before.
 

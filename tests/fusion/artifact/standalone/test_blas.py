@@ -15,7 +15,7 @@ from torch.export import Dim
 import fusion
 from fusion.artifact.standalone import export
 from fusion.codegen.c.standalone.blas import blas_of
-from fusion.codegen.standalone import Product
+from fusion.codegen.standalone import BlasProduct
 from tests.fusion.artifact.standalone.calling import Library
 
 OWN = sorted((Path(np.__file__).parents[1] / "numpy.libs").glob("*openblas*.so"))
@@ -24,13 +24,13 @@ needs_blas = pytest.mark.skipif(not BLAS, reason="needs OpenBLAS, as NumPy's whe
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[Product]:
+def products(monkeypatch: pytest.MonkeyPatch) -> list[BlasProduct]:
     """The products of the programs that are exported."""
-    found: list[Product] = []
+    found: list[BlasProduct] = []
     library = export.library
 
     def seen(program, *others):  # type: ignore[no-untyped-def]
-        found.extend(step for step in program.steps if isinstance(step, Product))
+        found.extend(step for step in program.steps if isinstance(step, BlasProduct))
         return library(program, *others)
 
     monkeypatch.setattr(export, "library", seen)
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
 
 @needs_blas
 @pytest.mark.parametrize("case", CASES)
-def test_products_are_calls_of_blas(case: str, products: list[Product], tmp_path: Path) -> None:
+def test_products_are_calls_of_blas(case: str, products: list[BlasProduct], tmp_path: Path) -> None:
     program, given = CASES[case]
     fusion.export_library(program, tmp_path / "libmodel.so", inputs=given, blas=BLAS)
     assert products
@@ -72,7 +72,7 @@ def test_products_are_calls_of_blas(case: str, products: list[Product], tmp_path
 
 
 @needs_blas
-def test_sizes_vary(products: list[Product], tmp_path: Path) -> None:
+def test_sizes_vary(products: list[BlasProduct], tmp_path: Path) -> None:
     program = nn.Sequential(nn.LayerNorm(192), nn.Linear(192, 256), nn.ReLU(), nn.Linear(256, 64)).eval()
     rows = ({0: Dim("rows", max=1024)},)
     path = tmp_path / "libmodel.so"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.codegen.c.text.indices import Names, affine, index_text
 from fusion.codegen.c.text.nest import Extent, Namespace
 from fusion.lowering.algebra.conditions import simpler

@@ -18,8 +18,8 @@ from math import prod
 import sympy
 import torch
 
-from fusion.codegen.c.plan.groups import with_groups
-from fusion.codegen.c.streams.weights import Weights, weights_of
+from fusion.codegen.c.plan.strip_mining import with_groups
+from fusion.codegen.c.skinny.weights import Weights, weights_of
 from fusion.codegen.c.text.storage import NARROW_FLOATS
 from fusion.codegen.c.text.streams import MOST_ROWS, Stream, holds_pairs
 from fusion.lowering.indexing import coefficient
@@ -55,7 +55,7 @@ MOST_GROUPS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class SkinnyProduct:
     """One sum of products.
 
     Attributes:
@@ -75,7 +75,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SkinnyPlan:
     """A kernel of products.
 
     Attributes:
@@ -90,7 +90,7 @@ class Plan:
     columns: tuple[KernelAxis, ...]
     depth: int
     before: tuple[Fold, ...]
-    products: tuple[Product, ...]
+    products: tuple[SkinnyProduct, ...]
     stores: tuple[Store, ...]
 
     @property
@@ -100,7 +100,7 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def plan_of(kernel: Kernel) -> Plan | None:
+def plan_of(kernel: Kernel) -> SkinnyPlan | None:
     """Return the plan of a kernel; None if it is no such kernel."""
     if not kernel.with_role(Role.GRID) or not all(axis.size.is_Integer for axis in kernel.axes):
         return None
@@ -127,7 +127,9 @@ def plan_of(kernel: Kernel) -> Plan | None:
         return None
     (depth,) = depths
     return (
-        Plan(kernel, rows, columns, depth, before, streamed, stores) if SHORTEST_ROW <= depth <= LONGEST_ROW else None
+        SkinnyPlan(kernel, rows, columns, depth, before, streamed, stores)
+        if SHORTEST_ROW <= depth <= LONGEST_ROW
+        else None
     )
 
 
@@ -191,7 +193,7 @@ def _times(factors: Sequence[Expr]) -> Expr:
 
 def _product(
     kernel: Kernel, fold: Fold, rows: Sequence[KernelAxis], across: set[sympy.Symbol], where: Spans
-) -> Product | None:
+) -> SkinnyProduct | None:
     """Return a fold as a sum of products."""
     if fold.op not in ("sum", "dot") or fold.dtype is not torch.float32:
         return None
@@ -220,7 +222,7 @@ def _product(
     depth = _count(order)
     if group is not None and (group & (group - 1) or group < stream.per_word or depth // group > MOST_GROUPS):
         return None
-    return Product(fold, weights, factor, scale, groups, order, stream)
+    return SkinnyProduct(fold, weights, factor, scale, groups, order, stream)
 
 
 def _stream(weights: Weights, count: int, group: int | None, pairs: int) -> Stream:
@@ -260,7 +262,7 @@ def _order(kernel: Kernel, fold: Fold, weights: Weights) -> tuple[KernelAxis, ..
     return (*(axes[symbol] for symbol in order), *inner)
 
 
-def scaled(plan: Plan, values: Sequence[Expr]) -> list[Expr]:
+def scaled(plan: SkinnyPlan, values: Sequence[Expr]) -> list[Expr]:
     """Return values in which each sum is multiplied by the scale of its row of weights, if that has one."""
     whole = {p.fold.name: p.scale for p in plan.products if p.scale is not None and not p.groups}
 

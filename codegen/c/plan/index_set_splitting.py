@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.indexing import FloorDiv, Mod, Sizes, coefficient, substitute_all
 from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, Op, postorder

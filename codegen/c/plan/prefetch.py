@@ -19,13 +19,13 @@ from math import prod
 
 import sympy
 
-from fusion.codegen.c.plan.sweeps import Sweep
+from fusion.codegen.c.plan.loop_fusion import Sweep
 from fusion.lowering.indexing import coefficient, stride_along
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, free_axes, loads, postorder, rewrite
 from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role
 from fusion.lowering.ir.scalar_ops import CHECKED
 
-LINE = 64
+CACHE_LINE = 64
 """Bytes of a cache line."""
 
 LONGEST_ROW = 1 << 17
@@ -50,7 +50,7 @@ def prefetch(first: str, count: int, itemsize: int) -> str:
     >>> prefetch("in0 + 8*i0", 32, 4)
     'for (int l = 0; l < 32; l += 16) __builtin_prefetch(in0 + 8*i0 + l, 0, 2);'
     """
-    return f"for (int l = 0; l < {count}; l += {LINE // itemsize}) __builtin_prefetch({first} + l, 0, 2);"
+    return f"for (int l = 0; l < {count}; l += {CACHE_LINE // itemsize}) __builtin_prefetch({first} + l, 0, 2);"
 
 
 def rows_ahead(kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: KernelAxis) -> dict[Load, sympy.Expr]:
@@ -163,7 +163,7 @@ def _at(index: Expr, point: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
 
 def _lines_of(length: sympy.Expr, itemsize: int) -> int:
     """Return how many cache lines of a row are fetched; the hardware prefetches the rest of a row."""
-    return min(LINES, -(-int(length) * itemsize // LINE)) if length.is_Integer else LINES
+    return min(LINES, -(-int(length) * itemsize // CACHE_LINE)) if length.is_Integer else LINES
 
 
 def _are_apart(step: sympy.Expr, length: sympy.Expr, itemsize: int) -> bool:

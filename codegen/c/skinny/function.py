@@ -17,9 +17,9 @@ import torch
 from fusion.codegen.c.calls import NO_MEMORY
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.function import loops_function
-from fusion.codegen.c.plan.sweeps import extend_spans
+from fusion.codegen.c.plan.loop_fusion import extend_spans
 from fusion.codegen.c.plan.threads import ENOUGH
-from fusion.codegen.c.streams.plan import Plan, Product, plan_of, scaled
+from fusion.codegen.c.skinny.plan import SkinnyPlan, SkinnyProduct, plan_of, scaled
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import WRONG, Level, indented, render, whole_extent
@@ -31,14 +31,14 @@ from fusion.lowering.indexing import ZERO
 from fusion.lowering.ir.expr import Expr, make_cast
 from fusion.lowering.ir.kernel import Kernel, KernelAxis, Param, Role, Stmt, Store, loaded, spans
 
-ALONE = 1 << 15
+MOST_ON_ONE_THREAD = 1 << 15
 """Elements that are arranged on one thread."""
 
 PADDING = 16
 """Scales that may be read past the last one."""
 
 
-def stream_functions(kernel: Kernel) -> tuple[str, ...]:
+def skinny_functions(kernel: Kernel) -> tuple[str, ...]:
     """Return the texts of the C functions of a kernel that has a plan, the kernel's own last.
 
     Raises:
@@ -50,7 +50,7 @@ def stream_functions(kernel: Kernel) -> tuple[str, ...]:
     return (*streams, f"static {loops_function(staging_kernel(plan))}", _Function(plan).text())
 
 
-def _order(plan: Plan) -> tuple[KernelAxis, ...]:
+def _order(plan: SkinnyPlan) -> tuple[KernelAxis, ...]:
     return plan.products[0].order
 
 
@@ -62,13 +62,13 @@ def _position(axes: Sequence[KernelAxis]) -> sympy.Expr:
     return sympy.expand(place)
 
 
-def _factors(plan: Plan) -> dict[Expr, str]:
+def _factors(plan: SkinnyPlan) -> dict[Expr, str]:
     """Return the distinct factors, each with the name of its array."""
     distinct = dict.fromkeys((product.factor, product.order) for product in plan.products)
     return {factor: f"staged{number}" for number, (factor, _) in enumerate(distinct)}
 
 
-def staging_kernel(plan: Plan) -> Kernel:
+def staging_kernel(plan: SkinnyPlan) -> Kernel:
     """Return the kernel that computes the factors of the weights, and the folds of the rows, into arrays."""
     kernel, arrays = plan.kernel, _factors(plan)
     stores: list[Store] = []
@@ -96,7 +96,7 @@ def _folded(name: str) -> str:
 
 
 class _Function:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SkinnyPlan) -> None:
         self.plan, self.kernel = plan, plan.kernel
         self.frame = Frame(self.kernel)
         self.space, self.names, self.params = self.frame.space, self.frame.names, self.frame.params
@@ -150,7 +150,7 @@ class _Function:
         for (factor, stream), name in self.arranged.items():
             array, steps = self.arrays[factors[factor]], self._steps(stream.per_word)
             call = f"arranged_{stream.name}({array}, {self.plan.depth}, "
-            if not shared or self.plan.count * self.plan.depth <= ALONE:
+            if not shared or self.plan.count * self.plan.depth <= MOST_ON_ONE_THREAD:
                 yield f"{call}0, {steps}, {name});"
                 continue
             yield "#pragma omp parallel for num_threads(threads)"
@@ -168,7 +168,7 @@ class _Function:
         collapse = f" collapse({len(self.plan.columns)})" if len(self.plan.columns) > 1 else ""
         return [*([f"#pragma omp parallel for num_threads(threads){collapse}"] if shared else []), *lines]
 
-    def _product(self, product: Product, sums: str) -> list[str]:
+    def _product(self, product: SkinnyProduct, sums: str) -> list[str]:
         """Return the lines that compute the sums of one column."""
         lines, scales = [f"float {sums}[{self.plan.count}];"], "0"
         level = Level()
@@ -184,7 +184,7 @@ class _Function:
         call = f"sums_{product.stream.name}({arranged}, {weights}, {scales}, {self.plan.depth}, {sums});"
         return [*lines, call]
 
-    def _scales(self, product: Product, scales: str) -> list[str]:
+    def _scales(self, product: SkinnyProduct, scales: str) -> list[str]:
         """Return the lines that compute the scales of the groups of one column."""
         assert product.scale is not None
         count = prod(int(axis.size) for axis in product.groups)

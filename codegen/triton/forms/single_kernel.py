@@ -1,6 +1,6 @@
 """Orders the forms of a single kernel by preference.
 
-The default form of a kernel is the first in `ALONE` that applies and that no later one is likely to beat
+The default form of a kernel is the first in `SINGLE_KERNEL` that applies and that no later one is likely to beat
 (`Form.slower`).  This tuple is the only place where that is decided.
 """
 
@@ -24,7 +24,7 @@ from fusion.codegen.triton.forms.scans import Scans
 from fusion.codegen.triton.forms.skinny import Skinny
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
 
-ALONE: tuple[type[Form], ...] = (
+SINGLE_KERNEL: tuple[type[Form], ...] = (
     Scaled,
     Maps,
     Scans,
@@ -45,7 +45,7 @@ INVARIANT: tuple[type[Form], ...] = (Maps, Scans, Rows, PointerProduct)
 
 def plans(task: Task) -> list[Form]:
     """Return the plans of the forms that apply to a kernel, in their order."""
-    forms = INVARIANT if task.numerics.invariant else ALONE
+    forms = INVARIANT if task.numerics.invariant else SINGLE_KERNEL
     return [plan for form in forms if not isinstance(plan := form.applies(task), Refused)]
 
 
