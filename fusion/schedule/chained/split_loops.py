@@ -54,5 +54,9 @@ def split_loops(
             space, named = cuts[number].space, cuts[number].places
         else:
             space, named = cluster.space, cluster.by_name(program)
-        moved.append(Cluster.of(space, {position_of[name]: placement for name, placement in named.items() if name in position_of}))
+        moved.append(
+            Cluster.of(
+                space, {position_of[name]: placement for name, placement in named.items() if name in position_of}
+            )
+        )
     return changed, tuple(moved)

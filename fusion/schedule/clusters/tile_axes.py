@@ -20,9 +20,7 @@ def tile_axes(program: Program, chains: Sequence[Cluster]) -> dict[int, Sizes]:
     These are the rows, the columns and the folded axes of products, and in a chain the axes of its members that follow
     them; along axes of a batch each program has one point.
     """
-    result = {
-        position: _of_product(node) for position, node in enumerate(program.nodes) if isinstance(node, Contract)
-    }
+    result = {position: _of_product(node) for position, node in enumerate(program.nodes) if isinstance(node, Contract)}
     for chain in chains:
         products = [member for member in chain.members if member in result]
         tiled = {

@@ -15,9 +15,9 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.indexing import ZERO, axis_symbol, flatten
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import Expr, Load, free_axes, loads, rewrite
-from fusion.lowering.indexing import ZERO, flatten
 from fusion.lowering.ir.program import (
     Axis,
     Buffer,
@@ -31,13 +31,15 @@ from fusion.lowering.ir.program import (
     reading,
     reads,
     with_exprs,
+    writes,
 )
 from fusion.lowering.ir.sizes import estimate
-from fusion.lowering.value import contiguous_strides
-from fusion.schedule.clusters.legality import Cluster
+from fusion.lowering.value import axes_of, contiguous_strides
+from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.clusters.tile_axes import Sizes, tile_axes
 from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
 from fusion.schedule.iteration.dependences import bytes_of
+from fusion.schedule.iteration.naming import unused
 
 
 def drop_constant_axes(program: Program) -> Program:
@@ -127,44 +129,76 @@ def order_for_tiles(
     chains: Sequence[Cluster],
     hints: Mapping[sympy.Symbol, int] | None = None,
 ) -> tuple[Program, tuple[Cluster, ...]]:
-    """Store maps whose elements tiles would read one by one with their last dimension contiguous.
+    """Store maps whose elements tiles would read one by one in the order of the tiles; copy other tensors into it.
 
-    Only maps whose every reader then reads neighbours; return the program, and the chains, which keep their places.
+    Only maps whose every reader then reads neighbours.  Other tensors are copied for chains, on targets that price
+    memory requests (`Capabilities.sector`).  Return the program, and the chains in it.
 
     >>> from torch import empty
     >>> from fusion.inspect.examples import TARGET, show_program
-    >>> def f(q, bias):
-    ...     return (q + bias.sin().permute(2, 0, 1)) @ q
+    >>> from fusion.schedule.chained import chain_products
     >>> def ordered(program):
-    ...     return order_for_tiles(program, TARGET.capabilities, ())[0]
-    >>> show_program(ordered, f, empty(8, 512, 512), empty(512, 512, 8))
-      input q: f32[8, 512, 512]
-      input bias: f32[512, 512, 8]
-      sin: f32[512, 512, 8] = map(i0:512, i1:512, i2:8) sin(bias[i0, i1, i2])
-      add: f32[8, 512, 512] = map(i0:8, i1:512, i2:512) q[i0, i1, i2] + sin[i1, i2, i0]
-      bmm: f32[8, 512, 512] = contract(i0:8, i1:512, i2:512 over r0:512; rows i1, columns i2; in f32) add[i0, i1,
-            r0], q[i0, r0, i2]
-      return bmm
+    ...     program, chains = chain_products(program, TARGET.capabilities)
+    ...     return order_for_tiles(program, TARGET.capabilities, chains)[0]
+    >>> def f(q, k, bias):
+    ...     return (q @ k.mT * bias.sin().permute(2, 0, 1)).amax(-1)
+    >>> show_program(ordered, f, empty(64, 512, 64), empty(64, 512, 64), empty(512, 512, 64))
+      input q: f32[64, 512, 64]
+      input k: f32[64, 512, 64]
+      input bias: f32[512, 512, 64]
+      bmm: f32[64, 512, 512] = contract(i0:64, i1:512, i2:512 over r0:64; rows i1, columns i2; in f32) q[i0, i1,
+            r0], k[i0, i2, r0]
+    - sin: f32[512, 512, 64] = map(i0:512, i1:512, i2:64) sin(bias[i0, i1, i2])
+    + sin: f32[512, 512, 64] strides (32768, 1, 512) = map(i0:512, i1:512, i2:64) sin(bias[i0, i1, i2])
+      mul: f32[64, 512, 512] = map(i0:64, i1:512, i2:512) bmm[i0, i1, i2] * sin[i1, i2, i0]
+      amax: f32[64, 512] = max(i0:64, i1:512 over r0:512) mul[i0, i1, r0]
+      return amax
     """
-    kept = _seen_by_others(program)
-    maps = {node.out for node in program.nodes if isinstance(node, Map)} - kept
-    large = {name for name in maps if bytes_of(program.buffers[name], hints or {}) >= SCATTERED}
+    private = {node.out for node in program.nodes if isinstance(node, Map)} - _seen_by_others(program)
+    chained = {member for cluster in chains for member in cluster.members}
     tiles = tile_axes(program, chains)
     readers: dict[str, list[tuple[Load, Sizes]]] = {}
-    in_tiles: dict[str, None] = {}
+    first: dict[str, int] = {}
     for position, node in enumerate(program.nodes):
-        if not isinstance(node, (Extern, Chunked)):
-            for load in loads(*node.exprs):
-                if load.buffer in large:
-                    readers.setdefault(load.buffer, []).append((load, tiles.get(position, axis_sizes(node))))
-                    in_tiles |= {load.buffer: None} if position in tiles else {}
-    ordered = (_ordered(program.buffers[name], readers[name]) for name in in_tiles)
-    return program.edited(buffers=[buffer for buffer in ordered if buffer is not None]), tuple(chains)
+        if isinstance(node, (Extern, Chunked)):
+            continue
+        for load in loads(*node.exprs):
+            if load.buffer in private or (position in chained and capabilities.sector):
+                readers.setdefault(load.buffer, []).append((load, tiles.get(position, axis_sizes(node))))
+            if position in tiles:
+                first.setdefault(load.buffer, position)
+    buffers = {name: program.buffers[name] for name in first if name in readers}
+    large = (buffer for buffer in buffers.values() if bytes_of(buffer, hints or {}) >= SCATTERED)
+    ordered = [better for buffer in large if (better := _ordered(buffer, readers[buffer.name])) is not None]
+    changed = program.edited(buffers=[buffer for buffer in ordered if buffer.name in private])
+    copied = {buffer.name: buffer for buffer in ordered if buffer.name not in private}
+    if not copied:
+        return changed, tuple(chains)
+    changed = _with_copies(changed, copied, first, chained)
+    return changed, positions_in(changed, program, chains)
+
+
+def _with_copies(
+    program: Program, ordered: Mapping[str, Buffer], first: Mapping[str, int], chained: Collection[int]
+) -> Program:
+    """Return a program whose chains read copies of these buffers in another order."""
+    names = {name: unused(f"{name}_ordered", program.buffers) for name in ordered}
+    nodes: list[Node] = []
+    for position, node in enumerate(program.nodes):
+        for name in (name for name in ordered if first[name] == position):
+            axes = tuple(Axis(axis_symbol(k), size) for k, size in enumerate(ordered[name].shape))
+            nodes.append(Map(names[name], axes, Load(name, axes_of(ordered[name].shape), ordered[name].dtype)))
+        is_chained = position in chained
+        nodes.append(reading(node, names) if is_chained and not isinstance(node, (Extern, Chunked)) else node)
+    copies = [replace(buffer, name=names[name]) for name, buffer in ordered.items()]
+    origins = {names[name]: next(iter(writes(program.nodes[first[name]]))) for name in ordered}
+    return program.edited(nodes, buffers=copies, origins=origins)
 
 
 def _ordered(buffer: Buffer, readers: Sequence[tuple[Load, Sizes]]) -> Buffer | None:
     """Return a buffer whose readers all read neighbours, if they do not yet and another fastest dimension does it."""
-    if not any(_is_scattered(load, buffer.strides, sizes) for load, sizes in readers):
+    overlaps = any(stride == 0 for stride in buffer.moving_strides)
+    if overlaps or not any(_is_scattered(load, buffer.strides, sizes) for load, sizes in readers):
         return None
     order = _slowest_first(buffer)
     for last in reversed(order):

@@ -86,7 +86,7 @@ def cut(
 
 
 def with_cuts(program: Program, cuts: Sequence[ClusterCut | Alternative]) -> Program:
-    """Replace nodes of `program` as cuts, or alternatives for a cluster, say, and drop those that nothing reads then."""
+    """Replace nodes of `program` as cuts, or alternatives for a cluster, say, without those that nothing reads then."""
     instead = {position: nodes for each in cuts for position, nodes in each.instead.items()}
     nodes = [new for position, node in enumerate(program.nodes) for new in instead.get(position, (node,))]
     buffers = [pair for each in cuts for pair in each.buffers]

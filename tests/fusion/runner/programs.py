@@ -117,6 +117,12 @@ def heard(x: Tensor, w: Tensor, places: Tensor) -> Tensor:
     return given + F.layer_norm(given, given.shape[-1:]).cos()
 
 
+def biased_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """The bias is computed for each element of the batch, and its heads are next to each other in memory."""
+    expanded = bias.expand(len(q), *bias.shape).tanh().exp().lgamma().permute(0, 3, 1, 2)
+    return torch.softmax(q @ k.mT + expanded, -1) @ v
+
+
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     return (q @ k.transpose(-1, -2)).masked_fill(~seen, float("-inf")).softmax(-1) @ v
 
@@ -369,6 +375,7 @@ CASES: dict[str, Case] = {
     "changed after use": Case(changed_after_use, lambda normal: (normal(5).double(), normal(5)), backward=True),
     "attention": Case(attentions.plain, of((3, 2, 200, 4), (3, 2, 220, 4), (3, 2, 220, 4), dtype=F32), backward=True),
     "masked attention": Case(masked_attention, causal_mask),
+    "biased attention": Case(biased_attention, of(*[(2, 4, 300, 16)] * 3, (300, 300, 4), dtype=F32)),
     "gathered maxima": Case(gathered_maxima, gathered_keys, options=C),
     "attention, widths": Case(attentions.plain, of(*HEADS), backward=True, dynamic=True),
     "attention, widths, inference": Case(attentions.plain, of(*HEADS), dynamic=True),
