@@ -1,12 +1,13 @@
 """Shares a run among processes: they compile side by side, and measure one at a time.
 
-Most of a run on a GPU is compilation.  While a process measures, the others may still run a kernel once: medians are
-not affected.
+Most of a run on a GPU is compilation.  While a process measures, the others may still run a program once, to check it,
+and take the GPU meanwhile; so each time is the least of some medians, with a pause between them.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -16,6 +17,9 @@ from typing import TypeVar
 import torch
 
 from fusion.codegen.tuning.timing import median_time
+
+TIMES, PAUSE = 3, 20e-3
+"""How often a time is measured by processes that share a device, and the seconds between two measurements."""
 
 Result = TypeVar("Result")
 
@@ -36,8 +40,18 @@ def median_time_alone(
     call: Callable[[], object], device: torch.device, prepare: Callable[[], object] | None = None
 ) -> float:
     """Return the median microseconds of a call, as `median_time` does, while no other process measures."""
-    with alone():
-        return median_time(call, device, prepare)
+    return min([median_time(call, device, prepare) for _ in repeated()])
+
+
+def repeated() -> Iterator[None]:
+    """Yield once for each time that a measurement is to be made: once, or several times if processes share the device.
+
+    No other process measures meanwhile.
+    """
+    for count in range(1 if isinstance(_lock, nullcontext) else TIMES):
+        time.sleep(PAUSE if count else 0.0)
+        with alone():
+            yield
 
 
 def in_processes(jobs: int, work: Callable[[str], Result], names: Sequence[str]) -> Iterator[tuple[str, Result]]:

@@ -21,6 +21,7 @@ from fusion.lowering.verify import verify_kernel
 from fusion.schedule.chained.occupancy import length_of_part
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.online.merge import contribution, merged_op
+from fusion.schedule.overrides import Overrides
 from tests.codegen.triton.blocking import block
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
@@ -279,3 +280,18 @@ def test_few_long_rows(name: str, length: int) -> None:
 
 def test_an_entropy_of_long_rows() -> None:
     check(entropy, torch.randn(2, 1 << 18, generator=torch.Generator().manual_seed(0)) + 30, target="reference")
+
+
+def test_parts_that_nothing_reads_are_no_kernels() -> None:
+    """The mean of a group is needed in its parts alone: without fusion, to merge it is a kernel without results."""
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4, weight))
+
+    options = fusion.Options(target="triton", strict=True, graph_cache=False)
+    backend = fusion.Backend(options, None, Overrides(fused=False, evaluated=True))
+    x, weight = torch.randn(2, 8, 128, 128, requires_grad=True), torch.randn(8, requires_grad=True)
+    result = torch.compile(norm, backend=backend)(x, weight)
+    assert torch.allclose(result, norm(x.double(), weight.double()).float(), atol=1e-5)
+    kernels = [kernel.name for report in backend.reports for kernel in report.kernels]
+    assert any("part" in name for name in kernels)
