@@ -135,6 +135,7 @@ class Rates:
         costs: scalar operations whose cost differs from `ScalarOp.cost`, in additions.
         steps: the further cost of work that lanes do not share.
         overlap: how far memory and arithmetic overlap: the exponent of their norm; infinite: the larger one counts.
+        product_overlap: the same for launches with products.
 
     >>> round(Rates(2.0, ((1e6, 1e5), (1e8, 1e4)), 1e4, 1e5).memory_us(1e7))
     316
@@ -149,6 +150,7 @@ class Rates:
     costs: Mapping[str, float] = field(default_factory=dict, hash=False)
     steps: Steps = Steps()
     overlap: float = math.inf
+    product_overlap: float = math.inf
 
     def memory_us(self, touched: float) -> float:
         """Return the microseconds of moving bytes to or from memory."""
@@ -195,14 +197,17 @@ class Rates:
             launches: the number of launches, or the part of a launch that is not hidden.
         """
         memory, products, scalars = self.memory_us(moved) / share, products / share, scalars / share
-        hidden = memory + products + scalars - self._norm(memory, products + scalars)
+        exponent = self.product_overlap if products else self.overlap
+        hidden = memory + products + scalars - _norm(memory, products + scalars, exponent)
         return Price(launches * self.launch_us, memory, products, scalars, hidden, epilogue)
 
-    def _norm(self, memory: float, arithmetic: float) -> float:
-        larger, smaller = max(memory, arithmetic), min(memory, arithmetic)
-        if math.isinf(self.overlap) or not smaller:
-            return larger
-        return larger * float((1 + (smaller / larger) ** self.overlap) ** (1 / self.overlap))
+
+def _norm(first: float, second: float, exponent: float) -> float:
+    """Return the norm of two numbers: their sum if the exponent is 1, the larger one if it is infinite."""
+    larger, smaller = max(first, second), min(first, second)
+    if math.isinf(exponent) or not smaller:
+        return larger
+    return larger * float((1 + (smaller / larger) ** exponent) ** (1 / exponent))
 
 
 RANDOM = 60

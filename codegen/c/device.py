@@ -126,6 +126,7 @@ class Cpu:
                 attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 memory bounds it
             ),
             overlap=2.0,
+            product_overlap=2.0,
         )
 
 

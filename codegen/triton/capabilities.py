@@ -41,6 +41,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
             matrix_share=share,
             product_us=measured.product_us,
             steps=measured.steps,
+            overlap=measured.overlap,
         ),
         narrow=True,
         padded=True,

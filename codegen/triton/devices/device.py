@@ -147,6 +147,7 @@ class Speeds:
         part: elements of a contiguous part of a reduction above which more parts are better.
         layouts: the cost of other memory layouts.
         steps: the cost of loads that threads do not share, in additions.
+        overlap: how far memory and arithmetic overlap in kernels without products (`Rates.overlap`).
         crowding: the share of a kernel's time that another one in its launch costs.
         longest_window: elements of the longest window that a thread folds.
         followed: programs per multiprocessor above which it costs more to count them than to launch another kernel.
@@ -174,6 +175,7 @@ class Speeds:
     part: int
     layouts: Layouts
     steps: Steps
+    overlap: float
     crowding: float
     longest_window: int
     followed: int

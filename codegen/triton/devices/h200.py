@@ -176,6 +176,7 @@ H200 = Device(
             strided=5.0,
             wide=WIDE,
         ),
+        overlap=1.0,  # measured: docs/performance.md, `H200`
         crowding=0.02,
         longest_window=25,  # longer ones are folded across threads: a pool of 3 by 3 took 13 times as long
         followed=4,  # each program waits until all that it has stored is seen by others

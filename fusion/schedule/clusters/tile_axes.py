@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import sympy
 
+from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.program import Contract, Extern, Program, axis_sizes
 from fusion.schedule.clusters.legality import Cluster
 
@@ -31,7 +32,7 @@ def tile_axes(program: Program, chains: Sequence[Cluster]) -> dict[int, Sizes]:
         }
         for member in chain.members:
             node, places = program.nodes[member], chain.places[member]
-            if not isinstance(node, (Contract, Extern)) and member in chain.places:
+            if not isinstance(node, (Contract, Extern, Chunked)) and member in chain.places:
                 sizes = axis_sizes(node)
                 result[member] = {axis: sizes[axis] for axis in sizes if places[axis].free_symbols & tiled}
     return result

@@ -61,7 +61,7 @@ def _products_us(kernel: Kernel, target: Target, form: str) -> float:
     rates, dots = target.capabilities.rates, _dots(kernel)
     counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
     multiplied = _products(kernel, counted, rates)
-    if len(dots) == 1:
+    if len(dots) == 1 or not _is_chained(kernel, dots):
         return multiplied / target.efficiency(kernel)
     chain = _chain(kernel, dots, _columns_per_row(kernel, counted))
     share = _known_share(chain, target, form or target.forms(kernel)[0].name)
@@ -99,6 +99,12 @@ def weighed_forms(calls: Iterable[KernelCall], target: Target) -> Iterator[Tunin
 
 def _dots(kernel: Kernel) -> list[Fold]:
     return [stmt for stmt in statements(kernel.body, Fold) if stmt.op == "dot"]
+
+
+def _is_chained(kernel: Kernel, dots: Sequence[Fold]) -> bool:
+    """Return whether a loop runs over rows or columns of a product, as in attention; other products share a loop."""
+    looped = {axis.symbol for axis in kernel.axes if axis.role is Role.LOOP}
+    return any(not looped.isdisjoint((*dot.rows, *dot.columns)) for dot in dots)
 
 
 def _as_traced(kernel: Kernel) -> Kernel:

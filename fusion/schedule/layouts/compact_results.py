@@ -208,7 +208,7 @@ def _ordered(buffer: Buffer, readers: Sequence[tuple[Load, Sizes]]) -> Buffer | 
     return None
 
 
-def _seen_by_others(program: Program) -> Collection[str]:
+def _seen_by_others(program: Program) -> set[str]:
     """Return the buffers that the caller, calls, library alternatives or scatters see."""
     calls = [node for node in program.nodes if isinstance(node, (Extern, Chunked))]
     calls += [node for steps in program.library.values() for node in steps if isinstance(node, (Extern, Chunked))]
