@@ -275,7 +275,7 @@ def _reading(dump: Path) -> Iterator[str]:
     ):
         if (folder / name).exists():
             yield f"{folder / name}  {description}"
-    yield f"{folder / '30_*'}  the first kernel: as a block program, as source, and what the source became"
+    yield f"{folder / '40_*'}  the first kernel: as a block program, as source, and what the source became"
 
 
 def _verdict(measured: DemoResults) -> int:

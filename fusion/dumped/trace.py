@@ -4,8 +4,8 @@ Files are numbered in the order of the path, so that reading a directory from to
 
     000_captured/  00_graph.py  01_inline_regions.py  …
     001_joint/     00_graph.py  01_lay_out_gradients.py  …
-    002_forward/   00_graph.py  01_program.txt  05_inline_cheap_maps.txt  …  21_clusters.txt  …
-                   30_<kernel>.txt  30_<kernel>.py  30_<kernel>.ptx  …  90_module.py  98_passes.txt  99_report.txt
+    002_forward/   00_graph.py  01_program.txt  05_inline_cheap_maps.txt  …  24_clusters.txt  …
+                   40_<kernel>.txt  40_<kernel>.py  40_<kernel>.ptx  …  90_module.py  98_passes.txt  99_report.txt
 
 A pass that changed nothing has its number, but no file.
 """
@@ -37,7 +37,7 @@ from fusion.schedule.kernels import KernelCall
 
 _numbers = itertools.count()  # compilations of one process get directories in their order
 
-FIRST_KERNEL = 30
+FIRST_KERNEL = 40
 """The number of the first kernel in the names of dumps."""
 
 _GRAPH = "00_graph.py"

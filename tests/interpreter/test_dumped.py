@@ -23,7 +23,7 @@ def test_every_file_of_a_dump_runs(name: str, tmp_path: Path) -> None:
 
 def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
     (folder,) = dumped("scan", tmp_path, target="triton")
-    (file,) = folder.glob("30_*.py")
+    (file,) = folder.glob("40_*.py")
     text = file.read_text()
     assert "running_sum0, 3.0" in text
     file.write_text(text.replace("running_sum0, 3.0", "running_sum0, 3.1"))
@@ -33,7 +33,7 @@ def test_a_wrong_kernel_is_found(tmp_path: Path) -> None:
 def test_an_edited_kernel_is_launched(tmp_path: Path) -> None:
     small = programs()["lambda"]
     (folder,) = dumped("lambda", tmp_path / "dump", target="triton")
-    (file,) = folder.glob("30_*.py")
+    (file,) = folder.glob("40_*.py")
     text = file.read_text()
     (tmp_path / "edited").mkdir()
     (tmp_path / "edited" / file.name).write_text(text.replace("@triton.jit", "# by hand\n@triton.jit"))

@@ -55,13 +55,6 @@ def drop_constant_axes(program: Program) -> Program:
     - div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[i0, i1]
     + div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[0, i1]
       return div
-      input x: f32[8, 64]
-      input y: f32[64]
-    - sin: f32[8, 64] = map(i0:8, i1:64) sin(y[i1])
-    + sin: f32[1, 64] = map(i0:1, i1:64) sin(y[i1])
-    - div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[i0, i1]
-    + div: f32[8, 64] = map(i0:8, i1:64) x[i0, i1] / sin[0, i1]
-      return div
     """
     kept = _seen_by_others(program)
     smaller: dict[str, tuple[int, ...]] = {}
@@ -88,14 +81,6 @@ def merge_equal_maps(program: Program) -> Program:
     >>> def f(x, y):
     ...     return x / y.sin() + y.sin()
     >>> show_program(merge_equal_maps, f, empty(64), empty(64))
-      input x: f32[64]
-      input y: f32[64]
-      sin: f32[64] = map(i0:64) sin(y[i0])
-      div: f32[64] = map(i0:64) x[i0] / sin[i0]
-    - sin_1: f32[64] = map(i0:64) sin(y[i0])
-    - add: f32[64] = map(i0:64) div[i0] + sin_1[i0]
-    + add: f32[64] = map(i0:64) div[i0] + sin[i0]
-      return add
       input x: f32[64]
       input y: f32[64]
       sin: f32[64] = map(i0:64) sin(y[i0])
@@ -196,13 +181,14 @@ def _with_copies(
 
 
 def _ordered(buffer: Buffer, readers: Sequence[tuple[Load, Sizes]]) -> Buffer | None:
-    """Return a buffer whose readers all read neighbours, if they do not yet and another fastest dimension does it."""
+    """Return a buffer whose readers all read neighbours, in rows or with another fastest dimension; None if they do."""
     overlaps = any(stride == 0 for stride in buffer.moving_strides)
     if overlaps or not any(_is_scattered(load, buffer.strides, sizes) for load, sizes in readers):
         return None
     order = _slowest_first(buffer)
-    for last in reversed(order):
-        strides = _dense([*(k for k in order if k != last), last], buffer.shape)
+    fastest_moved = ([*(k for k in order if k != last), last] for last in reversed(order))
+    for candidate in (range(len(order)), *fastest_moved):
+        strides = _dense(candidate, buffer.shape)
         if not any(_is_scattered(load, strides, sizes) for load, sizes in readers):
             return replace(buffer, strides=strides)
     return None

@@ -19,7 +19,7 @@ from tests.fusion.dumped.programs import dumped, programs, run, run_alone
 def test_every_graph_and_module_runs(name: str, tmp_path: Path) -> None:
     folders = dumped(name, tmp_path)
     modules = sorted(tmp_path.glob("*/90_module.py"))
-    graphs = [file for file in sorted(tmp_path.glob("*/*.py")) if file.name < "30_"]
+    graphs = [file for file in sorted(tmp_path.glob("*/*.py")) if file.name < "40_"]
     assert len(graphs) > len(folders) == len(modules)
     for file in graphs:
         code, said = run(file)
@@ -48,7 +48,7 @@ def test_they_run_as_programs(tmp_path: Path) -> None:
 
 def test_a_module_launches_the_kernels_of_its_folder(tmp_path: Path) -> None:
     (folder,) = dumped("lambda", tmp_path)
-    (kernel,) = folder.glob("30_*.py")
+    (kernel,) = folder.glob("40_*.py")
     kernel.write_text(kernel.read_text().replace("* 2.0f", "* 2.01f"))
     code, said = run(folder / "90_module.py")
     assert code == 1 and "WRONG: result 0: error" in said
@@ -57,7 +57,7 @@ def test_a_module_launches_the_kernels_of_its_folder(tmp_path: Path) -> None:
 def test_a_changed_input_is_compared(tmp_path: Path) -> None:
     (folder,) = dumped("changed", tmp_path)
     assert "right: input 0: error" in run(folder / "90_module.py")[1]
-    (kernel,) = folder.glob("30_*.py")
+    (kernel,) = folder.glob("40_*.py")
     kernel.write_text(kernel.read_text().replace("* 2.0f", "* 2.01f"))
     code, said = run(folder / "90_module.py")
     assert code == 1 and "WRONG: input 0: error" in said

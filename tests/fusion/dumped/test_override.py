@@ -31,7 +31,7 @@ def fused(function: Callable[[torch.Tensor], torch.Tensor] = program, **options:
 def edited(tmp_path: Path, *changes: tuple[str, str]) -> Path:
     """Dump the program, and copy its kernel with changes to a folder for `override`."""
     fused(dump=tmp_path / "dump")(X)
-    (dump,) = tmp_path.glob("dump/*/30_*.py")
+    (dump,) = tmp_path.glob("dump/*/40_*.py")
     text = dump.read_text()
     for old, new in changes:
         assert old in text
@@ -154,7 +154,7 @@ def test_a_whole_dump_without_edits_changes_nothing(tmp_path: Path) -> None:
 def test_the_dump_of_an_edited_kernel_is_an_edit_of_the_same(tmp_path: Path) -> None:
     path = marked(tmp_path)
     fused(override=path.parent, dump=tmp_path / "second")(X)
-    (again,) = tmp_path.glob("second/*/30_*.py")
+    (again,) = tmp_path.glob("second/*/40_*.py")
     path.unlink()
     shutil.copy(again, path.parent / "again.py")
     run = fused(override=path.parent)

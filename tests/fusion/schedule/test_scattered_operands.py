@@ -29,8 +29,9 @@ def test_a_neighbour_writes_the_rows_itself() -> None:
         return x.relu().flatten(1) @ weight
 
     images = torch.empty(1024, 256, 6, 6).to(memory_format=torch.channels_last)
-    names = export_kernels(activated, images, torch.empty(9216, 4096), target="triton", arch="sm_90").steps
-    assert names[0] == "relu_mm_operand" and len(names) == 2
+    export = export_kernels(activated, images, torch.empty(9216, 4096), target="triton", arch="sm_90")
+    assert export.steps[0] == "relu" and len(export.steps) == 2
+    assert "float32[1024, 256, 6, 6] strides [9216, 36, 6, 1], written" in export.kernels[0].source
 
 
 @pytest.mark.parametrize("shape", [(1024, 64, 128), (1024, 16, 144)])
