@@ -64,11 +64,12 @@ from fusion.schedule.launches.last_block import reduce_in_last_block
 from fusion.schedule.launches.pack import pack_launches
 from fusion.schedule.launches.shift_means import shift_means
 from fusion.schedule.layouts.aligned_rows import align_rows
-from fusion.schedule.layouts.compact_results import drop_constant_axes, merge_equal_maps, order_for_tiles
 from fusion.schedule.layouts.copy_layouts import write_in_copy_layout
 from fusion.schedule.layouts.round_on_store import round_on_store
 from fusion.schedule.layouts.scatter_in_place import scatter_in_place
 from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
+from fusion.schedule.layouts.stored_once import drop_constant_axes, merge_equal_maps
+from fusion.schedule.layouts.tile_order import order_for_tiles
 from fusion.schedule.overrides import JOINS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements

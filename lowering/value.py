@@ -17,6 +17,7 @@ import torch
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, Sizes, axis_symbol, simplify, substitute
 from fusion.lowering.ir.expr import Expr, Index, Load
+from fusion.lowering.ir.sizes import estimate
 
 Shape = tuple[sympy.Expr, ...]
 
@@ -76,6 +77,25 @@ def contiguous_strides(shape: Shape) -> Shape:
         strides.append(running)
         running = running * size if size != 0 else running
     return tuple(reversed(strides))
+
+
+def slowest_first(strides: Shape) -> list[int]:
+    """Return the dimensions of a tensor by decreasing stride, with symbols at a default.
+
+    >>> slowest_first((sympy.Integer(1), sympy.Integer(12), sympy.Integer(3)))
+    [1, 2, 0]
+    """
+    return sorted(range(len(strides)), key=lambda k: (-estimate(strides[k], {}), k))
+
+
+def dense_strides(order: Sequence[int], shape: Shape) -> Shape:
+    """Return the strides of a tensor without gaps, given its dimensions from the slowest to the fastest.
+
+    >>> dense_strides([1, 2, 0], (sympy.Integer(3), sympy.Integer(2), sympy.Integer(4)))
+    (1, 12, 3)
+    """
+    strides = dict(zip(order, contiguous_strides(tuple(shape[k] for k in order)), strict=True))
+    return tuple(strides[k] for k in range(len(shape)))
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:

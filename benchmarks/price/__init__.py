@@ -12,6 +12,7 @@ import json as text
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from itertools import chain
@@ -118,10 +119,15 @@ def run(*, only: str, quick: bool, json: str | None = None, jobs: int = 1) -> in
 def _each(work: Callable[[str], Figures | None], names: Sequence[str], figures: Figures, jobs: int) -> int:
     """Add the figures of each program; return the number that were reached in time."""
     results = in_processes(jobs, work, names) if jobs > 1 else ((name, work(name)) for name in names)
-    reached = [others for _, others in results if others is not None]
-    for others in reached:
-        figures.add(others)
-    return len(reached)
+    reached = 0
+    try:
+        for _, others in results:
+            if others is not None:
+                figures.add(others)
+                reached += 1
+    except BrokenProcessPool as crash:  # the figures up to it must not be lost
+        figures.refused[f"the programs after {reached}"] = str(crash)
+    return reached
 
 
 def _measured(device: str, quick: bool, until: float, name: str) -> Figures | None:

@@ -16,8 +16,7 @@ import torch
 from fusion.lowering.indexing import axis_symbol, coefficient, flatten, substitute
 from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
 from fusion.lowering.ir.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
-from fusion.lowering.ir.sizes import estimate
-from fusion.lowering.value import contiguous_strides
+from fusion.lowering.value import contiguous_strides, dense_strides, slowest_first
 from fusion.operations.products import aligned_product
 from fusion.schedule.iteration.naming import unused
 
@@ -133,10 +132,8 @@ def aligned_strides(buffer: Buffer, shape: tuple[sympy.Expr, ...], alignment: in
     Nothing is padded for a library that does not require it: on CPUs with AMX, oneDNN reads past the ends of padded
     rows (PyTorch 2.13, bfloat16), and a NaN there reaches its product.
     """
-    order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
-    sizes = [shape[k] for k in order]
-    row = int(sizes[-1]) * buffer.dtype.itemsize if sizes[-1:] and sizes[-1].is_Integer else 0
+    order, sizes = slowest_first(buffer.strides), list(shape)
+    row = int(sizes[order[-1]]) * buffer.dtype.itemsize if order and sizes[order[-1]].is_Integer else 0
     if len(sizes) > 1 and row >= LONG and row % alignment:
-        sizes[-1] = sympy.Integer(-(-row // ROW_PADDING) * ROW_PADDING // buffer.dtype.itemsize)
-    strides = contiguous_strides(tuple(sizes))
-    return tuple(strides[order.index(k)] for k in range(len(shape)))
+        sizes[order[-1]] = sympy.Integer(-(-row // ROW_PADDING) * ROW_PADDING // buffer.dtype.itemsize)
+    return dense_strides(order, tuple(sizes))

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
-import sympy
-
+from fusion.lowering.indexing import Sizes
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.program import Contract, Extern, Program, axis_sizes
 from fusion.schedule.clusters.legality import Cluster
-
-Sizes: TypeAlias = "Mapping[sympy.Symbol, sympy.Expr]"
-"""Axis symbol → size."""
 
 
 def tile_axes(program: Program, chains: Sequence[Cluster]) -> dict[int, Sizes]:
@@ -32,7 +27,7 @@ def tile_axes(program: Program, chains: Sequence[Cluster]) -> dict[int, Sizes]:
         }
         for member in chain.members:
             node, places = program.nodes[member], chain.places[member]
-            if not isinstance(node, (Contract, Extern, Chunked)) and member in chain.places:
+            if not isinstance(node, (Contract, Extern, Chunked)):
                 sizes = axis_sizes(node)
                 result[member] = {axis: sizes[axis] for axis in sizes if places[axis].free_symbols & tiled}
     return result
