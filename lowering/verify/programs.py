@@ -142,15 +142,19 @@ class _ProgramRules:
 
     def _check_pure(self, node: Map | Reduce | Scan | Contract) -> None:
         """Check a node whose validity depends on its expressions and buffers alone, unless it is verified already."""
-        out, sizes = self._out(node), _sizes_of((*node.axes, *node.over))
+        self._read(self._checked(node))
+        self._make(node.out)
+
+    def _checked(self, node: Map | Reduce | Scan | Contract) -> Mapping[str, Buffer]:
+        """Check the rules that depend on the node and its buffers, unless that was done; return those it loads."""
         known = self.known_symbols()
         loaded = self.before.loads(node, self.program.buffers, known)
         if loaded is None:
-            names = self._check_computed(node, out, sizes)
+            out = self._out(node)
+            names = self._check_computed(node, out, _sizes_of((*node.axes, *node.over)))
             loaded = {name: self.program.buffers[name] for name in names}
             self.before.add(node, out, loaded, known)
-        self._read(loaded)
-        self._make(node.out)
+        return loaded
 
     def known_symbols(self) -> frozenset[sympy.Symbol]:
         """Return the sizes that are known so far."""
@@ -205,8 +209,11 @@ class _ProgramRules:
                 for name in reads(step):
                     require(name in self.available or name in written, "its library form reads {} too early", name)
                 written.update(writes(step))
-                if isinstance(step, Extern):
+                if isinstance(step, (Extern, Chunked)):
                     self._check_layouts(step)
+                else:
+                    require(not isinstance(step, Scatter), "its library form has the scatter {}", step)
+                    self._checked(step)
             require(node.out in written, "its library form gives other buffers: {}", written)
 
     def _check_extern(self, node: Extern) -> None:

@@ -11,12 +11,13 @@ reader needs unrounded, in another type or as they are in memory.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import Cast, Expr, Load, make_cast, postorder, rewrite
-from fusion.lowering.ir.program import Extern, Map, Node, Program, reads, with_exprs
+from fusion.lowering.ir.program import Compute, Extern, Map, Node, Program, reads, with_exprs
 from fusion.lowering.ir.scalar_ops import HALVES
 
 
@@ -47,20 +48,24 @@ def round_on_store(program: Program) -> Program:
             return None
         return Load(load.buffer, load.index, narrow[load.buffer], load.mask)
 
+    def read_rounded(node: Compute) -> Compute:
+        return node if narrow.keys().isdisjoint(reads(node)) else with_exprs(node, rewrite(node.exprs, rule))
+
     nodes: list[Node] = []
     for node in program.nodes:
-        if not isinstance(node, (Extern, Chunked)) and not narrow.keys().isdisjoint(reads(node)):
-            node = with_exprs(node, rewrite(node.exprs, rule))
+        if not isinstance(node, (Extern, Chunked)):
+            node = read_rounded(node)
         if isinstance(node, Map) and node.out in narrow:
             node = replace(node, expr=make_cast(node.expr, narrow[node.out]))
         nodes.append(node)
-    return program.edited(nodes, buffers=(replace(program.buffers[name], dtype=narrow[name]) for name in narrow))
+    buffers = [replace(program.buffers[name], dtype=dtype) for name, dtype in narrow.items()]
+    return program.edited(nodes, buffers=buffers, library=program.library_with(read_rounded))
 
 
 def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:
     """Return the dtypes to which each tensor is rounded where it is read; None for a read without rounding."""
     dtypes: dict[str, set[torch.dtype | None]] = {}
-    for node in program.nodes:
+    for node in (*program.nodes, *chain.from_iterable(program.library.values())):
         own = () if isinstance(node, (Extern, Chunked)) else node.exprs
         rounded_only = set[str]()
         for part in postorder(*own):
@@ -75,7 +80,4 @@ def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:
         roots = {part.buffer for part in own if isinstance(part, Load)}
         for name in roots | (set(reads(node)) - rounded_only):
             dtypes.setdefault(name, set()).add(None)
-        for call in getattr(node, "library", ()):
-            for name in reads(call):
-                dtypes.setdefault(name, set()).add(None)
     return dtypes

@@ -50,7 +50,11 @@ def drop_constant_axes(program: Program) -> Program:
             buffers.append(one)
             node = replace(node, axes=tuple(map(Axis, [axis.symbol for axis in node.axes], one.shape)))
         nodes.append(node)
-    return program.edited(nodes, buffers=buffers) if smaller else program
+    if not smaller:
+        return program
+    return program.edited(
+        nodes, buffers=buffers, library=program.library_with(lambda it: _at_first_points(it, smaller))
+    )
 
 
 def merge_equal_maps(program: Program) -> Program:
@@ -86,7 +90,9 @@ def merge_equal_maps(program: Program) -> Program:
                 inlined[same] = (*inlined.get(same, ()), *inlined.get(node.out, ()), node.out)
                 continue
         nodes.append(node)
-    return program.edited(nodes, inlined=inlined) if merged else program
+    if not merged:
+        return program
+    return program.edited(nodes, inlined=inlined, library=program.library_with(lambda node: reading(node, merged)))
 
 
 def _constant_axes(node: Map) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import fusion
 from fusion.inspect.examples import lowered
 from fusion.lowering.ir.program import Map
 from fusion.schedule.layouts.stored_once import merge_equal_maps
-from fusion.schedule.overrides import Overrides
+from fusion.schedule.overrides import LIBRARY, Overrides
 from tests.fusion.agreement import assert_as_eager
 
 Q = (2, 4, 300, 16)
@@ -66,3 +66,19 @@ def test_a_tensor_that_changes_in_between_is_read_twice() -> None:
     expected = changed(x.clone(), y)
     for ours, theirs in zip(fusion.fuse(changed)(x.clone(), y), expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4)
+
+
+def test_library_alternatives_read_what_is_stored() -> None:
+    def spread(g: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        spread = g.expand(16, 32, 8, 8).double().sin().exp().to(g.dtype)
+        return spread.permute(0, 2, 3, 1).reshape(-1, 32) @ w, spread.sum((2, 3)), spread.amax((0, 2, 3))
+
+    inputs = torch.randn(16, 32, 1, 1), torch.randn(32, 48)
+    options = fusion.Options(target="triton", strict=True, graph_cache=False)
+    backend = fusion.Backend(options, None, Overrides(evaluated=True, products=LIBRARY))
+    with torch.no_grad():
+        results = torch.compile(spread, backend=backend)(*inputs)
+    for result, eager, exact in zip(results, spread(*inputs), spread(*[x.double() for x in inputs]), strict=True):
+        assert_as_eager(result, eager, exact)
+    (report,) = backend.reports
+    assert report.externs and any("[16, 32, 1, 1] written" in kernel.source for kernel in report.kernels), report

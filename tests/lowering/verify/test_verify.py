@@ -201,6 +201,10 @@ def test_a_whole_program_passes() -> None:
         (with_library(z=Extern(("t",), aten.t.default, (BufferRef("y"),))), "its library form gives other"),
         (with_library(z=Extern(("z",), aten.t.default, (BufferRef("t"),))), "its library form reads t too early"),
         (
+            with_library(z=Map("z", (axis(I0, 4), axis(I1, 3)), x(I0, I1 + 4))),
+            "takes values from 4 to 6, outside [0, 6)",
+        ),
+        (
             with_library(total=Extern(("total",), aten.t.default, (BufferRef("z"),))),
             "stands beside no product: total",
         ),
