@@ -88,7 +88,7 @@ def _in_place_of(node: Expr, other: Expr, body: Sequence[Stmt]) -> tuple[Stmt, .
 
 
 def _constant(selection: Expr) -> Expr | None:
-    """Return the branch of a selection that is a constant; None if both are, or none is, or for other expressions."""
+    """Return the constant branch of a `where`; None unless exactly one branch is constant."""
     if not isinstance(selection, Op) or selection.name != "where":
         return None
     constants = [arg for arg in selection.args[1:] if isinstance(arg, Const)]

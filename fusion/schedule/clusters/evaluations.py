@@ -23,7 +23,7 @@ CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile."""
 
 MOST_COPIES = 64
-"""The most indices of one member that are told apart."""
+"""The most indices of one member that are distinguished."""
 
 
 class Evaluations:
@@ -35,7 +35,7 @@ class Evaluations:
     def copies(self, cluster: Cluster) -> Mapping[int, int]:
         """Return how often a kernel evaluates members at one point: once for each index at which others read them.
 
-        Members that the mapping lacks are evaluated once; at most `MOST_COPIES` indices are told apart.
+        Members that the mapping lacks are evaluated once; at most `MOST_COPIES` indices are distinguished.
         """
         inside = {self.dependences.outs[member]: member for member in cluster.places}
         read: dict[int, dict[tuple[Index, ...], None]] = {}
@@ -148,7 +148,7 @@ class Evaluations:
 
 
 def _moved(part: Index, placement: Mapping[sympy.Symbol, Index], sizes: Sizes) -> Index:
-    """Return a part of an index in the axes of a cluster; those that depend on data are told apart as they are."""
+    """Return a part of an index in the axes of a cluster; data-dependent indices stay unchanged."""
     if isinstance(part, Expr):
         return part
     known = {axis: there for axis, there in placement.items() if not isinstance(there, Expr)}

@@ -148,7 +148,7 @@ class _Split:
     # Scans ------------------------------------------------------------------------------------------------------------
 
     def _before(self, op: ScanName, totals: Sequence[Expr]) -> Expr:
-        """Return the fold of all parts before the current point's, over the axes of the scan."""
+        """Return the exclusive prefix of the part totals: the fold of all parts before that of the current point."""
         axes = (*self.others, self.part)
         args = tuple(totals) if op.startswith("arg") else tuple(totals[:1])
         dtype = self._carried(op)

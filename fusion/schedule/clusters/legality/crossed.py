@@ -107,7 +107,7 @@ def _placements(
 
 
 def _common(dependences: Dependences, columns: Cluster, rows: Cluster) -> Iterator[tuple[int, int, str]]:
-    """Yield members of both clusters and a tensor that each of the two reads or computes."""
+    """Yield (member of `columns`, member of `rows`, tensor) for each tensor that both members read or write."""
     for first in columns.members:
         for second in rows.members:
             sides = [dependences.read[member] | {dependences.outs[member]} for member in (first, second)]
