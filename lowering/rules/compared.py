@@ -1,8 +1,8 @@
-"""Lowers scatters to comparisons: each element searches the sources that name it, so that no writes collide.
+"""Lowers scatters to comparisons: each element searches the sources that target it, so that no writes collide.
 
-Input: the tensor, the positions along one dimension and the sources; output: for each element and each source that it
-is compared with, whether that names it.  Where that would take too many comparisons, each source is scattered instead
-(`collisions`).
+Input: the tensor, the target positions along one dimension and the sources; output: for each pair of an element and a
+source that is compared with it, whether the source targets the element.  If that takes too many comparisons, each
+source is scattered instead (`collisions`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusion.lowering.value import Value, axes_of, reshape
 MOST_COMPARISONS = 1 << 20
 """The most comparisons of elements with sources that one call may make."""
 FEW_SOURCES = 32
-"""Sources per row that each element is compared with, whatever the size of the tensor."""
+"""The number of sources per row up to which each element is compared with all of them, for tensors of any size."""
 
 
 def is_few(work: sympy.Expr) -> bool:

@@ -26,8 +26,8 @@ from fusion.lowering.ir.scalar_ops import HALVES
 def of_config(blocked: Blocked, config: Config) -> float:
     """Return the predicted share of the device's speed for a configuration that loads through pointers.
 
-    A kernel without contraction is bound by memory, at the share of the device that its last round of blocks keeps
-    busy.
+    A kernel without contraction is bound by memory; its share is lower by the multiprocessors that its last wave of
+    blocks leaves idle.
     """
     blocks, device = programs(blocked, config), blocked.device
     if not blocked.dots:
@@ -40,7 +40,7 @@ def of_config(blocked: Blocked, config: Config) -> float:
 
 
 def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: float) -> float:
-    """Return the share of the library's speed of a product through pointers, `occupied` of which the device computes.
+    """Return the speed of a product through pointers relative to the library's, on the share `occupied` of the device.
 
     Several products in one loop are slower.
     """

@@ -78,7 +78,7 @@ class Evaluations:
         return math.prod(sizes[s] for s in around.union(spanned))
 
     def _multiplies_few_rows(self, cluster: Cluster) -> bool:
-        """Return whether a cluster's only sums over its columns are products of few rows with them."""
+        """Return whether a cluster has a sum of products with few rows (a skinny GEMM)."""
         few = self.capabilities.few_rows
         if not few:
             return False
@@ -94,8 +94,8 @@ class Evaluations:
         return False
 
     def lanes(self, cluster: Cluster) -> sympy.Symbol | None:
-        """Return the axis of the results along which the lanes of a sum lie: columns that are consecutive in a factor;
-        None if they lie along the sum.
+        """Return the axis of the results along which a sum is vectorised, whose columns are consecutive in a factor;
+        None if it is vectorised along the summed axis.
         """
         if cluster.space.rigid or not cluster.space.parallel or not cluster.space.reduced:
             return None
