@@ -159,7 +159,7 @@ def spreads_loops(compiler: Compiler) -> bool:
 
 
 def lacking_threads() -> str:
-    """Return why kernels run on one thread, if that is so; nothing where there is no compiler."""
+    """Return why kernels run on one thread; empty if they do not, or without a compiler."""
     try:
         compiler = find_compiler()
     except (BuildError, Unsupported):

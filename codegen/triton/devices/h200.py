@@ -1,7 +1,7 @@
 """Describes the H200 (SXM, sm_90), the device on which this compiler was measured.
 
 Specifications: NVIDIA H200 data sheet, column SXM; its rates of the matrix units are with sparsity, these are half of
-them, but for float64.  It gives neither multiprocessors nor the second-level cache: the NVIDIA H100 Tensor Core GPU
+them, except for float64.  It gives neither multiprocessors nor the second-level cache: the NVIDIA H100 Tensor Core GPU
 Architecture white paper, Table 3, gives both for the H100, which is the same chip.  Limits of compute capability 9.0:
 CUDA Programming Guide 13, "Compute Capabilities", Tables 30 and 31.  Measured figures say how they were measured; with
 torch 2.11 and triton 3.6 unless they say otherwise.

@@ -139,7 +139,7 @@ class _Condition:
 def _condition(
     dependences: Dependences, columns: Cluster, places: dict[int, Placement], space: Space
 ) -> _Condition | str | None:
-    """Return the condition under which all sums read their rows; None if they read them without one."""
+    """Return the condition under which all sums read their rows; None if it is unconditional."""
     conditions: set[Expr | None] = set()
     along = {axis.symbol for axis in space.reduced}
     for member in columns.members:
