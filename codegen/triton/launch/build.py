@@ -87,8 +87,7 @@ class _Ready:
             return self._compiled[wanted]
 
     def run(self, wanted: BinaryRequirements) -> tuple[Run, LoadedBinary | None]:
-        """Return (the launch function, loaded on its device; the binary, if it takes only tensors and sizes).
-        """
+        """Return (the launch function, loaded on its device; the binary, if it takes only tensors and sizes)."""
         with self._lock, torch.cuda.device(wanted.device):
             if wanted not in self._runs:
                 compiled, source = self.compiled(wanted), self.sources.of(wanted.aligned, wanted.wide)

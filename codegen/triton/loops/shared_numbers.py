@@ -31,8 +31,7 @@ _DTYPES = (torch.int32, torch.int64)
 
 
 def is_shared(layout: Layout, load: Expr, looped: Dim) -> bool:
-    """Return whether a value is a loaded integer that is constant along the loop, and has few values in a program.
-    """
+    """Return whether a value is a loaded integer that is constant along the loop, and has few values in a program."""
     if not isinstance(load, Load) or load.mask is not None or load.dtype not in _DTYPES:
         return False
     (index,) = load.index

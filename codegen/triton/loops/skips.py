@@ -58,8 +58,7 @@ class LoopPart:
 
 
 def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[LoopPart, ...]:
-    """Return the loop as one part; with `split` as several, some of which need neither the condition nor masks.
-    """
+    """Return the loop as one part; with `split` as several, some of which need neither the condition nor masks."""
     size = values.index_tile(dim.size).code
     split &= not any(isinstance(stmt, Loop) for stmt in loop.body)
     if dim.shift != 0:
