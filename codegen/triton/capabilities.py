@@ -16,7 +16,8 @@ from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
 
 LONGEST_HELD = 1 << 15
-"""Elements of the longest row held whole: 32 per thread of 1024.  (For 50257, a loop took 0.75 of the time.)"""
+"""Elements of the longest row that is held in registers: 32 per thread of 1024.  A loop is faster for longer rows
+(measured: docs/performance.md, `LONGEST_HELD`)."""
 
 HELD_ROW = 1 << 13
 """Elements of the longest row that a program holds beside running sums of its columns: 8 warps have registers for two

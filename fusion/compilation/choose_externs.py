@@ -43,9 +43,8 @@ def lower_for(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Program:
 
 
 _SUMMED = 0.5
-"""The share of the rate of additions at which short sums of products run.  (AMD EPYC, two threads, with the call: 40 ×
-40 × 40 18 µs, with the library's product 22; 100 × 60 × 40 28 and 25.)
-"""
+"""The share of the rate of additions at which short sums of products run
+(measured: docs/performance.md, `_SUMMED`)."""
 
 
 def _small(capabilities: Capabilities) -> int:

@@ -97,11 +97,10 @@ def of_sums(blocked: Blocked) -> float:
 
 
 def _cache_bound(blocked: Blocked, config: Config) -> float:
-    """Return the share at which the cache supplies 16-bit operands: the smaller the blocks, the more often it loads
-    each.
+    """Return the share of full speed at which the cache supplies 16-bit operands.
 
-    Relative to the product, or memory, at full speed.  (H200, bf16, 384 × 196 × 49152 in blocks of 16 × 64: 170 µs for
-    0.76 GB.)
+    The smaller the blocks, the more often each operand is loaded.  Full speed is that of the matrix units or of memory,
+    whichever is slower; the rate of the cache is `Speeds.cache_bandwidth`.
     """
     measured, dots = speeds(blocked.device), blocked.dots
     m, n, size = config.block("m"), config.block("n"), dots[0].args[0].dtype.itemsize

@@ -99,7 +99,7 @@ class PersistentRows(Rows):
     def _tiles_kept(self) -> int:
         """Return the number of tiles that both folds and stores read, and that are therefore kept in registers.
 
-        (H100, bfloat16, GELU of softmax(x) · x in rows of 32768, which holds two and spills: 265 µs, persistent 295.)
+        Two such tiles spill (measured: docs/performance.md, `persistent_rows`).
         """
         (_, r), held = self.blocked.dims, set[Expr]()
         folded = {node for fold in statements(self.blocked.body, Fold) for node in postorder(*fold.args)}

@@ -138,11 +138,10 @@ class Rows(Form):
         return self._rows(reduced[0], grid.get("x"))
 
     def _held(self, r: Dim, q: Dim) -> Config:
-        """Return the configuration for rows along `q` that are held one after another, beside sums of their columns.
+        """Return the configuration for rows along `q` that are held one after another, with sums of their columns.
 
         A multiprocessor has one program, whose registers hold the sums and the operands of some rows; loads of the next
-        rows are in flight.  (H100, bfloat16, gradients of a layer norm of 16384 × 4096: 154 µs with three stages, 163
-        without, where reading both operands and writing one takes 140.)
+        rows are in flight (measured: docs/performance.md, `rows`).
         """
         folds = [stmt for stmt in statements(self.blocked.body, Fold) if self.blocked.of(stmt.over) == (r,)]
         tiles = len(folds) + len(limits.in_flight(self.blocked))
@@ -187,8 +186,7 @@ class Rows(Form):
         """Return whether the end of a row is a loop of its own, so that the blocks before it have no masks.
 
         A mask that ends within 16 bytes makes each thread store one element at a time, in every block that has it.
-        (H200, bf16, loss and gradient of 4096 rows of 50257, 50304 apart: 1050 µs in one loop of blocks of 16384, 406
-        in blocks of 4096 with their own end.  Of 2048 rows of 128256, which end with a word: 418 and 406.)
+        (measured: docs/performance.md, `rows`)
         """
         least = 1 if _ends_within_word(self.blocked, r) else _LEAST_SPLIT
         return not (r.size.is_Integer and int(r.size) < least * block)
@@ -197,8 +195,7 @@ class Rows(Form):
         """Return the elements and warps of each step along a row.
 
         Many rows use small blocks, since others run while one waits, with few warps for a running value.  Few rows use
-        as many elements as can be in flight at once.  (H200, bf16, maximum and sum of exponentials of 8192 rows of
-        50264: 295 µs in steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows of 400000: 139 and 89.)
+        as many elements as can be in flight at once (measured: docs/performance.md, `rows`).
         """
         blocked, warps = self.blocked, step_warps(length)
         if blocked.invariant:
@@ -220,9 +217,8 @@ class Rows(Form):
         """Return the configuration for a contiguous GRID axis: neighbouring threads take at least 64 bytes of
         neighbouring columns, or 32 where columns are long, or are read across as well.
 
-        Each block is computed `times` times.  Few columns get smaller blocks, to fill the device.  (H200, bfloat16,
-        softmax of 49152 rows of 256 with two gathered operands, one of which lies across: 62 µs with 16 rows and 8
-        warps, 99 with 32 and 16, 123 with one.)
+        Each block is computed `times` times.  Few columns get smaller blocks, to fill the device (measured:
+        docs/performance.md, `rows`).
         """
         blocked, columns, length = self.blocked, extent(x.size), power_of_two(extent(r.size))
         if blocked.invariant:

@@ -1,9 +1,9 @@
 """Creates tensor descriptors on the host, for sources that have a function `descriptors`.
 
-Input: an imported source; output: the type of each descriptor, and the value that is passed for it.  A descriptor that
-a program creates takes it 0.85 µs on an H200, before it loads anything: three of them are 2 of the 60 µs of a product,
-seven 6 of 79.  A descriptor that is passed takes no time, and is kept for the next launch on the same addresses and
-sizes.
+Input: an imported source; output: the type of each descriptor, and the value that is passed for it.  A program
+that creates descriptors cannot load anything before, which takes a few percent of the time of a product (measured:
+docs/performance.md, `host_descriptors`).  A descriptor that is passed takes no time, and is kept for the next launch on
+the same addresses and sizes.
 """
 
 from __future__ import annotations
