@@ -62,7 +62,7 @@ class RegionCut:
     folds: Mapping[str, FoldName]
 
 
-def cut(dependences: Dependences, region: ChunkedRegion) -> RegionCut:
+def cut_region(dependences: Dependences, region: ChunkedRegion) -> RegionCut:
     """Return the tensors that a region reads and its results, with their treatment."""
     written_by = {dependences.compute(position).out: position for position in region.axes}
     loads = [(load, axis) for position, axis in region.axes.items() for load in dependences.loads[position]]

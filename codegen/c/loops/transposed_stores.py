@@ -3,7 +3,7 @@
 A norm over channels that are not the last dimension has lanes along the pixels, which it reads; its result with
 channels last would be stored element by element.  The loop over the channels runs in chunks, whose elements are stored
 into a tile in the order of the lanes; after a chunk the tile is transposed into the tensor.  Input: a sweep that only
-stores; output: its innermost scalar axis and the stores to turn.  Left alone: stores that join elements, are under
+stores; output: its innermost scalar axis and the stores to transpose.  Left alone: stores that join elements, are under
 a condition or at computed positions, and tensors that the sweep reads.
 """
 
@@ -28,16 +28,18 @@ from fusion.lowering.ir.kernel import Kernel, KernelAxis, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
-    """The stores of a sweep to turn, whose `axis` is a loop in chunks of `length`."""
+class TransposedStores:
+    """The stores of a sweep to transpose, whose `axis` is a loop in chunks of `length`."""
 
     axis: KernelAxis
     stores: tuple[Store, ...]
     length: int
 
 
-def find_turned(sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, kernel: Kernel) -> Turned | None:
-    """Return the stores of a sweep with scalar loops over `order` to turn, if there are any."""
+def find_transposed_stores(
+    sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, kernel: Kernel
+) -> TransposedStores | None:
+    """Return the stores of a sweep with scalar loops over `order` to transpose, if there are any."""
     if sweep.folds or sweep.scans or not order or not all(map(_fills_tile, (order[-1], lane))):
         return None
     axis, read = order[-1], {node.buffer for node in postorder(*sweep.roots) if isinstance(node, Load)}
@@ -45,7 +47,7 @@ def find_turned(sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, ker
     if not stores:
         return None
     least = min(kernel.param(store.param).dtype.itemsize for store in stores)
-    return Turned(axis, stores, max(TILE, CACHE_LINE // least))
+    return TransposedStores(axis, stores, max(TILE, CACHE_LINE // least))
 
 
 def _fills_tile(axis: KernelAxis) -> bool:
@@ -63,9 +65,9 @@ def _crosses(store: Store, axis: KernelAxis, lane: KernelAxis) -> bool:
 
 @dataclass(slots=True)
 class Tiles:
-    """The tiles of a sweep whose stores are turned; `chunk` and `lanes` are the ranges of their rows and columns."""
+    """The tiles of a sweep with transposed stores; `chunk` and `lanes` are the ranges of their rows and columns."""
 
-    turned: Turned
+    transposed: TransposedStores
     chunk: Extent
     lanes: Extent
     lane: sympy.Symbol
@@ -74,7 +76,7 @@ class Tiles:
     def array(self, name: str, store: Store, kernel: Kernel) -> Array:
         """Return the tile of a store."""
         assert self.lanes.number is not None
-        number = self.turned.length * self.lanes.number
+        number = self.transposed.length * self.lanes.number
         return Array(name, memory_type(kernel.param(store.param).dtype), str(number), number)
 
     def element(self, name: str) -> Code:
@@ -84,7 +86,7 @@ class Tiles:
     def finish(self, store: Store, kernel: Kernel, name: str, param: str, names: Names) -> None:
         """Add the line that transposes a tile into its tensor, after each chunk."""
         assert isinstance(store.offset, sympy.Expr)
-        corner = {self.turned.axis.symbol: self.chunk.first, self.lane: self.lanes.first}
+        corner = {self.transposed.axis.symbol: self.chunk.first, self.lane: self.lanes.first}
         begun = {start: start.name for start in corner.values() if isinstance(start, sympy.Symbol)}
         start = index_code(sympy.expand_mul(store.offset.xreplace(corner)), {**names, **begun}).at(SUM)
         stride = coefficient(store.offset, self.lane)
