@@ -47,7 +47,6 @@ from fusion.joint.patches import multiply_patches, multiply_pixels
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
-from fusion.joint.results import drop_results
 from fusion.joint.row_layouts import prefer_rows
 from fusion.joint.saved import keep_unchanged, mark_donated, widen_statistics
 from fusion.joint.seeds import hide_unused_random, share_seeds
@@ -56,6 +55,7 @@ from fusion.runner import adapters
 from fusion.runner.passes import Pass, Stage, in_place
 from fusion.runner.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
+from fusion.schedule.chained import chain_products
 from fusion.schedule.chained.mask_bounds import bound_masks
 from fusion.schedule.chained.skipped_checks import keep_skipped_checks
 from fusion.schedule.chunks import chunk_products
@@ -70,6 +70,7 @@ from fusion.schedule.layouts.scatter_in_place import scatter_in_place
 from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.layouts.stored_once import drop_constant_axes, merge_equal_maps
 from fusion.schedule.layouts.tile_order import order_for_tiles
+from fusion.schedule.library.choice import leave_lone_products
 from fusion.schedule.overrides import JOINS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements
@@ -77,7 +78,8 @@ from fusion.schedule.reductions.split import split_reductions
 from fusion.schedule.rewrites.distinct_elements import map_distinct_elements
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
-from fusion.schedule.rewrites.power_differences import exact_differences
+from fusion.schedule.rewrites.power_differences import subtract_exactly
+from fusion.schedule.rewrites.vector_products import sum_few_rows
 from fusion.schedule.rewrites.windows import unroll_windows
 
 # Dynamo's graph: a user's region before autograd is derived -----------------------------------------------------------
@@ -170,7 +172,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
             lambda joint, at: prefer_recomputed_products(joint.graph),
             when=_can_chain,
         ),
-        in_place("return_kept", adapters.return_kept, needed=True),
+        in_place("return_saved_values", adapters.return_saved_values, needed=True),
         in_place("eliminate_common_subexpressions", lambda joint, at: eliminate_common_subexpressions(joint.graph)),
         in_place("hide_unused_random", lambda joint, at: hide_unused_random(joint.graph), needed=True),
     ),
@@ -186,9 +188,7 @@ PARTITIONED: Stage[ForwardBackward, Deriving] = Stage(
     "partitioned",
     (
         in_place("restore_unused_random", adapters.restore_in_both, needed=True),
-        in_place(
-            "drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned), needed=True
-        ),
+        in_place("drop_saved_results", adapters.drop_saved_results, needed=True),
         in_place("widen_statistics", adapters.on_saved(widen_statistics), when=_inexact),
         in_place("keep_unchanged", adapters.on_saved(keep_unchanged), needed=True),
         in_place("mark_donated", adapters.on_saved(mark_donated), when=_inexact),
@@ -222,7 +222,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
 # The Program ----------------------------------------------------------------------------------------------------------
 
 
-def _sums_vectors(at: Scheduling) -> bool:
+def _sums_few_rows(at: Scheduling) -> bool:
     return at.capabilities.few_rows > 0 and at.overrides.products != LIBRARY
 
 
@@ -251,8 +251,8 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
     (
         Pass("write_in_copy_layout", adapters.on_program(lambda program, at: write_in_copy_layout(program))),
         Pass(
-            "exact_differences",
-            adapters.on_program(lambda program, at: exact_differences(program)),
+            "subtract_exactly",
+            adapters.on_program(lambda program, at: subtract_exactly(program)),
             when=lambda at: not at.machine.numerics.strict,
         ),
         Pass("map_distinct_elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
@@ -268,11 +268,25 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         ),
         Pass("split_scans", adapters.on_program(lambda program, at: split_scans(program, at.capabilities))),
         Pass("unroll_windows", adapters.on_program(lambda program, at: unroll_windows(program, at.capabilities))),
-        Pass("chain_products", adapters.find_chains, when=_chains),
+        Pass(
+            "chain_products",
+            adapters.with_chains(lambda scheduled, at: chain_products(scheduled.program, at.capabilities, at.hints)),
+            when=_chains,
+        ),
         Pass("bound_masks", adapters.on_chains(bound_masks), when=_chains),
         Pass("keep_skipped_checks", adapters.on_chains(keep_skipped_checks), when=_chains, needed=True),
-        Pass("sum_few_rows", adapters.sum_few_rows, when=_sums_vectors),
-        Pass("leave_lone_products", adapters.leave_lone_products, when=_leaves_lone_products),
+        Pass(
+            "sum_few_rows",
+            adapters.with_chains(
+                lambda scheduled, at: sum_few_rows(scheduled.program, scheduled.chains, at.capabilities)
+            ),
+            when=_sums_few_rows,
+        ),
+        Pass(
+            "leave_lone_products",
+            adapters.with_chains(lambda scheduled, at: leave_lone_products(scheduled.program, scheduled.chains)),
+            when=_leaves_lone_products,
+        ),
         Pass("order_for_tiles", adapters.on_chains(order_for_tiles), when=_chains),
         Pass("copy_scattered_operands", adapters.on_chains(copy_scattered_operands)),
         Pass("round_on_store", adapters.on_program(lambda program, at: round_on_store(program))),
@@ -307,7 +321,10 @@ PREVIEWS = (PREVIEW_MAPS.name, PREVIEW_LOOPS.name)
 
 CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
     "clusters",
-    (Pass("clusters", adapters.grow_clusters, needed=True), Pass("library", adapters.choose_library)),
+    (
+        Pass("grow_clusters", adapters.grow_clusters, needed=True),
+        Pass("choose_library", adapters.choose_library),
+    ),
     check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
     text=lambda scheduled: program_text(scheduled.program, scheduled.clustering, scheduled.choices),
     first=PROGRAM.first + len(PROGRAM.passes),
@@ -326,7 +343,7 @@ def _shares_launches(at: Scheduling) -> bool:
 LAUNCHES: Stage[Planned, Scheduling] = Stage(
     "launches",
     (
-        Pass("kernels", adapters.make_kernels, needed=True),
+        Pass("make_kernels", adapters.make_kernels, needed=True),
         Pass(
             "reduce_in_last_block",
             adapters.on_steps(lambda planned, at: reduce_in_last_block(planned.steps, planned.program, at.machine)),

@@ -16,7 +16,7 @@ from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.c.skinny import plan_of
-from fusion.codegen.c.text.streams import MOST_ROWS
+from fusion.codegen.c.text.skinny import MOST_ROWS
 from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage

@@ -39,7 +39,7 @@ class Checked:
     """A rewrite that was checked.
 
     Attributes:
-        name: the pass, as "stage/pass"; "launches/kernels" makes the loops of a kernel.
+        name: the pass, as "stage/pass"; "launches/make_kernels" makes the loops of a kernel.
         origins: the operations of the part, with the lines of the program.
         tried: the kinds of inputs.
         faults: those on which a result changes.

@@ -13,22 +13,19 @@ from functools import partial
 from torch import fx
 
 from fusion.dynamo.constant_floats import settings_fixed
-from fusion.joint.results import add_results
+from fusion.joint.results import add_results, drop_results
 from fusion.joint.seeds import restore_unused_random
 from fusion.lowering.ir.program import Program
 from fusion.lowering.verify import verify_kernel
 from fusion.runner.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.schedule import Step
-from fusion.schedule.chained import chain_products
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import share_of_chain
+from fusion.schedule.launches import reuse, updates
 from fusion.schedule.launches.generate import kernels_of, refusals_of_steps
-from fusion.schedule.launches.reuse import reuse
-from fusion.schedule.launches.updates import update
-from fusion.schedule.library.choice import leave_unchained_products, prefer_library
-from fusion.schedule.rewrites.vector_products import sum_vectors
+from fusion.schedule.library.choice import prefer_library
 
 # fx graphs -----------------------------------------------------------------------------------------------------------
 
@@ -52,9 +49,14 @@ def keep(kept: Callable[[fx.GraphModule, Deriving], Collection[fx.Node]]) -> Cal
     return run
 
 
-def return_kept(joint: Joint, at: Deriving) -> None:
+def return_saved_values(joint: Joint, at: Deriving) -> None:
     """Add the nodes that forward has to save to its results."""
     joint.returned = joint.results + add_results(joint.graph, joint.kept, joint.results)
+
+
+def drop_saved_results(halves: ForwardBackward, at: Deriving) -> None:
+    """Remove the results of `return_saved_values` from forward; backward still gets those that it needs."""
+    drop_results(halves.forward, halves.results, halves.returned)
 
 
 def restore_in_both(halves: ForwardBackward, at: Deriving) -> None:
@@ -78,9 +80,11 @@ def on_program(change: Callable[[Program, Scheduling], Program]) -> Callable[[Sc
     return lambda scheduled, at: scheduled.changed(change(scheduled.program, at))
 
 
-def find_chains(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    """Find the nodes that one loop computes."""
-    return scheduled.with_chains(*chain_products(scheduled.program, at.capabilities, at.hints))
+def with_chains(
+    change: Callable[[Scheduled, Scheduling], tuple[Program, Sequence[Cluster]]],
+) -> Callable[[Scheduled, Scheduling], Scheduled]:
+    """Adapt a function that returns a Program and its chains."""
+    return lambda scheduled, at: scheduled.with_chains(*change(scheduled, at))
 
 
 def on_chains(change: Callable[..., tuple[Program, tuple[Cluster, ...]]]) -> Callable[..., Scheduled]:
@@ -88,16 +92,6 @@ def on_chains(change: Callable[..., tuple[Program, tuple[Cluster, ...]]]) -> Cal
     return lambda scheduled, at: scheduled.with_chains(
         *change(scheduled.program, at.capabilities, scheduled.chains, at.hints)
     )
-
-
-def leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    """Return the products outside of chains to the library."""
-    return scheduled.with_chains(*leave_unchained_products(scheduled.program, scheduled.chains))
-
-
-def sum_few_rows(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    """Make reductions of the products with few rows."""
-    return scheduled.with_chains(*sum_vectors(scheduled.program, scheduled.chains, at.capabilities))
 
 
 def grow_clusters(scheduled: Scheduled, at: Scheduling) -> Scheduled:
@@ -128,13 +122,13 @@ def make_kernels(planned: Planned, at: Scheduling) -> Planned:
 
 def update_in_place(planned: Planned, at: Scheduling) -> Planned:
     """Write results into the memory of the tensors that they update."""
-    steps, program = update(planned.steps, planned.program)
+    steps, program = updates.update_in_place(planned.steps, planned.program)
     return planned.changed(steps, program, refusals_of_steps(planned.refusals, steps))
 
 
 def reuse_memory(planned: Planned, at: Scheduling) -> Planned:
     """Write results into memory that is read for the last time."""
-    return planned.changed(*reuse(planned.steps, planned.program, at.donated))
+    return planned.changed(*reuse.reuse_memory(planned.steps, planned.program, at.donated))
 
 
 def on_steps(

@@ -15,7 +15,7 @@ from fusion.lowering.ir.program import Program
 from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, weighed
 from fusion.schedule.clusters.legality import Cluster
 
-JOINS = "clusters/clusters"
+JOINS = "clusters/grow_clusters"
 """The growth of clusters, as a pass that can be left out."""
 
 

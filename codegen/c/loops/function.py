@@ -18,14 +18,20 @@ from math import prod
 import sympy
 
 from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.loops.float16_blocks import (
+    Converted,
+    convert_in_blocks,
+    find_conversions,
+    lanes_for,
+    narrowed_value,
+)
 from fusion.codegen.c.loops.folds import REPEATING, FoldRuns, LoopLevels, runs_of, write_fold
 from fusion.codegen.c.loops.grid import Array, Grid, Tabled
-from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
-from fusion.codegen.c.loops.tiles import stage_tiles
-from fusion.codegen.c.loops.turned import Tiles, Turned, find_turned
-from fusion.codegen.c.plan.index_set_splitting import cut
+from fusion.codegen.c.loops.transposed_loads import stage_tiles
+from fusion.codegen.c.loops.transposed_stores import Tiles, TransposedStores, find_transposed_stores
+from fusion.codegen.c.plan.index_set_splitting import split_index_set
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.loop_bounds import busy, within
 from fusion.codegen.c.plan.loop_fusion import Sweep, extend_spans, sweeps_of, with_plain_folds
@@ -85,7 +91,7 @@ class _Nest:
         lane: the axis of the lanes, if there are any.
         runs: how the folds accumulate.
         kept: axes of scalar loops that no fold reduces.
-        tiles: the tiles of stores that are turned.
+        tiles: the tiles of stores that are transposed.
         steps: the loop over steps of as many lanes as `runs` has shares, and the start of the current step.
     """
 
@@ -109,10 +115,10 @@ class _Function:
         sweeps = sweeps_of(kernel)
         shared = may_share(kernel, sweeps)
         lanes = choose_lanes(kernel, sweeps, self.where, shared=shared)
-        self.halves = find_halves(kernel, sweeps, lanes)
+        self.conversions = find_conversions(kernel, sweeps, lanes)
         self.tables = find_tables(kernel, sweeps, lanes, self.where)
         lanes = lanes_that_gather(kernel, lanes, self.tables, shared=shared)
-        self.lanes = lanes_for(kernel, lanes, self.halves, shared=shared)
+        self.lanes = lanes_for(kernel, lanes, self.conversions, shared=shared)
         tabled = frozenset((*self.tables.values, *(gather.load for gather in self.tables.gathers)))
         self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh, tabled)
         self.grid = Grid(kernel, self.lanes, self.space, self.names, team(kernel, sweeps, self.names) if shared else "")
@@ -136,7 +142,7 @@ class _Function:
                 name = self.space.fresh("halves")
                 return name, self._array(name, "float", (lane,))
 
-            self.converted = convert_halves(self.halves, self.lanes, extent, self.names, self.params, array)
+            self.converted = convert_in_blocks(self.conversions, self.lanes, extent, self.names, self.params, array)
         body += self.converted.before
         read: dict[Expr, Code] = {**dict(staged.items()), **self.converted.loads}
         for position, sweep in enumerate(self.sweeps):
@@ -167,7 +173,7 @@ class _Function:
         if lane is None or (lane is self.lanes.axis and self.lanes.block is not None):
             return [(sweep, None)]
         name = self.names[lane.symbol]
-        pieces = cut(sweep, lane, self.kernel.axis_sizes())
+        pieces = split_index_set(sweep, lane, self.kernel.axis_sizes())
         for piece in pieces:
             extend_spans(self.where, piece.sweep.roots)
         if any(loop_order(piece.sweep, self.lanes, self.where)[1] is not lane for piece in pieces):
@@ -268,7 +274,7 @@ class _Function:
         lines = []
         for store, text in zip(sweep.stores, written, strict=True):
             element = self.converted.stores.get(store.param)
-            if tiles is not None and store in tiles.turned.stores:
+            if tiles is not None and store in tiles.transposed.stores:
                 element = self._tile(store, tiles)
             elif element is None:
                 offset = store.offset
@@ -279,7 +285,7 @@ class _Function:
         return lines
 
     def _tile(self, store: Store, tiles: Tiles) -> Code:
-        """Add a tile for a store that is turned; return the element of the current point."""
+        """Add a tile for a store that is transposed; return the element of the current point."""
         name = self.space.fresh(f"{self.params[store.param]}_tile")
         self.arrays.append(tiles.array(name, store, self.kernel))
         tiles.finish(store, self.kernel, name, self.params[store.param], self.names)
@@ -313,7 +319,7 @@ class _Function:
         runs = runs_of(sweep, [axis for axis in scalar if axis.symbol in sweep.over], lane)
         levels, depth = [Level()], {}
         outer = part = tiles = steps = None
-        turned = None if lane is None or lanes is not None or inside else self._turned(sweep, scalar, lane)
+        transposed = None if lane is None or lanes is not None or inside else self._transposed(sweep, scalar, lane)
         for axis in (*around, *((lane,) if lane is not None else ()), *inside):
             if outer is None and axis.symbol in sweep.over:
                 outer = levels[-1]
@@ -328,10 +334,10 @@ class _Function:
                     start = self.space.fresh(f"{extent.name}_")
                     turns = turns_of(extent, axis.size, runs.shares, start, part)
                     steps = turns[0], start
-            if turned is not None and axis is turned.axis and lane is not None:
-                chunks, extent = chunks_of(extent, axis.size, turned.length)
+            if transposed is not None and axis is transposed.axis and lane is not None:
+                chunks, extent = chunks_of(extent, axis.size, transposed.length)
                 levels.append(Level(chunks))
-                tiles = Tiles(turned, extent, self.grid.extents[lane.symbol], lane.symbol, levels[-1])
+                tiles = Tiles(transposed, extent, self.grid.extents[lane.symbol], lane.symbol, levels[-1])
             levels += turns or [Level(extent.header)]
             depth[axis.symbol] = len(levels) - 1
         if lane is not None and not _in_order(sweep, lane):
@@ -340,10 +346,10 @@ class _Function:
         chunked = runs.length is not None or (part is not outer and not runs.alone)
         return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept, tiles, steps)
 
-    def _turned(self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis) -> Turned | None:
+    def _transposed(self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis) -> TransposedStores | None:
         """Return the stores of a sweep to turn, whose number of lanes is bounded."""
         bounded = lane is self.lanes.axis and self.grid.extents[lane.symbol].number is not None
-        return find_turned(sweep, order, lane, self.kernel) if bounded and self.lanes.tile is None else None
+        return find_transposed_stores(sweep, order, lane, self.kernel) if bounded and self.lanes.tile is None else None
 
     def _inside_lanes(
         self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis | None

@@ -44,7 +44,7 @@ class Piece:
     sweep: Sweep
 
 
-def cut(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
+def split_index_set(sweep: Sweep, lane: KernelAxis, sizes: Sizes) -> tuple[Piece, ...]:
     """Return the pieces of `lane`, in order; none if a split does not pay off.  `sizes`: the sizes of all axes."""
     if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST_PIECE:
         return ()

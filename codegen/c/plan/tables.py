@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from fusion.codegen.c.plan.index_set_splitting import cut
+from fusion.codegen.c.plan.index_set_splitting import split_index_set
 from fusion.codegen.c.plan.lanes import Lanes, terms_of
 from fusion.codegen.c.plan.loop_fusion import Sweep, Symbols, extend_spans
 from fusion.codegen.c.plan.scratch import WORTH_HOISTING, costs, outermost
@@ -59,7 +59,7 @@ def find_tables(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes, where: di
         return Tables()
     tables = _of(sweeps, kernel, lanes.axis.symbol, where)
     if lanes.block is None and (tables.values or tables.gathers):
-        uncut = [sweep for sweep in sweeps if not cut(sweep, lanes.axis, kernel.axis_sizes())]
+        uncut = [sweep for sweep in sweeps if not split_index_set(sweep, lanes.axis, kernel.axis_sizes())]
         return tables if len(uncut) == len(sweeps) else _of(uncut, kernel, lanes.axis.symbol, where)
     return tables
 

@@ -1,7 +1,7 @@
 """Writes a kernel of products: the function that computes the rows it multiplies, and the loop over the columns.
 
 Input: a kernel with a plan; output: the texts of its C functions.  A separate kernel computes x into scratch memory;
-that is arranged in the order in which a register gives out the weights (`text/streams`).  Each column is then one call
+that is arranged in the order in which a register gives out the weights (`text/skinny`).  Each column is then one call
 for all rows, followed by everything that depends on its sums.
 """
 
@@ -24,7 +24,7 @@ from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import WRONG, Level, indented, render, whole_extent
 from fusion.codegen.c.text.scratch import Scratch, on_heap
-from fusion.codegen.c.text.streams import stream_text
+from fusion.codegen.c.text.skinny import stream_text
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.lowering.checks.checked import has_checks
 from fusion.lowering.indexing import ZERO

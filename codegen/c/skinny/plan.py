@@ -20,8 +20,8 @@ import torch
 
 from fusion.codegen.c.plan.strip_mining import with_groups
 from fusion.codegen.c.skinny.weights import Weights, weights_of
+from fusion.codegen.c.text.skinny import MOST_ROWS, Stream, holds_pairs
 from fusion.codegen.c.text.storage import NARROW_FLOATS
-from fusion.codegen.c.text.streams import MOST_ROWS, Stream, holds_pairs
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Cast, Expr, Load, Op, TileRef, make_cast, postorder, rewrite
 from fusion.lowering.ir.kernel import (

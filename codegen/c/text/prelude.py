@@ -13,7 +13,7 @@ from itertools import product
 from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
-from fusion.codegen.c.text.streams import LANE_SUM
+from fusion.codegen.c.text.skinny import LANE_SUM
 from fusion.codegen.c.text.windows import definitions as windows
 
 INLINE = "static inline __attribute__((always_inline))"

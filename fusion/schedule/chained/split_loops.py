@@ -19,14 +19,14 @@ from fusion.lowering.ir.program import Program
 from fusion.schedule.chained.occupancy import counts_of, length_of_part
 from fusion.schedule.clusters.legality import Cluster, positions
 from fusion.schedule.iteration.dependences import Dependences
-from fusion.schedule.reductions.partial import ClusterCut, cut, with_cuts
+from fusion.schedule.reductions.partial import ClusterCut, cut_cluster, with_cuts
 
 
 def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilities) -> tuple[int, ClusterCut | None]:
     """Return into how many parts to split the loop of a chain, and the split; (1, None) for no split."""
     for count in counts_of(dependences, cluster, capabilities):
         (axis,) = cluster.space.reduced
-        split = cut(dependences, cluster, axis, length_of_part(axis.size, count), count)
+        split = cut_cluster(dependences, cluster, axis, length_of_part(axis.size, count), count)
         if split is not None:
             return count, split
     return 1, None

@@ -27,7 +27,7 @@ from fusion.lowering.ir.expr import Expr, Load, free_axes
 from fusion.lowering.ir.program import Contract, Node, Program, axis_sizes
 from fusion.lowering.ir.sizes import given_by
 from fusion.lowering.printer import format_bytes
-from fusion.schedule.chunks.body import body_of, cut, symbols_in
+from fusion.schedule.chunks.body import body_of, cut_region, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
 from fusion.schedule.chunks.region import ChunkedRegion, find_region, is_short
@@ -100,7 +100,7 @@ def _replaced(dependences: Dependences, region: ChunkedRegion, workspace: int, a
     before = set[int]().union(*(nx.ancestors(dependences.graph, member) for member in members)) - members
     dependences, views = _with_views(dependences, region, alignment)
     program = dependences.program
-    parts = cut(dependences, region)
+    parts = cut_region(dependences, region)
     traced = dependences.estimate(region.length)
     fitting, most = max(ROW_MULTIPLE, workspace * traced // region.bytes), sys.maxsize
     if any(program.buffers[name].dtype.itemsize < 4 for name in parts.sums):

@@ -62,7 +62,7 @@ class RegionCut:
     folds: Mapping[str, FoldName]
 
 
-def cut(dependences: Dependences, region: ChunkedRegion) -> RegionCut:
+def cut_region(dependences: Dependences, region: ChunkedRegion) -> RegionCut:
     """Return how each tensor that a region reads is sliced, and how each of its results is combined over chunks."""
     written_by = {dependences.compute(position).out: position for position in region.axes}
     loads = [(load, axis) for position, axis in region.axes.items() for load in dependences.loads[position]]

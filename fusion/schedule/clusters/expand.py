@@ -217,7 +217,7 @@ class _Expansion:
     def _reduced(self, node: Reduce, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
         """Return the fold of a reduction: over the cluster's reduced axes, or over its own where rows are held."""
         over = tuple(axis.symbol for axis in self.cluster.space.reduced)
-        if self.cluster.space.crossed:
+        if self.cluster.space.folds_both_ways:
             over = _symbols((axis.symbol for axis in node.over), placement)
         if not over:  # of one element
             return make_cast(exprs[-1], node.dtype)

@@ -23,8 +23,8 @@ from fusion.schedule.clusters.legality import (
     CannotJoin,
     Cluster,
     Link,
-    crossed,
     folds_rows,
+    join_rows_and_columns,
     may_join,
     may_share_body,
     single,
@@ -268,7 +268,7 @@ class _Growth:
                 columns, rows = self.clusters[a], self.clusters[b]
                 if not folds_rows(dependences, rows) or self._path(a, b) or self._path(b, a):
                     continue
-                joined = crossed(dependences, self.capabilities, columns, rows)
+                joined = join_rows_and_columns(dependences, self.capabilities, columns, rows)
                 if isinstance(joined, Cluster):
                     verdict = self.prices.worth(columns, rows, joined)
                     if verdict is None:

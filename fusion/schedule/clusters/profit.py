@@ -103,7 +103,7 @@ class Prices:
             return 1.0
         spread = (axis for axis in cluster.space.parallel if axis.symbol not in cluster.space.held)
         rows = math.prod(self.dependences.estimate(axis.size) for axis in spread)
-        if cluster.space.crossed:  # one program to a multiprocessor holds as much as its registers can
+        if cluster.space.folds_both_ways:  # one program to a multiprocessor holds as much as its registers can
             slots = self.capabilities.parallelism // 2
             return rows / (slots * -(-rows // slots))
         return min(1.0, max(1, rows) / self.capabilities.parallelism)

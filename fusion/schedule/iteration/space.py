@@ -32,7 +32,7 @@ class Space:
     """Parallel and reduced axes.  A `rigid` space (of a contraction) keeps its axes: they are never split.
 
     Attributes:
-        held: parallel axes that every program holds whole (see `chained/`, `clusters/legality/crossed.py`).
+        held: parallel axes that every program holds whole (see `chained/`, `clusters/legality/rows_and_columns.py`).
         private: axes over which only contractions inside the cluster reduce; nothing outside depends on them.
         where: the points that belong to rows, if the last part of the rows is shorter than the others.
     """
@@ -60,7 +60,7 @@ class Space:
         return bool(self.private)
 
     @property
-    def crossed(self) -> bool:
+    def folds_both_ways(self) -> bool:
         """Whether each program loops over rows that it holds in full, reduces each row and accumulates column sums."""
         return bool(self.held) and not self.private
 

@@ -2,11 +2,11 @@
 
 Two clusters that compute the same give equal Kernels, whatever the names of their buffers.
 
-    axes.py      axes: merged, in memory order, `i0, i1, …` and `r0, r1, …`; their role
-    bodies.py    statements: as few loops over the reduced axes as possible
-    chained.py  the same for tiles that the kernel computes and loops over
-    crossed.py   the same for rows that are folded and whose columns are summed
-    finish.py    parameters and names
+    axes.py              axes: merged, in memory order, `i0, i1, …` and `r0, r1, …`; their role
+    bodies.py            statements: as few loops over the reduced axes as possible
+    chained.py           the same for tiles that the kernel computes and loops over
+    rows_and_columns.py  the same for rows that are folded and whose columns are summed
+    finish.py            parameters and names
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.kernels.axes import canonical, kernel_axes, role_of
 from fusion.schedule.kernels.bodies import body_of
 from fusion.schedule.kernels.chained import chained_body
-from fusion.schedule.kernels.crossed import crossed_body
 from fusion.schedule.kernels.finish import KernelCall, finished
+from fusion.schedule.kernels.rows_and_columns import rows_and_columns_body
 
 
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
@@ -29,8 +29,8 @@ def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     if cluster.space.chained:
         axes, body = chained_body(cluster, expanded, added=not capabilities.bounds)
         return finished(prices, cluster, axes, body, expanded)
-    if cluster.space.crossed:
-        axes, body = crossed_body(cluster, expanded)
+    if cluster.space.folds_both_ways:
+        axes, body = rows_and_columns_body(cluster, expanded)
         return finished(prices, cluster, axes, body, expanded)
     parallel, reduced, expanded = kernel_axes(cluster, expanded, reorders=not capabilities.invariant)
     role = role_of(capabilities, expanded, cluster, reduced, dependences)

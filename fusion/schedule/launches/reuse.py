@@ -42,7 +42,7 @@ LARGE = 1 << 22
 """Bytes below which it is not worth checking who else refers to a saved tensor."""
 
 
-def reuse(
+def reuse_memory(
     steps: Sequence[KernelCall | Call], program: Program, donated: Collection[str] = ()
 ) -> tuple[tuple[KernelCall | Call, ...], Program]:
     """Write results over operands where that is certain to change nothing.
@@ -54,7 +54,7 @@ def reuse(
     >>> from torch import empty
     >>> def f(x, w):
     ...     return (x @ w).softmax(-1)
-    >>> show_launches(lambda steps, program: reuse(steps, program)[0], f, empty(256, 300), empty(300, 512))
+    >>> show_launches(lambda steps, program: reuse_memory(steps, program)[0], f, empty(256, 300), empty(300, 512))
       launch matmul(x, w, mm)
     - launch amax_sub_exp_sum_div(mm, div)
     + launch amax_sub_exp_sum_div(mm)

@@ -25,14 +25,18 @@ from fusion.schedule.launches.launch import takes
 aten = torch.ops.aten
 
 
-def update(steps: Sequence[KernelCall | Call], program: Program) -> tuple[tuple[KernelCall | Call, ...], Program]:
+def update_in_place(
+    steps: Sequence[KernelCall | Call], program: Program
+) -> tuple[tuple[KernelCall | Call, ...], Program]:
     """Remove copies into inputs that kernels can write directly, and merge the others into one call.
 
     The program returns the input where it returned the result of a removed copy.
 
     >>> from fusion.inspect.examples import show_launches
     >>> from torch import empty
-    >>> show_launches(lambda steps, program: update(steps, program)[0], lambda x, y: x.copy_(x + y), empty(3), empty(3))
+    >>> show_launches(
+    ...     lambda steps, program: update_in_place(steps, program)[0], lambda x, y: x.copy_(x + y), empty(3), empty(3)
+    ... )
     - launch add(x, y, add)
     + launch add(x, y)
     - call aten.copy_.default(x, add) → copy_
@@ -186,4 +190,4 @@ def params_without(params: Sequence[Param], new: str, old: str) -> tuple[Param, 
     return tuple(replace(p, written=p.written or p.name == old) for p in params if p.name != new)
 
 
-__all__ = ["redirected", "update", "written_into"]
+__all__ = ["redirected", "update_in_place", "written_into"]

@@ -92,13 +92,13 @@ def prefer_library(
     return merge_copies(with_cuts(program, taken), copies), tuple(choices)
 
 
-def leave_unchained_products(program: Program, chains: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
+def leave_lone_products(program: Program, chains: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
     """Leave contractions outside the chains `chains` to the library; return the program, and the chains in it.
 
     >>> from fusion.inspect.examples import show_program
     >>> from torch import empty
     >>> def left(program):
-    ...     return leave_unchained_products(program, ())[0]
+    ...     return leave_lone_products(program, ())[0]
     >>> show_program(left, lambda x, w: x @ w.t(), empty(30, 40), empty(50, 40))
       input x: f32[30, 40]
       input w: f32[50, 40]

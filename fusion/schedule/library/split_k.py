@@ -21,7 +21,7 @@ from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.kernels import kernel_of
 from fusion.schedule.launches.last_block import MOST_PARTS, part_axis
-from fusion.schedule.reductions.partial import cut, with_cuts
+from fusion.schedule.reductions.partial import cut_cluster, with_cuts
 
 SUM_BLOCK = 64
 """The length of parts is a multiple of this: the largest block of the sum that any kernel processes at once."""
@@ -52,7 +52,7 @@ def split_k(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], 
     dependences = prices.dependences
     product_alone = single(dependences, prices.capabilities, position)
     (axis,) = product_alone.space.reduced
-    split = cut(dependences, product_alone, axis, axis.size / count, count)
+    split = cut_cluster(dependences, product_alone, axis, axis.size / count, count)
     if split is None:
         return None
     alternative = Alternative(f"in {count} parts", 0.0, split.instead, split.buffers, split.took)

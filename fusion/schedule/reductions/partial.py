@@ -74,7 +74,7 @@ class ClusterCut:
     reads_again: bool
 
 
-def cut(
+def cut_cluster(
     dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool = False
 ) -> ClusterCut | None:
     """Return the nodes of `cluster` with its reduced `axis` in `count` parts of `length`; None if its folds refuse.

@@ -27,10 +27,10 @@ from fusion.schedule.iteration.contiguity import LANES, contiguous_axes, reads_c
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 from fusion.schedule.online.merge import MERGEABLE
-from fusion.schedule.reductions.beside_rows import beside_rows
-from fusion.schedule.reductions.by_rows import by_rows
+from fusion.schedule.reductions.column_sums import column_sums
 from fusion.schedule.reductions.flat import flattened
-from fusion.schedule.reductions.partial import ClusterCut, cut, with_cuts
+from fusion.schedule.reductions.partial import ClusterCut, cut_cluster, with_cuts
+from fusion.schedule.reductions.row_totals import row_totals
 
 LEAST_ELEMENTS = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
@@ -62,7 +62,7 @@ def split_reductions(
     """
     chained, known = {member for cluster in chains for member in cluster.members}, hints or {}
     nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()
-    across = {**beside_rows(program, capabilities, known), **by_rows(program, capabilities, known)}
+    across = {**column_sums(program, capabilities, known), **row_totals(program, capabilities, known)}
     for position, node in enumerate(program.nodes):
         if isinstance(node, Reduce) and position not in chained:
             nodes[position], axis, count = across.get(position) or _chunks(program, node, capabilities, known)
@@ -105,9 +105,9 @@ def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> 
     again = len(cluster.members) > 1
     if not axis.size.is_Integer:
         length = FloorDiv(axis.size + count - 1, sympy.Integer(count))
-        return cut(dependences, cluster, axis, length, count, again=again)
+        return cut_cluster(dependences, cluster, axis, length, count, again=again)
     part = -(-int(axis.size) // count)
-    return cut(dependences, cluster, axis, sympy.Integer(part), -(-int(axis.size) // part), again=again)
+    return cut_cluster(dependences, cluster, axis, sympy.Integer(part), -(-int(axis.size) // part), again=again)
 
 
 def _held(

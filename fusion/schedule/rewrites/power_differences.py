@@ -24,12 +24,12 @@ from fusion.lowering.ir.program import Map, Node, Program, with_exprs
 from fusion.schedule.rewrites.inline import inline
 
 
-def exact_differences(program: Program) -> Program:
+def subtract_exactly(program: Program) -> Program:
     """Replace differences of 1 and a power in maps by `expm1`; the same object if there are none.
 
     >>> from fusion.inspect.examples import show_program
     >>> from torch import empty
-    >>> show_program(exact_differences, lambda t: 1 - 0.5**t, empty(3))
+    >>> show_program(subtract_exactly, lambda t: 1 - 0.5**t, empty(3))
       input t: f32[3]
     - pow_1: f32[3] = map(i0:3) 0.5**t[i0]
     - rsub: f32[3] = map(i0:3) 1.0 - pow_1[i0]

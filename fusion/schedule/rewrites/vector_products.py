@@ -32,7 +32,7 @@ ARRANGED = 3
 """A byte of the smaller factor of a sum, relative to a byte that a GEMM packs: staged, and arranged in new memory."""
 
 
-def sum_vectors(
+def sum_few_rows(
     program: Program, chains: Sequence[Cluster], capabilities: Capabilities
 ) -> tuple[Program, tuple[Cluster, ...]]:
     """Replace contractions with few rows, outside the chains `chains`; return the program, and the chains in it.
@@ -40,7 +40,7 @@ def sum_vectors(
     >>> from fusion.inspect.examples import TARGET, show_program
     >>> from torch import empty
     >>> def summed(program):
-    ...     return sum_vectors(program, (), replace(TARGET.capabilities, few_rows=16))[0]
+    ...     return sum_few_rows(program, (), replace(TARGET.capabilities, few_rows=16))[0]
     >>> show_program(summed, lambda w, x: w @ x, empty(30, 40), empty(40, 1))
       input w: f32[30, 40]
       input x: f32[40, 1]

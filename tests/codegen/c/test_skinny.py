@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusion
 from fusion.codegen.c.compiler import find_compiler
-from fusion.codegen.c.text.streams import MOST_ROWS, Stream, stream_text
+from fusion.codegen.c.text.skinny import MOST_ROWS, Stream, stream_text
 
 BF16, F32 = torch.bfloat16, torch.float32
 OPTIONS = {"target": "c", "strict": True}

@@ -44,7 +44,7 @@ def test_explain_shows_the_time_of_each_pass(program, capsys):
     assert main(["explain", f"{program}:scaled", "--shape", "8,128", "--shape", "128", "--times"]) == 0
     _, times = capsys.readouterr().out.split("compilation of inference:\n")
     rows = [line.split() for line in times.strip().splitlines()]
-    assert {"program/inline_cheap_maps", "clusters/clusters", "build/generate"} <= {row[2] for row in rows}
+    assert {"program/inline_cheap_maps", "clusters/grow_clusters", "build/generate"} <= {row[2] for row in rows}
     total = float(rows[-1][0])
     assert rows[-1][2:] == ["in", "all"] and abs(sum(float(row[0]) for row in rows[:-1]) - total) <= 0.1 * len(rows)
 

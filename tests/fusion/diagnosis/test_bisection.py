@@ -163,7 +163,7 @@ def test_the_growth_of_clusters_is_one_of_the_passes() -> None:
         < stages.OPTIONAL.index(JOINS)
         < stages.OPTIONAL.index("launches/reduce_in_last_block")
     )
-    assert not {"captured/keep_strides", "partitioned/drop_kept", "launches/kernels"} & {*stages.OPTIONAL}
+    assert not {"captured/keep_strides", "partitioned/drop_saved_results", "launches/make_kernels"} & {*stages.OPTIONAL}
 
 
 @pytest.mark.parametrize("first", range(1, 12))

@@ -1,4 +1,4 @@
-"""Every pass of every stage has an example in its docstring, which `test_doctests.py` runs."""
+"""Every pass of every stage has the name of its function, and an example in its docstring (`test_doctests.py`)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ OTHER_KIND = {
     "joint/specialise_head_widths": "adds guards on sizes, and leaves the graph as it is",
     "inference/specialise_head_widths": "adds guards on sizes, and leaves the graph as it is",
     "program/chain_products": "finds chains of nodes beside the Program",
-    "clusters/clusters": "makes clusters of a Program",
-    "launches/kernels": "makes kernels of clusters",
+    "clusters/grow_clusters": "makes clusters of a Program",
+    "launches/make_kernels": "makes kernels of clusters",
 }
 """Passes whose result is of another kind than what they are given, so that no lines can be compared."""
 
@@ -56,6 +56,8 @@ def functions(tree: ast.AST) -> Iterator[Callable[..., object]]:
             yield OF_CONTEXT[node.attr]
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "adapters":
             yield from functions(OWN[node.attr])
+        elif isinstance(node, ast.Attribute) and inspect.ismodule(module := getattr(adapters, root(node), None)):
+            yield getattr(module, node.attr)
         if not isinstance(node, ast.Name):
             continue
         if node.id in OWN:
@@ -64,9 +66,22 @@ def functions(tree: ast.AST) -> Iterator[Callable[..., object]]:
             yield result
 
 
+def root(node: ast.Attribute) -> str:
+    """The name whose attribute is read; empty for any other expression."""
+    return node.value.id if isinstance(node.value, ast.Name) else ""
+
+
 def test_all_passes_are_looked_at() -> None:
     known = {f"{stage.name}/{each.name}" for stage in stages.STAGES for each in stage.passes}
     assert {name for name, _ in entries()} == known
+
+
+@pytest.mark.parametrize(("name", "entry"), [pytest.param(*each, id=each[0]) for each in entries()])
+def test_a_pass_has_the_name_of_its_function(name: str, entry: ast.Call) -> None:
+    """The function is that of another module which the pass calls, or the adapter itself if that does more."""
+    called = {each.__name__ for each in functions(entry)}
+    own = {node.attr for node in ast.walk(entry) if isinstance(node, ast.Attribute)} & {*OWN, *OF_CONTEXT}
+    assert name.partition("/")[2] in called | own
 
 
 @pytest.mark.parametrize(("name", "entry"), [pytest.param(*each, id=each[0]) for each in entries()])

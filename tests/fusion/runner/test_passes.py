@@ -67,7 +67,7 @@ def test_the_passes_of_a_compilation_name_nodes_clusters_and_launches() -> None:
     changes = {(each.stage, each.name): each.change for each in graph.passes if each.change}
     assert changes["program", "inline_cheap_maps"].removed == ("mul", "relu")
     assert changes["program", "inline_cheap_maps"].edited == ("sum_1",)
-    assert changes["launches", "kernels"].added[0] == "sum_1"
+    assert changes["launches", "make_kernels"].added[0] == "sum_1"
 
 
 def test_dumps_are_numbered_by_place_and_written_where_something_changed() -> None:

@@ -19,7 +19,7 @@ from fusion.schedule.clusters.work import additions_in_tiles, additions_per_poin
 from fusion.schedule.iteration.contiguity import window_loads
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.rewrites.inline import inline_cheap_maps
-from fusion.schedule.rewrites.vector_products import sum_vectors
+from fusion.schedule.rewrites.vector_products import sum_few_rows
 from fusion.schedule.rewrites.windows import unroll_windows
 
 RATES = Rates(1.0, 1e6, 1e6, 1e6, costs={"exp": 10.0})
@@ -87,7 +87,7 @@ def test_windows_are_split_that_reach_into_padding_or_overlap_with_gaps(
 
 def test_the_lanes_of_sums_of_products_are_combined_together() -> None:
     matrix, capabilities = torch.empty(128, 128), replace(TARGET.capabilities, few_rows=16)
-    program, _ = sum_vectors(lowered(lambda w, x: w @ x, matrix, torch.empty(128)), (), capabilities)
+    program, _ = sum_few_rows(lowered(lambda w, x: w @ x, matrix, torch.empty(128)), (), capabilities)
     rates = replace(RATES, steps=Steps(fold=1280.0, together=128.0))
     (node,) = program.nodes
     assert isinstance(node, Reduce)

@@ -14,7 +14,7 @@ from torch import Tensor
 import fusion
 from fusion.codegen.triton import target
 from fusion.codegen.triton.devices.h200 import H200
-from fusion.schedule.reductions import beside_rows
+from fusion.schedule.reductions import column_sums
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 ROWS = 36  # six for each multiprocessor
@@ -24,8 +24,8 @@ ROWS = 36  # six for each multiprocessor
 def _small_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that short matrices fill."""
     monkeypatch.setattr(target, "H200", replace(H200, multiprocessors=6))
-    monkeypatch.setattr(beside_rows, "_LEAST_ROWS", 1)
-    monkeypatch.setattr(beside_rows, "_LEAST_ROW", 2)
+    monkeypatch.setattr(column_sums, "_LEAST_ROWS", 1)
+    monkeypatch.setattr(column_sums, "_LEAST_ROW", 2)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fusion.schedule.kernels.axes import canonical, with_axes
 from fusion.schedule.kernels.bodies import offset_symbols, store_of
 
 
-def crossed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
+def rows_and_columns_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
     """Return the axes and the body of a kernel that loops over rows, holds each whole, and adds it to running sums.
 
     Folds along a row are complete at once, and its results are stored in the loop; sums follow the loop.

@@ -1,4 +1,4 @@
-"""Finds sums of columns that one kernel can compute with folds of the rows (`clusters/legality/crossed.py`).
+"""Finds sums of columns that one kernel can compute with folds of the rows (`clusters/legality/rows_and_columns.py`).
 
 Input: a program; output: for such a sum the axis of the rows and the number of parts, so that there is a program for
 each multiprocessor that holds one row after another: fewer parts leave the device idle, more have more partial sums to
@@ -29,7 +29,7 @@ _LEAST_ROW = 256
 """Elements of a row below which a program holds several rows, and has no part of its own for long."""
 
 
-def beside_rows(
+def column_sums(
     program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
 ) -> Mapping[int, tuple[Reduce, Axis, int]]:
     """Return the column sums of matrices whose rows are folded, too.

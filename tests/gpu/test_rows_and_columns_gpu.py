@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusion
-from tests.interpreter.test_crossed_rows import PROGRAMS, crossed
+from tests.interpreter.test_rows_and_columns import PROGRAMS, crossed
 
 pytestmark = pytest.mark.gpu
 

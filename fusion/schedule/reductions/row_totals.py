@@ -24,7 +24,7 @@ _LEAST_ROW = 256
 """Elements of a row below which its sum is not worth a number in memory."""
 
 
-def by_rows(
+def row_totals(
     program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
 ) -> Mapping[int, tuple[Reduce, Axis, int]]:
     """Return the sums over rows and columns that read folds of the rows, each with the axis to split, and its parts.

@@ -28,7 +28,7 @@ from fusion.lowering.ir.kernel import Kernel, KernelAxis, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
+class TransposedStores:
     """The stores of a sweep that are transposed, in chunks of `length` points of the loop over `axis`."""
 
     axis: KernelAxis
@@ -36,7 +36,9 @@ class Turned:
     length: int
 
 
-def find_turned(sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, kernel: Kernel) -> Turned | None:
+def find_transposed_stores(
+    sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, kernel: Kernel
+) -> TransposedStores | None:
     """Return the stores to transpose in a sweep with scalar loops over `order`; None if there are none."""
     if sweep.folds or sweep.scans or not order or not all(map(_fills_tile, (order[-1], lane))):
         return None
@@ -45,7 +47,7 @@ def find_turned(sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, ker
     if not stores:
         return None
     least = min(kernel.param(store.param).dtype.itemsize for store in stores)
-    return Turned(axis, stores, max(TILE, CACHE_LINE // least))
+    return TransposedStores(axis, stores, max(TILE, CACHE_LINE // least))
 
 
 def _fills_tile(axis: KernelAxis) -> bool:
@@ -65,7 +67,7 @@ def _crosses(store: Store, axis: KernelAxis, lane: KernelAxis) -> bool:
 class Tiles:
     """The tiles of a sweep with transposed stores; `chunk` and `lanes` are the ranges of their rows and columns."""
 
-    turned: Turned
+    transposed: TransposedStores
     chunk: Extent
     lanes: Extent
     lane: sympy.Symbol
@@ -74,7 +76,7 @@ class Tiles:
     def array(self, name: str, store: Store, kernel: Kernel) -> Array:
         """Return the tile of a store."""
         assert self.lanes.number is not None
-        number = self.turned.length * self.lanes.number
+        number = self.transposed.length * self.lanes.number
         return Array(name, memory_type(kernel.param(store.param).dtype), str(number), number)
 
     def element(self, name: str) -> Code:
@@ -84,7 +86,7 @@ class Tiles:
     def finish(self, store: Store, kernel: Kernel, name: str, param: str, names: Names) -> None:
         """Emit, after each chunk, the call that transposes a tile into its tensor."""
         assert isinstance(store.offset, sympy.Expr)
-        corner = {self.turned.axis.symbol: self.chunk.first, self.lane: self.lanes.first}
+        corner = {self.transposed.axis.symbol: self.chunk.first, self.lane: self.lanes.first}
         begun = {start: start.name for start in corner.values() if isinstance(start, sympy.Symbol)}
         start = index_code(sympy.expand_mul(store.offset.xreplace(corner)), {**names, **begun}).at(SUM)
         stride = coefficient(store.offset, self.lane)

@@ -6,7 +6,7 @@ results of the row, and adds it to running sums of all columns; then it continue
 gradients of a norm are such a pair: the input's gradient needs two folds of each row, the gradients of weight and bias
 are sums of columns.
 
-Input: the cluster of the columns, whose rows are divided into parts (`reductions/beside_rows.py`), and the cluster of
+Input: the cluster of the columns, whose rows are divided into parts (`reductions/column_sums.py`), and the cluster of
 the rows; output: the joined cluster, in the space of the columns with the columns held, or the reason why there is
 none.  The last part may be shorter than the others: then the sums read their rows under a condition, and the rest of
 the kernel gets the same one (`Space.where`).
@@ -58,12 +58,12 @@ def folds_rows(dependences: Dependences, cluster: Cluster) -> bool:
     space = cluster.space
     return (
         bool(space.reduced and space.parallel)
-        and not (space.rigid or (space.held and not space.crossed))
+        and not (space.rigid or (space.held and not space.folds_both_ways))
         and all(isinstance(node, (Map, Reduce)) for node in nodes)
     )
 
 
-def crossed(
+def join_rows_and_columns(
     dependences: Dependences, capabilities: Capabilities, columns: Cluster, rows: Cluster
 ) -> Cluster | CannotJoin:
     """Return the cluster that holds each of `rows` and adds it to the sums of `columns`, or why there is none."""
@@ -72,7 +72,7 @@ def crossed(
         reason = rule(pair)
         if reason is not None:
             return CannotJoin(reason)
-    if rows.space.crossed:
+    if rows.space.folds_both_ways:
         return _added(dependences, columns, rows, pair.members)
     placed = next(_placements(dependences, columns, rows), None)
     if placed is None:

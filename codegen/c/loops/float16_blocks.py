@@ -31,7 +31,7 @@ SHORTEST_AXIS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class Conversions:
     """The conversions of a sweep that are done in blocks.
 
     Attributes:
@@ -53,16 +53,16 @@ class Converted:
     stores: dict[str, Code] = field(default_factory=dict)
 
 
-def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves:
+def find_conversions(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Conversions:
     """Return the conversions of a kernel to do in blocks of its lanes."""
     if len(sweeps) != 1 or sweeps[0].axes or lanes.axis is None or lanes.tile is not None:
-        return Halves()
+        return Conversions()
     if lanes.axis.size.is_Integer and lanes.axis.size < SHORTEST_AXIS:
-        return Halves()
+        return Conversions()
     (sweep,), lane = sweeps, lanes.axis.symbol
     order = postorder(*sweep.roots)
     if any(isinstance(node, Load) and node.mask is not None for node in order):
-        return Halves()
+        return Conversions()
     written = [store.param for store in sweep.stores]
     casts = (node for node in order if isinstance(node, Cast) and node.dtype is torch.float32)
     loads = tuple(
@@ -83,7 +83,7 @@ def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves
         and written.count(store.param) == 1
         and _along(store.offset, lane)
     )
-    return Halves(loads, stores)
+    return Conversions(loads, stores)
 
 
 def narrowed_value(kernel: Kernel, store: Store) -> Expr | None:
@@ -97,13 +97,15 @@ def _along(offset: Index, lane: sympy.Symbol) -> bool:
     return not isinstance(offset, Expr) and coefficient(offset, lane) == 1
 
 
-def lanes_for(kernel: Kernel, lanes: Lanes, halves: Halves, *, shared: bool) -> Lanes:
+def lanes_for(kernel: Kernel, lanes: Lanes, conversions: Conversions, *, shared: bool) -> Lanes:
     """Return the lanes in blocks that are converted at once; unchanged if there are no conversions."""
-    return in_blocks(kernel, lanes, CONVERTED_BLOCK, shared=shared) if halves.loads or halves.stores else lanes
+    return (
+        in_blocks(kernel, lanes, CONVERTED_BLOCK, shared=shared) if conversions.loads or conversions.stores else lanes
+    )
 
 
-def convert_halves(
-    halves: Halves,
+def convert_in_blocks(
+    conversions: Conversions,
     lanes: Lanes,
     extent: Extent,
     names: Names,
@@ -114,7 +116,7 @@ def convert_halves(
     element of it.
     """
     done = Converted()
-    if lanes.axis is None or not (halves.loads or halves.stores):
+    if lanes.axis is None or not (conversions.loads or conversions.stores):
         return done
     known = {**names, **{symbol: symbol.name for symbol in extent.first.free_symbols}}
     count = f"{extent.end} - {extent.start}"
@@ -124,12 +126,12 @@ def convert_halves(
         at = sympy.expand_mul(offset.xreplace({lanes.axis.symbol: extent.first}))
         return f"{params[param]} + {index_text(at, known)}"
 
-    for load in halves.loads:
+    for load in conversions.loads:
         assert isinstance(load.arg, Load)
         name, done.loads[load] = array()
         place = start(load.arg.buffer, load.arg.index[0])
         done.before.append(f"widen_halves({place}, {name}, {count});")
-    for store in halves.stores:
+    for store in conversions.stores:
         name, done.stores[store.param] = array()
         place = start(store.param, store.offset)
         done.after.append(f"narrow_halves({name}, {place}, {count});")
