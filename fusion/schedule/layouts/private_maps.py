@@ -1,6 +1,7 @@
 """Finds the maps whose results only generated kernels read, so that they may be stored in another way.
 
-The library alternatives of products (`Program.library`) read maps as well: a pass that changes readers changes them, too.
+Library alternatives of products (`Program.library`) read maps as well: a pass that changes the readers of a map changes
+them, too.
 """
 
 from __future__ import annotations
