@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from fusion.codegen.triton.arguments import COUNTER, argument, on_device, type_of
 from fusion.codegen.triton.blocks import Config, Dim
-from fusion.codegen.triton.devices import Device
+from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.code import PRODUCT, UNARY, Code, names_in
 from fusion.codegen.triton.expressions.indices import Layout, index_code
@@ -25,6 +25,8 @@ from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.printer import format_param
 
 INDENT = "    "
+WAIT = "gdc_wait"
+"""Triton's name for the wait of a dependent launch (`griddepcontrol.wait` in PTX)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,18 @@ def file_of(launch: Launch, functions: Sequence[Code], *, strict: bool) -> str:
 
 
 # The function that is launched ----------------------------------------------------------------------------------------
+
+
+def launched_function(
+    head: Sequence[str], lines: Sequence[Code], device: Device, decorator: str = "triton.jit"
+) -> Code:
+    """Return the function that is launched.
+
+    Its programs wait for the end of the launch before, whose results they may read: where launches may be prepared
+    while that one is running, they would else start too early.
+    """
+    dependent = device.has(Feature.DEPENDENT_LAUNCHES)
+    return function_of(head, [Code(f"{WAIT}()", reads=(WAIT,)), *lines] if dependent else lines, decorator)
 
 
 def function_of(head: Sequence[str], lines: Sequence[Code], decorator: str = "triton.jit") -> Code:
@@ -127,6 +141,8 @@ def _imports(needs_torch: bool, reads: Sequence[str], *, hosted: bool) -> str:
         lines.append("from triton.experimental.gluon.language.nvidia import hopper")
     if any(name.startswith("libdevice.") for name in reads):
         lines.append("from triton.language.extra import libdevice")
+    if WAIT in reads:
+        lines.append(f"from triton.language.extra.cuda import {WAIT}")
     if hosted:
         lines.append("from triton.tools.tensor_descriptor import TensorDescriptor")
     return "\n".join(lines)
@@ -137,6 +153,7 @@ def _settings(launch: Launch, *, strict: bool) -> str:
     kernel, config = launch.kernel, launch.config
     entries = {**launch.constants, "num_warps": config.num_warps, "num_stages": config.num_stages}
     entries |= {"maxnreg": config.registers} if config.registers else {}
+    entries |= {"launch_pdl": True} if launch.device.has(Feature.DEPENDENT_LAUNCHES) else {}
     entries |= {"debug": True, "sanitize_overflow": False} if has_checks(kernel) else {}  # for its assertions alone
     if strict:
         entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False}

@@ -23,7 +23,7 @@ from fusion.codegen.triton.expressions.limits import limit_of
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.scopes import Identifiers
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import descriptor_comments, function_of, signature
+from fusion.codegen.triton.file import descriptor_comments, function_of, launched_function, signature
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
 from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
@@ -80,6 +80,11 @@ class FunctionRole:
     counters: Mapping[str, str] = field(default_factory=dict)
     reserved: Sequence[str] = ()
 
+    @property
+    def is_called(self) -> bool:
+        """Whether another function of the launch calls it."""
+        return bool(self.program or self.starts or self.behind)
+
 
 WHOLE_KERNEL = FunctionRole()
 
@@ -124,7 +129,8 @@ class Writer:
         open_(body)
         lines = values.scopes[0].lines + (role.ending(values) if role.ending is not None else [])
         further = {**role.counters, **descriptor_comments(hosted or {})}
-        return function_of(signature(kernel, name, further, constants, leading), lines)
+        head = signature(kernel, name, further, constants, leading)
+        return function_of(head, lines) if role.is_called else launched_function(head, lines, self.device)
 
     def values(self, layout: Layout, names: Identifiers, behind: frozenset[str] = frozenset()) -> Values:
         """Return the emitter of the expressions of one function; `behind`: see `FunctionRole`."""

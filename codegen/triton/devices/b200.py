@@ -32,6 +32,7 @@ B200 = Device(
             Feature.FLOAT64_UNITS,
             Feature.TENSOR_COPIES,
             Feature.ASYNC_UNITS,
+            Feature.DEPENDENT_LAUNCHES,
             Feature.PTX,
         }
     ),

@@ -30,6 +30,7 @@ class Feature(Enum):
     FLOAT64_UNITS = "matrix units for float64 that `tl.dot` uses"
     TENSOR_COPIES = "a tensor memory accelerator, which copies blocks by descriptors (sm_90)"
     WARP_GROUPS = "products of groups of four warps, from shared memory, awaited later (wgmma, sm_90 alone)"
+    DEPENDENT_LAUNCHES = "launches that are prepared while the one before is running (sm_90)"
     PTX = "inline assembly of PTX, and features that Triton compiles for NVIDIA alone"
 
 

@@ -23,5 +23,14 @@ RTX50 = Device(
     bandwidth=1.792e6,
     flops=1.048e8,
     matrix={1: 8.38e8, 2: 2.095e8, 4: 1.048e8, 8: 1.64e6},
-    features=frozenset({Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS, Feature.TENSOR_COPIES, Feature.PTX}),
+    features=frozenset(
+        {
+            Feature.HALF_PAIRS,
+            Feature.TF32,
+            Feature.FLOAT64_UNITS,
+            Feature.TENSOR_COPIES,
+            Feature.DEPENDENT_LAUNCHES,
+            Feature.PTX,
+        }
+    ),
 )

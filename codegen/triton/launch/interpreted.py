@@ -19,6 +19,7 @@ from triton.runtime.interpreter import TensorHandle
 
 from fusion.codegen.target import Launcher
 from fusion.codegen.triton.expressions.scalar_code import TYPES
+from fusion.codegen.triton.file import WAIT
 from fusion.codegen.triton.launch import ptx
 from fusion.codegen.triton.launch.launchers import promise
 from fusion.codegen.triton.launch.load import Generated
@@ -62,6 +63,8 @@ def launcher(kernel: Kernel, generated: Generated, sources: Sources) -> Launcher
         chosen = sources.of(aligned, sources.wide(aligned, args[tensors:]))
         if hasattr(chosen.module, "libdevice"):
             vars(chosen.module)["libdevice"] = Libdevice()
+        if hasattr(chosen.module, WAIT):
+            vars(chosen.module)[WAIT] = lambda: None  # launches follow one another
         return chosen
 
     def launch(*args: Any) -> None:

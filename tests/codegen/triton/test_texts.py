@@ -49,6 +49,7 @@ def test_a_source_reads_like_this() -> None:
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda import gdc_wait
 
 
 @triton.jit
@@ -62,6 +63,7 @@ def softmax(
     out_ptr,  # float32[1823, 781] strides [781, 1], written
     RBLOCK: tl.constexpr,
 ):
+    gdc_wait()
     xi = tl.program_id(0)
     ri = tl.arange(0, RBLOCK)
     r_mask = ri < 781
@@ -72,7 +74,7 @@ def softmax(
     tl.store(out_ptr + xi * 781 + ri, tl.div_rn(exp, total), mask=r_mask)
 
 
-CONFIG = {"RBLOCK": 1024, "num_warps": 2, "num_stages": 1}
+CONFIG = {"RBLOCK": 1024, "num_warps": 2, "num_stages": 1, "launch_pdl": True}
 
 
 def grid():

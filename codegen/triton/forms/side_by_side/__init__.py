@@ -23,7 +23,7 @@ from typing_extensions import Self
 from fusion.codegen.triton.arguments import PROGRAM
 from fusion.codegen.triton.blocks import Config
 from fusion.codegen.triton.expressions.code import Code, compose
-from fusion.codegen.triton.file import Launch, file_of, function_of, signature
+from fusion.codegen.triton.file import Launch, file_of, launched_function, signature
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.codegen.triton.forms.side_by_side.joined import JoinedProducts
@@ -61,7 +61,7 @@ class SideBySide(Form):
         each = parts[0].form.per_multiprocessor(parts[0].layout.config)
         lines = dispatch(parts, persistent=each > 0)
         functions = [part.function(writer) for part in parts]
-        functions.append(function_of(signature(kernel, kernel.name, {}, []), lines))
+        functions.append(launched_function(signature(kernel, kernel.name, {}, []), lines, writer.device))
         count = " + ".join(part.blocks for part in parts)
         launch = Launch(kernel, writer.device, parts[0].layout.config, {}, count, limit, per_multiprocessor=each)
         return file_of(launch, functions, strict=writer.numerics.strict)

@@ -40,7 +40,7 @@ from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
 from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import Launch, descriptor_comments, file_of, function_of, signature
+from fusion.codegen.triton.file import Launch, descriptor_comments, file_of, launched_function, signature
 from fusion.codegen.triton.file import blocks_of as count_blocks
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.persistent_product import PersistentProduct
@@ -97,7 +97,7 @@ class JoinedProducts(Form):
         values.hosted = hosted
         lines = _lines(values, layouts)
         head = signature(kernel, kernel.name, descriptor_comments(hosted), list(constants))
-        function = function_of(head, lines)
+        function = launched_function(head, lines, writer.device)
 
         def blocks(name: str) -> list[str]:
             dims = ((layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name)

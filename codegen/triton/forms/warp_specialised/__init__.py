@@ -20,7 +20,7 @@ from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.expressions.scopes import Identifiers
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.file import INDENT, function_of, signature
+from fusion.codegen.triton.file import INDENT, function_of, launched_function, signature
 from fusion.codegen.triton.forms import efficiency, long_loops
 from fusion.codegen.triton.forms.chained import operands
 from fusion.codegen.triton.forms.form import Form, Refused, Task
@@ -127,7 +127,7 @@ class WarpSpecialised(Form):
         return [
             *map(written, fetch(program, values())),
             *map(written, Compute(program).functions(values())),
-            function_of(launched, program.launched(values()), "gluon.jit"),
+            launched_function(launched, program.launched(values()), writer.device, "gluon.jit"),
         ]
 
     def per_multiprocessor(self, config: Config) -> int:
