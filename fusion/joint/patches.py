@@ -1,4 +1,4 @@
-"""Replaces convolutions by GEMMs where windows do not overlap, or have one pixel.
+"""Replaces convolutions by GEMMs where windows do not overlap, have one pixel, or see few channels.
 
 A convolution whose stride is its window (the patches of a vision transformer, the stems and steps of convolutional
 networks, also of videos and signals) multiplies each patch of the image by the weight.  As a product it takes the
@@ -6,11 +6,15 @@ matrix units at their full rate, however few channels the image has, its epilogu
 channels last.  The patches are one copy of the image, which fuses with the conversion of its dtype.
 (measured: docs/performance.md, `patches`)
 
+An image of few channels, as the first of a convolutional network, is convolved slowly by the library, which pads the
+channels to 16 bytes.  As a product it needs no padding, although its windows overlap.  The gradient of its weight stays
+the library's: for that product the windows would have to be stored.
+
 A window of one pixel multiplies the pixels themselves: with channels last they are the rows of a matrix in memory.
 
 Input: a functional graph, joint or for inference; it is changed in place, and each result keeps its strides.
-Unchanged: images of symbolic sizes, groups, padding, and dtypes other than 16-bit floats, for whose products and
-convolutions PyTorch has different settings of precision.
+Unchanged: images of symbolic sizes, groups, other overlapping or padded windows, and dtypes other than 16-bit floats,
+for whose products and convolutions PyTorch has different settings of precision.
 """
 
 from __future__ import annotations
@@ -30,9 +34,15 @@ from fusion.lowering.ir.scalar_ops import HALVES
 
 aten = torch.ops.aten
 
+FEW_CHANNELS, SHORT_WINDOW = 4, 8
+"""Channels, and pixels along the last dimension, up to which windows that overlap are rows of a matrix.  The rows are
+not stored: the GEMM loads its operand from the image, one term of each window's last dimension after another.
+(measured: docs/performance.md, `FEW_CHANNELS`)
+"""
+
 
 def multiply_patches(graph: fx.GraphModule) -> None:
-    """Replace convolutions of windows that do not overlap, and the gradients of their weights, by products.
+    """Replace convolutions of windows that do not overlap, with their gradients, and of windows that see few channels.
 
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import conv2d, empty
@@ -57,6 +67,7 @@ def multiply_patches(graph: fx.GraphModule) -> None:
     + return clone_1
     """
     _replace(graph, lambda call: prod(_window(call)) > 1 and _is_product(call), _patches)
+    _replace(graph, _sees_few_channels, _windows)
     for call in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         image, weight = call.args[1:3]
         with_bias = cast("Sequence[bool]", call.args[-1])[2]
@@ -194,6 +205,26 @@ def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
     return _matrix(call, image, batch * prod(places), terms), _matrix(call, weight, outputs, terms)
 
 
+def _windows(call: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Write the windows of an image as rows [n · places, c · window], and the weight as [o, c · window]."""
+    image, weight = _operands(call)
+    outputs, channels, *window = weight.meta["val"].shape
+    dims, is_last = len(window), _is_last(image)
+    stride, padding = (_each(setting, dims) for setting in _settings(call)[:2])
+    if any(padding):
+        around = [side for size in reversed(padding) for side in (size, size)]
+        image = write(call, aten.constant_pad_nd.default, image, around, 0.0)
+    for dim, (size, step) in enumerate(zip(window, stride, strict=True), 2):
+        image = write(call, aten.unfold.default, image, dim, size, step)
+    places, within = range(2, dims + 2), range(dims + 2, 2 * dims + 2)
+    batch, _, *sides = image.meta["val"].shape[: dims + 2]
+    image = write(call, aten.permute.default, image, [0, *places, *within, 1] if is_last else [0, *places, 1, *within])
+    if is_last:
+        weight = write(call, aten.permute.default, weight, _last(dims))
+    terms = channels * prod(window)
+    return _matrix(call, image, batch * prod(sides), terms), _matrix(call, weight, outputs, terms)
+
+
 def _pixels(call: fx.Node) -> tuple[fx.Node, fx.Node]:
     """View the pixels of an image with channels last as rows [n · places, c], and the weight as [o, c]."""
     image, weight = _operands(call)
@@ -224,16 +255,30 @@ def _matrix(call: fx.Node, node: fx.Node, rows: int, columns: int) -> fx.Node:
 
 def _is_product(call: fx.Node) -> bool:
     """Return whether a convolution is one product of matrices on matrix units: each pixel is in at most one window."""
-    image, weight = _operands(call)
-    stride, padding, dilation, transposed, _, groups = _settings(call)
-    values = [operand.meta["val"] for operand in (image, weight)]
+    if not _is_dense(call):
+        return False
+    window = _window(call)
+    stride, padding = (_each(setting, len(window)) for setting in _settings(call)[:2])
+    return stride == window and not any(padding)
+
+
+def _sees_few_channels(call: fx.Node) -> bool:
+    """Return whether a convolution on matrix units has so few channels that its windows are worth rows of a matrix."""
+    if not _is_dense(call) or prod(_window(call)) == 1:
+        return False
+    channels, *window = _operands(call)[1].meta["val"].shape[1:]
+    in_line = channels * prod(window) == window[-1]  # one after another in memory
+    return channels <= FEW_CHANNELS and (window[-1] <= SHORT_WINDOW or in_line)
+
+
+def _is_dense(call: fx.Node) -> bool:
+    """Return whether a convolution of 16-bit floats on matrix units multiplies all channels, without gaps."""
+    *_, dilation, transposed, _, groups = _settings(call)
+    values = [operand.meta["val"] for operand in _operands(call)]
     if not all(value.ndim > 2 and is_known(value) and value.dtype in HALVES for value in values):
         return False
-    window = [*values[1].shape[2:]]
-    padding, dilation, stride = (_each(setting, len(window)) for setting in (padding, dilation, stride))
-    if transposed or groups != 1 or {*padding} != {0} or {*dilation} != {1}:
-        return False
-    return stride == window and on_matrix_units(values[0])
+    spread = {*_each(dilation, len(_window(call)))} != {1}
+    return not transposed and groups == 1 and not spread and on_matrix_units(values[0])
 
 
 def _covers(image: object, weight: object) -> bool:

@@ -20,6 +20,7 @@ from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.limits import shortest_pipeline, stages_within
 from fusion.codegen.triton.products.descriptors import tile_loads
+from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.lowering.ir.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
@@ -60,11 +61,11 @@ class PointerProduct(Form):
         dtype = dots[0].args[0].dtype
         if not blocked.device.on_matrix_units(dtype):
             return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, numerics),)
-        shapes = _with_room(_shapes(blocked, dtype, numerics), len(dots))
-        shapes = fixed_order.shapes(shapes, blocked) if blocked.invariant else shapes
+        shapes = _with_room(_shapes(blocked, dtype, numerics), _accumulators(blocked))
+        shapes = fixed_order.shapes(shapes, blocked) if blocked.invariant else _narrow(shapes, blocked)
         room = blocked.device.shared_per_program
         fitted = [_fitted(blocked, shape, dtype, numerics) for shape in shapes]
-        possible = list(dict.fromkeys(_within_memory(blocked, config, dtype, len(dots)) for config in fitted))
+        possible = list(dict.fromkeys(_within_memory(blocked, config, dtype) for config in fitted))
         widest, least = _widest_of_epilogue(blocked), shortest_pipeline(blocked.device)
         possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]
         deep = [config for config in possible if config.num_stages >= least] or possible
@@ -117,6 +118,16 @@ def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[
     return [shape for shape in shapes if count * shape[0] * shape[1] // shape[3] <= room] or shapes[-1:]
 
 
+def _narrow(shapes: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple[int, ...]]:
+    """Return the shapes of a sum of products, as of the windows of an image, that are not wider than the result: their
+    warps are as many as so few columns need.  (measured: docs/performance.md, `pointer_product`)
+    """
+    columns = next((power_of_two(extent(dim.size)) for dim in blocked.dims if dim.name == "n"), 0)
+    if len(blocked.dots) == 1:
+        return shapes
+    return [shape for shape in shapes if shape[1] <= max(columns, shapes[-1][1])] or shapes
+
+
 def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, numerics: Numerics) -> Config:
     """Return a shape cut to the sizes of the kernel, with WHOLE dimensions held and no block below 16."""
     m, n, k, warps, stages = shape
@@ -152,7 +163,17 @@ def _widest_of_epilogue(blocked: Blocked) -> int:
     return max(widths)
 
 
-def _within_memory(blocked: Blocked, config: Config, dtype: torch.dtype, dots: int) -> Config:
-    """Return `config` with as many stages as shared memory holds."""
-    per_stage = (config.block("m") + dots * config.block("n")) * config.block("k") * dtype.itemsize
-    return replace(config, num_stages=min(config.num_stages, stages_within(blocked.device, per_stage)))
+def _within_memory(blocked: Blocked, config: Config, dtype: torch.dtype) -> Config:
+    """Return `config` with as many stages as shared memory holds; several products take shorter steps to have two."""
+    left, right = (len({dot.args[side] for dot in blocked.dots}) for side in (0, 1))
+    across = (left * config.block("m") + right * config.block("n")) * dtype.itemsize
+    stages = min(config.num_stages, stages_within(blocked.device, across * config.block("k")))
+    if stages < shortest_pipeline(blocked.device) and len(blocked.dots) > 1 and config.block("k") > 16:
+        shorter = {**dict(config.blocks), "k": config.block("k") // 2}
+        return _within_memory(blocked, replace(config, blocks=tuple(shorter.items())), dtype)
+    return replace(config, num_stages=stages)
+
+
+def _accumulators(blocked: Blocked) -> int:
+    """Return the number of accumulators: products of which only the sum is needed share one."""
+    return len({total_of(blocked.body, dot) or dot for dot in blocked.dots})

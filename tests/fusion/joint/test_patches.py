@@ -1,4 +1,4 @@
-"""Convolutions that are products of matrices: windows that do not overlap, and windows of one pixel."""
+"""Convolutions that are products of matrices: windows that do not overlap, have one pixel, or see few channels."""
 
 from __future__ import annotations
 
@@ -88,6 +88,45 @@ def test_signals_and_videos(name: str) -> None:
     exact = gradients(*(each.double() for each in given))
     for each, eager, wide in zip(graph(*given), gradients(*given), exact, strict=True):
         compare(each, eager, wide)
+
+
+OVERLAPPING: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int], list[int]]] = {
+    "stem": ((2, 3, 15, 18), (7, 7), [2, 2], [3, 3]),
+    "one channel": ((2, 1, 9, 8), (5, 5), [1, 1], [2, 2]),
+    "uneven": ((2, 4, 11, 13), (3, 5), [2, 1], [0, 1]),
+    "signal": ((2, 1, 61), (10,), [5], [0]),
+    "padded signal": ((2, 4, 23), (3,), [1], [1]),
+    "video": ((2, 3, 5, 9, 8), (3, 7, 7), [1, 2, 2], [1, 3, 3]),
+}
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_windows_of_few_channels(name: str, last: bool) -> None:
+    shape, window, stride, padding = OVERLAPPING[name]
+    settings = None, stride, padding, [1] * len(window), False, [0] * len(window), 1
+
+    def convolved(x: Tensor, weight: Tensor) -> Tensor:
+        return aten.convolution(x, weight, *settings)
+
+    image = drawn(*shape)
+    if last and image.ndim > 3:
+        image = image.contiguous(memory_format=torch.channels_last if image.ndim == 4 else torch.channels_last_3d)
+    given = image, drawn(5, shape[1], *window)
+    graph = replaced(convolved, *given)
+    assert convolutions(graph) == 0
+    compare(graph(*given), convolved(*given), convolved(*(each.double() for each in given)))
+
+
+@pytest.mark.parametrize(
+    ("channels", "window", "settings"),
+    [(5, 3, {}), (3, 9, {}), (3, 3, {"dilation": 2}), (4, 3, {"groups": 2})],
+)
+def test_windows_of_many_channels_and_long_ones_are_the_librarys(
+    channels: int, window: int, settings: dict[str, int]
+) -> None:
+    weight = drawn(4, channels // settings.get("groups", 1), window, window)
+    assert convolutions(replaced(lambda x, w: F.conv2d(x, w, **settings), drawn(2, channels, 20, 20), weight)) == 1
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 5, 7), (3, 6, 1, 1)])
