@@ -240,7 +240,7 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
     """
 
     def call(*args: object, **kwargs: object) -> object:
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
 
     code = call.__code__.replace(co_name=type(module).__qualname__)
     place = None if kind is None else _code_of(module.forward)

@@ -71,7 +71,7 @@ def _on_gpu(
                 if prepare is not None:
                     prepare()
                 flush.zero_()
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # PyTorch's own
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # not annotated in PyTorch
                 start.record()
                 call()
                 end.record()

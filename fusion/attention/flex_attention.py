@@ -92,7 +92,7 @@ def modified_attention(
         modified = _everywhere(score_mod, 1, len(score_mod_other_buffers))(scores, *at, *score_mod_other_buffers)
         counted = torch.where(kept, modified.to(scores.dtype), -math.inf)
         if torch.is_grad_enabled() and (counted.requires_grad or value.requires_grad):
-            result, logarithm, largest = _Weighted.apply(counted, value)  # type: ignore[no-untyped-call]  # PyTorch's own
+            result, logarithm, largest = _Weighted.apply(counted, value)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         else:
             result, logarithm, largest = _weighted(counted, value)
         logarithm = torch.where(largest == -math.inf, largest, logarithm)

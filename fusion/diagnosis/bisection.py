@@ -271,7 +271,7 @@ class _Search:
 
 
 def _compiled_by(backend: str, program: Program, settings: Mapping[str, object]) -> Program:
-    return torch.compile(program, backend=backend, **settings)  # type: ignore[call-overload, no-any-return]  # PyTorch checks them
+    return torch.compile(program, backend=backend, **settings)  # type: ignore[call-overload, no-any-return]  # PyTorch tests the settings
 
 
 def first_failing(count: int, fails: Callable[[int], bool]) -> int:

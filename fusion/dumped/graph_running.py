@@ -195,14 +195,14 @@ def _exact(module: torch.nn.Module, given: Values) -> Values | None:
         for each in _copies(given)
     ]
     try:
-        with _InDouble():  # type: ignore[no-untyped-call]  # PyTorch's own
+        with _InDouble():  # type: ignore[no-untyped-call]  # not annotated in PyTorch
             return [*module(*arguments), *arguments]
     except (RuntimeError, NotImplementedError, TypeError) as reason:
         print(f"  not computed in float64: {str(reason).splitlines()[0]}")
         return None
 
 
-class _InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
+class _InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     """Computes in float64 whatever an operation computes in floats."""
 
     def __torch_dispatch__(

@@ -186,7 +186,7 @@ class _Hook:
         result_numbers = [k for k, grad in enumerate(grad_outputs) if grad is not None]
         again = _Again(self.region, refusal, args, self.states, result_numbers, computed)
         outer = [grad_outputs[k] for k in result_numbers]
-        connected = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
+        connected = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         return tuple(None if grad is None else next(connected) for grad in grads)
 
     def _args(self) -> list[object]:

@@ -259,7 +259,7 @@ def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Copy `other` into the layout of eager's pointwise results, unless an operation on it alone has that layout."""
     if x.ndim == 0 or (x.is_contiguous() and other.is_contiguous()):
         return other
-    shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # PyTorch's own
+    shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     pair = x.expand(shape), other.expand(shape)
     order: list[int] = compute_elementwise_output_logical_to_physical_perm(*pair)[0]
     if other.shape == shape:

@@ -136,5 +136,5 @@ def _promote(
 
 def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     """Return the functional overloads of an operation: no `out=` and nothing mutated."""
-    candidates: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # torch has no annotation
+    candidates: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     return [o for o in candidates if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]
