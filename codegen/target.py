@@ -62,12 +62,12 @@ class KernelCandidate:
     """One way to compute a kernel: in words, as source, and its predicted time.
 
     Attributes:
-        price: the predicted time, as a multiple of that at the full speed of the device.
+        relative_time: the predicted time relative to that at the full speed of the device.
     """
 
     name: str
     source: str
-    price: float = 1.0
+    relative_time: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,12 +119,12 @@ class TritonTarget:
             return (KernelCandidate("default", self.emit(kernel)),)
         sources: dict[str, tuple[str, float]] = {}
         for form, config in candidates(Task(kernel, self.device, self.numerics)):
-            sources.setdefault(self.emit(kernel, config), (describe(config), form.price(config)))
+            sources.setdefault(self.emit(kernel, config), (describe(config), form.relative_time(config)))
         (source, (name, default)), *others = sources.items()
         others.sort(key=lambda pair: pair[1][1])
         return (
             KernelCandidate(name, source, default),
-            *(KernelCandidate(name, text, price) for text, (name, price) in others),
+            *(KernelCandidate(name, text, time) for text, (name, time) in others),
         )
 
     def efficiency(self, kernel: Kernel) -> float:
