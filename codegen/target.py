@@ -231,8 +231,7 @@ class Target(Protocol):
         """Return the efficiency of chained products, relative to the library's GEMMs.
 
         Args:
-            chain: the products; those of generated backward kernels compute the scores twice, which counts as
-                arithmetic.
+            chain: the products; generated backward kernels compute the scores twice, which counts as arithmetic.
             name: the name of a form, or of the library's kernel; empty: the fastest form that is generated.
 
         Raises:

@@ -111,7 +111,7 @@ def get(folder: FolderName, name: str) -> bytes | None:
 
 
 def put(folder: FolderName, name: str, content: bytes) -> None:
-    """Store an entry in place of whatever has its name.
+    """Store an entry, and replace anything that has its name.
 
     Raises:
         BuildError: the folder is refused, or the file system refuses.

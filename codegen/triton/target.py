@@ -41,8 +41,8 @@ class TritonTarget:
     """Kernels as Triton source.
 
     Args:
-        arch: the architecture to generate for, such as "sm_90", "sm_80" or "gfx942"; by default that of the current
-            device, or of an H200 where there is none.
+        arch: the architecture to generate for, such as "sm_90", "sm_80" or "gfx942"; by default the architecture of the
+            current device, or of an H200 where there is none.
         numerics: with `tf32`, float32 contractions round their operands to 19 bits.
 
     Raises:

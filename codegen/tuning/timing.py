@@ -51,8 +51,8 @@ def median_time(call: Callable[[], object], device: torch.device, prepare: Calla
 def cpu_clock() -> Callable[[], float]:
     """Return the clock, in seconds, by which calls on a CPU are timed.
 
-    On one thread it is that of the thread's processor time, which other processes of the machine do not lengthen by
-    taking turns; several threads wait for each other, by the wall clock.
+    On one thread it is the clock of the thread's processor time, to which other processes of the machine add nothing;
+    several threads wait for each other, so they are timed by the wall clock.
     """
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 

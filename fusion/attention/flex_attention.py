@@ -100,7 +100,7 @@ def modified_attention(
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
-    """Return the scores in float32 or wider; with gradients those of narrower operands are rounded, if stored."""
+    """Return the scores in float32 or wider; with gradients, stored scores of narrower operands are rounded."""
     wide = torch.promote_types(query.dtype, torch.float32)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
         return (query @ key.mT).to(wide)

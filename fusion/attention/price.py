@@ -248,7 +248,8 @@ def _moved(call: Call, capabilities: Capabilities, backward: bool) -> float:
 def _kernels(call: Call, capabilities: Capabilities, backward: bool) -> list[tuple[int, tuple[int, int]]]:
     """Return the kernels with chained products: their products, and the blocks of rows, with parts of their loop.
 
-    In backward, the gradient of the queries has the rows of forward, that of keys and values its columns as rows.
+    In backward, the gradient of the queries has the rows of forward, the gradients of keys and values have its columns
+    as rows.
     """
     heads = call.scores // (call.rows * call.columns)
     sizes = [(AGAIN // 2, call.rows, call.columns), (AGAIN - AGAIN // 2, call.columns, call.rows)]

@@ -28,7 +28,7 @@ _HINTS = {
     "set_runtime_stats_and_log": "wrap the fused module: DistributedDataParallel(fusion.fuse(module))",
     "as_proxy": "quantise with torchao, whose tensors are traced",
 }
-"""Words of Dynamo's reason → what to do."""
+"""Words of Dynamo's reason → a remedy."""
 
 _UNKNOWN = "TORCH_LOGS=graph_breaks,dynamo shows why"
 _STEP = "_step"
@@ -40,7 +40,7 @@ _OWN = "_torchdynamo_wrapper_id"
 
 
 class Compiling(Protocol):
-    """A backend, as far as is asked here: what it has compiled, since when."""
+    """The part of a backend that is used here: the programs that it has compiled, and since when."""
 
     since: float
 

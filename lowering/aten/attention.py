@@ -40,7 +40,7 @@ def attention(
         scale: factor of the scores; 1/√e by default.
         enable_gqa: each head of the keys serves heads // (heads of keys) consecutive heads of the query.
         order: dimensions of the result from the outermost in memory to the innermost; as they come by default.
-        wide: without gradients, scores are products in float32: stored, those of narrower operands would be rounded.
+        wide: without gradients, scores are products in float32; stored scores of narrower operands would be rounded.
 
     >>> q, k, v = torch.ones(2, 4, 3, 8), torch.ones(2, 2, 5, 8), torch.ones(2, 2, 5, 6)
     >>> attention(q, k, v, is_causal=True, enable_gqa=True).shape

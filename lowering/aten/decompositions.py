@@ -310,7 +310,7 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def convolution_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *settings: object
 ) -> Sequence[torch.Tensor | None]:
-    """Compute the gradients of a convolution, with that of its bias as a sum."""
+    """Compute the gradients of a convolution, the gradient of its bias as a sum."""
     others, wanted = settings[:-1], cast("Sequence[bool]", settings[-1])
     if not wanted[2] or grad.device.type == "cpu":
         return cast(tuple[None, ...], NotImplemented)
@@ -348,7 +348,7 @@ AS_THE_SECOND: tuple[OpOverload, ...] = (
     aten.special_xlog1py.default,
     aten.xlogy.Tensor,
 )
-"""Operations whose traced result has the layout of the second operand, where eager's has that of the first."""
+"""Operations whose traced result has the layout of the second operand, although eager's has the layout of the first."""
 
 
 def _scaled(parts: Callable[..., torch.Tensor]) -> Callable[..., object]:

@@ -52,7 +52,7 @@ def combine(build: Callable[..., Term], *values: Value) -> Value:
 
 
 def requiring(requirement: Requirement, test: Callable[..., Term], x: Value, *others: Value) -> Value:
-    """Return x; `test` of each of its elements, and of those of `others`, which broadcast against x, has to hold."""
+    """Return x; `test` has to hold for each element of x and the elements of `others` that broadcast against it."""
     return combine(lambda *terms: Term(required(terms[0].expr, test(*terms).expr, requirement)), x, *others)
 
 

@@ -47,7 +47,7 @@ CHUNK_ACROSS = 512
 
 CHUNK_PER_LANE = 16
 """Elements that are summed in float32 by one lane, or in one partial sum of an array: with 64 the error was 2.7 times
-that of eager."""
+eager's."""
 
 ARG_SHARES = 64
 """Candidates of an argmax across lanes."""

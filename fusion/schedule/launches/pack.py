@@ -34,7 +34,7 @@ MOST_KERNELS = 16
 """Kernels in one launch.  More save little and make one long compilation."""
 
 MOST_STEPS_APART = 8
-"""How many steps apart kernels may be whatever the size of their results, which are needed soon."""
+"""The number of steps that kernels may be apart without regard to the size of their results, which are needed soon."""
 
 OPEN = 8
 """How many launches of other kinds a kernel is compared with."""
