@@ -65,14 +65,14 @@ def digest(*parts: str | bytes) -> str:
 
 
 def observe(seen: Seen) -> None:
-    """Call `seen` from now on with each entry that this process stores or reads, in whatever thread."""
+    """Call `seen` from now on with each entry that any thread of this process stores or reads."""
     global _observers
     _observers = (*_observers, seen)
 
 
 @contextmanager
 def observed(seen: Seen) -> Iterator[None]:
-    """Call `seen` with each entry that this process stores or reads within the context, in whatever thread."""
+    """Call `seen` with each entry that any thread of this process stores or reads within the context."""
     global _observers
     observe(seen)
     try:

@@ -190,7 +190,7 @@ class Reader(Protocol):
 
 
 def _reader() -> Reader:
-    """Load the IRs, which artifacts do without until a kernel is needed as a kernel."""
+    """Load the IRs, which artifacts need only to read a kernel from its text."""
     return cast(Reader, import_module("fusion.artifact.kernels"))
 
 

@@ -189,7 +189,7 @@ def _copies(values: Values) -> Values:
 
 
 def _exact(module: torch.nn.Module, given: Values) -> Values | None:
-    """Return the results of a graph in float64, and its inputs after the run; None if an operation has no such form."""
+    """Return the results of a graph in float64, and its inputs after the run; None if an operation cannot run so."""
     arguments = [
         copied(each, torch.float64) if isinstance(each, torch.Tensor) and each.is_floating_point() else each
         for each in _copies(given)

@@ -99,7 +99,7 @@ class Derivatives:
 
 @dataclass
 class _Region:
-    """A compiled region, as its derivatives need it.
+    """A compiled region, with the facts that its derivatives need.
 
     Attributes:
         captured: its graph, run operation by operation.
@@ -113,12 +113,12 @@ class _Region:
 
     @property
     def node(self) -> AutogradNode:
-        """Its autograd node."""
+        """The autograd node of the region."""
         return self.known.node
 
     @property
     def draws(self) -> Draws | None:
-        """Its random calls."""
+        """The random calls of the region; None if there are none."""
         return self.known.draws
 
     def say_once(self, reason: str) -> None:

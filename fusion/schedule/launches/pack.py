@@ -155,7 +155,7 @@ def _name(first: Kernel, second: Kernel) -> str:
 
 
 def _time(call: KernelCall, capabilities: Capabilities) -> float:
-    """Return the microseconds that packing may slow down; contractions of one form lose nothing."""
+    """Return the microseconds of a launch that packing may lengthen; 0 for contractions, which lose nothing."""
     if any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(call.kernel.body)):
         return 0.0
     rates = capabilities.rates

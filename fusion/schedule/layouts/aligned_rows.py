@@ -136,7 +136,7 @@ def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
 
 
 def _read_unlike_stored(program: Program) -> Iterator[str]:
-    """Yield operands of the library's calls of products that do not take matrices as they are stored."""
+    """Yield operands of library products that cannot use the matrices in the layout in which they are stored."""
     for node in program.nodes:
         if isinstance(node, Contract) and not product_calls(node, dict(program.buffers), BYTES):
             for call in program.library.get(node.out, ()):
