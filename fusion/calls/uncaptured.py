@@ -57,12 +57,12 @@ class _Calls:
 
     @classmethod
     def depth(cls) -> int:
-        """Return how many calls of fused programs this thread is in."""
+        """Return the nesting depth of calls of fused programs in this thread."""
         return getattr(cls.inside, "depth", 0)
 
     @classmethod
     def by_name(cls) -> list[str] | None:
-        """Return which methods the step that this thread is in has called by name; None outside of steps."""
+        """Return the methods that the current step of this thread has called by name; None outside of steps."""
         return getattr(cls.inside, "by_name", None)
 
 
