@@ -223,7 +223,7 @@ def _stored_time(call: Call, capabilities: Capabilities, backward: bool) -> floa
 
 
 def _product(call: Call, dtype: torch.dtype, capabilities: Capabilities) -> float:
-    """Return the microseconds of half of forward's arithmetic (the mean of its two products), at the library's speed."""
+    """Return the microseconds of half of forward's arithmetic, the mean of its two products, by the library."""
     return capabilities.rates.product_us_of(call.scores * sum(call.widths), dtype.itemsize)
 
 

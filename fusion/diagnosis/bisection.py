@@ -100,7 +100,7 @@ class Bisection:
 
     @property
     def agrees(self) -> bool:
-        """Whether there was nothing to find."""
+        """Whether no difference was found."""
         return self.agreement.agrees
 
     def __str__(self) -> str:

@@ -98,7 +98,7 @@ class PersistentProduct(Form):
         write(body)
 
     def per_multiprocessor(self, config: Config) -> int:
-        """Return the number in the configuration."""
+        """Return the number of programs per multiprocessor that the configuration states."""
         return config.per_processor if isinstance(config, PersistentConfig) else 1
 
 
