@@ -16,7 +16,7 @@ class _Objects:
     """Loads shared objects, and builds them again where there is a C compiler (see `fusion.codegen.binary.Loader`)."""
 
     def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
-        """Return the `needs` that this machine does not meet: architecture, operating system, features of the CPU."""
+        """Return the `needs` that this machine lacks: architecture, operating system, features of the CPU."""
         present = {platform.machine(), platform.system(), *features()}
         return tuple(need for need in needs if need not in present)
 

@@ -143,7 +143,7 @@ def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
 
 
 def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares: int | None, run: int) -> int | None:
-    """Return the number of elements of `last`, a folded axis, after which partial sums are added up; None: all.
+    """Return the number of elements of `last`, a folded axis, after which partial sums are combined; None: all.
 
     `run`: the number of elements folded for each of `last`.
     """

@@ -117,7 +117,7 @@ def _with_copies(program: Program, misaligned: Collection[str]) -> Program:
             lhs, rhs = renamed(node.exprs, copies)
             if (lhs, rhs) != node.exprs:
                 node = replace(node, lhs=lhs, rhs=rhs)
-                if node.out in library:  # its calls read copies where they take matrices as they lie
+                if node.out in library:  # its calls read the copies where they can use the strides
                     library[node.out] = product_calls(node, buffers, BYTES) or library[node.out]
             matrices = (*reads(node), *(name for call in library.get(node.out, ()) for name in writes(call)))
             origins.update((name, node.out) for name in matrices if name not in program.origins and name not in origins)
