@@ -29,7 +29,7 @@ class Memory(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
-    """The start of a tensor: `offset` elements of `item` bytes from that of a weight, input, …, by its number."""
+    """The start of a tensor: `offset` elements of `item` bytes after the start of the weight, input, … `number`."""
 
     memory: Memory
     number: int

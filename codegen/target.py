@@ -62,12 +62,12 @@ class KernelCandidate:
     """One way to compute a kernel: in words, as source, and its predicted time.
 
     Attributes:
-        price: the predicted time, as a multiple of that at the full speed of the device.
+        relative_time: the predicted time relative to that at the full speed of the device.
     """
 
     name: str
     source: str
-    price: float = 1.0
+    relative_time: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,7 @@ class Target(Protocol):
         """Return the efficiency of chained products, relative to the library's GEMMs.
 
         Args:
-            chain: the products; those of generated backward kernels compute the scores twice, which counts as
-                arithmetic.
+            chain: the products; generated backward kernels compute the scores twice, which counts as arithmetic.
             name: the name of a form, or of the library's kernel; empty: the fastest form that is generated.
 
         Raises:

@@ -110,8 +110,8 @@ def export_kernels(
         program: a function or `nn.Module`, in the state (train or eval) it is to be exported in.
         args: example inputs; only their shapes, strides and dtypes matter.
         target: the name of a target; by default the target of CUDA devices.
-        arch: the architecture to build for where a target knows several, such as "sm_90"; None takes that of the
-            current device, or sm_90 where there is none.
+        arch: the architecture to build for where a target knows several, such as "sm_90"; None takes the architecture
+            of the current device, or sm_90 where there is none.
         kwargs: example inputs by keyword.
 
     Raises:

@@ -234,13 +234,13 @@ _FRAMES: WeakKeyDictionary[type, CodeType] = WeakKeyDictionary()
 def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., object]:
     """Return a call of `module` for Dynamo to begin at.
 
-    It does not look into frames of PyTorch's own modules, and the code of a `forward` that is decorated is that of the
-    decorator, as of all else that is decorated with it.  Dynamo keeps compilations by code object, and for one code
-    that is not many programs: modules of one `kind` share it; without a kind it is new each time.
+    Dynamo skips frames of PyTorch's own modules, and a decorated `forward` has the code object of its decorator, as
+    everything else that is decorated with it.  Dynamo stores compilations by code object, a limited number for each:
+    modules of one `kind` share the code object; without a kind it is new each time.
     """
 
     def call(*args: object, **kwargs: object) -> object:
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
 
     code = call.__code__.replace(co_name=type(module).__qualname__)
     place = None if kind is None else _code_of(module.forward)

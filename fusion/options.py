@@ -168,7 +168,7 @@ class Options:
         known = sorted({each.name for each in fields(cls)} - {"mode"})
         for key, value in options.items():
             name = _known("option", key, known)
-            result = replace(result, **{name: _checked(name, value)})  # type: ignore[arg-type]  # _checked has looked
+            result = replace(result, **{name: _checked(name, value)})  # type: ignore[arg-type]  # `_checked` has tested the type
         return _apart(result)
 
 
@@ -275,7 +275,7 @@ def options_of(caller: str, program: object, settings: Mapping[str, object]) -> 
         raise TypeError(f"{caller} takes mode, dynamic, fullgraph and options, got {sorted(unknown)}")
     if not callable(program) or isinstance(program, type):
         raise TypeError(f"{caller} takes an nn.Module or a function, got {program!r}")
-    return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # read checks
+    return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # `read` tests the types
 
 
 def torch_settings(settings: Mapping[str, object]) -> dict[str, object]:

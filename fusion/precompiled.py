@@ -240,7 +240,7 @@ class _Unknown:
 
 def _options(saved: Saved) -> Options:
     known = {each.name for each in fields(Options)}
-    return replace(Options.read(), **{name: value for name, value in saved.options.items() if name in known})  # type: ignore[arg-type]  # as they were written
+    return replace(Options.read(), **{name: value for name, value in saved.options.items() if name in known})  # type: ignore[arg-type]  # saved values of the same fields
 
 
 def _compilations(saved: Saved) -> list[Finished]:

@@ -397,7 +397,7 @@ class Lowering:
         """Return each argument as a tensor of its own for each node: detached tensors share memory, not identity.
 
         Args:
-            owners: the nodes that own the buffers returned so far; those of `args` are added.
+            owners: the nodes that own the buffers returned so far; the owners of `args` are added.
         """
         outputs: list[BufferRef | sympy.Expr | None] = []
         for arg, out in zip(args, [self._output(arg) for arg in args], strict=True):

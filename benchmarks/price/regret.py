@@ -90,11 +90,11 @@ def regret_of(subject: Subject, device: str, rounds: int) -> Regret:
     return Regret(subject.name, _times(calls, device, rounds))
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     """Notes the names of the operations that run, and whether one draws random numbers."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's own
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         self.names: set[str] = set()
         self.random = False
 

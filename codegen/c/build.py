@@ -81,7 +81,7 @@ def build_object(
         arch: the architecture to compile for (`processor.py`).
 
     Raises:
-        BuildError: no compiler, the compiler's message, or that of `loaded` about an object that was just compiled.
+        BuildError: no compiler; the compiler's message; the message of `loaded` about an object that was just compiled.
     """
     compiler = find_compiler()
     if compiler.is_cross:
@@ -219,7 +219,7 @@ def link_library(
 
 
 def _compiled_unit(compiler: Compiler, unit: Path, flags: Sequence[str], headers: Sequence[str]) -> bytes:
-    """Return the object of one file of a library, compiled now or before: most files are those of every program.
+    """Return the object of one file of a library, compiled now or before: most files are the same for every program.
 
     Args:
         headers: names and texts of the files that it may include.

@@ -162,7 +162,7 @@ def _compiler(chosen: str | None, path: str | None) -> Compiler:
 
 
 def _remedy() -> str:
-    """Return what to do where there is no compiler."""
+    """Return the remedy for a missing compiler."""
     if platform.system() == "Darwin":
         return "install Apple's command line tools (xcode-select --install), or name a compiler in $CC"
     return "install gcc, or name a compiler in $CC"

@@ -1,8 +1,8 @@
 """Describes a CPU: the throughput of its cores and its memory.
 
-`fusion calibrate` measures the CPU at hand and keeps it in the cache directory; without, all CPUs are assumed equal to
-one that was measured, with as many threads as PyTorch uses.  The C compiler targets the machine's own instructions
-(`build.py`).
+`fusion calibrate` measures the CPU at hand and keeps the result in the cache directory; without it, every CPU is
+assumed to equal a measured one, with as many threads as PyTorch uses.  The C compiler targets the machine's own
+instructions (`build.py`).
 """
 
 from __future__ import annotations

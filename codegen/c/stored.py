@@ -16,7 +16,7 @@ class _Objects:
     """Loads shared objects, and builds them again where there is a C compiler (see `fusion.codegen.binary.Loader`)."""
 
     def lacking(self, needs: Sequence[str]) -> tuple[str, ...]:
-        """Return which of `needs` this machine does not have: a kind of machine, a system, features of a CPU."""
+        """Return the `needs` that this machine lacks: architecture, operating system, features of the CPU."""
         present = {platform.machine(), platform.system(), *features()}
         return tuple(need for need in needs if need not in present)
 
@@ -24,7 +24,7 @@ class _Objects:
         """Load an object, and return its launcher.
 
         Raises:
-            OSError: this machine does not load it; also AttributeError.
+            OSError, AttributeError: this machine cannot load it.
         """
         bind_openmp()
         return launcher_of(stored.content, stored.callee, stored.failed)

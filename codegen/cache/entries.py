@@ -65,14 +65,14 @@ def digest(*parts: str | bytes) -> str:
 
 
 def observe(seen: Seen) -> None:
-    """Call `seen` from now on with each entry that this process stores or reads, in whatever thread."""
+    """Call `seen` from now on with each entry that any thread of this process stores or reads."""
     global _observers
     _observers = (*_observers, seen)
 
 
 @contextmanager
 def observed(seen: Seen) -> Iterator[None]:
-    """Call `seen` with each entry that this process stores or reads within the context, in whatever thread."""
+    """Call `seen` with each entry that any thread of this process stores or reads within the context."""
     global _observers
     observe(seen)
     try:
@@ -111,7 +111,7 @@ def get(folder: FolderName, name: str) -> bytes | None:
 
 
 def put(folder: FolderName, name: str, content: bytes) -> None:
-    """Store an entry in place of whatever has its name.
+    """Store an entry, and replace anything that has its name.
 
     Raises:
         BuildError: the folder is refused, or the file system refuses.

@@ -1,6 +1,6 @@
 """Compiles kernels for NVIDIA and AMD GPUs: the Triton target writes readable Triton source.
 
-kernel → rewrites → blocks → forms (applies, configs, price) → writer (body, expressions, loops, products, statements)
+kernel → rewrites → blocks → forms (applies, configs) → writer (body, expressions, loops, products, statements)
        → file → text
 text   → launch/load → launch/aot → launch/build, or launch/interpreted → launcher
 

@@ -1,7 +1,7 @@
 """Writes the Python file around the functions of a kernel: imports, configuration, grid, and the launch function.
 
 Input: the functions as code and the launch of the last of them (`Launch`); output: the text of the file.
-What the file imports, and which functions it contains besides, follows from the names that they read, as in a linker.
+The imports and the other functions of the file follow from the names that these functions read, as in a linker.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def depends_on_order(fold: Fold) -> bool:
 
 
 def shapes(known: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple[int, ...]]:
-    """Return those of `known` shapes, (m, n, k, …), that multiply by one instruction of the device.
+    """Return the shapes (m, n, k, …) in `known` that multiply by one instruction of the device.
 
     On sm_90 four warps multiply twice as many rows by the same instruction, twice; elsewhere it may be another one.
     """

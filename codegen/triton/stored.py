@@ -1,7 +1,7 @@
 """Loads kernels in Triton that another process has compiled, with or without the hardware.
 
 Binaries are put into Triton's own cache, so that a kernel of known sizes is launched without compiling.  The
-launcher is that of every other kernel: unaligned tensors, sizes beyond 32 bits, and binaries for sizes that are
+launcher is the launcher of every other kernel: unaligned tensors, sizes beyond 32 bits, and binaries for sizes that are
 multiples of 16 are compiled from the source when they are first needed.
 """
 

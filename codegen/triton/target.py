@@ -41,8 +41,8 @@ class TritonTarget:
     """Kernels as Triton source.
 
     Args:
-        arch: the architecture to generate for, such as "sm_90", "sm_80" or "gfx942"; by default that of the current
-            device, or of an H200 where there is none.
+        arch: the architecture to generate for, such as "sm_90", "sm_80" or "gfx942"; by default the architecture of the
+            current device, or of an H200 where there is none.
         numerics: with `tf32`, float32 contractions round their operands to 19 bits.
 
     Raises:
@@ -119,12 +119,12 @@ class TritonTarget:
             return (KernelCandidate("default", self.emit(kernel)),)
         sources: dict[str, tuple[str, float]] = {}
         for form, config in candidates(Task(kernel, self.device, self.numerics)):
-            sources.setdefault(self.emit(kernel, config), (describe(config), form.price(config)))
+            sources.setdefault(self.emit(kernel, config), (describe(config), form.relative_time(config)))
         (source, (name, default)), *others = sources.items()
         others.sort(key=lambda pair: pair[1][1])
         return (
             KernelCandidate(name, source, default),
-            *(KernelCandidate(name, text, price) for text, (name, price) in others),
+            *(KernelCandidate(name, text, time) for text, (name, time) in others),
         )
 
     def efficiency(self, kernel: Kernel) -> float:

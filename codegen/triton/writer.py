@@ -62,7 +62,7 @@ def loads_of_the_row(values: Values) -> list[Load]:
 
 @dataclass(frozen=True, slots=True)
 class FunctionRole:
-    """The role of a function in a launch of several; by default that of a function launched alone.
+    """The role of a function in a launch of several; by default the role of a function launched alone.
 
     Attributes:
         program: the parameter with the number of its program; empty where `tl.program_id` is that number.

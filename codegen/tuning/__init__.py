@@ -113,7 +113,7 @@ class Tuner:
     ) -> Tuning:
         """Check and time the built configurations."""
         capabilities = self._builder.target.capabilities
-        trials = [Trial(way.name, predicted(kernel, way.price, capabilities)) for way in alternatives]
+        trials = [Trial(way.name, predicted(kernel, way.relative_time, capabilities)) for way in alternatives]
         try:
             inputs, after = expected(kernel, self.device)
         except (FusionError, torch.OutOfMemoryError) as error:
@@ -179,9 +179,11 @@ def _without(origins: Sequence[str], source: str) -> str:
     return "\n".join(line for line in source.splitlines() if line.strip(" */#") not in origins)
 
 
-def predicted(kernel: Kernel, price: float, capabilities: Capabilities) -> float:
-    """Return microseconds of one launch that takes `price` times as long as the device needs at its full speed to move
-    all tensors once and to compute all products.
+def predicted(kernel: Kernel, relative_time: float, capabilities: Capabilities) -> float:
+    """Return the microseconds of one launch.
+
+    `relative_time` is relative to the time in which the device, at its full speed, moves all tensors once and computes
+    all products.
     """
     sizes = kernel.axis_sizes()
     moved = sum(float(param.extent) * param.dtype.itemsize for param in kernel.params if param.extent.is_Integer)
@@ -194,7 +196,7 @@ def predicted(kernel: Kernel, price: float, capabilities: Capabilities) -> float
             for symbol in spanned:
                 points *= float(sizes[symbol]) if sizes[symbol].is_Integer else 1.0
             time = max(time, rates.product_us_of(points, stmt.args[0].dtype.itemsize))
-    return rates.launch_us + time * min(price, 1e3)
+    return rates.launch_us + time * min(relative_time, 1e3)
 
 
 __all__ = ["Trial", "Tuner", "Tuning", "Untuned"]

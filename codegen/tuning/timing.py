@@ -51,8 +51,8 @@ def median_time(call: Callable[[], object], device: torch.device, prepare: Calla
 def cpu_clock() -> Callable[[], float]:
     """Return the clock, in seconds, by which calls on a CPU are timed.
 
-    On one thread it is that of the thread's processor time, which other processes of the machine do not lengthen by
-    taking turns; several threads wait for each other, by the wall clock.
+    On one thread it is the clock of the thread's processor time, to which other processes of the machine add nothing;
+    several threads wait for each other, so they are timed by the wall clock.
     """
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
@@ -71,7 +71,7 @@ def _on_gpu(
                 if prepare is not None:
                     prepare()
                 flush.zero_()
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # PyTorch's own
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # not annotated in PyTorch
                 start.record()
                 call()
                 end.record()

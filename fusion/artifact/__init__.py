@@ -5,6 +5,6 @@
     load    container → steps → loaded               in a process that needs neither Dynamo nor sympy nor a C compiler
 
 `capture`, `elsewhere` (another device), `ahead`, `record`, `signature`, `kernels` and `save` know the compiler.  The
-modules that `load` imports know no IR: `container` and `weights` are the form of the file, `values` and `trees` that of
-arguments, `functions` lists what steps may call, and `arguments` checks a call.
+modules that `load` imports know no IR: `container` and `weights` define the format of the file, `values` and `trees`
+the format of arguments, `functions` lists the functions that steps may call, and `arguments` checks a call.
 """

@@ -232,7 +232,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """An argument that is a part of the program."""
+    """An argument whose value is fixed by the program."""
 
     name: str
     value: object

@@ -180,7 +180,7 @@ class _Kernels:
 
 
 class Reader(Protocol):
-    """What `kernels.py` does with the text of a kernel."""
+    """Reads kernels from their text, as `kernels.py` does."""
 
     def failure_of(self, text: str, args: Arguments) -> Exception:
         """Return the error to raise after a launch in which a check of the kernel failed."""
@@ -190,7 +190,7 @@ class Reader(Protocol):
 
 
 def _reader() -> Reader:
-    """Load the IRs, which artifacts do without until a kernel is needed as a kernel."""
+    """Load the IRs, which artifacts need only to read a kernel from its text."""
     return cast(Reader, import_module("fusion.artifact.kernels"))
 
 

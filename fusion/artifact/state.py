@@ -24,7 +24,7 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def refuse_shared_memory(held: Sequence[tuple[str, int, torch.Tensor]], changed: Collection[int]) -> None:
-    """Refuse a program that changes memory in which two of its tensors lie.
+    """Refuse a program that changes memory which two of its tensors share.
 
     Args:
         held: the name, the number and the value of each.

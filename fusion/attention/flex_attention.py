@@ -92,7 +92,7 @@ def modified_attention(
         modified = _everywhere(score_mod, 1, len(score_mod_other_buffers))(scores, *at, *score_mod_other_buffers)
         counted = torch.where(kept, modified.to(scores.dtype), -math.inf)
         if torch.is_grad_enabled() and (counted.requires_grad or value.requires_grad):
-            result, logarithm, largest = _Weighted.apply(counted, value)  # type: ignore[no-untyped-call]  # PyTorch's own
+            result, logarithm, largest = _Weighted.apply(counted, value)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         else:
             result, logarithm, largest = _weighted(counted, value)
         logarithm = torch.where(largest == -math.inf, largest, logarithm)
@@ -100,7 +100,7 @@ def modified_attention(
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
-    """Return the scores in float32 or wider; with gradients those of narrower operands are rounded, if stored."""
+    """Return the scores in float32 or wider; with gradients, stored scores of narrower operands are rounded."""
     wide = torch.promote_types(query.dtype, torch.float32)
     if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad):
         return (query @ key.mT).to(wide)

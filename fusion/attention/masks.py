@@ -41,7 +41,7 @@ class Mask:
     Attributes:
         tensor: the mask as the library would get it, without data.
         value: its element over `axes`: a flag, false where a score is hidden, or a number that is added to a score.
-        axes: the dimensions of the mask; those of size 1 broadcast.
+        axes: the dimensions of the mask; dimensions of size 1 broadcast.
         exact: whether `value` holds for all sizes that the program may run with.
     """
 

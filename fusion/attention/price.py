@@ -95,7 +95,7 @@ def library_kernel(call: Call, target: Target) -> str:
         return "math" if call.query.dim() != 4 or apart else "flash" if plain else "efficient"
 
     def whole(*tensors: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(*tensors, **call.options)  # type: ignore[arg-type]  # as the call had them
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, **call.options)  # type: ignore[arg-type]  # options of the traced call
 
     graph = make_fx(whole)(*call.tensors)
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
@@ -215,7 +215,7 @@ def _chain(call: Call, loops: tuple[Loop, ...], left: float, *, backward: bool) 
 
 def _stored_time(call: Call, capabilities: Capabilities, backward: bool) -> float:
     """Return the microseconds of either direction where the scores are in memory, in float32 or wider."""
-    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]  # PyTorch's own
+    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     dtype = call.query.dtype if reduced else torch.promote_types(call.query.dtype, torch.float32)
     products, trips = (BACKWARD - 1, TRIPS_BACKWARD) if backward else (FORWARD, TRIPS)
     moved = capabilities.rates.memory_us(trips * call.scores * dtype.itemsize) + _moved(call, capabilities, backward)
@@ -223,7 +223,7 @@ def _stored_time(call: Call, capabilities: Capabilities, backward: bool) -> floa
 
 
 def _product(call: Call, dtype: torch.dtype, capabilities: Capabilities) -> float:
-    """Return the microseconds of half the arithmetic of forward, at the speed of the library's GEMMs."""
+    """Return the microseconds of half of forward's arithmetic, the mean of its two products, by the library."""
     return capabilities.rates.product_us_of(call.scores * sum(call.widths), dtype.itemsize)
 
 
@@ -248,7 +248,8 @@ def _moved(call: Call, capabilities: Capabilities, backward: bool) -> float:
 def _kernels(call: Call, capabilities: Capabilities, backward: bool) -> list[tuple[int, tuple[int, int]]]:
     """Return the kernels with chained products: their products, and the blocks of rows, with parts of their loop.
 
-    In backward, the gradient of the queries has the rows of forward, that of keys and values its columns as rows.
+    In backward, the gradient of the queries has the rows of forward, the gradients of keys and values have its columns
+    as rows.
     """
     heads = call.scores // (call.rows * call.columns)
     sizes = [(AGAIN // 2, call.rows, call.columns), (AGAIN - AGAIN // 2, call.columns, call.rows)]

@@ -139,7 +139,7 @@ def with_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
 
 def _checkpointed(part: fx.GraphModule, *args: object, **kwargs: object) -> object:
     """Call a checkpointed part as eager does, with the user's options, which Dynamo has kept."""
-    options, arguments = tag_activation_checkpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
+    options, arguments = tag_activation_checkpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     if "_checkpoint_context_fn" in part.meta:
         options["context_fn"] = part.meta["_checkpoint_context_fn"]
     return checkpoint(part, *args, **{**options, "use_reentrant": False, "preserve_rng_state": True}, **arguments)

@@ -66,7 +66,7 @@ def _wrapped(backend: object) -> object:
 
 def begin() -> None:
     """Prepare the target of an accelerator that is in use.  Errors are raised again by the first use."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # PyTorch's own
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         with suppress(Exception):
             prepare("cuda")
 

@@ -28,7 +28,7 @@ _HINTS = {
     "set_runtime_stats_and_log": "wrap the fused module: DistributedDataParallel(fusion.fuse(module))",
     "as_proxy": "quantise with torchao, whose tensors are traced",
 }
-"""Words of Dynamo's reason → what to do."""
+"""Words of Dynamo's reason → a remedy."""
 
 _UNKNOWN = "TORCH_LOGS=graph_breaks,dynamo shows why"
 _STEP = "_step"
@@ -40,7 +40,7 @@ _OWN = "_torchdynamo_wrapper_id"
 
 
 class Compiling(Protocol):
-    """A backend, as far as is asked here: what it has compiled, since when."""
+    """The part of a backend that is used here: the programs that it has compiled, and since when."""
 
     since: float
 
@@ -57,12 +57,12 @@ class _Calls:
 
     @classmethod
     def depth(cls) -> int:
-        """Return how many calls of fused programs this thread is in."""
+        """Return the nesting depth of calls of fused programs in this thread."""
         return getattr(cls.inside, "depth", 0)
 
     @classmethod
     def by_name(cls) -> list[str] | None:
-        """Return which methods the step that this thread is in has called by name; None outside of steps."""
+        """Return the methods that the current step of this thread has called by name; None outside of steps."""
         return getattr(cls.inside, "by_name", None)
 
 

@@ -79,7 +79,7 @@ class _Line:
 
 @contextmanager
 def waiting(what: str, activity: Activity = "") -> Iterator[None]:
-    """Show, while the block runs, what it does and for how long; within another such block, only what it is doing."""
+    """Show the activity and the duration of the block while it runs; within another such block, only the activity."""
     thread = threading.get_ident()
     if thread in _WAITS:
         doing(activity)

@@ -180,11 +180,11 @@ def _largest_difference(result: torch.Tensor, reference: torch.Tensor) -> float:
     return float((result.double() - reference).abs().max())
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no annotations here
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     """Counts the ATen calls that compute something; views are free."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # likewise
+        super().__init__()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         self.count = 0
 
     def __torch_dispatch__(

@@ -25,7 +25,7 @@ from fusion.stages import PREVIEW_LOOPS, PREVIEW_MAPS
 
 
 def lower_for(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Program:
-    """Lower `graph` for the target of `at`; the passes that show what its products fuse with are logged in `trace`.
+    """Lower `graph` for the target of `at`; the passes that find the fusions of its products are logged in `trace`.
 
     Raises:
         Unsupported: the graph cannot be represented as a Program.

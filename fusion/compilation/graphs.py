@@ -23,7 +23,7 @@ KEPT = tuple(
 
 
 def main_device(graph: fx.GraphModule) -> torch.device:
-    """Return the device that a graph computes on: that of most of its tensors, an accelerator before the CPU.
+    """Return the device on which a graph computes: the device of most of its tensors, an accelerator before the CPU.
 
     Raises:
         Unsupported: the graph holds no tensor.

@@ -332,9 +332,9 @@ def compile_anew(program: Run, backend: Run, **settings: object) -> Run:
         """Compile a graph, with no state to be copied: Lightning's `torch.compile` copies its settings deeply."""
         return backend(graph, inputs)
 
-    compiled = torch.compile(program, backend=compile_graph, **settings)  # type: ignore[call-overload]  # PyTorch checks them
+    compiled = torch.compile(program, backend=compile_graph, **settings)  # type: ignore[call-overload]  # PyTorch tests the settings
     unlimited = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
-    return unlimited(compiled)  # type: ignore[no-any-return]  # PyTorch does not say
+    return unlimited(compiled)  # type: ignore[no-any-return]  # not annotated in PyTorch
 
 
 @contextlib.contextmanager

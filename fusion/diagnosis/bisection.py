@@ -100,7 +100,7 @@ class Bisection:
 
     @property
     def agrees(self) -> bool:
-        """Whether there was nothing to find."""
+        """Whether no difference was found."""
         return self.agreement.agrees
 
     def __str__(self) -> str:
@@ -271,7 +271,7 @@ class _Search:
 
 
 def _compiled_by(backend: str, program: Program, settings: Mapping[str, object]) -> Program:
-    return torch.compile(program, backend=backend, **settings)  # type: ignore[call-overload, no-any-return]  # PyTorch checks them
+    return torch.compile(program, backend=backend, **settings)  # type: ignore[call-overload, no-any-return]  # PyTorch tests the settings
 
 
 def first_failing(count: int, fails: Callable[[int], bool]) -> int:

@@ -81,8 +81,8 @@ def launches_of(module: fx.GraphModule, kernels: Mapping[Kernel, str]) -> Callab
         if isinstance(kernel, Kernel):
             return f"{name} = dumped.kernel(__file__, {kernels[kernel]!r})"
         if isinstance(value, InChunks):
-            bodies = [children[id(body.__self__)] for body in value.bodies]  # type: ignore[attr-defined]  # of a module
-            bare: Chunked[None] = replace(value.node, bodies=(None,) * len(bodies))  # type: ignore[arg-type,assignment]  # bare
+            bodies = [children[id(body.__self__)] for body in value.bodies]  # type: ignore[attr-defined]  # methods of modules
+            bare: Chunked[None] = replace(value.node, bodies=(None,) * len(bodies))  # type: ignore[arg-type,assignment]  # without bodies
             return f"{name} = dumped.in_chunks(__file__, {bodies}, {write((bare, value.results), KINDS)!r})"
         return None
 

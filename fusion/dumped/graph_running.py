@@ -189,20 +189,20 @@ def _copies(values: Values) -> Values:
 
 
 def _exact(module: torch.nn.Module, given: Values) -> Values | None:
-    """Return the results of a graph in float64, and its inputs after the run; None if an operation has no such form."""
+    """Return the results of a graph in float64, and its inputs after the run; None if an operation cannot run so."""
     arguments = [
         copied(each, torch.float64) if isinstance(each, torch.Tensor) and each.is_floating_point() else each
         for each in _copies(given)
     ]
     try:
-        with _InDouble():  # type: ignore[no-untyped-call]  # PyTorch's own
+        with _InDouble():  # type: ignore[no-untyped-call]  # not annotated in PyTorch
             return [*module(*arguments), *arguments]
     except (RuntimeError, NotImplementedError, TypeError) as reason:
         print(f"  not computed in float64: {str(reason).splitlines()[0]}")
         return None
 
 
-class _InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
+class _InDouble(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     """Computes in float64 whatever an operation computes in floats."""
 
     def __torch_dispatch__(

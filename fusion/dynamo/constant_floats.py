@@ -34,7 +34,7 @@ def settings_fixed(
     """Guard the settings among the inputs of `graph` and write them as numbers; within, AOTAutograd may trace it.
 
     Args:
-        known: the settings that earlier graphs of this program were compiled for, extended by those of this one.
+        known: the settings for which earlier graphs of this program were compiled; this graph's are added.
             A float with another value than before is not a setting.
 
     Returns:

@@ -67,7 +67,7 @@ def _form(node: fx.Node) -> Hashable:
             return value
         return value.dtype, value.device, value.layout, value.shape, value.requires_grad
 
-    return node.op, node.target, repr(map_aggregate((node.args, node.kwargs), shown))  # type: ignore[arg-type]  # any argument is shown
+    return node.op, node.target, repr(map_aggregate((node.args, node.kwargs), shown))  # type: ignore[arg-type]  # `shown` takes any argument
 
 
 def _failure(graph: fx.GraphModule, node: fx.Node) -> Exception | None:
@@ -89,7 +89,7 @@ def _failure(graph: fx.GraphModule, node: fx.Node) -> Exception | None:
         return source.clone()  # which may be changed in place
 
     try:
-        args, kwargs = map_aggregate((node.args, node.kwargs), given)  # type: ignore[arg-type]  # any argument is given
+        args, kwargs = map_aggregate((node.args, node.kwargs), given)  # type: ignore[arg-type]  # the function takes any argument
         call = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
         results = [call(*args, **kwargs), args, kwargs]
         differentiable = [each for each in tree_leaves(results) if isinstance(each, Tensor) and each.requires_grad]

@@ -92,7 +92,7 @@ def windows(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     count, stride = blocks_
     dimension %= x.ndim
     blocks_part = x.narrow(dimension, 0, count * stride)
-    blocks: Tensor = blocks_part.unflatten(dimension, (count, stride))  # type: ignore[no-untyped-call]  # torch has none
+    blocks: Tensor = blocks_part.unflatten(dimension, (count, stride))  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     return blocks.narrow(dimension + 1, 0, size).movedim(dimension + 1, -1)
 
 

@@ -1,8 +1,8 @@
 """Finds the tensors that calls of a graph captured by Dynamo change in place: the first argument, or `out`.
 
 PyTorch marks a mutation by the name of a function (`add_`) or an argument (`inplace=True`), Python by the operator
-(`+=`). Names of Python's operators are no indication: that of `|` is `or_`. Operations of ATen, of which exported
-programs consist, have a schema that says it.
+(`+=`). Names of Python's operators are no indication: the name of `|` is `or_`. Operations of ATen, of which exported
+programs consist, declare mutations in their schemas.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def changes_first(node: fx.Node) -> bool:
 
 
 def name_of(node: fx.Node) -> str:
-    """Return the name of a node's callee, without that of an overload; empty if it has none."""
+    """Return the name of a node's callee, without its overload; empty if it has none."""
     target = node.target.overloadpacket if isinstance(node.target, OpOverload) else node.target
     return target if isinstance(target, str) else str(getattr(target, "__name__", ""))
 

@@ -155,7 +155,7 @@ def _atom(value: object) -> Row:
     if isinstance(value, torch.Tensor):
         return _tensor_row(value)
     if callable(value) and _lookup(getattr(value, "__module__", ""), getattr(value, "__qualname__", "")) is value:
-        return ("function", value.__module__, value.__qualname__)  # type: ignore[attr-defined]  # just looked at
+        return ("function", value.__module__, value.__qualname__)  # type: ignore[attr-defined]  # read by the condition
     raise Unwritten(f"a {type(value).__name__}")
 
 
@@ -285,7 +285,7 @@ _READERS: Mapping[str, Callable[[Fields, Sequence[object], Kinds], object]] = {
     "tuple": lambda rest, values, kinds: tuple(_parts(rest, values)),
     "dict": lambda rest, values, kinds: _pairs(rest, values),
     "set": lambda rest, values, kinds: frozenset(_parts(rest, values)),
-    "enum": lambda rest, values, kinds: kinds[rest[0]][rest[1]],  # type: ignore[index]  # an enum
+    "enum": lambda rest, values, kinds: kinds[rest[0]][rest[1]],  # type: ignore[index]  # the kind is an enum
     "kind": lambda rest, values, kinds: kinds[rest[0]](*_parts(rest[1:], values)),
 }
 

@@ -211,7 +211,7 @@ class _Forward(CompiledForward):
 
 
 class _Backward(CompiledBackward):
-    """A backward graph that is compiled already."""
+    """Represents a compiled backward graph, which AOTAutograd does not compile again."""
 
     def __init__(self, graph: Boxed, states: Sequence[int], symbols: int) -> None:
         super().__init__(

@@ -245,7 +245,7 @@ def _restored(value: object) -> object:
         case Views(views):
             chain = object.__new__(ViewMetaSequence)
             chain.sequence = [_VIEWS[kind](_restored(arguments)) for kind, arguments in views]
-            chain.metadata = None  # type: ignore[assignment]  # compared while tracing only
+            chain.metadata = None  # type: ignore[assignment]  # compared only while PyTorch traces
             return chain
         case Member("InverseReturnMode", name):
             return _INVERSE[name]

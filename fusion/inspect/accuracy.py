@@ -178,7 +178,7 @@ def is_close(
     Args:
         rounded: the results of the same operations in the same dtypes.
         exact: the results in float64.
-        floor: the error that is always allowed; by default, that of sums in another order.
+        floor: the error that is always allowed; by default, the error of sums in another order.
     """
     if floor is None:
         floor = max(_ROUNDINGS * torch.finfo(ours.dtype).eps, _SUMS) if ours.is_floating_point() else _SHARE

@@ -88,7 +88,7 @@ def other_breaks(codes: Iterable[CodeType], since: float, known: Iterable[Break]
 
 
 def codes_of(target: Callable[..., object]) -> Iterator[CodeType]:
-    """Yield the code object of a function, or those of the `forward` of a module and its submodules."""
+    """Yield the code object of a function; for a module, of the `forward` of it and of each submodule."""
     parts: list[object] = [target]
     if isinstance(target, torch.nn.Module):
         parts = [part.forward for part in target.modules()]

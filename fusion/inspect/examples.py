@@ -66,7 +66,7 @@ def lowered(function: Callable[..., object], *inputs: torch.Tensor) -> Program:
 def show_program(
     change: Callable[[Program], Program], program: Program | Callable[..., object], *inputs: torch.Tensor
 ) -> None:
-    """Print the changes of a pass to a Program, or to that of a function of `inputs`.
+    """Print the changes of a pass to a Program, or to the Program of a function of `inputs`.
 
     >>> show_program(lambda program: program, lambda x: x + 1, torch.ones(3))
       input x: f32[3]
@@ -83,7 +83,7 @@ def show_graph(
     *inputs: torch.Tensor,
     layouts: bool = False,
 ) -> None:
-    """Print the changes of a pass, which works in place, to a graph, or to that of a function of `inputs`.
+    """Print the changes of a pass, which works in place, to a graph, or to the graph of a function of `inputs`.
 
     Marks are printed behind a node: for the partition, and of inputs that may be overwritten.
 

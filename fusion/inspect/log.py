@@ -24,7 +24,7 @@ ARTIFACT = "fusion"
 def logger() -> logging.Logger:
     """Return the logger, which PyTorch's setting has switched on if it names it."""
     log = logging.getLogger("fusion")
-    if torch_logging.log_state.is_artifact_enabled(ARTIFACT):  # type: ignore[no-untyped-call]  # PyTorch's own
+    if torch_logging.log_state.is_artifact_enabled(ARTIFACT):  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         log.setLevel(logging.DEBUG)
         if not log.handlers:
             torch_logging._setup_handlers(logging.StreamHandler, log)

@@ -70,7 +70,7 @@ class Measurement(Watch):
         self._described: list[tuple[Report, Schedule]] = []
 
     def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
-        """Return `run` under the clock."""
+        """Return a function that calls `run`, and measures it."""
         if isinstance(step, Extern) and not _is_measured(step):
             return run
         times = self._times[id(step)] = _Times(step)

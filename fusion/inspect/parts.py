@@ -30,7 +30,7 @@ class _Written:
             return NotImplemented
         return _same(self.target, other.target) and _same(self.args, other.args) and _same(self.kwargs, other.kwargs)
 
-    __hash__ = None  # type: ignore[assignment]  # compared only
+    __hash__ = None  # type: ignore[assignment]  # compared, never hashed
 
 
 def _same(one: object, other: object) -> bool:

@@ -43,7 +43,7 @@ aten = torch.ops.aten
 
 _GROUP_NORMS = (aten.native_group_norm.default, aten.native_group_norm_backward.default)
 """Norms over groups of channels, by name: other calls that fold an image over its points and some channels at once do
-not split the channels into groups, which is what lanes along the channels would run across.
+not split the channels into groups, which lanes along the channels would cross.
 """
 
 _TRIED = 8
@@ -206,7 +206,8 @@ def _wanted(calls: Collection[fx.Node], plan: LayoutPlan, node: fx.Node) -> dict
 def _is_lost(plan: LayoutPlan, node: fx.Node) -> bool:
     """Return whether a generated image is stored with channels first, though an operand has them last by the plan.
 
-    Its strides are the strides that the operation returns in eager, some operations whatever their operands'.
+    Its strides are the strides that the operation returns in eager, which for some operations do not depend on
+    operands.
     """
     image = plan.value_of(node) if isinstance(node.meta.get("val"), torch.Tensor) else None
     if image is None or not _is_image(image) or _has_channels_last(image) or not is_generated(node) or is_view(node):

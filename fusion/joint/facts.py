@@ -73,7 +73,7 @@ def value_of_call(node: fx.Node) -> Value | None:
 
 
 def results_of_call(node: fx.Node) -> dict[fx.Node, Value]:
-    """Return the results of a call that are computed element by element: its own, or those that a graph selects of it.
+    """Return the results of a call that are computed element by element: its own, or the parts that a graph selects.
 
     Elements of several results may depend on random numbers, too.
     """

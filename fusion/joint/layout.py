@@ -70,7 +70,7 @@ def _differs(gradient: fx.Node, holder: fx.Node) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor lies in memory without gaps or overlaps."""
+    """Return whether a tensor is stored without gaps or overlaps."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 

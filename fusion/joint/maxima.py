@@ -114,6 +114,7 @@ def _compared(node: fx.Node, comparisons: Mapping[fx.Node, fx.Node]) -> tuple[fx
 
 def _scattered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """Match a gradient scattered to the position of a maximum; return the factor that has to be 0, and the maximum."""
+    # By name: this is how PyTorch's own formula writes the gradient of a maximum along a dimension, into zeros.
     if node.target is not aten.scatter.src:
         return None
     zeros, _, index, gradient = (cast(fx.Node, arg) for arg in node.args)

@@ -27,8 +27,8 @@ GRADIENTS = {
 }
 """Gradients with arguments (…, an image, …, positions in its last dimensions) → the number of these dimensions.
 
-They are named because their lowered form does not bound the positions: it compares them with those of an element, or
-scatters to them, and fractional windows begin at random numbers.
+They are recognised by name because their lowered form does not bound the positions: it compares them with the position
+of an element, or scatters to them, and fractional windows begin at random numbers.
 """
 
 

@@ -37,9 +37,9 @@ def _references(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _sole_references() -> tuple[int, int, int]:
-    """Return the counts of a tensor that one variable holds, seen from a function that it is passed to.
+    """Return the reference counts that a callee sees for a tensor that only one variable of its caller holds.
 
-    They are counted anew each time: while Dynamo evaluates frames, a call holds its arguments twice.
+    They are measured at each call, because a call holds its arguments twice while Dynamo evaluates frames.
     """
     with _disable_current_modes():
         fresh = torch.empty(0)

@@ -41,7 +41,7 @@ def guard_dispatch(
     """
     fallback: list[Boxed] = []
     fake_mode, level = torch._C._get_dispatch_mode, torch._C._functorch.maybe_current_level
-    batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # a tensor
+    batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # annotated for tensors alone
 
     def gradients(args: Sequence[object]) -> list[torch.Tensor]:
         return [value for k in tangents if isinstance(value := args[k], torch.Tensor)]

@@ -41,10 +41,10 @@ _REBINDING = frozenset(
 
 
 class Trees(Protocol):
-    """What `cudagraph_trees.py` does with TorchInductor."""
+    """Records CUDA graphs by TorchInductor, as `cudagraph_trees.py` does."""
 
     def unrecordable(self, graph: fx.GraphModule) -> fx.Node | None:
-        """Return the first node that waits for the device, or has a size that only data tell."""
+        """Return the first node that waits for the device, or has a data-dependent size."""
 
     def saved_inputs(self, backward: fx.GraphModule) -> list[int]:
         """Return the inputs of a backward graph that its forward has saved."""

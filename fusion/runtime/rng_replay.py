@@ -57,7 +57,7 @@ class Draws:
         with torch.random.fork_rng([device for device in self.devices if device.type != "cpu"]):
             for device, state in zip(self.devices, states, strict=True):
                 _set_state(device, state)
-            mode = _AsKernels()  # type: ignore[no-untyped-call]  # PyTorch's own
+            mode = _AsKernels()  # type: ignore[no-untyped-call]  # not annotated in PyTorch
             # The Python dispatcher decomposes composite operations as AOTAutograd does.
             with mode, traced_as_eager(), enable_python_dispatcher():
                 yield
@@ -70,7 +70,7 @@ def draws_of(joint: fx.GraphModule) -> Draws | None:
     return Draws(tuple(dict.fromkeys(value.device for value in values)), origin_of(calls[0])) if calls else None
 
 
-class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
+class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     """Draws the numbers that generated kernels draw."""
 
     def __torch_dispatch__(

@@ -99,7 +99,7 @@ class Derivatives:
 
 @dataclass
 class _Region:
-    """A compiled region, as its derivatives need it.
+    """A compiled region, with the facts that its derivatives need.
 
     Attributes:
         captured: its graph, run operation by operation.
@@ -113,12 +113,12 @@ class _Region:
 
     @property
     def node(self) -> AutogradNode:
-        """Its autograd node."""
+        """The autograd node of the region."""
         return self.known.node
 
     @property
     def draws(self) -> Draws | None:
-        """Its random calls."""
+        """The random calls of the region; None if there are none."""
         return self.known.draws
 
     def say_once(self, reason: str) -> None:
@@ -186,7 +186,7 @@ class _Hook:
         result_numbers = [k for k, grad in enumerate(grad_outputs) if grad is not None]
         again = _Again(self.region, refusal, args, self.states, result_numbers, computed)
         outer = [grad_outputs[k] for k in result_numbers]
-        connected = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
+        connected = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         return tuple(None if grad is None else next(connected) for grad in grads)
 
     def _args(self) -> list[object]:

@@ -20,8 +20,9 @@ from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten
 
-# The operations are named: a call in a schedule has no lowered form from which its first element's index could be read,
-# and PyTorch's own answer, of the call with tensors without data, needs sizes that are numbers.
+# Here and in `starts`, operations are recognised by name: the call in a schedule has no lowered form whose index at 0
+# would be the offset, and PyTorch computes offsets of fake tensors only for static sizes.  Other views have an unknown
+# offset.
 _AT_START = frozenset(
     (
         *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.alias.default),

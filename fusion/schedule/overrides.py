@@ -25,8 +25,9 @@ class Overrides:
 
     Attributes:
         products: the name of the alternative that is taken for each cluster around products, where it has one of this
-            name: `ONE_KERNEL`, `LIBRARY`, or that of a product in parts.  `LIBRARY` also keeps products out of loops
-            that consume their results; `ONE_KERNEL` generates products that a target would leave to the library unseen.
+            name: `ONE_KERNEL`, `LIBRARY`, or the name of a product in parts.  `LIBRARY` also keeps products out of
+            loops that consume their results; `ONE_KERNEL` generates products that a target would leave to the library
+            unseen.
         attention: whether calls of attention are generated, where they can be, or the library's; None asks the price.
         fused: whether operations share kernels; without it, each node of the program is a kernel.
         without: optional passes that are left out, as "stage/pass" (`stages.OPTIONAL`); without `JOINS`, each node or

@@ -15,14 +15,15 @@ import torch
 from fusion.lowering.indexing import FloorDiv, Sizes, simplify
 from fusion.lowering.indexing.intervals import expanded, interval
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Op
+from fusion.lowering.ir.scalar_ops import ScalarName
 
 _SIGNIFICANT: Mapping[torch.dtype, int] = {torch.float32: 24, torch.float64: 53}
 """The bits of a number's significand."""
 
 _Fraction = tuple[sympy.Expr, int]
-"""An integer over the axes, and by how many powers of two it is divided."""
+"""An integer over the axes, and the exponent of the power of two by which it is divided."""
 
-_COMBINED: Mapping[str, Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
+_COMBINED: Mapping[ScalarName, Callable[[sympy.Expr, sympy.Expr], sympy.Expr]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -74,7 +75,7 @@ def _computed(number: Expr, sizes: Sizes) -> _Fraction | None:
             return None
 
 
-def _combined(name: str, first: _Fraction, second: _Fraction) -> _Fraction:
+def _combined(name: ScalarName, first: _Fraction, second: _Fraction) -> _Fraction:
     """Return the sum, difference or product of two fractions."""
     (a, divided), (b, by) = first, second
     if name == "mul":

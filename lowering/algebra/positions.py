@@ -32,7 +32,7 @@ from fusion.lowering.ir.expr import (
     postorder,
     rewrite,
 )
-from fusion.lowering.ir.scalar_ops import SCALAR_OPS
+from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 from fusion.lowering.ir.sizes import may_be_empty
 
 MOST_CASES = 16
@@ -47,7 +47,7 @@ _TRUE = const(True, torch.bool)
 Range = tuple[float, float]
 """The least and greatest value; infinite if unknown."""
 
-_TRUTHS: Mapping[str, Callable[[float, float], bool | None]] = {
+_TRUTHS: Mapping[ScalarName, Callable[[float, float], bool | None]] = {
     # from the bounds of the difference of both operands: true, false, or undecided
     "lt": lambda low, high: True if high < 0 else False if low >= 0 else None,
     "le": lambda low, high: True if high <= 0 else False if low > 0 else None,

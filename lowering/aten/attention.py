@@ -40,7 +40,7 @@ def attention(
         scale: factor of the scores; 1/√e by default.
         enable_gqa: each head of the keys serves heads // (heads of keys) consecutive heads of the query.
         order: dimensions of the result from the outermost in memory to the innermost; as they come by default.
-        wide: without gradients, scores are products in float32: stored, those of narrower operands would be rounded.
+        wide: without gradients, scores are products in float32; stored scores of narrower operands would be rounded.
 
     >>> q, k, v = torch.ones(2, 4, 3, 8), torch.ones(2, 2, 5, 8), torch.ones(2, 2, 5, 6)
     >>> attention(q, k, v, is_causal=True, enable_gqa=True).shape
@@ -55,7 +55,7 @@ def attention(
         if enable_gqa:
             key, value = (shared_heads(x, query.shape[-3]) for x in (key, value))
         shapes = (query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        batch: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # PyTorch does not say
+        batch: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
         if is_causal:
             attn_mask = _causal(query.shape[-2], key.shape[-2], query.device)
@@ -63,7 +63,7 @@ def attention(
         order = tuple(range(query.dim()) if order is None else order)
         arguments = query, key, value, attn_mask, dropout_p, scale, order
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arguments):
-            return _Attention.apply(*arguments)[0]  # type: ignore[no-any-return, no-untyped-call]  # nor here
+            return _Attention.apply(*arguments)[0]  # type: ignore[no-any-return, no-untyped-call]  # not annotated in PyTorch
         return _forward(*arguments, wide=wide)[0]
 
 

@@ -259,7 +259,7 @@ def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Copy `other` into the layout of eager's pointwise results, unless an operation on it alone has that layout."""
     if x.ndim == 0 or (x.is_contiguous() and other.is_contiguous()):
         return other
-    shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # PyTorch's own
+    shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     pair = x.expand(shape), other.expand(shape)
     order: list[int] = compute_elementwise_output_logical_to_physical_perm(*pair)[0]
     if other.shape == shape:
@@ -310,7 +310,7 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def convolution_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *settings: object
 ) -> Sequence[torch.Tensor | None]:
-    """Compute the gradients of a convolution, with that of its bias as a sum."""
+    """Compute the gradients of a convolution, the gradient of its bias as a sum."""
     others, wanted = settings[:-1], cast("Sequence[bool]", settings[-1])
     if not wanted[2] or grad.device.type == "cpu":
         return cast(tuple[None, ...], NotImplemented)
@@ -348,7 +348,7 @@ AS_THE_SECOND: tuple[OpOverload, ...] = (
     aten.special_xlog1py.default,
     aten.xlogy.Tensor,
 )
-"""Operations whose traced result has the layout of the second operand, where eager's has that of the first."""
+"""Operations whose traced result has the layout of the second operand, although eager's has the layout of the first."""
 
 
 def _scaled(parts: Callable[..., torch.Tensor]) -> Callable[..., object]:

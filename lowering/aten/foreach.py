@@ -3,7 +3,7 @@
 Output: decompositions: overload → function.  The scheduler fuses the operation on each tensor with its own producers
 and consumers, and packs the tensors into shared launches, so nothing of the list itself is lost.
 
-Lists stay whole for operations without an equivalent on one tensor.
+Operations without an equivalent on one tensor keep their lists.
 """
 
 from __future__ import annotations

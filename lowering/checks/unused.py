@@ -34,9 +34,9 @@ from fusion.lowering.ir.program import (
 from fusion.lowering.ir.scalar_ops import CHECKED
 from fusion.lowering.value import Value
 
-_LIBRARY: Final = torch.library.Library("fusion", "DEF")  # type: ignore[no-untyped-call]  # PyTorch's own
-_LIBRARY.define("keep(Tensor x) -> ()")  # type: ignore[no-untyped-call]  # PyTorch's own
-_LIBRARY.impl("keep", lambda x: None, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # PyTorch's own
+_LIBRARY: Final = torch.library.Library("fusion", "DEF")  # type: ignore[no-untyped-call]  # not annotated in PyTorch
+_LIBRARY.define("keep(Tensor x) -> ()")  # type: ignore[no-untyped-call]  # not annotated in PyTorch
+_LIBRARY.impl("keep", lambda x: None, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # not annotated in PyTorch
 
 KEEP: Final = torch.ops.fusion.keep.default
 """Reads a tensor, of any shape and dtype, and returns nothing."""

@@ -335,7 +335,7 @@ def fold_over(
 
 def scan_along(op: ScanName, exprs: Sequence[Expr], along: sympy.Symbol, axes: Ranges, scope: Scope) -> torch.Tensor:
     """Scan `exprs` by `op` along an axis that `axes` holds in full."""
-    args = torch.broadcast_tensors(*evaluate(exprs, axes, scope))  # type: ignore[no-untyped-call]  # as in torch
+    args = torch.broadcast_tensors(*evaluate(exprs, axes, scope))  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     dim = list(axes).index(along)
     whole = [len(axes[along]) if d == dim else -1 for d in range(len(axes))]
     return scan(op, [arg.expand(whole) for arg in args], dim)

@@ -86,7 +86,7 @@ class Chunked(Generic[BodyT]):
 
     @property
     def name(self) -> str:
-        """The name in reports."""
+        """The name of the node in reports."""
         return "in_chunks"
 
     def even(self, length: int) -> int:

@@ -23,7 +23,7 @@ class _Division(sympy.Expr):
     is_commutative = True
     is_integer = True
 
-    def __new__(cls, a: sympy.Expr | int, b: sympy.Expr | int) -> sympy.Expr:  # type: ignore[misc]  # may be a number
+    def __new__(cls, a: sympy.Expr | int, b: sympy.Expr | int) -> sympy.Expr:  # type: ignore[misc]  # the result may be a number
         return _divide(cls, sympy.sympify(a), sympy.sympify(b))  # type: ignore[arg-type]  # mypy means an instance's hash
 
     @classmethod

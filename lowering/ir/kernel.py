@@ -241,7 +241,7 @@ def statements(body: Sequence[Stmt], kind: type[AnyStmt]) -> Iterator[AnyStmt]: 
 
 
 def statements(body: Sequence[Stmt], kind: type[AnyStmt] | None = None) -> Iterator[Stmt]:
-    """Iterate over all statements, or those of one kind, loops before their bodies."""
+    """Iterate over all statements, or over the statements of one kind, loops before their bodies."""
     every = _nested(body)
     return every if kind is None else (stmt for stmt in every if isinstance(stmt, kind))
 
@@ -277,7 +277,7 @@ def folds(kernel: Kernel) -> dict[str, Fold]:
 
 
 def values_of(stmt: Stmt) -> tuple[Expr, ...]:
-    """Return the expressions that a statement evaluates itself, without those of statements in a loop."""
+    """Return the expressions that a statement evaluates itself; of a loop, without its body."""
     match stmt:
         case Fold():
             return stmt.args if stmt.carry is None else (*stmt.args, stmt.carry)

@@ -9,11 +9,10 @@
             | Extern(outs, target, args, kwargs)      any operation without a rule, called in eager's way
             | Chunked(bodies, length, sliced, …)      Programs, each run for some points of one axis at a time
 
-A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
-`r0, r1, …` for those it reduces over, so equal nodes have equal text.  Views are never nodes: they are the index of the
-load that reads through them.  Buffers carry the strides of eager's results, so an extern or the user gets exactly
-eager's tensor.  Origins, and library alternatives for products, are kept beside the nodes.  A pass derives another
-Program by `edited`.
+A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer, and
+its reduced axes `r0, r1, …`, so equal nodes have equal text.  Views are never nodes: they are the index of the load
+that reads through them.  Buffers have the strides of eager's results, so externs and the user get eager's tensors.
+Origins, and library alternatives for products, are stored separately.  A pass derives a Program by `edited`.
 """
 
 from __future__ import annotations
@@ -117,10 +116,7 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """`out[axes] = op over all points of the axis `along` up to and including this one of args`.
-
-    `op` is one of `scalar_ops.SCAN_OPS`; `args` is (value,) or, for argmax/argmin, (value, index).
-    """
+    """`out[axes] = op over the points of `along` up to and including this one of args`; `args` as of a Reduce."""
 
     out: str
     axes: tuple[Axis, ...]
@@ -172,10 +168,9 @@ class Scatter:
     """`out` begins as `start`; then every point of `axes` where `where` holds does `out[index] op= value`.
 
     `axes` are the sources' axes.  `index` has one int64 for each dimension of `out`.  `op` is one of `SCATTER_OPS`:
-    a fold, which combines values with equal indices in any order, or "store", which keeps any one of them.
-
-    `out` takes the memory of `start`, which has the same layout and no other reader; an input that is a `start` is
-    updated for the caller.  Where `op` is max or min, `start` holds no NaN; a NaN in a value stays.
+    a fold, which combines values with equal indices in any order, or "store", which keeps any one of them.  `out` takes
+    the memory of `start`, which has the same layout and no other reader; an input that is a `start` is updated for the
+    caller.  Where `op` is max or min, `start` holds no NaN; a NaN in a value stays.
     """
 
     out: str
@@ -229,10 +224,10 @@ ExternArg: TypeAlias = "BufferRef | sympy.Expr | object"
 class Extern:
     """A call of `target` with eager's own semantics.
 
-    `outs` names the tensors it returns, in order, None where it returns something that is not a tensor or not used.
-    `is_view`: the result is a view of its first argument; nothing is moved.  `reason` says why there is no rule.
-    `sizes`: the data-dependent sizes that its results determine (how many numbers are not zero), each with the result
-    and its dimension of this size, or None for a result that is the number itself.  `reads`: its operands, each once.
+    `outs`: the tensors that it returns, in order; None for a result that is no tensor or not used.  `is_view`: the
+    result is a view of its first argument.  `reason` says why there is no rule.  `sizes`: the data-dependent sizes that
+    its results determine (the count of non-zeros), each with the result and its dimension of this size, or None for a
+    result that is the size itself.  `reads`: its operands, each once.
     """
 
     outs: tuple[str | None, ...]
@@ -291,8 +286,7 @@ class Program:
         origins: output buffer name → its origin in the user's program.
         constants: buffers that hold tensors known at compile time.
         inlined: output buffer name → the names of nodes that were inlined into its expression, and may be gone.
-        library: output buffer name of a Contract → nodes that compute the same by a library call (views of the
-            operands, then the call): the alternative against which generating a kernel is priced, where there is one.
+        library: output buffer name of a Contract → nodes that compute the same by a library call, its alternative.
     """
 
     inputs: tuple[str | sympy.Symbol | None, ...]
@@ -321,8 +315,7 @@ class Program:
             buffers: are added, and replace buffers of the same name.
             origins: buffer → the buffer whose origin it shares; chains are followed in their order.
             inlined: output buffer → the nodes inlined into its expression; entries of others stay.
-            library: output buffer → nodes that call a library, empty to remove the entry; entries of others stay, as
-                long as a Contract computes them.
+            library: output buffer → nodes that call a library, empty to remove; other Contracts keep their entries.
             outputs: replace all outputs.
 
         >>> empty = Program((), {}, (), ())

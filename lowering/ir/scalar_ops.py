@@ -2,10 +2,11 @@
 
 A row holds the arity, the kind of result and the torch function that defines the operation (used by the reference
 evaluator).  The other columns are algebraic facts, so that passes need not decide by name;
-`tests/lowering/ir/test_scalar_facts.py` checks each numerically.  Targets hold a table with the same keys that writes
-the operations; an operation that a target cannot write makes the node an extern there.  The names are literal types, so
-that a misspelt one fails mypy.  Integer `floordiv` and `remainder` floor, as in Python; `truncdiv` truncates.
-`maximum` and `minimum` return NaN if either operand is NaN.
+`tests/lowering/ir/test_scalar_facts.py` checks each numerically.  A fact that no pass reads, such as monotonicity, has
+no column; `parity` serves `keeps_size`.  Targets hold a table with the same keys that writes the operations; an
+operation that a target cannot write makes the node an extern there.  The names are literal types, so that a misspelt
+one fails mypy.  Integer `floordiv` and `remainder` floor, as in Python; `truncdiv` truncates.  `maximum` and `minimum`
+return NaN if either operand is NaN.
 """
 
 from __future__ import annotations

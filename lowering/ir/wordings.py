@@ -74,7 +74,7 @@ def worded(number: int) -> tuple[Wording, int]:
 
 
 def wording_of(call: fx.Node, own: Wording) -> Wording:
-    """Return the wording of a call: that of the operation that it was decomposed from, or else its own."""
+    """Return the wording of a call: the wording of the operation from which it was decomposed, or else its own."""
     whole = str(call.meta.get("original_aten"))  # by name: metadata may hold a copy of the operation
     if whole in DECOMPOSED:
         return DECOMPOSED[whole]

@@ -64,7 +64,7 @@ def formula(target: OpOverload, kind: Kind = Kind.DEFAULT) -> Callable[[Formula]
 
 @formula(aten.relu.default)
 def relu(x: Term) -> Term:
-    """max(0, x), which leaves -0.0 as it is."""
+    """max(0, x); keeps -0.0."""
     return maximum(0, x)
 
 

@@ -36,7 +36,7 @@ def placed(part: Value, shape: Shape, index: Sequence[Index], mask: Term | None)
 
 
 def choose(mask: Term | None, inside: Term, outside: Term) -> Term:
-    """`inside`, which was built by `placed` under `mask`, where that holds, else `outside`."""
+    """`inside` (built by `placed` under `mask`) where `mask` holds, else `outside`."""
     if mask is None or outside.expr is literal(0, outside.dtype):
         return inside
     return where(mask, inside, outside)

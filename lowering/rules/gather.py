@@ -35,7 +35,7 @@ def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, wording: W
 
     Args:
         size: the size of that dimension.
-        wording: how eager refuses a position out of range.
+        wording: eager's message for a position out of range.
         check: whether a position may be out of range.
 
     Raises:

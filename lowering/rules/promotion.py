@@ -52,7 +52,7 @@ def combine(build: Callable[..., Term], *values: Value) -> Value:
 
 
 def requiring(requirement: Requirement, test: Callable[..., Term], x: Value, *others: Value) -> Value:
-    """Return x; `test` of each of its elements, and of those of `others`, which broadcast against x, has to hold."""
+    """Return x; `test` has to hold for each element of x and the elements of `others` that broadcast against it."""
     return combine(lambda *terms: Term(required(terms[0].expr, test(*terms).expr, requirement)), x, *others)
 
 
@@ -136,5 +136,5 @@ def _promote(
 
 def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     """Return the functional overloads of an operation: no `out=` and nothing mutated."""
-    candidates: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # torch has no annotation
+    candidates: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     return [o for o in candidates if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]

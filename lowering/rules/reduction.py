@@ -297,8 +297,8 @@ def moments(
 
     With `corrected`, the error that the rounding of the mean adds to the squares is subtracted: (Σ (x - mean))² / n
     (Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983).  The mean itself is corrected by
-    Σ (x - mean) / n: that of equal numbers is exact, and that of a row with an infinity is NaN, as in eager, which
-    updates it number by number.
+    Σ (x - mean) / n: the mean of equal numbers is exact, and the mean of a row with an infinity is NaN, as in eager,
+    which updates it number by number.
     """
     average = mean_over(ctx, x, dims)
     squares = combine(lambda a, m: (a - m) * (a - m), x, average)

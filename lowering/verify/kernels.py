@@ -117,7 +117,7 @@ class _KernelRules:
                 read_at, written_at = load.index[0], store.offset
                 affine = not isinstance(read_at, Expr) and not isinstance(written_at, Expr)
                 require(affine, "it reads {} at positions that are computed", load.buffer)
-                differing = symbols_of(sympy.expand(read_at.xreplace(single) - written_at.xreplace(awaited)))  # type: ignore[union-attr]  # plain
+                differing = symbols_of(sympy.expand(read_at.xreplace(single) - written_at.xreplace(awaited)))  # type: ignore[union-attr]  # both are affine
                 require(self.reduced.issuperset(differing), "it reads {} where other tiles are written", load.buffer)
 
     def check_header(self, stored: Collection[str]) -> None:

@@ -33,7 +33,7 @@ def distinct(x: torch.Tensor, n: torch.Tensor) -> Tensors:
 
 def counted(x: torch.Tensor, n: torch.Tensor) -> Tensors:
     count = int(n.item())
-    torch._check(count <= x.shape[0])  # type: ignore[no-untyped-call]  # torch has no annotation
+    torch._check(count <= x.shape[0])  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     return x[:count] * 2 + torch.arange(count)[:, None], torch.ones(count, 3) + 1
 
 

@@ -119,7 +119,7 @@ class _BatchNorms(TorchDispatchMode):
 
     count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # PyTorch's own
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # not annotated in PyTorch
         if func is torch.ops.aten.native_batch_norm_backward.default:
             self.count += 1
             assert all(tensor is None or tensor.is_contiguous() for tensor in args[2:7])

@@ -69,7 +69,7 @@ class Blocks:
     before: tuple[str, ...]
 
     def tiled(self, symbols: Iterable[sympy.Symbol]) -> tuple[sympy.Symbol, ...]:
-        """Return those of `symbols` that are axes of tiles, in the order of the kernel's axes."""
+        """Return the axes of tiles in `symbols`, in the order of the kernel's axes."""
         wanted = set(symbols)
         return tuple(symbol for symbol, block in self.of.items() if symbol in wanted and block.bound is not None)
 
@@ -79,7 +79,7 @@ class Blocks:
         return extent.end if extent.start == "0" else f"({extent.end} - {extent.start})"
 
     def terms(self, symbol: sympy.Symbol | None) -> int:
-        """Return how many terms of a sum along an axis one partial sum takes, whatever the axis's role."""
+        """Return the number of terms of a sum along an axis that one partial sum takes, for an axis of any role."""
         return 1 if symbol is None else _even(self.of[symbol].axis.size, COLUMNS, COLUMN_BLOCK)
 
     def points(self, symbol: sympy.Symbol) -> int:

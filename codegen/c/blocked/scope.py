@@ -179,7 +179,7 @@ class TileScope:
         return nest
 
     def _last_read(self, node: Expr, roots: Sequence[Expr]) -> Expr | None:
-        """Return a value in a tile that nothing needs once `node` is computed, so that `node` may take its place.
+        """Return a tile value whose last reader is `node`, so that `node` may overwrite it; None if there is none.
 
         `roots` are all values of the nest, in which `node` has a name.
         """

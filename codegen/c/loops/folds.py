@@ -47,7 +47,7 @@ CHUNK_ACROSS = 512
 
 CHUNK_PER_LANE = 16
 """Elements that are summed in float32 by one lane, or in one partial sum of an array: with 64 the error was 2.7 times
-that of eager."""
+eager's."""
 
 ARG_SHARES = 64
 """Candidates of an argmax across lanes."""
@@ -143,7 +143,7 @@ def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
 
 
 def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares: int | None, run: int) -> int | None:
-    """Return after how many elements of `last`, a folded axis, partial results are passed on; None: after all.
+    """Return the number of elements of `last`, a folded axis, after which partial sums are combined; None: all.
 
     `run`: the number of elements folded for each of `last`.
     """

@@ -354,7 +354,7 @@ class _Function:
     def _inside_lanes(
         self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis | None
     ) -> tuple[KernelAxis, ...]:
-        """Return the axis of `order` whose loop is inside that of the lanes, if there is one.
+        """Return the axis of `order` whose loop is inside the loop of the lanes, if there is one.
 
         Accumulators start outside of the lanes, so one of the loops that fill them must be outside, too.
         """

@@ -82,7 +82,7 @@ class Lanes:
         varies: `block` is an upper bound; the width is computed at launch, so that every thread has work.
         tile: the grid axis that forms 16 × 16 tiles with `axis`.
         streams: element-wise work along one axis: threads divide the lane loop itself.
-        inner: the very short axis that `axis` continues in memory: its loop is inside that of the lanes.
+        inner: the very short axis that `axis` continues in memory: its loop is inside the loop of the lanes.
     """
 
     axis: KernelAxis | None = None
@@ -162,7 +162,7 @@ def _apart(load: Load, where: Spans) -> frozenset[sympy.Symbol]:
 
 
 def _score(axis: KernelAxis, used: Sequence[LaneAccess]) -> int:
-    """Return the weight of accesses that are contiguous along an axis, less that of others, except for gathers."""
+    """Return the weight of the contiguous accesses along an axis minus the weight of the others, except for gathers."""
     total = 0
     for access in used:
         stride = access.stride(axis)

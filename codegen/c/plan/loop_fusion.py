@@ -77,7 +77,7 @@ class Sweep:
 
 
 def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> Kernel:
-    """Return `kernel` with only folds of types that C has.
+    """Return `kernel` with folds of only those dtypes that C has.
 
     A fold of bfloat16 or float16 values becomes one of float32 whose result is rounded.  The factors of a `dot` are
     converted to its own type; unless that is one of `products`, the `dot` becomes a sum of products.  A factor that is

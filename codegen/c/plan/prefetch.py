@@ -35,7 +35,7 @@ SMALLEST_TENSOR = 1 << 20
 """The least bytes of a tensor whose rows are fetched ahead: a smaller one is in the L2 cache already."""
 
 FAR, MOST_LINES = 32, 256
-"""How many rows of a table lie between a row that is fetched and the row that is read; how many cache lines at most."""
+"""The most rows of a table, and the most cache lines, from the row that is read to the prefetched row."""
 
 LINES = 16
 """The most cache lines that are fetched of one row of a table: a kilobyte."""

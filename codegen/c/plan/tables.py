@@ -32,7 +32,7 @@ LONGEST_TABLE = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A load at the position `base + place`, of which `place` varies along the lanes alone and `base` does not."""
+    """A load at the position `base + place`: `place` varies only along the lanes, `base` does not."""
 
     load: Load
     place: Expr

@@ -84,7 +84,7 @@ def unmasked(kernel: Kernel, sweep: Sweep, lane: KernelAxis, where: Spans) -> fr
 
 
 def _is_safe(load: Load, kernel: Kernel, lane: KernelAxis, where: Spans) -> bool:
-    """Return whether a load under a mask may read the start of its tensor instead."""
+    """Return whether a masked load may read the start of its tensor where the mask is false."""
     index, tensor = load.index[0], kernel.param(load.buffer)
     if load.mask is None or isinstance(index, Expr) or tensor.written or lane.symbol in where[load.mask]:
         return False

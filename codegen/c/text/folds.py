@@ -27,7 +27,7 @@ _TRUTH: Mapping[FoldName, FoldName] = {"max": "any", "min": "all", "sum": "any",
 
 
 def started(fold: Fold, dtype: torch.dtype | None = None) -> Code:
-    """Return the value of `fold` over nothing, in its dtype or in that of the values of an argmax or argmin."""
+    """Return the value of `fold` over nothing, in its dtype; of an argmax or argmin, in the dtype of the values."""
     dtype = fold.dtype if dtype is None else dtype
     return constant(identity(fold.op, dtype), dtype)
 

@@ -96,7 +96,7 @@ _WIDTHS = {"float": (16, 8, 4), "double": (8, 4, 2)}
 def vector_functions() -> frozenset[str]:
     """Return the functions of `LIBRARY` that libmvec vectorises on this machine (none without libmvec).
 
-    Only those of x86-64 are brought to one form here, so on other processors libm computes each number.
+    Only the functions for x86-64 are supported here; on other processors libm computes each number.
     """
     if platform.machine() != "x86_64":
         return frozenset()

@@ -1,4 +1,4 @@
-"""Defines the functions that a kernel's text may call: small inline ones, and those of the C library (`library`).
+"""Defines the functions that a kernel's text may call: small inline ones, and C library functions (`library`).
 
 `prelude(text)` returns the definitions that `text` needs, with those they need in turn, in a fixed order.
 Called names are read from the text, as a linker reads them, because definitions are text themselves and call each

@@ -68,7 +68,7 @@ _ATTENTION[WARP_SPECIALISED, 2] = replace(  # backward, and kernels that read a 
 _ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: assumed to be as fast
 
 _FLOAT32, _TF32 = 0.07, 0.5
-"""The speed of the library's float32 products relative to those of 16-bit floats: in full precision, and in TF32."""
+"""The speed of the library's float32 products relative to its 16-bit products: in full precision, and in TF32."""
 
 _PRODUCTS = ProductSpeeds(  # relative to cuBLAS, over the shapes of transformer layers, in bfloat16 unless noted
     pointers=0.6,

@@ -71,8 +71,9 @@ class Field:
         return None
 
     def _shifted_back(self, value: int, *, signed: bool) -> Field | None:
-        """Return a field shifted up, now shifted down at least as far: its upper bits are gone, or copies of the new
-        sign.
+        """Return a field that was shifted up, after it is shifted down by at least as much.
+
+        Its upper bits are dropped or, if `signed`, copies of its new sign bit.
         """
         if not self.up <= value < 8:
             return None

@@ -57,8 +57,8 @@ class Points(Lines):
         return known.code
 
     def mask(self, dim: Dim, word: int = 1) -> Tile:
-        """Return the mask of indices of `dim` inside it, or inside a word of `word` elements that contains an element
-        of it.
+        """Return the mask of the indices of a block that lie within `dim`; with `word`, within the words (of `word`
+        elements) that contain an element of it.
         """
         known = self.find(("mask", dim, word))
         if known is not None:
@@ -81,7 +81,7 @@ class Points(Lines):
         return compose("({0} + {1}) // {2} * {2}", self.shift(dim), int(dim.size) + word - 1, word)
 
     def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
-        """Return where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
+        """Return the mask of a tile over `dims`: inside all of them, and `more` holds; None if always true."""
         edges = tuple(dim for dim in dims if self.is_edge(dim))
         inside = self.find(("masks", edges))
         if inside is None and edges:

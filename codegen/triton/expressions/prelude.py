@@ -313,7 +313,7 @@ READS: dict[str, tuple[str, ...]] = {
     "_float_remainder": ("libdevice.fmod",),
     "_quick_erfc": ("libdevice.fast_dividef",),
 }
-"""The functions that a function calls: others of this table, and those of libraries that a file imports for them."""
+"""The functions that a function calls, of this table and of libraries that a file imports for them."""
 
 
 def needed(reads: Iterable[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ _COLUMN_BYTES, _STEP_BYTES = 128, 8192
 (measured: docs/performance.md, `_COLUMN_BYTES`)
 """
 _COLUMN_THREAD = 128
-"""Bytes of the elements of a thread of columns, which few warps fold: those of several exchange their sums.
+"""The bytes of columns that one thread folds.  Few warps fold a column, since several have to exchange their sums.
 (measured: docs/performance.md, `_COLUMN_THREAD`)
 """
 _SHORT_COLUMN = 64

@@ -1,8 +1,9 @@
 """Defines the interface of a form: one way to spread a kernel over the programs of a launch.
 
 A form is a type; its instances are plans: the form applied to one kernel.  `applies` returns the plan or the reason why
-the form refuses the kernel, `configs` lists the configurations worth timing, `price` predicts the time of one of them,
-and `emit` writes the source.  The order of `FORMS` (`forms/__init__.py`) alone decides the default form of a kernel.
+the form refuses the kernel, `configs` lists the configurations worth timing, `relative_time` predicts the time of one
+of them, and `emit` writes the source.  The order of `FORMS` (`forms/__init__.py`) alone decides the default form of a
+kernel.
 """
 
 from __future__ import annotations
@@ -79,10 +80,8 @@ class Form(ABC):
         """Return why a later form is likely to be faster, so that this one is not the default; empty if none is."""
         return ""
 
-    def price(self, config: Config) -> float:
-        """Return the predicted time, as a multiple of the time at the full speed of the device (or of the library's
-        kernel).
-        """
+    def relative_time(self, config: Config) -> float:
+        """Return the predicted time relative to that at the full speed of the device, or of the library's kernel."""
         return 1.0 / efficiency.of_config(self.blocked, config)
 
     def efficiency(self) -> float:

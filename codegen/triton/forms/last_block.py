@@ -57,9 +57,9 @@ class LastBlock(Form):
         """Return the configurations of the first kernel, with warps enough for its followers."""
         return tuple(self._on_warps_of_followers(config) for _, config in single_kernel.candidates(self.task))
 
-    def price(self, config: Config) -> float:
-        """Return the price of the first kernel."""
-        return single_kernel.taking(self.task, config).price(config)
+    def relative_time(self, config: Config) -> float:
+        """Return the relative time of the first kernel."""
+        return single_kernel.taking(self.task, config).relative_time(config)
 
     def _on_warps_of_followers(self, config: Config) -> Config:
         """Return `config` with up to four warps, if fewer would fold the rows of the followers in many steps."""

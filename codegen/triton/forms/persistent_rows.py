@@ -143,7 +143,7 @@ class PersistentRows(Rows):
         return config if self.room(config) <= self.blocked.device.shared_per_program else None
 
     def room(self, config: Config) -> int:
-        """Return the bytes of the rows that are on their way."""
+        """Return the bytes of the rows that are in flight."""
         waiting = max(1, config.num_stages - 1)
         return waiting * sum(load.dtype.itemsize * config.block("r") for load in self._rows_read())
 

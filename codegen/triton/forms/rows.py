@@ -38,8 +38,8 @@ _FLOOR = 3072
 _LONG_ENOUGH = 16
 """Programs per multiprocessor that such rows still have."""
 _PLACED = 4
-"""The factor of the warps of a row without positions of extremes to those of one with: each exchange between warps has
-two values, and compares them.  (measured: docs/performance.md, `_PLACED`)
+"""A row without positions of extremes has this many times the warps of a row with them, whose exchanges between warps
+have two values, and compare them.  (measured: docs/performance.md, `_PLACED`)
 """
 
 _ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32

@@ -91,7 +91,7 @@ def _ptx(compiled: Any) -> str:
     """Return the PTX of a compiled kernel.
 
     Raises:
-        BuildError: Triton does not keep it, so that nobody knows whether `ptxas` assembles it rightly.
+        BuildError: Triton does not keep it, so its assembly by `ptxas` cannot be checked.
     """
     if "ptx" not in compiled.asm:
         raise BuildError("Triton keeps binaries only", hint="unset TRITON_STORE_BINARY_ONLY")

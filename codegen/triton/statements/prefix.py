@@ -111,7 +111,7 @@ def _operands(values: Values, prefix: Prefix, dim: Dim) -> list[_Part]:
 
 
 def _scanned(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) -> list[_Part]:
-    """Return the block scanned up to each of its lanes."""
+    """Return the inclusive scan of the block."""
     depth = max(part.tile.depth for part in parts)
     axis = parts[0].tile.dims.index(dim)
     operands = listed(part.tile.code for part in parts)

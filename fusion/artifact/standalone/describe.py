@@ -63,7 +63,7 @@ class _Start:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A view of an input: where the input lies, and the view's strides and offset as text."""
+    """A view of an input: the input's memory, and the view's strides and offset as text."""
 
     base: MemoryPlace
     strides: tuple[str, ...]
@@ -92,7 +92,7 @@ def standalone(
 
 
 class _Describer:
-    """The description under construction: `starts` has the root of each buffer, `places` where roots lie."""
+    """The description under construction: `starts` has the root of each buffer, `places` the memory of each root."""
 
     def __init__(
         self, program: CapturedProgram, compilation: CompiledGraph, callees: Mapping[Kernel, Callee], *, has_blas: bool

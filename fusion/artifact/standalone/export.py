@@ -57,8 +57,8 @@ def export_library(
         kwargs: example arguments by keyword.
         dynamic_shapes: which sizes vary, as for `torch.export.export`.
         arch: the architecture to compile for: "native" (the CPU at hand), or on x86-64 a level, such as "x86-64-v3".
-        weights: the name of a file beside `path` that holds the weights already, such as that of `fusion.save`; by
-            default they are written to one that is named as the library is.
+        weights: the name of a file in the folder of `path` that holds the weights already, such as an artifact of
+            `fusion.save`; by default they are written to a file with the library's name.
         blas: the name of a library with the interface of CBLAS, such as "openblas", or its path; none by default.
         options: as for `fusion.fuse`; by default the options with which `program` was fused.
 

@@ -24,7 +24,7 @@ CALLS: tuple[tuple[str, str], ...] = (
         "A faster form of the generated product: both are among the alternatives; mode='max-autotune' times them.",
     ),
 )
-"""Part of the reason for a library call → what it would take to generate it; the first that fits counts."""
+"""Part of the reason for a library call → a change that would allow to generate it; the first match counts."""
 
 EDGES: tuple[tuple[str, str], ...] = (
     (
@@ -76,7 +76,7 @@ EDGES: tuple[tuple[str, str], ...] = (
     ("one dimension", MATRICES),
     ("more than a matrix", MATRICES),
 )
-"""Part of the reason why two operations stay apart → what it would take; the first that fits counts."""
+"""Part of the reason for which two operations stay apart → a change that would fuse them; the first match counts."""
 
 
 def remedy(reason: str) -> str:

@@ -94,8 +94,8 @@ class StepEntry(TypedDict):
     """A launch (`kernel` is an entry of `kernels`) or a call of the library (`reason` says why it is one).
 
     `params` are the tensors of a kernel's parameters, in order.  `lines` are, for each line of the kernel's source, the
-    operations from which the line may come; empty if only `operations` is known.  `remedy` says what it would take to
-    generate the call.
+    operations from which the line may come; empty if only `operations` is known.  `remedy` is a change that would allow
+    to generate the call.
     """
 
     kind: str
@@ -119,7 +119,7 @@ class StepEntry(TypedDict):
 
 
 class RefusalEntry(TypedDict):
-    """An edge that was not fused: why, what it would take, and what it costs.
+    """An edge that was not fused: the reason, a remedy, and the cost.
 
     `producer` and `consumer` are tensors; `from_step` and `to_step` the steps at the ends of the edge.
     """

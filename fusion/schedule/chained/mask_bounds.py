@@ -320,9 +320,10 @@ def _settled(number: Expr) -> tuple[Expr, Expr]:
 
 
 def _with_parts(roots: Sequence[Expr], changed: Mapping[Expr, Expr], numbers: Mapping[Expr, Expr]) -> list[Expr]:
-    """Return `roots`, with these parts of the conditions of their selections changed, and conditions for added numbers.
+    """Return `roots` with parts of the conditions of their selections replaced, and with selections for added numbers.
 
-    A sum is minus infinity where its condition does not hold, and is left out where the number is known to be 0.
+    `changed`: part → its replacement; `numbers`: added number → its condition.  A sum with such a number becomes minus
+    infinity where the condition is false, and omits the number where it is known to be 0.
     """
 
     def joined(condition: Expr) -> Expr:

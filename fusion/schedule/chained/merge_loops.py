@@ -39,7 +39,7 @@ def merged(dependences: Dependences, first: Chain, second: Chain) -> Chain | Non
 def _grid_and_loop_axes(
     dependences: Dependences, first: Chain, second: Chain, tile: int
 ) -> dict[sympy.Symbol, sympy.Expr] | None:
-    """Return the grid and loop axes of `second` over those of `first`, where both compute `tile` at the same point.
+    """Express the grid and loop axes of `second` in the axes of `first`, so that both compute `tile` at the same point.
 
     None if there are no such expressions, or if the loop axes of the two differ.
     """

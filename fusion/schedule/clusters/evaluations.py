@@ -136,7 +136,7 @@ class Evaluations:
         return math.prod(tiles) * math.prod(parallel[axis] for axis in others)
 
     def _sides(self, cluster: Cluster) -> tuple[frozenset[sympy.Symbol], frozenset[sympy.Symbol]]:
-        """Return the axes of the rows, and those of the columns, of a cluster's contractions."""
+        """Return (the axes of the rows, the axes of the columns) of a cluster's contractions."""
         rows, columns = set[sympy.Symbol](), set[sympy.Symbol]()
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)

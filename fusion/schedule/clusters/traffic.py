@@ -1,8 +1,8 @@
 """Predicts the bytes that one launch of a cluster moves.
 
-Every outside tensor counts once, with the excess traffic of a reduction that loads along one axis and stores along
-another (`crossing.py`), and that of operands of products which are read element by element.  Input: a cluster of a
-Program; output: bytes, for sizes as they were traced.
+Every outside tensor counts once; in addition count the excess traffic of a reduction that loads along one axis and
+stores along another (`crossing.py`), and of operands of products that are read element by element.  Input: a cluster of
+a Program; output: bytes, for sizes as they were traced.
 """
 
 from __future__ import annotations

@@ -136,10 +136,10 @@ def _windowed(program: Program, node: Map, steps: Steps) -> float:
 
 
 def is_split_window(program: Program, node: Node) -> bool:
-    """Return whether a node folds short windows that lanes cannot read as they are.
+    """Return whether a node folds short windows that lanes cannot read contiguously.
 
-    Either it chooses for each of their elements whether it counts, or they overlap, with gaps between those of
-    neighbouring lanes.
+    Either a condition decides for each element of a window whether it counts, or windows overlap, and the windows of
+    neighbouring lanes start two or more elements apart.
     """
     if not isinstance(node, Reduce) or math.prod(estimate(axis.size, {}) for axis in node.over) >= WINDOW:
         return False

@@ -104,7 +104,7 @@ def is_scattered(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> boo
 
 
 def _has_near_neighbours(offset: sympy.Expr, axis: sympy.Symbol, size: sympy.Expr) -> bool:
-    """Return whether the first points along an axis lie together in memory; True where that is not known."""
+    """Return whether the first points along an axis are adjacent in memory; True if that is unknown."""
     first = RUN if not size.is_Integer else min(RUN, int(size))
     others = {symbol: sympy.Integer(0) for symbol in offset.free_symbols if symbol is not axis}
     places = [offset.xreplace({**others, axis: sympy.Integer(k)}) for k in range(first)]

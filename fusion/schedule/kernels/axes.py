@@ -52,7 +52,7 @@ def kernel_axes(
 
 
 def _points(expanded: Expanded, axes: Sequence[Axis]) -> list[sympy.Expr]:
-    """Return for each scatter the row-major number of its point along those of `axes` that it runs over."""
+    """Return for each scatter the row-major number of its point, along the axes in `axes` over which it runs."""
     numbers: list[sympy.Expr] = []
     for write in expanded.writes:
         symbols = {symbol for point in write.points or () for symbol in point.free_symbols}

@@ -29,7 +29,7 @@ def body_of(
 
 
 def store_of(write: Write, axes: Sequence[Axis]) -> Store:
-    """Return the statement of a write, over those of `axes` that it needs."""
+    """Return the store of a write, over the axes in `axes` that it needs."""
     if write.points is None:
         return Store(write.buffer, write.offset, write.value)
     indexed = {symbol for point in write.points for symbol in point.free_symbols} & {axis.symbol for axis in axes}

@@ -34,7 +34,7 @@ from fusion.schedule.kernels.bodies import offset_symbols
 class KernelCall:
     """One launch: the kernel, its buffers and sizes, and figures for the report.
 
-    `written` are the buffers that it allocates; `over` maps other results to the operand in whose memory they lie.
+    `written` are the buffers that it allocates; `over` maps other results to the operand whose memory they take.
     """
 
     kernel: Kernel
@@ -109,7 +109,7 @@ def _is_host_number(buffer: Buffer, written: Sequence[Buffer]) -> bool:
 
 
 def _destinations(dependences: Dependences, cluster: Cluster) -> dict[str, str]:
-    """Return scattered results → the tensor from before this kernel in whose memory they lie."""
+    """Return scattered results → the earlier tensor whose memory they take."""
     memory: dict[str, str] = {}
     for node in map(dependences.compute, cluster.members):
         if isinstance(node, Scatter):

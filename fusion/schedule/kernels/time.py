@@ -1,7 +1,7 @@
 """Predicts the time of a kernel, and the form that the target chooses for one whose loop has several products.
 
 A kernel takes the larger of its memory time and its product time, at the share of the library's speed that the target
-states: for one product that of its configuration, for several that of the form, without the blocks that are skipped.
+states: for one product the share of its configuration, for several the share of the form, without skipped blocks.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ MOST_KERNELS = 16
 """Kernels in one launch.  More save little and make one long compilation."""
 
 MOST_STEPS_APART = 8
-"""How many steps apart kernels may be whatever the size of their results, which are needed soon."""
+"""The number of steps that kernels may be apart without regard to the size of their results, which are needed soon."""
 
 OPEN = 8
 """How many launches of other kinds a kernel is compared with."""
@@ -155,7 +155,7 @@ def _name(first: Kernel, second: Kernel) -> str:
 
 
 def _time(call: KernelCall, capabilities: Capabilities) -> float:
-    """Return the microseconds that packing may slow down; contractions of one form lose nothing."""
+    """Return the microseconds of a launch that packing may lengthen; 0 for contractions, which lose nothing."""
     if any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(call.kernel.body)):
         return 0.0
     rates = capabilities.rates

@@ -30,7 +30,7 @@ from fusion.schedule.launches.updates import redirected, written_into
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
 """Calls whose results are new tensors, without other views.
 
-They are named because calls are opaque, and schemas do not tell: that of `_unsafe_view` declares no alias of its
+They are listed by name because calls are opaque, and schemas are no evidence: `_unsafe_view` declares no alias of its
 operand.
 """
 

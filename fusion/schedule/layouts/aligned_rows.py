@@ -117,7 +117,7 @@ def _with_copies(program: Program, misaligned: Collection[str]) -> Program:
             lhs, rhs = renamed(node.exprs, copies)
             if (lhs, rhs) != node.exprs:
                 node = replace(node, lhs=lhs, rhs=rhs)
-                if node.out in library:  # its calls read copies where they take matrices as they lie
+                if node.out in library:  # its calls read the copies where they can use the strides
                     library[node.out] = product_calls(node, buffers, BYTES) or library[node.out]
             matrices = (*reads(node), *(name for call in library.get(node.out, ()) for name in writes(call)))
             origins.update((name, node.out) for name in matrices if name not in program.origins and name not in origins)
@@ -136,7 +136,7 @@ def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
 
 
 def _read_unlike_stored(program: Program) -> Iterator[str]:
-    """Yield operands of the library's calls of products that do not take matrices as they are stored."""
+    """Yield operands of library products that cannot use the matrices in the layout in which they are stored."""
     for node in program.nodes:
         if isinstance(node, Contract) and not product_calls(node, dict(program.buffers), BYTES):
             for call in program.library.get(node.out, ()):

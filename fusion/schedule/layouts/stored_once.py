@@ -1,9 +1,9 @@
-"""Stores results of maps once: without axes along which they do not vary, and one for equal ones.
+"""Stores results of maps once: without axes along which they do not vary, and equal results in one tensor.
 
     the bias of positions, expanded over a batch of b, in two layers:
     b × heads × rows × columns, twice      →      1 × heads × rows × columns
 
-`Program → Program`.  Eager stores what the user's program says; a result that only kernels read may be smaller and
+`Program → Program`.  Eager stores each result of the user's program; a result that only kernels read may be smaller and
 shared.
 """
 

@@ -5,7 +5,7 @@ which follow their running values from block to block, and the original fold as 
 accumulators.  `decompose` turns the values of the fold into terms, `update` computes how an accumulator is corrected,
 this file combines the two, and `trial` checks the result numerically.
 
-Factors that depend on a running value, but are safe alone (1/l, rsqrt, a scale), are applied after the loop.  A factor
+Factors that depend on a running value, but cannot overflow (1/l, rsqrt, a scale), are applied after the loop.  A factor
 that would leave the range of floats without its shift (exp) stays inside, and is carried.  A fold has several
 accumulators if its value is a sum, as in Σ p·(x - d).
 
@@ -61,7 +61,7 @@ class Online:
 
 
 def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
-    """Return the online form of `fold` beside `running`, the folds over the same axes before it in the same loop.
+    """Return the online form of `fold` in one loop with `running`, the earlier folds over the same axes.
 
     Returns:
         The form, or the reason why there is none.
@@ -293,7 +293,7 @@ class _Rule:
 
 
 def _ended(form: Online, ends: Mapping[TileRef, float], update: Update) -> Online:
-    """Make the value of `form` constant where a running value is at its identity in the end."""
+    """Replace the value of `form` by a constant where a running value is still its identity after the loop."""
     value = form.value
     for ref, constant in ends.items():
         value = make_op("where", update.at_identity(ref), const(constant, value.dtype), value)

@@ -266,7 +266,7 @@ def _folded(fold: Fold, values: Values) -> torch.Tensor:
     """Fold the two elements of each row."""
     args = [element(fold, values)] if fold.op == "dot" else evaluate(fold.args, values)
     sizes = [(1, 2), *(arg.shape for arg in args)]
-    shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]  # torch has no annotation
+    shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]  # not annotated in PyTorch
     pairs = [arg.expand(shape) for arg in args]
     return folds.fold(merged_op(fold), pairs, [1])[-1].to(wide(fold.dtype))
 

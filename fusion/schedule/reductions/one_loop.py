@@ -52,7 +52,7 @@ def one_loop(
 
 
 def _without_bounds(stmt: Stmt) -> Stmt:
-    """Return a statement whose conditions have no bounds: these tell which blocks a loop skips, and nothing else."""
+    """Return a statement without the bounds of its conditions, which only determine the blocks that a loop skips."""
     return with_values(stmt, without_bounds(values_of(stmt)))
 
 

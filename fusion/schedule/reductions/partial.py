@@ -2,8 +2,8 @@
 
 Input: a cluster with a reduced axis, and the number and length of the parts of that axis; output: nodes that replace
 its own.  Each fold is computed for each part, with the part as one more parallel axis, and merged by an ordinary
-reduction over the parts.  A fold that needs the result of another one over the same axis takes that of its own part,
-and is corrected to the merged result as its online form is in a loop (`online.merge`).  The nodes after the folds
+reduction over the parts.  A fold that needs the result of another one over the same axis takes the result of its own
+part, and is corrected to the merged result as its online form is in a loop (`online.merge`).  The nodes after the folds
 follow the merge.
 
 Where the parts do not end with the axis, folds see their identity behind its end.
@@ -86,7 +86,7 @@ def cut_cluster(
 
 
 def with_cuts(program: Program, cuts: Sequence[ClusterCut | Alternative]) -> Program:
-    """Replace nodes of `program` as cuts, or alternatives for a cluster, say, without those that nothing reads then."""
+    """Replace nodes of `program` by the nodes of cuts or alternatives, and drop nodes that are not read any more."""
     instead = {position: nodes for each in cuts for position, nodes in each.instead.items()}
     nodes = [new for position, node in enumerate(program.nodes) for new in instead.get(position, (node,))]
     buffers = [pair for each in cuts for pair in each.buffers]

@@ -197,7 +197,7 @@ def _leads(dependences: Dependences, position: int, chunks: Mapping[int, int]) -
 
 
 def _placement(dependences: Dependences, producer: int, load: Load, at: Placement, space: Space) -> Placement | None:
-    """Return the axes of a map or reduction over those of the space, where it is read."""
+    """Return the axes of a map or reduction as functions of the axes of the space, where it is read."""
     node = dependences.compute(producer)
     axes_at: dict[sympy.Symbol, sympy.Expr] = {}
     for axis, index in zip(node.axes, load.index, strict=True):

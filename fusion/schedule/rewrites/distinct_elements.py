@@ -90,7 +90,7 @@ def _lies_within(first: sympy.Expr, count: sympy.Expr, size: sympy.Expr) -> bool
 
 
 def _between(symbol: sympy.Symbol, first: sympy.Expr, end: sympy.Expr) -> list[Expr]:
-    """Return the conditions that an index is not below `first`, and below `end`."""
+    """Return the conditions that an index is at least `first` and less than `end`."""
     bounds: tuple[tuple[ScalarName, sympy.Expr], ...] = (("ge", first), ("lt", end))
     return [make_op(name, IndexValue(symbol), position(bound)) for name, bound in bounds]
 

@@ -6,9 +6,9 @@
 Adam, with 0.999 rounded to float32, its relative error is 1e-5.  An optimizer's step in eager computes it in float64;
 compiled, PyTorch computes it in float32.
 
-The relative error of a large power is that of `t · log b` times `t · log b`; of the power as written, that of b times
-t. If b is rounded by less, as 2 and 10 are exact, large powers stay as they are.  A difference of equal numbers is
-+0.0, whichever zero `expm1` gives.
+The relative error of a large power is the relative error of `t · log b` times `t · log b`; of the power as written, it
+is the relative error of b times t. If b is rounded by less, as 2 and 10 are exact, large powers stay as they are.  A
+difference of equal numbers is +0.0, whichever zero `expm1` gives.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_every_choice_is_taken_by_its_form(name: str, arch: str) -> None:
     for form, config in choices:
         assert type(config) in form.takes
         assert type(form_of(task, config)).__dict__.get("open") is type(form).__dict__.get("open")
-        assert form.price(config) > 0.0
+        assert form.relative_time(config) > 0.0
 
 
 @pytest.mark.parametrize("name", KERNELS)

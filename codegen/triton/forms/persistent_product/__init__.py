@@ -65,8 +65,8 @@ class PersistentProduct(Form):
             return ()
         return tuple(divided(config, len(self.blocked.dots)) for config in speed.ranked([self.blocked]))
 
-    def price(self, config: Config) -> float:
-        """Return the time as a multiple of the library's."""
+    def relative_time(self, config: Config) -> float:
+        """Return the predicted time relative to the library's."""
         return 1.0 / speed.of_config(self.blocked, config)
 
     def efficiency(self) -> float:
@@ -98,7 +98,7 @@ class PersistentProduct(Form):
         write(body)
 
     def per_multiprocessor(self, config: Config) -> int:
-        """Return the number in the configuration."""
+        """Return the number of programs per multiprocessor that the configuration states."""
         return config.per_processor if isinstance(config, PersistentConfig) else 1
 
 

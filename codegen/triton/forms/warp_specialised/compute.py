@@ -241,7 +241,7 @@ class Compute:
         values.forget(plan.m)
 
     def _step(self, values: Values, block: _Block) -> None:
-        """End a block: the block of the latest first product is now the one of the next second product."""
+        """End a block: the block whose first product was computed last gets its second product next."""
         for line in block.ends:
             values.line("{}", line)
         values.line("{}, {} = {}, {}", *BEHIND, *RING)

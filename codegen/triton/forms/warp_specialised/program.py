@@ -40,7 +40,7 @@ _NAMES = (*CARRIED, *BEHIND, "weights", "next_scores", "next_sums", "sums")
 
 
 class WarpSpecialisedProgram:
-    """Names what the functions of one kernel share, and writes the launched one."""
+    """Names the buffers and barriers that the functions of one kernel share, and writes the entry function."""
 
     def __init__(self, layout: Layout, plan: WarpSpecialisedChain, signature: KernelSignature) -> None:
         self.layout, self.signature, self.plan = layout, signature, plan
