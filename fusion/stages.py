@@ -22,6 +22,7 @@ from itertools import chain
 from torch import fx
 
 from fusion.attention.flex_attention import decompose_flex_attention
+from fusion.codegen.target import Capabilities
 from fusion.dumped.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.kept_strides import keep_strides
@@ -238,8 +239,8 @@ def _chains_launches(at: Scheduling) -> bool:
     return at.overrides.fused and not at.invariant  # the last program of a launch folds in steps of its own
 
 
-def _most_followed(at: Scheduling) -> int:
-    return 0 if at.target is None else at.capabilities.most_followed
+def _limits(at: Scheduling) -> Capabilities | None:
+    return None if at.target is None else at.capabilities
 
 
 def _leaves_lone_products(at: Scheduling) -> bool:
@@ -352,7 +353,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
         ),
         Pass(
             "chain_last_steps",
-            adapters.on_steps(lambda planned, at: chain_last_steps(planned.steps, _most_followed(at))),
+            adapters.on_steps(lambda planned, at: chain_last_steps(planned.steps, _limits(at))),
             when=_chains_launches,
         ),
         Pass(

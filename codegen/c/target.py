@@ -11,7 +11,7 @@ import sympy
 from fusion.codegen.binary import Binary
 from fusion.codegen.c.blocked import programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
-from fusion.codegen.c.device import Cpu, present
+from fusion.codegen.c.device import TILES, Cpu, present
 from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
@@ -59,6 +59,7 @@ class CTarget:
             window_limit=1,
             parallelism=device.threads,
             rates=device.rates,
+            tiles=TILES,
             chained=1.0,
             reports=True,
             lone_products=bool(device.products) or self.numerics.invariant,

@@ -163,7 +163,8 @@ def _padding(size: int) -> float:
 
 def _loop_time(busy_us: float, counts: tuple[int, int], capabilities: Capabilities) -> float:
     """Return the microseconds of a loop that takes `busy_us` on a busy device: whole, or in parts, which are merged."""
-    whole, split = (min(1.0, 2 * count / capabilities.parallelism) for count in (counts[0], math.prod(counts)))
+    share = capabilities.programs_per_multiprocessor
+    whole, split = (min(1.0, share * count / capabilities.parallelism) for count in (counts[0], math.prod(counts)))
     return min(busy_us / whole, busy_us / split + capabilities.rates.launch_us)
 
 

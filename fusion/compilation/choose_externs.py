@@ -42,16 +42,10 @@ def lower_for(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Program:
     return lower(graph, device=place, contractions=contractions, scatters=scatters, small=small)
 
 
-_SUMMED = 0.5
-"""The share of the rate of additions at which short sums of products run.  (AMD EPYC, two threads, with the call: 40 ×
-40 × 40 18 µs, with the library's product 22; 100 × 60 × 40 28 and 25.)
-"""
-
-
 def _small(capabilities: Capabilities) -> int:
     """Return the number of multiplications that the scalar units do in the launch time of a library call."""
     rates = capabilities.rates
-    behind = 1 / (_SUMMED * rates.flops) - 1 / rates.matrix_flops
+    behind = 1 / (rates.summed * rates.flops) - 1 / rates.matrix_flops
     return int(rates.launch_us / behind / 2)
 
 

@@ -39,7 +39,7 @@ def column_sums(
     Args:
         hints: the values of symbolic sizes when the graph was traced.
     """
-    multiprocessors = capabilities.parallelism // 2
+    multiprocessors = capabilities.multiprocessors
     if not capabilities.held_row:
         return {}
     matrices = read_through_maps(program)

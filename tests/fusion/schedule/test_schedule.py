@@ -35,6 +35,7 @@ GPU = Capabilities(
     fold_ops=frozenset(FOLD_OPS),
     whole_limit=16384,
     parallelism=132,
+    tiles=ReferenceTarget().capabilities.tiles,
     rates=Rates(launch_us=4.0, bandwidth=4.3e6, flops=6e7, matrix_flops=7e8),
 )
 """A machine with matrix units, to schedule for without having it."""
