@@ -23,7 +23,7 @@ from torch import fx
 
 from fusion.attention.flex_attention import decompose_flex_attention
 from fusion.codegen.target import Capabilities
-from fusion.dumped.graph_files import graph_text
+from fusion.dumps.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.kept_strides import keep_strides
 from fusion.dynamo.native_attention import decompose_native_attention
@@ -32,7 +32,7 @@ from fusion.dynamo.shared_writes import refuse_shared_writes
 from fusion.dynamo.unread_rows import skip_unread_rows
 from fusion.dynamo.unused_results import keep_unused_results
 from fusion.dynamo.windows import separate_written_windows
-from fusion.inspect.parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
+from fusion.inspect.named_parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
 from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
 from fusion.joint.common_subexpressions import eliminate_common_subexpressions
@@ -53,8 +53,8 @@ from fusion.joint.saved import keep_unchanged, mark_donated, widen_statistics
 from fusion.joint.seeds import hide_unused_random, share_seeds
 from fusion.lowering.verify import verify_program
 from fusion.runner import adapters
+from fusion.runner.contexts import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.runner.passes import Pass, Stage, in_place
-from fusion.runner.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
 from fusion.schedule.chained import chain_products
 from fusion.schedule.chained.mask_bounds import bound_masks

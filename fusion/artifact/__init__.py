@@ -4,7 +4,7 @@
                                                      the spliced module is recorded as steps over registers
     load    container → steps → loaded               in a process without Dynamo, sympy and a C compiler
 
-`capture`, `elsewhere` (another device), `ahead`, `record`, `signature`, `kernels` and `save` know the compiler.  The
+`capture`, `move_device` (another device), `ahead`, `record`, `signature`, `kernels` and `save` know the compiler.  The
 modules that `load` imports know no IR: `container` and `weights` are the form of the file, `values` and `trees` that of
 arguments, `functions` lists what steps may call, and `arguments` checks a call.
 """

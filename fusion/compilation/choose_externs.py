@@ -15,11 +15,11 @@ from torch import fx
 
 from fusion.codegen.target import Capabilities
 from fusion.compilation.graphs import main_device
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.ir.program import Contract, Program
 from fusion.lowering.lower import lower
+from fusion.runner.contexts import Scheduled, Scheduling
 from fusion.runner.passes import run_stage
-from fusion.runner.subjects import Scheduled, Scheduling
 from fusion.schedule.rewrites.vector_products import of_few_rows
 from fusion.stages import PREVIEW_LOOPS, PREVIEW_MAPS
 

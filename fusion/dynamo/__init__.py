@@ -12,5 +12,5 @@ changed in place:
     causal_hint      takes the caller's word that a mask is causal, without comparing its data
     unread_rows      does not compute rows that are not read
 
-`untraceable` and `parts` run operations that cannot be traced between compiled parts.
+`untraceable` and `eager_parts` run operations that cannot be traced between compiled parts.
 """

@@ -13,9 +13,9 @@ import torch
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.error_messages import Wording, wording_of
 from fusion.lowering.ir.expr import Index, IndexValue
 from fusion.lowering.ir.scalar_ops import JoinName, identity
-from fusion.lowering.ir.wordings import Wording, wording_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import JOINS, folded, written

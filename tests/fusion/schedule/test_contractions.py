@@ -18,7 +18,7 @@ from fusion.codegen.triton import TritonTarget
 from fusion.compilation.autograd import aot_backend
 from fusion.compilation.compile import schedule_graph
 from fusion.compilation.scheduling import plan
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.indexing import axis_symbol
 from fusion.lowering.interpret import run_kernel, run_program
@@ -27,7 +27,7 @@ from fusion.lowering.ir.kernel import Fold, Kernel, Loop, statements
 from fusion.lowering.ir.program import Axis, Buffer, BufferRef, Extern, Map, Program
 from fusion.lowering.lower import lower
 from fusion.lowering.verify import verify_kernel
-from fusion.runner.subjects import Scheduling
+from fusion.runner.contexts import Scheduling
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule, grow
 from fusion.schedule.iteration.contractions import divided

@@ -24,7 +24,7 @@ from fusion.lowering.ir.program import Extern, writes
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
 from fusion.lowering.lower import lower
 from fusion.lowering.verify import verify_kernel, verify_program
-from fusion.runner.subjects import Scheduling
+from fusion.runner.contexts import Scheduling
 from fusion.schedule import Schedule, grow
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library.choice import prefer_library
