@@ -40,7 +40,7 @@ class Template:
         return Code(self.text.format(*texts, T=held, f="f" if held == "float" else ""), self.binds)
 
 
-_SIGNS = {
+_PRECEDENCES = {
     "+": (SUM, QUOTIENT, SUM),
     "-": (SUM, QUOTIENT, SUM),
     "*": (QUOTIENT, UNARY, PRODUCT),
@@ -53,7 +53,7 @@ _SIGNS = {
 
 def infix(sign: str) -> Template:
     """Return an operator between two operands."""
-    left, right, binds = _SIGNS[sign]
+    left, right, binds = _PRECEDENCES[sign]
     return Template(f"{{0}} {sign} {{1}}", (left, right), binds)
 
 
