@@ -113,7 +113,7 @@ class KernelBuilder:
 
 
 class Evaluating(KernelBuilder):
-    """Takes the decisions of a target, and runs each kernel in the evaluator: nothing is generated or compiled."""
+    """Makes the decisions of a target, but runs each kernel in the evaluator: nothing is generated or compiled."""
 
     def _begin_one(self, kernel: Kernel, sources: Mapping[Kernel, str], workers: ThreadPoolExecutor) -> _Begun:
         if kernel not in self._begun:

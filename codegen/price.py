@@ -135,11 +135,11 @@ class Rates:
         flops: scalar operations per microsecond, in additions.
         matrix_flops: operations per microsecond of the library's GEMMs of 16-bit operands.
         matrix_share: bytes of an operand's element → the rate of the library's GEMMs, relative to that.
-        product_us: microseconds of the library's smallest GEMM beside its launch.
+        product_us: fixed overhead of a library GEMM in microseconds, in addition to the launch.
         costs: scalar operations whose cost differs from `ScalarOp.cost`, in additions.
-        steps: the further cost of work that lanes do not share.
+        steps: extra costs of accesses that do not vectorise (gathers, strides, windows).
         summed: the share of the rate of additions at which short sums of products run.
-        overlap: how far memory and arithmetic overlap: the exponent of their norm; infinite: the larger one counts.
+        overlap: p of the p-norm that combines memory and arithmetic time; infinite: the larger of the two.
         product_overlap: the same for launches with products.
 
     >>> round(Rates(2.0, ((1e6, 1e5), (1e8, 1e4)), 1e4, 1e5).memory_us(1e7))

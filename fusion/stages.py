@@ -4,7 +4,7 @@
                                                            └─ INFERENCE ── one graph
 
     each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
-                       └─ of a target whose library computes products faster: lower ── PREVIEW_MAPS ── PREVIEW_LOOPS
+                       └─ preview, where the library's GEMMs are faster: lower ── PREVIEW_MAPS ── PREVIEW_LOOPS
 
 This module has the order and the conditions of passes; `runner/` runs, checks, times and dumps them, and hands them
 their arguments.  The stages are started in `compilation/`: by `region.py` (the first two), `autograd.py` (the joint
@@ -314,11 +314,10 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
 PREVIEW_MAPS = PROGRAM.only("preview_maps", "inline_cheap_maps", "select_terms")
 PREVIEW_LOOPS = PROGRAM.only("preview_loops", "chunk_products", "chain_products")
 """Passes of PROGRAM that show which products a loop would consume, before others are left to the library
-(`compilation/choose_externs.py`): the first two settle which products there are, the last two which of them a loop
-computes."""
+(`compilation/choose_externs.py`): PREVIEW_MAPS determines the products, PREVIEW_LOOPS those that one loop computes."""
 
 PREVIEWS = (PREVIEW_MAPS.name, PREVIEW_LOOPS.name)
-"""The stages whose subject is dropped."""
+"""The stages that run on a copy, which `choose_externs` discards."""
 
 
 CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
@@ -378,7 +377,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
 """Decides which kernels share a launch, and which memory their results reuse."""
 
 STAGES = (CAPTURED, PREPARED, JOINT, PARTITIONED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
-"""Every stage, in the order of the path, without the previews, whose passes are those of PROGRAM."""
+"""Every stage, in the order of the path, except the previews, which repeat passes of PROGRAM."""
 
 OPTIONAL = tuple(name for stage in STAGES for name in (*([JOINS] if stage is CLUSTERS else []), *stage.optional))
 """The passes that can be left out (`Overrides.without`), as "stage/pass", in order."""

@@ -88,7 +88,7 @@ class VerifyError(FusionError):
 
 
 class ArtifactError(FusionError):
-    """A file with a compiled program is damaged, is for another machine, or is called as it was not saved for."""
+    """A file with a compiled program is damaged, is for another machine, or refuses the arguments of a call."""
 
 
 class FusionWarning(UserWarning):

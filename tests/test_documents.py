@@ -6,6 +6,7 @@ That their code blocks run is tested in `tests/documents/`.
 from __future__ import annotations
 
 import ast
+import doctest
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -133,3 +134,30 @@ def test_measurements_that_sources_name_have_an_entry() -> None:
         for name in re.findall(r"measured:\s+docs/performance\.md,\s+`(\w+)`", path.read_text(encoding="utf-8"))
     }
     assert named == measured_constants()
+
+
+def without_examples(docstring: str) -> str:
+    return "".join(part for part in doctest.DocTestParser().parse(docstring) if isinstance(part, str))
+
+
+def test_docstrings_leave_times_to_the_documents() -> None:
+    """A docstring states the effect, and refers to the section "Constants"; only the output of an example has times."""
+    sources = [
+        path
+        for package in ("lowering", "codegen", "fusion")
+        for path in (ROOT / package).rglob("*.py")
+        if path == path.resolve()
+    ]
+    docstrings = [
+        (path, node)
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    assert len(docstrings) > 5000
+    timed = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, node in docstrings
+        if re.search(r"\d ?(?:µs|ms)\b", without_examples(ast.literal_eval(node.value)))
+    ]
+    assert not timed, f"move times to docs/performance.md, section Constants: {', '.join(timed)}"

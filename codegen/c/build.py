@@ -39,10 +39,12 @@ Loaded = TypeVar("Loaded")
 LINK_FLAGS = ("-shared", "-nostdlib")
 """For objects that PyTorch's process loads."""
 
-# On pages of their own, constants that are read under masks alone are never brought into memory: each such load, whose
-# mask is false, takes hundreds of cycles (sums of x log x over 64 × 32 × 32 × 32 elements 20 ms, now 1.2).
 _DENSE: Mapping[str, tuple[str, ...]] = {"Linux": ("-Wl,-z,noseparate-code",)}
-"""System → flags that place constants next to the code, in one segment."""
+"""System → flags that place constants next to the code, in one segment.
+
+On separate pages, constants that are only read under masks are never paged in, and each load with a false mask takes
+hundreds of cycles (measured: docs/performance.md, `_DENSE`).
+"""
 
 # Not libc: every process has loaded it, and reading its symbols would take most of the linker's time.  libm has both
 # old and new versions of functions, and names libmvec, which no process has loaded.
@@ -159,7 +161,7 @@ def spreads_loops(compiler: Compiler) -> bool:
 
 
 def lacking_threads() -> str:
-    """Return why kernels run on one thread, if that is so; nothing where there is no compiler."""
+    """Return why kernels run on one thread; empty if they do not, or without a compiler."""
     try:
         compiler = find_compiler()
     except (BuildError, Unsupported):

@@ -85,19 +85,19 @@ class Compiler:
 
     @property
     def machine(self) -> str:
-        """The kind of machine that it compiles for, as `platform.machine` names it on Linux."""
+        """The target architecture, as named by `platform.machine` on Linux."""
         machine = self.compiles_for.partition("-")[0]
         return {"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine)
 
     @property
     def system(self) -> str:
-        """The system that it compiles for, as `platform.system` names it."""
+        """The target operating system, as named by `platform.system`."""
         words = self.compiles_for
         return "Darwin" if "darwin" in words or "macos" in words else "Windows" if "windows" in words else "Linux"
 
     @property
     def is_cross(self) -> bool:
-        """Whether it compiles for another kind of machine, or another system."""
+        """Whether the target has another architecture or operating system than this machine."""
         here = {"arm64": "aarch64", "amd64": "x86_64"}.get(platform.machine().lower(), platform.machine())
         return self.machine != here or self.system != platform.system()
 

@@ -59,6 +59,9 @@ on an Intel Xeon."""
 TILES = ProductTiles(128, 256, least_columns=64, together=0.8, side=128, halved=(128, 64))
 """The tiles of products, for the scheduler: a GPU's, not measured on a CPU."""
 
+SUMMED = 0.5
+"""The share of the rate of additions at which short sums of products run (measured: docs/performance.md, `SUMMED`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
@@ -130,8 +133,7 @@ class Cpu:
                 narrowed=6.0,  # rounding to nearest, and NaN
                 attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 memory bounds it
             ),
-            # On two threads, with the call: 40 × 40 × 40 18 µs, with the library's product 22; 100 × 60 × 40 28 and 25.
-            summed=0.5,
+            summed=SUMMED,
             overlap=2.0,
             product_overlap=2.0,
         )

@@ -75,7 +75,7 @@ class CTarget:
         """Do nothing: there is nothing to prepare."""
 
     def missing_tools(self) -> str:
-        """Return why built kernels cannot be kept for later processes, if that is so."""
+        """Return why later processes cannot reuse built kernels, or why kernels run on one thread; empty if neither."""
         return f"built kernels are not kept: {self._unkept}" if self._unkept else lacking_threads()
 
     def emit(self, kernel: Kernel) -> str:

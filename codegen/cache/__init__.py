@@ -6,8 +6,8 @@ Input: the name of a folder, the name of an entry and bytes; output, in any late
 writable by nobody else.  `entries.py` writes and reads entries below such a folder: complete or absent under concurrent
 processes, bound to their names by a seal, and bounded in number of bytes.
 
-The seal detects damage and exchanged files, not malice: whoever may write the user's files can write it, too.  What
-keeps other users out are the owner and the mode of every folder and file on the way.
+The seal detects damage and exchanged files, not malice: whoever may write the user's files can write it, too.  Other
+users are kept out by the owner and the mode of every folder and file on the path.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
 
 HELD_PER_THREAD = 32
-"""Elements of the longest row held whole, per thread.  (50257 on an H200: a loop took 0.75 of the time.)"""
+"""Elements of the longest row that is held in registers, per thread.  A loop is faster for longer rows
+(measured: docs/performance.md, `HELD_PER_THREAD`)."""
 
 HELD_WITH_SUMS = 8
 """The same for a row beside running sums of its columns: 8 warps have registers for two sums and two operands."""

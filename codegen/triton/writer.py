@@ -37,8 +37,8 @@ Open: TypeAlias = Callable[[Body], None]
 def one_block(body: Body) -> None:
     """Add the lines of a program that computes one block; the numbers of a row arrive while it is folded.
 
-    Positions among them are not loaded first: the row would be loaded only after they have arrived and been checked.
-    (H100, bfloat16, loss and gradient of 8192 rows of 50257: 780 µs with the element of the target loaded first, 702.)
+    Positions among them are not loaded first: the row would be loaded only after they have arrived and been checked
+    (measured: docs/performance.md, `writer`).
     """
     body.assign_block()
     for load in loads_of_the_row(body.values):

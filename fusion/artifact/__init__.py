@@ -2,7 +2,7 @@
 
     save    capture → ahead → record → container     PyTorch exports the program, this compiler compiles its graph, and
                                                      the spliced module is recorded as steps over registers
-    load    container → steps → loaded               in a process without Dynamo, sympy and a C compiler
+    load    container → steps → loaded               in a process that needs neither Dynamo nor sympy nor a C compiler
 
 `capture`, `move_device` (another device), `ahead`, `record`, `signature`, `kernels` and `save` know the compiler.  The
 modules that `load` imports know no IR: `container` and `weights` are the form of the file, `values` and `trees` that of

@@ -1,8 +1,8 @@
 """Compiles a captured program for a target, without running it.
 
-Input: the captured graph; output: the module that `splice` makes of its schedule, with the source of each kernel in
-place of its launcher, and AOTAutograd's record of results that are inputs, or views of inputs.  The stages are
-those of every compilation (`fusion/stages.py`).
+Input: the captured graph; output: the module that `splice` generates from its schedule, with the source of each kernel
+in place of its launcher, and AOTAutograd's record of results that are inputs, or views of inputs.  The stages are those
+of every compilation (`fusion/stages.py`).
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class CompiledGraph:
     Attributes:
         module: the spliced module; its launches do nothing.
         sources: kernel → its source, without kernels that launch nothing.
-        metadata: AOTAutograd's, about mutations and aliases.
-        device: that it computes on.
+        metadata: AOTAutograd's record of mutations and aliases.
+        device: on which it computes.
         results: the traced values of its results.
-        schedule: the module's.
+        schedule: the schedule of the module.
         hints: size symbol → its traced value.
     """
 
@@ -64,13 +64,13 @@ class CompiledGraph:
 def compiled(
     program: CapturedProgram, target: Target, options: Options, overrides: Overrides = PRICED
 ) -> CompiledGraph:
-    """Compile a program.
+    """Compile a captured program ahead of time.
 
     Args:
-        overrides: decisions that are imposed instead of priced.
+        overrides: decisions that are imposed, in place of those by predicted time.
 
     Raises:
-        FusionError: it cannot be compiled as a whole, or is not saved.
+        FusionError: it cannot be compiled as one graph, or cannot be saved.
     """
     ahead = _Ahead(target, replace(options, strict=True, graph_cache=False, cudagraphs=False), overrides)
     regions = RegionCompiler(ahead, Chooser(ahead.target, generated=overrides.attention))

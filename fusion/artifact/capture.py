@@ -49,13 +49,13 @@ class Leaf:
 
     @property
     def is_input(self) -> bool:
-        """Whether the graph has an input for it."""
+        """Whether the exported graph takes this leaf as a tensor or size input."""
         return isinstance(self.value, (torch.Tensor, torch.SymInt))
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A result that is a part of the program, as JSON."""
+    """A constant result, as JSON."""
 
     text: Json
 

@@ -1,8 +1,8 @@
-"""Stores the kernels that an artifact needs as kernels, not only as binaries.
+"""Serialises the kernels whose IR an artifact needs in addition to their binaries.
 
-A kernel whose launch may fail because of its data is needed to report which check failed, and where; a target may need
-a kernel to launch its binary.  Input: a kernel; output: text; and from the text, in another process, the kernel, or the
-error of a launch that failed.
+The IR of a kernel with checks identifies the check that failed, and its source line; some targets need the IR to launch
+the binary.  Input: a kernel; output: text; in another process: the kernel from its text, or the error of a failed
+launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusion.lowering.ir.kernel import Kernel
 
 
 def checked_text(kernel: Kernel) -> str:
-    """Return a kernel as text; nothing for one without checks.
+    """Return a kernel as text; empty for a kernel without checks.
 
     Raises:
         Unsupported: it cannot be written.
@@ -37,7 +37,7 @@ def text_of(kernel: Kernel) -> str:
 
 
 def failure_of(text: str, args: Arguments) -> CheckFailed:
-    """Return the error to raise after a launch on `args` in which a check of the kernel failed."""
+    """Return the error of the check that failed in a launch on `args`."""
     return failure(kernel_of(text), args)
 
 

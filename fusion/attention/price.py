@@ -162,14 +162,14 @@ def _padding(size: int) -> float:
 
 
 def _loop_time(busy_us: float, counts: tuple[int, int], capabilities: Capabilities) -> float:
-    """Return the microseconds of a loop that takes `busy_us` on a busy device: whole, or in parts, which are merged."""
+    """Return the microseconds of a loop that takes `busy_us` on a busy device, as one loop or in merged parts."""
     share = capabilities.programs_per_multiprocessor
     whole, split = (min(1.0, share * count / capabilities.parallelism) for count in (counts[0], math.prod(counts)))
     return min(busy_us / whole, busy_us / split + capabilities.rates.launch_us)
 
 
 def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
-    """Refuse a call whose decomposition would not be chained, by the rules and the prices of `schedule/chained/`."""
+    """Refuse a call whose decomposition would write its scores to memory, by the rules of `schedule/chained/`."""
     query, key, _ = call.operands
     if max(call.widths) > LONGEST_HELD_AXIS:
         raise Unsupported("heads too wide to be held")
@@ -182,7 +182,7 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
 
 
 def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
-    """Return whether products in one loop are predicted to be faster than apart, as `chained/` compares them."""
+    """Return whether both products in one loop are predicted to be faster than in two kernels, as in `chained/`."""
     size, slots, rates = call.query.dtype.itemsize, capabilities.parallelism, capabilities.rates
     apart, tiles = (BACKWARD, TILES_BACKWARD) if backward else (FORWARD, TILES)
     operations = sum(map(rates.cost_by_name, OPERATIONS)) + backward * FURTHER

@@ -218,7 +218,7 @@ class RegionCompiler:
                 raise FusionError(message, hint="leave the option out")
 
     def _begin(self, inputs: Sequence[object]) -> None:
-        """Start the tools of an accelerator's target, while PyTorch traces."""
+        """Create the accelerator's target, which prepares its tools while PyTorch traces."""
         devices = (value.device for value in inputs if isinstance(value, torch.Tensor))
         accelerator = next((device for device in devices if device.type != "cpu" and device.type in DEFAULTS), None)
         if accelerator is not None:

@@ -1,9 +1,9 @@
-"""Determines whether a program agrees with eager, would for other inputs, and which pass or kernel makes it differ.
+"""Compares a program with eager, on its own and on adversarial inputs, and finds the cause of differences.
 
-verification.py   whether results agree with eager
-certifying.py     whether they would for other inputs
-bisection.py      the kernel or the pass that makes them differ
-pass_changes.py   the change of a pass, cut out of a Program with inputs of its own
-adversarial.py    inputs on which derivations break
-rewrites.py       both forms of a part, and the kernel of each launch, on such inputs
+verification.py   compares the results with eager's
+certifying.py     tests kernels and rewrites on adversarial inputs
+bisection.py      finds the kernel or the pass that makes results differ
+pass_changes.py   extracts the nodes that a pass changed as Programs with inputs of their own
+adversarial.py    draws inputs on which derivations break
+rewrites.py       compares both forms of such a part, and the kernel of each launch, on these inputs
 """

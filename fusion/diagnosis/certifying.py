@@ -96,7 +96,7 @@ class _Certifying(Rewrites):
     """Observes the passes, and the launches of each run, which are numbered from 0.
 
     Attributes:
-        errors: gets the error of each tensor with the number of its launch, while it is a list.
+        errors: collects (number of the launch, error of a tensor); None if launches are not compared.
         built: the kernels that were checked on hostile inputs.
         exact: the launch that is replaced by exact arithmetic.
     """
@@ -112,7 +112,7 @@ class _Certifying(Rewrites):
         self.exact, self._number = exact, -1
 
     def __call__(self, step: KernelCall | Extern, run: Callable[..., object]) -> Callable[..., object]:
-        """Return the launcher of a kernel, compared or replaced as this run asks."""
+        """Return a launcher that also compares the kernel with float64, or replaces its results by exact ones."""
         if not isinstance(step, KernelCall):
             return run
 

@@ -9,8 +9,8 @@ changed in place:
     kept_strides     keeps the strides of inputs that are changed in place
     constant_floats  makes floats that belong to the program guarded constants
     autocast         adds casts that the trace would lose
-    causal_hint      takes the caller's word that a mask is causal, without comparing its data
-    unread_rows      does not compute rows that are not read
+    causal_hint      trusts the caller's `is_causal` hint without comparing the mask's data
+    unread_rows      skips the computation of rows that are not read
 
 `untraceable` and `eager_parts` run operations that cannot be traced between compiled parts.
 """

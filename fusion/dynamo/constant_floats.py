@@ -98,7 +98,8 @@ def _guard_as_constants(sources: Collection[Source]) -> None:
     """Guard the floats at `sources` as Dynamo guards floats that it takes for constants.
 
     That is one comparison in C++.  The guard of a symbol is two in Python, one of which converts the float to a tensor
-    and back: 15 µs for each float at each call.  A symbol that is no longer used has no guard.
+    and back at each call (measured: docs/performance.md, `constant_floats`).  A symbol that is no longer used has no
+    guard.
     """
     shapes = None if (mode := detect_fake_mode()) is None else mode.shape_env
     if shapes is None or shapes.tracked_fakes is None:

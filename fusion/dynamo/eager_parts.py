@@ -102,7 +102,7 @@ def _modes_around(calls: Sequence[fx.Node], uncompiled: Collection[fx.Node]) -> 
 
 
 def _edges(nodes: Collection[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return the inputs of a part, and its results that are read outside."""
+    """Return (the inputs of a part, the nodes of the part that are read outside of it)."""
     own = set(nodes)
     read = dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes)
     inputs = [node for node in read if node not in own and node.op != "get_attr"]

@@ -20,12 +20,12 @@ class Explanation:
 
     Attributes:
         graphs: the report of each graph, in the order of compilation.
-        other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
-            break before the first operation; as far as Dynamo remembers.
+        other_breaks: graph breaks that do not end a graph, as far as Dynamo remembers: a function that runs entirely in
+            eager, a break before the first operation.
         certificate: the checks of the compiled program (`explain(..., verify=True)`), else None.
         finding: the outcome of a command beyond these reports, else None.
         called: whether the program is known to have run; if nothing was compiled, the text says so.
-        target: makes the artefacts of kernels that were generated ahead of time; None: the target of this machine.
+        target: builds the artefacts of kernels that were generated ahead of time; None: the target of this machine.
     """
 
     graphs: tuple[Report, ...]

@@ -85,14 +85,14 @@ class DeviceReport:
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """The place of a step in its graph.
+    """The position of a step in its graph, and its tensors.
 
     Attributes:
         step: its position among the launches and calls of the graph.
         runs: how often it runs in a call of the graph: more than once inside chunks.
         reads: the tensors that it takes; views have the names of the tensors whose memory they share.
-        writes: the tensors that it makes, or changes.
-        params: for each parameter of a kernel, the tensor that it is called with.
+        writes: the tensors that it creates or changes.
+        params: for each parameter of a kernel, its argument.
     """
 
     step: int = 0

@@ -103,14 +103,14 @@ class Measurement(Watch):
         times.ran(sizes, measure)
 
     def _called(self, run: Callable[..., object], times: _Times, *args: object, **kwargs: object) -> object:
-        """Call the library, and measure the same call again."""
+        """Call the library, then repeat the call to measure it."""
         result = run(*args, **kwargs)
         key, device = _described((args, kwargs), result)
         times.ran(key, partial(self._clock, partial(run, *args, **kwargs), device, None))
         return result
 
     def compiled(self, report: Report, schedule: Schedule) -> None:
-        """Remember which steps a report describes."""
+        """Record the schedule that a report describes."""
         self._described.append((report, schedule))
 
     def measured(self, reports: Sequence[Report]) -> tuple[Report, ...]:

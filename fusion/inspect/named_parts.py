@@ -74,7 +74,7 @@ def cluster_parts(program: Program, clustering: Clustering | None) -> Mapping[st
 
 
 def launch_parts(steps: Sequence[Step]) -> Mapping[str, object]:
-    """Return launches and calls by their first result; a launch is unchanged if its kernel and its tensors are."""
+    """Return launches and calls by their first result; launches are compared by kernel and tensors."""
     return {_name(makes(step), number): _launch(step) for number, step in enumerate(steps)}
 
 

@@ -8,11 +8,12 @@ results, up to rounding.  `fusion/stages.py` lists them in order (JOINT, PARTITI
    (`seeds`);
 2. detached views are removed (`detached`), as are copies with their source's layout (`copies`), and widths of heads
    are specialised (`head_widths`);
-3. gradients of maxima that cancel are removed (`maxima`), those of products too large to keep are computed in forward
-   (`loss_gradients`), and sums that the graph holds in another order of summation are reused (`reassociate`);
+3. gradients of maxima that cancel are removed (`maxima`), gradients of products too large to keep are computed in
+   forward (`loss_gradients`), and sums that the graph holds in another order of summation are reused (`reassociate`);
 4. forward compares floats for equality (`comparisons`), and saves positions in few bytes (`positions`);
 5. values to recompute in backward are marked (`recomputation`): views of inputs, large products and copies for them;
-6. forward returns values that only backward needs (`results`), and repeated nodes are merged (`repeated`).
+6. forward returns values that only backward needs (`results`), and repeated nodes are merged
+   (`common_subexpressions`).
 
 Once the graph is partitioned, `saved` decides which values forward saves for backward, and in which precision.
 """

@@ -299,10 +299,9 @@ def on_matrix_units(image: torch.Tensor) -> bool:
 
 
 def _is_blocked(image: torch.Tensor, layouts: Layouts) -> bool:
-    """Return whether the library brings an image with channels first into blocks of channels, and its result back.
+    """Return whether the library copies an image with channels first into blocks of channels, and its result back.
 
-    (AMD EPYC, two threads, float32: a ResNet of 8 images takes 2.7 ms with channels last and 3.9 with channels first,
-    its training step 7.0 and 10.9.)
+    Channels last avoids both copies (measured: docs/performance.md, `channels_last`).
     """
     return layouts.blocks and image.dtype in (torch.float32, torch.bfloat16) and torch._C._get_mkldnn_enabled()
 

@@ -97,7 +97,7 @@ def count(shape: Shape) -> sympy.Expr:
 
 
 def is_tensor(node: object) -> bool:
-    """Return whether this is a node with one tensor as result."""
+    """Return whether this is an fx node whose result is one tensor."""
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 

@@ -190,7 +190,7 @@ def takes_any_strides(node: fx.Node) -> bool:
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Return whether a generated kernel writes this tensor, in any order of dimensions, or a base of this view."""
+    """Return whether a generated kernel writes this tensor or the base of this view, so that any layout is possible."""
     while is_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.op == "call_function" and node.target not in CONVOLUTIONS

@@ -1,6 +1,6 @@
 """Adds temporary results to a joint graph, which make the partition compute them in forward.
 
-Input: an ATen graph, whose results are changed in place.
+Input: an ATen graph, which is changed in place; its additional results are removed after the partition.
 """
 
 from __future__ import annotations

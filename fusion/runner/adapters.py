@@ -121,7 +121,7 @@ def make_kernels(planned: Planned, at: Scheduling) -> Planned:
 
 
 def update_in_place(planned: Planned, at: Scheduling) -> Planned:
-    """Write results into the memory of what they update."""
+    """Write results into the memory of the tensors that they update."""
     steps, program = updates.update_in_place(planned.steps, planned.program)
     return planned.changed(steps, program, refusals_of_steps(planned.refusals, steps))
 

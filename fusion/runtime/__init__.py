@@ -1,7 +1,7 @@
 """Runs compiled graphs: the spliced module, and the checks around each call of it.
 
     splice     a schedule as an fx module with readable code, with its `names`, `sizes`, `memory` and `views`
-    results    calls with other strides than traced
+    results    calls whose results have other strides than traced
     chunks     a region that runs for some rows at a time
     recording  launches as a CUDA graph
 

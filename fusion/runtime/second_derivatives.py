@@ -167,7 +167,7 @@ class _Hook:
             self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
 
     def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:
-        """Return replacements of the gradients that backward computed; None to keep these."""
+        """Return replacements for the gradients that backward computed; None to keep these."""
         reached = self.region.reached(grad_inputs, grad_outputs)
         if torch.is_grad_enabled():
             return self._joined(reached, grad_outputs)
@@ -176,7 +176,7 @@ class _Hook:
         return None if reached is grad_inputs else reached
 
     def _joined(self, grads: Grads, grad_outputs: Grads) -> Grads | None:
-        """Return the gradients, connected to the inputs and to the gradients of results; None if there are none."""
+        """Return the gradients, differentiable in inputs and in gradients of results; None if there are none."""
         args = self._args()
         refusal = self._refusal(args, grads)
         inputs = [arg for arg in args if isinstance(arg, Tensor)]

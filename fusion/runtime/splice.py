@@ -52,7 +52,8 @@ ATTENTION: Mapping[object, Callable[..., object]] = {
     )
     if hasattr(torch, name)
 }
-"""Attention operations → functions of the same arguments that cost 2 µs of 40 less to call."""
+"""Attention operations → functions of the same arguments that are cheaper to call
+(measured: docs/performance.md, `ATTENTION`)."""
 
 
 def with_effects(token: object, operation: Callable[..., object], *args: object, **kwargs: object) -> object:
@@ -70,8 +71,8 @@ CHEAPER: dict[object, Callable[..., object]] = {
     torch.ops.higher_order.with_effects: with_effects,
     **ATTENTION,
 }
-"""Operations → functions of the same arguments that cost less to call: 11 instead of 26 µs for a small image, 4
-instead of 50 for the check that a matrix had an inverse."""
+"""Operations → functions of the same arguments that are cheaper to call
+(measured: docs/performance.md, `CHEAPER`)."""
 
 CORRECTED: dict[object, Callable[..., object]] = {
     aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,

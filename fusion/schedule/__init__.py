@@ -1,9 +1,9 @@
 """Schedules a Program: it becomes an ordered list of kernel launches and extern calls.
 
-`fusion/stages.py` lists the passes in order: PROGRAM (equal programs that fuse better), CLUSTERS (`legality`: may nodes
-share a kernel, `profit`: should they, except for products that the `library` computes faster) and LAUNCHES (`kernels`
-of clusters, and the `launches` and memory that they share).
-Edges that were not fused are returned as refusals with reasons.
+`fusion/stages.py` lists the passes in order: PROGRAM (equal programs that fuse better), CLUSTERS (`legality`: nodes
+that may share a kernel, `profit`: nodes that gain from it, `library`: products that the library computes faster) and
+LAUNCHES (`kernels` of clusters, and the `launches` and memory that they share).  Edges that were not fused are returned
+as refusals with reasons.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def _floored_as_the_first(op: OpOverload) -> Callable[..., object]:
 
 
 def nll_loss2d_forward(parts: Callable[..., object]) -> Callable[..., object]:
-    """Make the targets contiguous first: the loss of each pixel takes their layout, and is contiguous in eager."""
+    """Make the targets contiguous first: the per-pixel loss takes their layout, and eager's is contiguous."""
 
     def decomposed(x: torch.Tensor, target: torch.Tensor, *others: object) -> object:
         return parts(x, target.contiguous(), *others)

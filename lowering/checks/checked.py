@@ -1,17 +1,17 @@
-"""Checks positions that are data against the range in which each must be, and integer divisors.
+"""Checks data-dependent indices against their bounds, and integer divisors against 0.
 
-`checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative, and
-evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  Input:
-positions as a tensor holds them; output: an expression.  A check is placed where eager checks, not at the load:
-positions derived from a checked position need no check.  A value that is not computed is not checked, but for results
-that nothing reads (`unused.py`).
+`checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative.
+The launch fails if an evaluated index is outside `[0, last]`, even if its result is discarded.  Input: indices as a
+tensor holds them; output: an expression.  A check is placed where eager checks, not at the load:
+indices derived from a checked index need no check.  A value that is not computed is not checked, except in
+results that are not read (`unused.py`).
 
-A requirement on other data (`lowering/ir/requirements.py`), such as a divisor that may not be zero, is checked as a
-position along no dimension.  The operand `dim` is a number that also stands for eager's message
+A requirement on other data (`lowering/ir/requirements.py`), such as a divisor that may not be zero, is checked as an
+index along no dimension.  The operand `dim` is a number that also stands for eager's message
 (`lowering/ir/error_messages.py`).
 
-A target that can tell the host reports only that some check failed; `failure` finds out which, by evaluating the checks
-of the kernel over its inputs.
+A target that can report a failure to the host reports only that some check failed; `failure` finds the check, by
+evaluating all checks of the kernel over its inputs.
 """
 
 from __future__ import annotations

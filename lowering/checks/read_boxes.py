@@ -105,14 +105,14 @@ def merged(boxes: Sequence[Box], shape: Shape) -> Sequence[Box]:
 
 
 def _along_one_dimension(boxes: Iterable[Box]) -> Iterator[list[tuple[int, list[Range]]]]:
-    """Yield each dimension with the ranges of the boxes that are whole along all others."""
+    """Yield each dimension with the ranges of the boxes that span all other dimensions."""
     slabs = sorted((box.ranges[0] for box in boxes if len(box.ranges) == 1), key=lambda slab: slab[0])
     for dim, ranges in itertools.groupby(slabs, key=lambda slab: slab[0]):
         yield [(dim, [each for _, each in ranges])]
 
 
 def _covers(pieces: Mapping[int, Sequence[Range]], shape: Shape) -> bool:
-    """Return whether ranges of a dimension certainly leave nothing out."""
+    """Return whether the ranges are known to cover their dimension."""
     ((dim, ranges),) = pieces.items()
     ends, left = [ZERO], list(ranges)
     for end in ends:  # everything before it is covered

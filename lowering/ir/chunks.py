@@ -1,7 +1,7 @@
-"""Defines the node of a region that runs for a chunk of one axis at a time, and the sizes that its bodies take.
+"""Defines `Chunked`, a node that runs its bodies once per chunk of one axis, and the size symbols of the bodies.
 
-A body is a Program whose inputs are START, BETA and POINTS, the other sizes, the tensors that are read, sliced where
-they are cut, and the sums so far; its outputs are slices of rows, and then the folds of this chunk.
+A body is a Program.  Its inputs are START, BETA and POINTS, other sizes, the tensors that it reads (sliced along the
+axis) and the running sums; its outputs are slices of rows, and then the reductions of this chunk.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sympy
 from fusion.lowering.ir.scalar_ops import FoldName
 
 BodyT = TypeVar("BodyT")
-"""A Program, which is defined in terms of this node."""
+"""A Program; `program.py` defines it in terms of this node."""
 
 START = sympy.Symbol("chunk_start", integer=True, nonnegative=True)
 """The first point of a chunk."""
 BETA = sympy.Symbol("chunk_beta", integer=True, nonnegative=True)
-"""1 where a chunk is added to those before it, 0 in the first one."""
+"""0 in the first chunk, whose sums are stored; 1 in later chunks, whose sums are accumulated."""
 POINTS = sympy.Symbol("chunk_points", integer=True, positive=True)
-"""The points of a chunk, where they are not known before it runs."""
+"""The number of points of a chunk, if it is only known when the chunk runs."""
 
 ROW_MULTIPLE = 16
 """Chunks start at multiples of this, so that slices keep the alignment of the full tensors."""

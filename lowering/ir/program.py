@@ -350,14 +350,6 @@ class Program:
     def _tables(self) -> tuple[object, ...]:
         return (self.buffers, self.origins, self.inlined, self.library, self.outputs)
 
-    def library_with(self, change: Callable[[Compute], Compute]) -> dict[str, tuple[Node, ...]]:
-        """Return the library alternatives with `change` applied to each of their nodes that is not a call."""
-
-        def changed(node: Node) -> Node:
-            return node if isinstance(node, (Extern, Chunked)) else change(node)
-
-        return {out: tuple(map(changed, steps)) for out, steps in self.library.items()}
-
     def operations_of(self, out: str) -> tuple[str, ...]:
         """Return the operations that a node computes, by their buffers' names: those inlined into it, then its own."""
         return (*self.inlined.get(out, ()), out)

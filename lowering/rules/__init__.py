@@ -2,11 +2,11 @@
 
 Modules that are not imported here are used to write rules:
     formula.py     scalar expressions in the notation of formulas
-    promotion.py   formulas on tensors: the dtype that is computed in, and the shape
+    promotion.py   formulas on tensors: the dtype of the computation, and the shape
     series.py      Chebyshev series; `bessel_series.py` has the coefficients of `bessel.py`
     entries.py     small matrices, entry by entry
-    windows.py     the window of positions that each result reads
-    places.py      the destinations of the sources of a write, of which several may be equal:
+    windows.py     the window of positions that each element of the result reads
+    places.py      the destination of each source of an indexed write; several sources may share one:
     collisions.py  as a scatter; `compared.py`: each element searches its sources; `runs.py`: sources sorted into runs
 """
 

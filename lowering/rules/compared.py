@@ -1,8 +1,8 @@
-"""Lowers scatters to comparisons: each element searches the sources that name it, so that no writes collide.
+"""Lowers scatters to comparisons: each element searches the sources that target it, so that no writes collide.
 
-Input: the tensor, the positions along one dimension and the sources; output: for each element and each source that it
-is compared with, whether that names it.  Where that would take too many comparisons, each source is scattered instead
-(`collisions`).
+Input: the tensor, the target positions along one dimension and the sources; output: for each pair of an element and a
+source that is compared with it, whether the source targets the element.  If that takes too many comparisons, each
+source is scattered instead (`collisions`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fusion.lowering.rules.formula import Term, both, eq, literal
 from fusion.lowering.value import Value, axes_of, reshape
 
 MOST_COMPARISONS = 1 << 20
-"""Comparisons of an element with a source that a call may cost."""
+"""The most comparisons of elements with sources that one call may make."""
 FEW_SOURCES = 32
-"""Sources per row that each element is compared with, whatever the size of the tensor."""
+"""The number of sources per row up to which each element is compared with all of them, for tensors of any size."""
 
 
 def is_few(work: sympy.Expr) -> bool:
-    """Return whether this is a known number of comparisons that a call may cost."""
+    """Return whether the number of comparisons is known and at most `MOST_COMPARISONS`."""
     return bool(work.is_Integer and work <= MOST_COMPARISONS)
 
 
 def is_compared(x: Value, dim: int, index: Value) -> bool:
-    """Return whether the scatter is a gather: each output element compares its position with all source indices.
+    """Return whether the scatter is lowered as a gather: each output element compares its position with all sources.
 
     Raises:
         Unsupported: the index has another rank.

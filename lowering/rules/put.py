@@ -94,7 +94,7 @@ def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) 
 def index_put(
     ctx: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
-    """x[indices] = values, or += with `accumulate`; masks are supported for a single number."""
+    """x[indices] = values, or += with `accumulate`; a boolean mask only with a single value."""
     index_tensors = [(k, index) for k, index in enumerate(indices) if index is not None]
     if len(index_tensors) == 1 and index_tensors[0][1].dtype in (torch.bool, torch.uint8):
         return _under_mask(ctx, x, index_tensors[0][0], index_tensors[0][1], values, accumulate)

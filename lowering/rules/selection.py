@@ -100,13 +100,13 @@ def mode(ctx: Builder, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[
 
 @lowers(aten.median.dim)
 def median(ctx: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...]:
-    """(the median along `dim`, or NaN if there is one; its position)."""
+    """(the median along `dim`, or NaN if there is one; its index)."""
     return _single(x) if x.rank == 0 else _median(ctx, x, dim % x.rank, keepdim, skips=False)
 
 
 @lowers(aten.nanmedian.dim)
 def nanmedian(ctx: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...]:
-    """(the median along `dim` of elements that are no NaN; its position)."""
+    """(the median along `dim` of the elements that are not NaN; its index)."""
     return _single(x) if x.rank == 0 else _median(ctx, x, dim % x.rank, keepdim, skips=True)
 
 

@@ -1,7 +1,7 @@
 """Places the factors of a product in memory, and writes the calls that multiply them.
 
-Input: a `dot` between values of a scope; output: lines that bring its factors into memory, if they are not there, and
-calls of `products`.  A tensor that is only read is used in place, whatever its strides.
+Input: a `dot` between values of a scope; output: lines that copy its factors into memory, if they are not there yet,
+and calls of `products`.  A tensor that is only read is used in place, whatever its strides.
 """
 
 from __future__ import annotations

@@ -358,7 +358,7 @@ class _Blocked:
         return nest.lines()
 
     def _extreme_position(self, fold: Fold, tile: ArrayTile, axes: Sequence[sympy.Symbol]) -> list[str]:
-        """Return argmax or argmin, point by point: the best value so far and its position."""
+        """Return the lines of an argmax or argmin, which update the best value and its position at each point."""
         at = self.scope.at(tile)
         best = self.scope.at(self.best[fold.name])
         nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args), lanes=False)

@@ -192,7 +192,7 @@ class TileScope:
         return None
 
     def _read(self, roots: Sequence[Expr], beside: Expr | None = None) -> dict[Expr, None]:
-        """Return the values in tiles that `roots` are computed from; `beside`: without what that value needs."""
+        """Return the tile values that `roots` are computed from, without the operands of `beside`, if given."""
         found: dict[Expr, None] = {}
         seen: set[Expr] = set()
         stack = list(roots)

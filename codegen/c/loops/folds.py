@@ -84,15 +84,15 @@ class LoopLevels:
 
 @dataclass(frozen=True, slots=True)
 class FoldRuns:
-    """The runs of elements that the folds of a sweep take before they combine partial results.
+    """The number of elements that the folds of a sweep accumulate before they combine partial results.
 
     Attributes:
         across: the lanes run along a folded axis.
-        apart: these lanes have a sum each until the loops end.
+        apart: each of these lanes accumulates separately until the loops end.
         shares: the number of partial results of folds across lanes, in arrays; None: one register.
         axis: the folded axis whose loop a run ends with; None if the sweep folds nothing.
         length: the number of elements of `axis` in a run; None: all.
-        alone: the loops fold so few elements that one run has them all.
+        alone: one run has all elements, since the loops fold few.
     """
 
     across: bool

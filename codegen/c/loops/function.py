@@ -246,7 +246,7 @@ class _Function:
             level.before.append(prefetch(first, nest.runs.shares, load.dtype.itemsize))
 
     def _fetch_gathered(self, sweep: Sweep, nest: _Nest, earlier: Sequence[Sweep]) -> None:
-        """Fetch rows of tables that later programs read."""
+        """Emit prefetches of the table rows that later programs read."""
         lanes, grid = self.lanes, [axis for axis in self.kernel.with_role(Role.GRID) if axis is not self.lanes.axis]
         if nest.lane is None or lanes.block is not None or lanes.tile is not None or not grid:
             return
@@ -258,7 +258,7 @@ class _Function:
             nest.levels[depth].before.append(prefetch(address, row.lines * CACHE_LINE // itemsize, itemsize))
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
-        """Return the values that a sweep keeps, folds and stores; then computed offsets, and conditions, of stores."""
+        """Return the values that a sweep keeps, folds and stores, then computed offsets and conditions of stores."""
         values = [self._stored(store) for store in sweep.stores]
         extend_spans(self.where, values)
         kept = [keep.value for keep in sweep.keeps]

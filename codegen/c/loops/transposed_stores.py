@@ -1,10 +1,10 @@
-"""Transposes stores that are contiguous along a loop but not along its lanes, a tile of whole cache lines at a time.
+"""Transposes stores that are contiguous along a loop but not along its lanes, in tiles of full cache lines.
 
 A norm over channels that are not the last dimension has lanes along the pixels, which it reads; its result with
 channels last would be stored element by element.  The loop over the channels runs in chunks, whose elements are stored
 into a tile in the order of the lanes; after a chunk the tile is transposed into the tensor.  Input: a sweep that only
-stores; output: its innermost scalar axis and the stores to transpose.  Left alone: stores that join elements, are under
-a condition or at computed positions, and tensors that the sweep reads.
+stores; output: its innermost scalar axis and the stores to transpose.  Other stores stay unchanged: those that
+combine with elements, have a condition or computed positions, or write tensors that the sweep reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fusion.lowering.ir.kernel import Kernel, KernelAxis, Store
 
 @dataclass(frozen=True, slots=True)
 class TransposedStores:
-    """The stores of a sweep to transpose, whose `axis` is a loop in chunks of `length`."""
+    """The stores of a sweep that are transposed, in chunks of `length` points of the loop over `axis`."""
 
     axis: KernelAxis
     stores: tuple[Store, ...]
@@ -39,7 +39,7 @@ class TransposedStores:
 def find_transposed_stores(
     sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis, kernel: Kernel
 ) -> TransposedStores | None:
-    """Return the stores of a sweep with scalar loops over `order` to transpose, if there are any."""
+    """Return the stores to transpose in a sweep with scalar loops over `order`; None if there are none."""
     if sweep.folds or sweep.scans or not order or not all(map(_fills_tile, (order[-1], lane))):
         return None
     axis, read = order[-1], {node.buffer for node in postorder(*sweep.roots) if isinstance(node, Load)}
@@ -80,11 +80,11 @@ class Tiles:
         return Array(name, memory_type(kernel.param(store.param).dtype), str(number), number)
 
     def element(self, name: str) -> Code:
-        """Return the element of the current point of a tile."""
+        """Return the C expression of the current point's element in a tile."""
         return element_of(name, flat([self.chunk, self.lanes])[1])
 
     def finish(self, store: Store, kernel: Kernel, name: str, param: str, names: Names) -> None:
-        """Add the line that transposes a tile into its tensor, after each chunk."""
+        """Emit, after each chunk, the call that transposes a tile into its tensor."""
         assert isinstance(store.offset, sympy.Expr)
         corner = {self.transposed.axis.symbol: self.chunk.first, self.lane: self.lanes.first}
         begun = {start: start.name for start in corner.values() if isinstance(start, sympy.Symbol)}

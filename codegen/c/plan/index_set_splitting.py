@@ -110,7 +110,7 @@ def _indices(node: Expr) -> Sequence[sympy.Expr]:
 
 
 def _wraps(index: sympy.Expr, piece: Piece, lane: sympy.Symbol) -> Iterator[int]:
-    """Yield the positions at which a quotient or remainder of the lane and a number begins anew, if they are few."""
+    """Yield the lane positions at which a `//` or `%` of the lane starts a new period, if at most `MOST_CUTS`."""
     for atom in index.atoms(Mod, FloorDiv):
         inner, divisor = atom.args
         shift = inner - lane

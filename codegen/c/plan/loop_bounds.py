@@ -1,4 +1,4 @@
-"""Restricts loops to where folds have an effect, so that lanes need no masks.
+"""Restricts loops to the range in which folds have an effect, so that lanes need no masks.
 
 The padding of a window is a fold's identity.  Lanes would test each point for it, and compilers do not vectorise a
 condition that is the same for all lanes.  A loop over only those lanes where the condition holds needs no test.  Input:
@@ -24,19 +24,19 @@ from fusion.lowering.ir.kernel import Fold
 from fusion.lowering.ir.scalar_ops import CHECKED, ORDERINGS, identity, keeps_position
 
 _NEVER = torch.iinfo(torch.int64).max
-"""The position that comes after all others."""
+"""The position after all others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """`sweep`, simplified for where all `limits` are at least 0; elsewhere its folds have no effect."""
+    """A sweep that was simplified for the range in which all `limits` are ≥ 0; outside, its folds have no effect."""
 
     sweep: Sweep
     limits: tuple[sympy.Expr, ...]
 
 
 def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
-    """Return where `sweep` has an effect, if comparisons decide that; its lanes run along `lane`."""
+    """Return the range in which `sweep`, vectorised along `lane`, has an effect; None unless comparisons decide it."""
     if not sweep.folds or sweep.stores or sweep.keeps or sweep.scans or lane in sweep.over:
         return None
     order = postorder(*sweep.roots)

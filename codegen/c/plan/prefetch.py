@@ -144,7 +144,7 @@ def _follows(kernel: Kernel, index: Expr, row: sympy.Symbol) -> bool:
 
 
 def _at(index: Expr, point: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
-    """Return a position at another point, not checked: prefetching an address outside the table has no effect."""
+    """Return the index at another point without its bounds check: a prefetch outside the table has no effect."""
 
     def moved(node: Expr) -> Expr | None:
         match node:

@@ -20,7 +20,8 @@ from fusion.lowering.ir.kernel import Kernel, Role
 from fusion.lowering.ir.scalar_ops import SCALAR_OPS
 
 ENOUGH = 1 << 18
-"""The least work (loads, stores, units of `ScalarOp.cost`) for a parallel region: measured, 10 µs on one thread."""
+"""The least work (loads, stores, units of `ScalarOp.cost`) for a parallel region
+(measured: docs/performance.md, `ENOUGH`)."""
 
 RANDOM_COST = 40
 

@@ -69,7 +69,7 @@ def _factors(plan: SkinnyPlan) -> dict[Expr, str]:
 
 
 def staging_kernel(plan: SkinnyPlan) -> Kernel:
-    """Return the kernel that computes the factors of the weights, and the folds of the rows, into arrays."""
+    """Return the prologue kernel, which stores the weights' scales and the row reductions in arrays for the GEMM."""
     kernel, arrays = plan.kernel, _factors(plan)
     stores: list[Store] = []
     for product in plan.products:

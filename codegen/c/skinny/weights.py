@@ -1,7 +1,7 @@
 """Derives how a factor is stored: which numbers the bits of one loaded element stand for.
 
 Input: an expression of one load, such as a conversion, a centred integer or one of two integers in a byte; output: the
-width, sign and order of its weights.  Bytes are not recognised by operations: the expression is evaluated for all 256.
+width, sign and order of its weights.  The encoding of bytes is derived by evaluating the expression for all 256 values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusion.lowering.interpret.evaluate import Scope, evaluate
 from fusion.lowering.ir.expr import Cast, Expr, Load, free_axes, loads, rewrite
 
 WIDTHS = {torch.float32: 32, torch.bfloat16: 16, torch.int8: 8, torch.uint8: 8}
-"""Elements that weights are read from, and their bits."""
+"""The dtypes of elements from which weights are read, and their bits."""
 
 _BYTE = sympy.Symbol("byte", integer=True, nonnegative=True)
 
@@ -43,7 +43,7 @@ class Weights:
 
 
 def weights_of(value: Expr, halves: Sequence[sympy.Symbol]) -> Weights | None:
-    """Return how the weights that a float32 expression computes are stored; None if they are not single elements.
+    """Return the storage of the weights that a float32 expression computes; None if they are not single elements.
 
     `halves`: axes of size 2, one of which may count the weights in a byte.
     """

@@ -161,12 +161,12 @@ class Extent:
 
     @property
     def header(self) -> str:
-        """The header of its loop."""
+        """The header of the C loop over this extent."""
         return f"for (int64_t {self.name} = {self.start}; {self.name} < {self.end}; {self.name}++)"
 
 
 def whole_extent(symbol: sympy.Symbol, size: sympy.Expr, names: Names) -> Extent:
-    """Return the extent of a whole axis."""
+    """Return the extent of an undivided axis."""
     code = index_code(size, names)
     number = int(size) if size.is_Integer else None
     return Extent(names[symbol], "0", code.text, code, Code(names[symbol]), number, filled=True)

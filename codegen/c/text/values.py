@@ -301,9 +301,9 @@ class ValueWriter:
 
 
 def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
-    """Return the integers that conditions select and that indices depend on.
+    """Return the integer subexpressions of load indices that a condition selects.
 
-    GCC 12 treats such an index as the condition itself if it sees through it, and loads under masks of lanes.
+    They are computed separately, because GCC 12 otherwise folds the condition into the index and emits masked loads.
     """
     roots = [value.index[0] for value in values if isinstance(value, Load) and isinstance(value.index[0], Expr)]
     return frozenset(

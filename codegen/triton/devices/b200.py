@@ -1,7 +1,7 @@
 """Describes the B200 (SXM, sm_100).
 
 Specifications: NVIDIA Blackwell data sheet, "Individual Blackwell GPU Specifications", column HGX B200; its rates of
-the matrix units are with sparsity, these are half of them, but for float64.  It gives neither the number of
+the matrix units are with sparsity, these are half of them, except for float64.  It gives neither the number of
 multiprocessors, which is from an article by NVIDIA ("Boost GPU Memory Performance with No Code Changes Using NVIDIA
 CUDA MPS"), nor the second-level cache: the Blackwell Tuning Guide, 1.4.2.2, gives the cache of the GB200.  Limits of
 compute capability 10.0: CUDA Programming Guide 13, "Compute Capabilities", Tables 30 and 31.  Nothing is measured.

@@ -1,7 +1,7 @@
 """Describes the H200 (SXM, sm_90), the device on which this compiler was measured.
 
 Specifications: NVIDIA H200 data sheet, column SXM; its rates of the matrix units are with sparsity, these are half of
-them, but for float64.  It gives neither multiprocessors nor the second-level cache: the NVIDIA H100 Tensor Core GPU
+them, except for float64.  It gives neither multiprocessors nor the second-level cache: the NVIDIA H100 Tensor Core GPU
 Architecture white paper, Table 3, gives both for the H100, which is the same chip.  Limits of compute capability 9.0:
 CUDA Programming Guide 13, "Compute Capabilities", Tables 30 and 31.  Measured figures say how they were measured; with
 torch 2.11 and triton 3.6 unless they say otherwise.
@@ -146,7 +146,7 @@ H200 = Device(
         launch_us=4.0,
         product_us=0.7,  # cuBLAS of 5 by 10 by 5 takes 1.9 to 2.0 on the device, the generated kernel 1.0 to 1.3
         bandwidth=4.3e6,  # a copy
-        cache_bandwidth=7e6,  # 384 × 196 × 49152 in blocks of 16 × 64, bfloat16: 170 µs for 0.76 GB
+        cache_bandwidth=7e6,  # measured: docs/performance.md, `H200`
         flops=6.7e7,
         matrix_flops=7.5e8,  # cuBLAS, bfloat16
         matrix_share={1: 2.0, 2: 1.0, 4: _FLOAT32, 8: 0.08},

@@ -13,7 +13,7 @@ from fusion.lowering.ir.kernel import Fold
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A parameter viewed as base + rows · stride + columns; `base` is one number per program."""
+    """A parameter as a matrix: base + row · stride + column; `base` is one number per program."""
 
     param: str
     rows: Dim

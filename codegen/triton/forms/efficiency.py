@@ -26,8 +26,8 @@ from fusion.lowering.ir.scalar_ops import HALVES
 def of_config(blocked: Blocked, config: Config) -> float:
     """Return the predicted share of the device's speed for a configuration that loads through pointers.
 
-    A kernel without contraction is bound by memory, at the share of the device that its last round of blocks keeps
-    busy.
+    A kernel without contraction is bound by memory; its share is lower by the multiprocessors that its last wave of
+    blocks leaves idle.
     """
     blocks, device = programs(blocked, config), blocked.device
     if not blocked.dots:
@@ -40,7 +40,7 @@ def of_config(blocked: Blocked, config: Config) -> float:
 
 
 def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: float) -> float:
-    """Return the share of the library's speed of a product through pointers, `occupied` of which the device computes.
+    """Return the speed of a product through pointers relative to the library's, on the share `occupied` of the device.
 
     Several products in one loop are slower.
     """
@@ -97,11 +97,10 @@ def of_sums(blocked: Blocked) -> float:
 
 
 def _cache_bound(blocked: Blocked, config: Config) -> float:
-    """Return the share at which the cache supplies 16-bit operands: the smaller the blocks, the more often it loads
-    each.
+    """Return the share of full speed at which the cache supplies 16-bit operands.
 
-    Relative to the product, or memory, at full speed.  (H200, bf16, 384 × 196 × 49152 in blocks of 16 × 64: 170 µs for
-    0.76 GB.)
+    The smaller the blocks, the more often each operand is loaded.  Full speed is that of the matrix units or of memory,
+    whichever is slower; the rate of the cache is `Speeds.cache_bandwidth`.
     """
     measured, dots = speeds(blocked.device), blocked.dots
     m, n, size = config.block("m"), config.block("n"), dots[0].args[0].dtype.itemsize

@@ -79,7 +79,7 @@ class PersistentRows(Rows):
         return plan if plan._are_copied() else Refused("its rows start off words of 16 bytes")
 
     def _are_copied(self) -> bool:
-        """Return whether each row that is read is contiguous, at multiples of 16 bytes, as asynchronous copies need."""
+        """Return whether each loaded row is contiguous at a multiple of 16 bytes, as asynchronous copies require."""
         (x, r), kernel, rows = self.blocked.dims, self.blocked.kernel, self._rows_read()
         offsets = [(load.buffer, load.index[0]) for load in rows]
         return bool(rows) and all(
@@ -90,16 +90,16 @@ class PersistentRows(Rows):
         )
 
     def _rows_read(self) -> list[Load]:
-        """Return the loads of large tensors that differ from row to row, and along each row."""
+        """Return the loads from large tensors that depend on the row and on the position in it."""
         x, r = (dim.symbol for dim in self.blocked.dims)
         large = {param.name for param in streams(self.blocked)}
         every = loads(*(value for stmt in statements(self.blocked.body) for value in values_of(stmt)))
         return [load for load in dict.fromkeys(every) if load.buffer in large and {x, r} <= index_symbols(load)]
 
     def _tiles_kept(self) -> int:
-        """Return the number of tiles that folds have read, and stores read again.
+        """Return the number of tiles that both folds and stores read, and that are therefore kept in registers.
 
-        (H100, bfloat16, GELU of softmax(x) · x in rows of 32768, which holds two and spills: 265 µs, persistent 295.)
+        Two such tiles spill (measured: docs/performance.md, `persistent_rows`).
         """
         (_, r), held = self.blocked.dims, set[Expr]()
         folded = {node for fold in statements(self.blocked.body, Fold) for node in postorder(*fold.args)}
@@ -134,7 +134,7 @@ class PersistentRows(Rows):
         return PersistentRowsConfig(held.blocks, num_warps=held.num_warps, num_stages=_STAGES)
 
     def configs(self) -> tuple[Config, ...]:
-        """Return the default, and half as many warps."""
+        """Return the default configuration, and one with half as many warps."""
         default = self.default()
         return default, replace(default, num_warps=default.num_warps // 2)
 

@@ -84,8 +84,8 @@ class PointerProduct(Form):
     def exposes_epilogue(self) -> bool:
         """Whether the matrix units wait during the epilogue: true of dtypes multiplied at the speed of 16-bit floats.
 
-        H200, 200704 rows, 96 to 384 columns: with GELU 210 µs, and 326 with its gradient; the library's product takes
-        53 of its 171 and 213.
+        So a product with an expensive epilogue is slower than the library's product and a kernel for the rest
+        (measured: docs/performance.md, `pointer_product`).
         """
         others = efficiency.other_dtypes(self.blocked.device, self.task.numerics)
         return self.blocked.dots[0].args[0].dtype not in others

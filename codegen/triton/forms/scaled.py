@@ -1,7 +1,7 @@
 """Generates kernels that multiply tensors in place by one number, and return at once where it is 1.
 
-Programs that return at once still have to be started: as many as there are blocks took 122 µs for 0.8 GB on an H100, an
-eighth of the time to scale them.  So a few programs on each multiprocessor compute block after block.
+Programs that return at once still have to be started: one for each block would take an eighth of the time of scaling
+(measured: docs/performance.md, `scaled`).  So a few programs on each multiprocessor compute block after block.
 """
 
 from __future__ import annotations

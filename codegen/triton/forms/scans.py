@@ -15,7 +15,7 @@ from fusion.lowering.ir.kernel import Role
 
 @dataclass(frozen=True)
 class Scans(Rows):
-    """The plan for a kernel that scans, in blocks larger than those of folds, since they wait for each other."""
+    """The plan for a kernel that scans, in larger blocks than folds, because each block waits for the one before it."""
 
     name = "scan"
 
@@ -27,7 +27,7 @@ class Scans(Rows):
         return cls(task) if scans(task.blocked) else Refused("it scans nothing")
 
     def splits(self, r: Dim, block: int) -> bool:
-        """Return False: the last block takes part in the scan like others."""
+        """Return False: a scan has no separate loop for the end of a row."""
         return False
 
     def steps(self, r: Dim, length: int, rows: int) -> tuple[int, int]:
@@ -36,7 +36,7 @@ class Scans(Rows):
         return warps * 1024, warps
 
     def columns(self, r: Dim, x: Dim, times: int) -> Config:
-        """Return blocks of many rows of few columns: the following rows wait for them."""
+        """Return blocks of many rows and few columns, since each block of rows waits for the one before it."""
         length = power_of_two(extent(r.size))
         if length < 256:
             return super().columns(r, x, times)

@@ -11,6 +11,9 @@ from fusion.lowering.ir.kernel import Fold, Param, Role, Store, statements, valu
 SECTOR = 32
 """Bytes of the smallest memory request."""
 
+MOST_IN_WARP = 2048
+"""Padded elements of short rows or columns that one warp holds."""
+
 
 def streams(blocked: Blocked) -> list[Param]:
     """Return the tensors that account for most of the traffic."""

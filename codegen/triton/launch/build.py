@@ -87,9 +87,7 @@ class _Ready:
             return self._compiled[wanted]
 
     def run(self, wanted: BinaryRequirements) -> tuple[Run, LoadedBinary | None]:
-        """Return the function that launches on a device, loaded there, and the binary if it takes only tensors and
-        sizes.
-        """
+        """Return (the launch function, loaded on its device; the binary, if it takes only tensors and sizes)."""
         with self._lock, torch.cuda.device(wanted.device):
             if wanted not in self._runs:
                 compiled, source = self.compiled(wanted), self.sources.of(wanted.aligned, wanted.wide)
@@ -105,7 +103,7 @@ class _Ready:
             return self._runs[wanted]
 
     def programs(self, wanted: BinaryRequirements, sizes: Sequence[int]) -> int:
-        """Return the number of programs; persistent ones no more than run at once on the device."""
+        """Return the number of programs, for persistent kernels at most the number that the device runs at once."""
         source = self.sources.of(wanted.aligned, wanted.wide)
         if not source.persistent:
             return source.grid(*sizes)

@@ -1,9 +1,9 @@
 """Creates tensor descriptors on the host, for sources that have a function `descriptors`.
 
-Input: an imported source; output: the type of each descriptor, and the value that is passed for it.  A descriptor that
-a program creates takes it 0.85 µs on an H200, before it loads anything: three of them are 2 of the 60 µs of a product,
-seven 6 of 79.  A descriptor that is passed takes no time, and is kept for the next launch on the same addresses and
-sizes.
+Input: an imported source; output: the type of each descriptor, and the value that is passed for it.  A program
+that creates descriptors cannot load anything before, which takes a few percent of the time of a product (measured:
+docs/performance.md, `host_descriptors`).  A descriptor that is passed takes no time, and is kept for the next launch on
+the same addresses and sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusion.codegen.triton.arguments import POINTERS
 from fusion.lowering.ir.kernel import Kernel
 
 MOST_CACHED = 1024
-"""Addresses, and sizes, for which descriptors are cached."""
+"""The most addresses, and the most sizes, for which descriptors are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Address:
 
 
 def types(kernel: Kernel, module: ModuleType) -> list[str]:
-    """Return Triton's names of the types of the descriptors of a source."""
+    """Return the descriptors' types in Triton's notation."""
     if not hasattr(module, "descriptors"):
         return []
     descriptors = descriptors_of(kernel, module, [0] * len(kernel.params) + [1] * len(kernel.sizes))
@@ -43,7 +43,7 @@ def types(kernel: Kernel, module: ModuleType) -> list[str]:
 
 
 def descriptors_of(kernel: Kernel, module: ModuleType, args: Sequence[int]) -> tuple[Any, ...]:
-    """Return the descriptors for addresses and sizes."""
+    """Return the tensor descriptors of a source for these addresses and sizes."""
     count = len(kernel.params)
     tensors = [_Address(address, param.dtype) for address, param in zip(args, kernel.params, strict=False)]
     descriptors: tuple[Any, ...] = module.descriptors(*tensors, *args[count:])
@@ -51,7 +51,7 @@ def descriptors_of(kernel: Kernel, module: ModuleType, args: Sequence[int]) -> t
 
 
 class DescriptorCache:
-    """The arguments that a launch on addresses and sizes passes for its descriptors, as the driver takes them, cached.
+    """Caches the driver arguments of tensor descriptors by addresses and sizes.
 
     Args:
         forms: the compiler's description of each descriptor.

@@ -1,4 +1,4 @@
-"""Launches kernels on tensors and sizes, with the binary that serves these.
+"""Launches kernels on tensors and sizes, with the binary that was compiled for these.
 
 Input: an object that prepares binaries (`build`); output: a launcher.  A usual launch, of aligned tensors on the
 current device, is one call (`direct`) from the second one on.  All others, and the first, look up their binary by

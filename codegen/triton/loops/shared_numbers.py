@@ -31,9 +31,7 @@ _DTYPES = (torch.int32, torch.int64)
 
 
 def is_shared(layout: Layout, load: Expr, looped: Dim) -> bool:
-    """Return whether a value is the load of an integer that does not vary along the loop, and has few values in a
-    program.
-    """
+    """Return whether a value is a loaded integer that is constant along the loop, and has few values in a program."""
     if not isinstance(load, Load) or load.mask is not None or load.dtype not in _DTYPES:
         return False
     (index,) = load.index
@@ -43,14 +41,14 @@ def is_shared(layout: Layout, load: Expr, looped: Dim) -> bool:
 
 
 def extreme(values: Values, load: Load, *, greatest: bool) -> Code:
-    """Return the least or the greatest of the numbers that the rows of this program load; see `is_shared`."""
+    """Return the minimum or maximum of the numbers that the rows of this program load; see `is_shared`."""
     numbers = list(_numbers(values, load, greatest=greatest))
     joined = "tl.maximum({}, {})" if greatest else "tl.minimum({}, {})"
     return reduce(lambda a, b: compose(joined, a, b), numbers)
 
 
 def _numbers(values: Values, load: Load, *, greatest: bool) -> Iterator[Code]:
-    """Yield the number of each group of rows, named; of one past the last row, a number that changes no extreme."""
+    """Yield the number of each group of rows; for groups past the last row, one that does not change the extreme."""
     layout, (index,) = values.layout, load.index
     assert not isinstance(index, Expr), "called for shared numbers"
     groups = _groups(layout, index)

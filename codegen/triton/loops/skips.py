@@ -1,4 +1,4 @@
-"""Derives from the condition of a loop the range of blocks that it has to run over.
+"""Derives the range of blocks over which a loop has to run, from its condition.
 
 Input: a loop with a `where` over linear indices; output: its first and last index in this program, rounded
 to blocks, and of the range within it in which the condition holds for every row, so that it need not be evaluated
@@ -35,7 +35,7 @@ _DIFFERENCES = {"le": (1, 0), "lt": (1, 1), "ge": (-1, 0), "gt": (-1, 1)}
 
 @dataclass(frozen=True, slots=True)
 class LoopBounds:
-    """The indices of a loop from `start` to before `end`; None where there is no bound."""
+    """The indices of a loop from `start` (inclusive) to `end` (exclusive); None: unbounded."""
 
     start: Code | None = None
     end: Code | None = None
@@ -43,7 +43,7 @@ class LoopBounds:
 
 @dataclass(frozen=True, slots=True)
 class LoopPart:
-    """A loop over the blocks from `start` to before `end`.
+    """A loop over the blocks from `start` (inclusive) to `end` (exclusive).
 
     Attributes:
         full: none of the blocks reaches past the end of the axis.
@@ -58,9 +58,7 @@ class LoopPart:
 
 
 def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[LoopPart, ...]:
-    """Return the loop as one part, or with `split` as two or more, some of which evaluate neither the condition nor
-    masks.
-    """
+    """Return the loop as one part; with `split` as several, some of which need neither the condition nor masks."""
     size = values.index_tile(dim.size).code
     split &= not any(isinstance(stmt, Loop) for stmt in loop.body)
     if dim.shift != 0:

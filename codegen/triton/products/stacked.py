@@ -7,8 +7,8 @@ first steps from one tensor to the other, wherever they are in memory:
     gap = (tl.maximum(a, b) - tl.minimum(a, b)) // 2
     both = tl.make_tensor_descriptor(lower, [2, 5632, 2048], [gap, 2048, 1], [2, NBLOCK, KBLOCK])
 
-The matrix units process 256 columns at a time, and read the shared operand from shared memory once for both: on an H200
-two products of 128 columns each run at 0.8 of that speed.  The result is split in registers.
+The matrix units process 256 columns at a time, and read the shared operand from shared memory once for both; two
+products of 128 columns each are slower (measured: docs/performance.md, `stacked`).  The result is split in registers.
 
 Strides of descriptors have 40 bits: a launch whose tensors are `DESCRIPTOR_REACH` bytes apart uses the form without
 assumptions.

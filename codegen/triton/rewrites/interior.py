@@ -18,21 +18,21 @@ from fusion.lowering.ir.kernel import Loop, Stmt, map_values, statements, values
 
 
 def unconditional(loop: Loop) -> Loop:
-    """Return `loop` for blocks in which its condition holds, within all inner bounds."""
+    """Return `loop`, simplified for blocks in which its condition holds, within all inner bounds."""
     if loop.where is None:
         return loop
     return replace(loop, body=_given(_everything(loop.where), loop.body), where=None)
 
 
 def conditional(loop: Loop) -> Loop:
-    """Return `loop` for blocks in which its condition is evaluated."""
+    """Return `loop`, simplified for blocks in which its condition is evaluated."""
     outside = [] if loop.where is None else [negated(inner) for inner in _inner_bounds(loop.where)]
     return replace(loop, body=_given(_all(outside), loop.body)) if outside else loop
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A selection of a loop, its value where the condition of the loop holds, and the constant that it is elsewhere."""
+    """A `where` in a loop, its value if the condition of the loop holds, and its constant value otherwise."""
 
     node: Expr
     inside: Expr
@@ -40,7 +40,7 @@ class Selection:
 
 
 def only_selection(loop: Loop) -> Selection | None:
-    """Return the selection that is all which the condition of a loop decides; None if it decides more."""
+    """Return the only selection that depends on the condition of a loop; None if more than one depends on it."""
     if loop.where is None:
         return None
     inside, outside = unconditional(loop), conditional(loop)
@@ -61,7 +61,7 @@ def _everything(where: Expr) -> Expr:
 
 
 def _evaluated(where: Expr, roots: Sequence[Expr]) -> list[Expr]:
-    """Return expressions for blocks in which the condition is evaluated."""
+    """Return `roots`, simplified for blocks in which the condition is evaluated."""
     outside = [negated(inner) for inner in _inner_bounds(where)]
     return given(_all(outside), roots) if outside else list(roots)
 
@@ -88,7 +88,7 @@ def _in_place_of(node: Expr, other: Expr, body: Sequence[Stmt]) -> tuple[Stmt, .
 
 
 def _constant(selection: Expr) -> Expr | None:
-    """Return the branch of a selection that is a constant; None if both are, or none is, or for other expressions."""
+    """Return the constant branch of a `where`; None unless exactly one branch is constant."""
     if not isinstance(selection, Op) or selection.name != "where":
         return None
     constants = [arg for arg in selection.args[1:] if isinstance(arg, Const)]

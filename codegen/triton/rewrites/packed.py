@@ -47,7 +47,7 @@ class _Packing:
 
 
 def unpacked(kernel: Kernel) -> Kernel:
-    """Return `kernel` with its folds over stored elements; the same object where nothing is packed."""
+    """Return `kernel` with its folds over packed (stored) elements; the same object if nothing is packed."""
     packing = _packing(kernel)
     if packing is None:
         return kernel

@@ -12,9 +12,8 @@ The larger operand is contiguous along the summed axis, [n, k].  Where it is con
 pipeline of the matrix units is faster (`forms/skinny.py`), except for a single row and weights that are bytes: these
 become sums too, of which neighbouring threads take neighbouring columns.  With several rows, 16-bit floats times bytes
 are left to the matrix units, which leave time to convert.  So is a single row where each byte is several numbers of a
-matrix with enough rows, unless there are several such matrices with scales for groups: 4-bit weights of 14336 × 4096
-take 13.3 µs of an H200 on the matrix units, 15.6 as sums, and 9.1 to be read; two such matrices 23.6 and 27.4.
-Unchanged as well: an operand that is contiguous along neither, and a kernel with other folds.
+matrix with enough rows, unless there are several such matrices with scales for groups (measured: docs/performance.md,
+`vectors`).  Unchanged as well: an operand that is contiguous along neither, and a kernel with other folds.
 """
 
 from __future__ import annotations

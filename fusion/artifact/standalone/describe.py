@@ -181,7 +181,7 @@ class _Describer:
             self.starts[name], self.places[name] = _Start(name), place
 
     def _constant(self, tensor: torch.Tensor) -> MemoryPlace:
-        """Keep the memory of a tensor, from its first element to its last one."""
+        """Save the memory of a constant tensor, from its first to its last element, and return its position."""
         extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         flat = tensor.detach().as_strided((extent if tensor.numel() else 0,), (1,)).cpu().clone()
         self.constants.append(bytes(bytes_of(flat)) if flat.numel() else b"")

@@ -1,7 +1,7 @@
 """Writes the page of a report: one HTML file that loads nothing else.
 
-Input: a document; output: HTML.  `page.html`, `page.css` and the scripts are put together with the data, as JSON, and
-the scripts make the page of it.  Text of the program is only ever set as text; on top of that, the page's content
+Input: a document; output: HTML.  `page.html`, `page.css` and the scripts are combined with the data, as JSON, from
+which the scripts build the page.  Text of the program is only ever set as text; on top of that, the page's content
 security policy runs no script but these.
 
     layout.py, views.py   the graphs, laid out

@@ -166,7 +166,7 @@ def _collapsed(title: str, numbers: list[int], items: Sequence[Item], depth: int
 
 
 def _opened(parts: list[ItemGroup | int]) -> list[ItemGroup | int]:
-    """Replace large parts by their contents, the largest first, as long as there are few boxes."""
+    """Replace parts by their contents, the largest first, until there would be more than `FEW_BOXES` boxes."""
     while True:
         largest = max(
             (each for each in parts if isinstance(each, ItemGroup)), key=lambda each: len(each.items), default=None
@@ -183,7 +183,7 @@ def _named_within(outer: ItemGroup, part: ItemGroup | int) -> ItemGroup | int:
 
 
 def _bundled(parts: list[ItemGroup | int], items: Sequence[Item]) -> list[ItemGroup | int]:
-    """Return at most `MOST_BOXES` parts: of more, consecutive ones are parts of parts."""
+    """Return at most `MOST_BOXES` parts, in which consecutive ones are bundled if there are more."""
     if len(parts) <= MOST_BOXES:
         return parts
     size = math.ceil(len(parts) / math.ceil(math.sqrt(len(parts))))

@@ -123,7 +123,12 @@ def bound_masks(
 
 @dataclass(frozen=True, slots=True)
 class _Added:
-    """Folds, the position of the node that they follow (-1: the inputs), and a result of the same origin."""
+    """Added folds of a mask.
+
+    Attributes:
+        after: position of the node that they follow; -1 for the inputs.
+        origin: result whose origin they get.
+    """
 
     folds: Folds
     after: int
@@ -131,7 +136,7 @@ class _Added:
 
 
 class _Masks:
-    """The search for masks in the chains of one program, and the nodes that fold them."""
+    """Searches the chains of one program for masks, and creates the nodes that fold them."""
 
     def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
         self.dependences, self.capabilities = dependences, capabilities
@@ -140,7 +145,7 @@ class _Masks:
         self._bounds: dict[tuple[Expr, bool], tuple[str, ...]] = {}
 
     def in_chain(self, chain: Cluster) -> Iterator[tuple[int, Compute]]:
-        """Yield the nodes of a chain that select by a mask, with its bounds, and their positions."""
+        """Yield the position of each node of a chain that selects by a mask, and the node with the mask's bounds."""
         rows = rows_of(self.dependences, chain)
         if len(chain.space.reduced) != 1 or not rows:
             return

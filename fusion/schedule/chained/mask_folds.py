@@ -54,17 +54,17 @@ class TileCondition:
 
     @property
     def matrices(self) -> tuple[Axis, ...]:
-        """The axes of its matrices, in the folds."""
+        """The axes of the folds that number the mask's matrices."""
         return tuple(Axis(axis_symbol(k), size) for k, (_, size) in enumerate(self.batch))
 
     @property
     def lines(self) -> Axis:
-        """The axis of its lines, in the folds of lines."""
+        """The axis of the folds that numbers the mask's lines."""
         return Axis(axis_symbol(len(self.batch)), (self.column if self.turned else self.row).size)
 
     @property
     def along(self) -> Axis:
-        """The axis over which its lines are folded."""
+        """The axis along which the mask's lines are reduced."""
         return Axis(over_symbol(0), (self.row if self.turned else self.column).size)
 
     def canonical(self, condition: Expr | None = None) -> Expr:

@@ -126,8 +126,10 @@ def _replaced(dependences: Dependences, region: ChunkedRegion, workspace: int, a
 
 
 def _with_views(dependences: Dependences, region: ChunkedRegion, alignment: int) -> tuple[Dependences, list[Node]]:
-    """View operands that are read at the cut axis through a split of it, as hidden[i // S, i % S], as matrices; copy
-    other operands that are computed, or have no uniform strides, into matrices.
+    """Give the region's contractions operands that are matrices.
+
+    An operand that is read through a split of the chunked axis, as hidden[i // S, i % S], becomes a view; any other
+    operand that is computed, or has no uniform strides, is copied.
 
     Returns:
         The program in which the region's contractions read these, and the nodes that compute them.

@@ -63,7 +63,7 @@ class RegionCut:
 
 
 def cut_region(dependences: Dependences, region: ChunkedRegion) -> RegionCut:
-    """Return the tensors that a region reads and its results, with their treatment."""
+    """Return how each tensor that a region reads is sliced, and how each of its results is combined over chunks."""
     written_by = {dependences.compute(position).out: position for position in region.axes}
     loads = [(load, axis) for position, axis in region.axes.items() for load in dependences.loads[position]]
     sliced: dict[str, int | None] = {}

@@ -20,7 +20,7 @@ from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import place
 
 MOST_COPIES = 64
-"""The most indices of one member that are told apart."""
+"""The most indices of one member that are distinguished."""
 
 
 class Evaluations:
@@ -32,7 +32,7 @@ class Evaluations:
     def copies(self, cluster: Cluster) -> Mapping[int, int]:
         """Return how often a kernel evaluates members at one point: once for each index at which others read them.
 
-        Members that the mapping lacks are evaluated once; at most `MOST_COPIES` indices are told apart.
+        Members that the mapping lacks are evaluated once; at most `MOST_COPIES` indices are distinguished.
         """
         inside = {self.dependences.outs[member]: member for member in cluster.places}
         read: dict[int, dict[tuple[Index, ...], None]] = {}
@@ -75,7 +75,7 @@ class Evaluations:
         return math.prod(sizes[s] for s in around.union(spanned))
 
     def _multiplies_few_rows(self, cluster: Cluster) -> bool:
-        """Return whether a cluster's only sums over its columns are products of few rows with them."""
+        """Return whether a cluster has a sum of products with few rows (a skinny GEMM)."""
         few = self.capabilities.few_rows
         if not few:
             return False
@@ -91,8 +91,8 @@ class Evaluations:
         return False
 
     def lanes(self, cluster: Cluster) -> sympy.Symbol | None:
-        """Return the axis of the results along which the lanes of a sum lie: columns that are consecutive in a factor;
-        None if they lie along the sum.
+        """Return the axis of the results along which a sum is vectorised, whose columns are consecutive in a factor;
+        None if it is vectorised along the summed axis.
         """
         if cluster.space.rigid or not cluster.space.parallel or not cluster.space.reduced:
             return None
@@ -146,7 +146,7 @@ class Evaluations:
 
 
 def _moved(part: Index, placement: Mapping[sympy.Symbol, Index], sizes: Sizes) -> Index:
-    """Return a part of an index in the axes of a cluster; those that depend on data are told apart as they are."""
+    """Return a part of an index in the axes of a cluster; data-dependent indices stay unchanged."""
     if isinstance(part, Expr):
         return part
     known = {axis: there for axis, there in placement.items() if not isinstance(there, Expr)}

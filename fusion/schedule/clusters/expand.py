@@ -139,7 +139,7 @@ def values_of(dependences: Dependences, cluster: Cluster) -> tuple[tuple[Fold, .
 
 
 def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.Symbol, ...]:
-    """Return the axes of the space that `axes` of a node depend on, in order."""
+    """Return the axes of the cluster's space in which the node's `axes` are expressed, in order."""
     symbols = (symbol for axis in axes for symbol in sorted(placement[axis].free_symbols, key=str))
     return tuple(dict.fromkeys(symbols))
 

@@ -62,12 +62,12 @@ class Prices:
 
     @cached_property
     def work_in_tiles(self) -> list[float]:
-        """Additions per point of each node in a kernel of products, where no memory time hides other arithmetic."""
+        """Additions per point of each node in a kernel of products, whose other arithmetic no memory access hides."""
         program = self.dependences.program
         return [additions_in_tiles(program, node, self.rates) for node in program.nodes]
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
-        """Return None if `joined` is predicted to be no slower than both separately; else why not."""
+        """Return the reason for refusal; None if the joined kernel is predicted at least as fast as both kernels."""
         separately = 0.0
         for side in (first, second):
             if side.members not in self.times:

@@ -91,7 +91,7 @@ class Dependences:
         return out in self.outputs or any(reader not in members for reader in self.readers.get(out, ()))
 
     def rounded(self, members: Collection[int]) -> frozenset[int]:
-        """Return the members of which others read the rounded results: their own buffer, or a copy in another's."""
+        """Return the members whose rounded results other nodes read, from their own buffer or from a copy."""
         positions = set[int]()
         for position in sorted(members, reverse=True):
             if position in positions or self.stored(position, members):
@@ -102,7 +102,7 @@ class Dependences:
 
     @cached_property
     def rounded_anyway(self) -> frozenset[int]:
-        """The nodes that are `rounded` even if all generated ones share a kernel."""
+        """The nodes that are `rounded` even if all generated nodes share a kernel."""
         return self.rounded(self.generated)
 
     @cached_property

@@ -61,7 +61,7 @@ class Space:
 
     @property
     def folds_both_ways(self) -> bool:
-        """Whether each program loops over rows that it holds whole, and folds them in both directions."""
+        """Whether each program loops over rows that it holds in full, reduces each row and accumulates column sums."""
         return bool(self.held) and not self.private
 
     @property

@@ -113,12 +113,12 @@ def _as_traced(kernel: Kernel) -> Kernel:
 
 
 def _as_multiplied(kernel: Kernel, capabilities: Capabilities) -> Kernel:
-    """Return the kernel with the factors of its products in the type in which the device multiplies them."""
+    """Return the kernel with the factors of its products converted to the dtype of the device's matrix units."""
     return replace(kernel, body=with_narrow_factors(kernel.body)) if capabilities.narrow else kernel
 
 
 def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> ChainShape:
-    """Return the properties of a kernel's products that decide their efficiency, given the columns per row."""
+    """Return the shape of a chain of products, which determines its efficiency; `columns`: columns per row."""
     rows, others = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
     looped = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes}
     asked = [

@@ -3,11 +3,11 @@
 Input: the steps of a schedule; output: steps in which kernels write such results into the memory of an operand.  A row
 of logits is replaced by a row of their gradient, and half of the memory is enough.
 
-Only where it is certain: the operand was computed in the same program, is read by no later step and has no views, both
-tensors have the same layout, and the kernel loads from the operand at the very index at which it stores, and not after
-that.  So the same program loads and stores an element; a fold over a row in between waits for all its loads.  Tensors
-that forward saved for backward alone qualify once they are taken over (`operations/ownership.py`): logits are replaced
-by their gradient, if there is no other reference to them.
+A result reuses the operand's memory only if all of these hold: the operand was computed in the same program, is read by
+no later step and has no views, both tensors have the same layout, and the kernel loads and stores at the same index,
+load first.  So one program loads and stores each element; a fold over a row in between waits for all its loads.
+Tensors that forward saved for backward alone qualify once they are taken over (`operations/ownership.py`): logits are
+replaced by their gradient, if there is no other reference to them.
 """
 
 from __future__ import annotations

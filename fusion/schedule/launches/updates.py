@@ -147,7 +147,7 @@ def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
 
 
 def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] | None:
-    """Order stores so that no written param is read afterwards; None if there is no such order or other statements."""
+    """Order stores so that no written param is read afterwards; None without such an order, or with a non-store."""
     stores = [stmt for stmt in body if isinstance(stmt, Store)]
     if len(stores) != len(body):
         return None
@@ -162,7 +162,7 @@ def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] 
 
 
 def _as_one_call(steps: list[KernelCall | Call], program: Program) -> list[KernelCall | Call]:
-    """Merge the copies at the end of `steps` into one call, unless there is one only or a source is overwritten."""
+    """Merge the copies at the end of `steps` into one call, if there are several and no source is overwritten."""
     count = 0
     while count < len(steps) and _is_copy(steps[-1 - count], program):
         count += 1

@@ -19,6 +19,7 @@ from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import Cast, Expr, Load, make_cast, postorder, rewrite
 from fusion.lowering.ir.program import Compute, Extern, Map, Node, Program, reads, with_exprs
 from fusion.lowering.ir.scalar_ops import HALVES
+from fusion.schedule.layouts.private_maps import alternatives_with
 
 
 def round_on_store(program: Program) -> Program:
@@ -59,7 +60,7 @@ def round_on_store(program: Program) -> Program:
             node = replace(node, expr=make_cast(node.expr, narrow[node.out]))
         nodes.append(node)
     buffers = [replace(program.buffers[name], dtype=dtype) for name, dtype in narrow.items()]
-    return program.edited(nodes, buffers=buffers, library=program.library_with(read_rounded))
+    return program.edited(nodes, buffers=buffers, library=alternatives_with(program, read_rounded))
 
 
 def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:

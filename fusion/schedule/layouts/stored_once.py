@@ -19,7 +19,7 @@ from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import Expr, Load, free_axes, rewrite
 from fusion.lowering.ir.program import Axis, Buffer, Compute, Extern, Map, Node, Program, reading, reads, with_exprs
 from fusion.lowering.value import dense_strides, slowest_first
-from fusion.schedule.layouts.private_maps import private_maps
+from fusion.schedule.layouts.private_maps import alternatives_with, private_maps
 
 
 def drop_constant_axes(program: Program) -> Program:
@@ -53,7 +53,7 @@ def drop_constant_axes(program: Program) -> Program:
     if not smaller:
         return program
     return program.edited(
-        nodes, buffers=buffers, library=program.library_with(lambda it: _at_first_points(it, smaller))
+        nodes, buffers=buffers, library=alternatives_with(program, lambda it: _at_first_points(it, smaller))
     )
 
 
@@ -92,7 +92,9 @@ def merge_equal_maps(program: Program) -> Program:
         nodes.append(node)
     if not merged:
         return program
-    return program.edited(nodes, inlined=inlined, library=program.library_with(lambda node: reading(node, merged)))
+    return program.edited(
+        nodes, inlined=inlined, library=alternatives_with(program, lambda node: reading(node, merged))
+    )
 
 
 def _constant_axes(node: Map) -> tuple[int, ...]:

@@ -24,22 +24,22 @@ from fusion.schedule.launches.last_block import MOST_PARTS, part_axis
 from fusion.schedule.reductions.partial import cut_cluster, with_cuts
 
 SUM_BLOCK = 64
-"""Parts end with a block of the sum, the largest that any kernel processes at once."""
+"""The length of parts is a multiple of this: the largest block of the sum that any kernel processes at once."""
 SHORTEST_PART = 8 * SUM_BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
 FEWEST_ROWS = 2
-"""Rows or columns below which a product is summed without matrix units, by enough programs.
+"""The number of rows or columns below which enough programs sum a product without matrix units.
 
 Unless several numbers are packed in an element of the matrix: unpacking costs more than the sums.
 
 (measured: docs/performance.md, `FEWEST_ROWS`)
 """
 SUMMED = 4
-"""Rows or columns up to which a single product may be summed without matrix units."""
+"""The number of rows or columns up to which a single product may be summed without matrix units."""
 
 
 def split_k(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Alternative | None:
-    """Return the alternative of the only product of `cluster` in parts, if that keeps more of the device busy."""
+    """Return split-K of the only product of `cluster` as an alternative; None if it occupies no more of the device."""
     if len(products) != 1 or len(cluster.space.reduced) != 1:
         return None
     ((position, product),) = products.items()

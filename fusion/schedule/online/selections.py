@@ -30,7 +30,7 @@ from fusion.schedule.online.terms import (
 
 
 def choice(dependences: RunningDependences, node: Op, args: list[Terms]) -> Terms:
-    """Decompose a `where`: a condition that varies masks each term, a running one may only switch a value off."""
+    """Decompose a `where`: a varying condition masks each term; a running condition may only replace a value by 0."""
     mask, one, other = node.args
     if dependences.kind(mask) is Kind.MIXED:
         raise Inseparable("no factor: a choice by a running value and a varying one")

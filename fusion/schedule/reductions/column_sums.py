@@ -1,8 +1,8 @@
 """Finds sums of columns that one kernel can compute with folds of the rows (`clusters/legality/rows_and_columns.py`).
 
-Input: a program; output: for such a sum the axis of the rows and the number of parts, so that there is a program for
-each multiprocessor that holds one row after another: fewer parts leave the device idle, more have more partial sums to
-store.  Whether the two become one kernel is decided later, by its price (`clusters/growth.py`).
+Input: a program; output: for such a sum the axis of the rows and the number of parts, so that each multiprocessor has
+two programs that hold one row after another: one computes while the other waits, and more parts have more partial sums
+to store.  Whether the two become one kernel is decided later, by its price (`clusters/growth.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _LEAST_ROWS = 16
 _BUSY = 0.9
 """The least share of busy multiprocessors that is worth parts of equal length, which need no conditions."""
 
+_PROGRAMS = 2
+"""Programs of a multiprocessor, if their parts are long enough (docs/performance.md, `forms.rows._HELD_WARPS`)."""
+
 _LEAST_ROW = 256
 """Elements of a row below which a program holds several rows, and has no part of its own for long."""
 
@@ -39,7 +42,7 @@ def column_sums(
     Args:
         hints: the values of symbolic sizes when the graph was traced.
     """
-    multiprocessors = capabilities.multiprocessors
+    slots = capabilities.multiprocessors
     if not capabilities.held_row:
         return {}
     matrices = read_through_maps(program)
@@ -49,13 +52,14 @@ def column_sums(
         if not isinstance(node, Reduce) or node.op != "sum" or reads_contiguously(program, node, node.over):
             continue
         width, rows = (math.prod(estimate(axis.size, hints) for axis in axes) for axes in (node.axes, node.over))
-        if not _LEAST_ROW <= width <= capabilities.held_row or rows < _LEAST_ROWS * multiprocessors:
+        if not _LEAST_ROW <= width <= capabilities.held_row or rows < _LEAST_ROWS * slots:
             continue
         if any(_folds_rows_of(other, node) and read & matrices[position] for other, read in folds):
             flat = flattened(program, node)
             axis = max(flat.over, key=lambda each: estimate(each.size, hints))
-            even = even_parts(int(axis.size), multiprocessors) if axis.size.is_Integer else None
-            splits[position] = (flat, axis, even or multiprocessors)
+            each = min(_PROGRAMS, int(rows // (_LEAST_ROWS * slots)))
+            even = even_parts(int(axis.size), each * slots) if axis.size.is_Integer else None
+            splits[position] = (flat, axis, even or each * slots)
     return splits
 
 

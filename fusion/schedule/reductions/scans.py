@@ -5,11 +5,11 @@
     out[n]    = before[n // L - 1] joined with the scan of part n // L by itself
 
 `Program → Program`.  The last step is a scan of parts and a map, which become one kernel; it reads the scanned tensor a
-second time.  Parts are joined by the operation itself; for positions by the extremes, of equal ones the later counts.
-Sums and products of float32 are carried from part to part in float64, so that the error does not grow with their
+second time.  Parts are joined by the operation itself; positions by comparing the extremes, of which the later wins a
+tie.  Sums and products of float32 are carried from part to part in float64, so that the error does not grow with their
 number.
 
-Inseparable, by leaving the scan unchanged: symbolic lengths, and lengths without a suitable divisor.
+Scans of symbolic length, or of a length without a suitable divisor, stay unchanged.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from fusion.schedule.iteration.naming import unused
 from fusion.schedule.reductions.split import near_divisor, wanted_parts
 
 COLUMNS = 8
-"""Columns of one program if the scanned axis is not the contiguous one: a sector of float32."""
+"""The columns of one program if the scanned axis is not contiguous: a sector of float32."""
 
 ENOUGH_ROWS, ENOUGH_BLOCKS = 0.2, 1.5
-"""From how many rows, or blocks of columns, a scan is faster in one piece, relative to the parallelism of the device
-(measured: docs/performance.md, `ENOUGH_ROWS`)."""
+"""The number of rows, or of blocks of columns, from which a scan is faster in one piece, relative to the parallelism of
+the device (measured: docs/performance.md, `ENOUGH_ROWS`)."""
 
 
 def split_scans(program: Program, capabilities: Capabilities) -> Program:
@@ -148,7 +148,7 @@ class _Split:
     # Scans ------------------------------------------------------------------------------------------------------------
 
     def _before(self, op: ScanName, totals: Sequence[Expr]) -> Expr:
-        """Return the fold of all parts before the current point's, over the axes of the scan."""
+        """Return the exclusive prefix of the part totals: the fold of all parts before that of the current point."""
         axes = (*self.others, self.part)
         args = tuple(totals) if op.startswith("arg") else tuple(totals[:1])
         dtype = self._carried(op)
@@ -201,7 +201,7 @@ class _Split:
         return make_op("where", later, position_here, position)
 
     def _load(self, node: Reduce | Scan, axes: Sequence[Axis], ending: str) -> Load:
-        """Return the value of a node over its own axes, computed once for all scans that need it."""
+        """Return a load of the node's result, which is computed once for all scans that need it."""
         key = (type(node), node.op, node.args, tuple(axes))
         if key not in self.additions.known:
             name = self.additions.name(f"{self.node.out}_{ending}")

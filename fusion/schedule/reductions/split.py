@@ -137,7 +137,7 @@ def _single(dependences: Dependences, position: int) -> Cluster:
 
 
 def _family(dependences: Dependences, position: int, chunks: Mapping[int, int]) -> Cluster:
-    """Return a reduction with those over the same axes whose results it needs, and the maps in between."""
+    """Return a reduction, the reductions over the same axes on which it depends, and the maps in between."""
     base = _single(dependences, position)
     outside: set[int] = set()
     while (placements := _placements(dependences, base, chunks, outside)) is None:
@@ -152,7 +152,7 @@ def _family(dependences: Dependences, position: int, chunks: Mapping[int, int]) 
 def _placements(
     dependences: Dependences, base: Cluster, chunks: Mapping[int, int], outside: set[int]
 ) -> dict[int, Placement] | None:
-    """Return the placements of a family; None once `outside` has grown by a node that is read at several points."""
+    """Return the placements of a family; None if a node that is read at several indices was added to `outside`."""
     places, space = dict(base.places), base.space
     todo = list(places)
     while todo:

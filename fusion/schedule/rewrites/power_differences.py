@@ -1,4 +1,4 @@
-"""Computes 1 minus a power as an `expm1`, which keeps the digits that the difference would cancel.
+"""Computes 1 minus a power as an `expm1`, which avoids cancellation.
 
     1 - b ** t  =  0 - expm1(t · log b)      with b a positive number
 

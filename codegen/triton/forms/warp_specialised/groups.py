@@ -95,15 +95,15 @@ class Functions(Protocol):
 
     @property
     def fetch_takes(self) -> list[str]:
-        """Return the parameters of the first, which one warp runs."""
+        """Return the parameters of the load function, which one warp runs."""
 
     @property
     def compute_takes(self) -> list[str]:
-        """Return the parameters of the second, which each group runs, after the number of the group."""
+        """Return the parameters of the compute function, which each group runs, after the number of the group."""
 
     @property
     def reserved(self) -> list[str]:
-        """Return other names that its lines use."""
+        """Return the other names that its generated lines use."""
 
 
 def registers(count: int) -> int:

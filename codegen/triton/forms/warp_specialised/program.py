@@ -76,11 +76,11 @@ class WarpSpecialisedProgram:
 
     @property
     def reserved(self) -> list[str]:
-        """Return other names that the lines use."""
+        """Return the other names that the generated lines use."""
         return [*_NAMES, SCORES, SUMS, STAGED, GROUP]
 
     def launched(self, values: Values) -> list[Code]:
-        """Return the lines of the launched function: descriptors, shared memory, barriers."""
+        """Return the lines of the entry function, which allocates buffers and barriers and starts the groups."""
         depth = self.layout.config.num_stages
         counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups if self.staging else 0}
         for ring, box in self.boxes().items():
@@ -93,7 +93,7 @@ class WarpSpecialisedProgram:
         return values.scopes[0].lines
 
     def boxes(self) -> dict[str, DescriptorBox]:
-        """Return the blocks that are moved, by the rings of their slots."""
+        """Return the descriptor box of each ring of slots."""
         plan = self.plan
         return {"left": plan.left, "right": plan.right, "other": plan.other, "out": plan.result}
 

@@ -107,7 +107,7 @@ def _placements(
 
 
 def _common(dependences: Dependences, columns: Cluster, rows: Cluster) -> Iterator[tuple[int, int, str]]:
-    """Yield members of both clusters and a tensor that each of the two reads or computes."""
+    """Yield (member of `columns`, member of `rows`, tensor) for each tensor that both members read or write."""
     for first in columns.members:
         for second in rows.members:
             sides = [dependences.read[member] | {dependences.outs[member]} for member in (first, second)]
@@ -139,7 +139,7 @@ class _Condition:
 def _condition(
     dependences: Dependences, columns: Cluster, places: dict[int, Placement], space: Space
 ) -> _Condition | str | None:
-    """Return the condition under which all sums read their rows; None if they read them without one."""
+    """Return the condition under which all sums read their rows; None if it is unconditional."""
     conditions: set[Expr | None] = set()
     along = {axis.symbol for axis in space.reduced}
     for member in columns.members:
