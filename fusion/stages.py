@@ -72,7 +72,7 @@ from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.layouts.stored_once import drop_constant_axes, merge_equal_maps
 from fusion.schedule.layouts.tile_order import order_for_tiles
 from fusion.schedule.library.choice import leave_lone_products
-from fusion.schedule.overrides import JOINS, LIBRARY
+from fusion.schedule.overrides import GROW_CLUSTERS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements
 from fusion.schedule.reductions.split import split_reductions
@@ -379,5 +379,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
 STAGES = (CAPTURED, PREPARED, JOINT, PARTITIONED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
 """Every stage, in the order of the path, except the previews, which repeat passes of PROGRAM."""
 
-OPTIONAL = tuple(name for stage in STAGES for name in (*([JOINS] if stage is CLUSTERS else []), *stage.optional))
+OPTIONAL = tuple(
+    name for stage in STAGES for name in (*([GROW_CLUSTERS] if stage is CLUSTERS else []), *stage.optional)
+)
 """The passes that can be left out (`Overrides.without`), as "stage/pass", in order."""

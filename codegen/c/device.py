@@ -56,11 +56,12 @@ COSTS: Mapping[str, float] = {
 calibrate` measures them on an AMD EPYC with AVX-512, GCC 12 with glibc's vector functions; of "checked" and "random" as
 on an Intel Xeon."""
 
-TILES = ProductTiles(128, 256, least_columns=64, together=0.8, side=128, halved=(128, 64))
+PRODUCT_TILES = ProductTiles(128, 256, least_columns=64, together=0.8, side=128, halved=(128, 64))
 """The tiles of products, for the scheduler: a GPU's, not measured on a CPU."""
 
-SUMMED = 0.5
-"""The share of the rate of additions at which short sums of products run (measured: docs/performance.md, `SUMMED`)."""
+SHORT_SUMS = 0.5
+"""The share of the rate of additions at which short sums of products run
+(measured: docs/performance.md, `SHORT_SUMS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Cpu:
                 narrowed=6.0,  # rounding to nearest, and NaN
                 attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 memory bounds it
             ),
-            summed=SUMMED,
+            summed=SHORT_SUMS,
             overlap=2.0,
             product_overlap=2.0,
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.expressions.code import COMPARE, OPERATORS, Code, as_code, compose, listed
+from fusion.codegen.triton.expressions.code import COMPARE, FOLD_OPERATORS, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.scalar_code import TYPES, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
@@ -148,7 +148,7 @@ def _joined(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) ->
     states = [_state(values, part, rest) for part in parts]
     before = [expand(state.code, rest, dims) for state in states]
     if sign := SCAN_OPS[prefix.op].sign:
-        binds = OPERATORS[sign]
+        binds = FOLD_OPERATORS[sign]
         code = listed([before[0].at(binds), parts[0].tile.code.at(binds + 1)], f" {sign} ")
     else:
         operands = (*before, *(part.tile.code for part in parts))

@@ -21,7 +21,7 @@ from fusion.codegen.triton.expressions.code import (
     AND,
     ATOM,
     COMPARE,
-    OPERATORS,
+    FOLD_OPERATORS,
     OR,
     SUM,
     UNARY,
@@ -80,7 +80,7 @@ def of_all_lanes(values: Values, fold: Fold, tile: Tile) -> Tile:
 def combined(fold: Fold, before: Code, block: Code) -> Code:
     """Return the fold of `before` and `block`, which are its values over two parts."""
     if sign := FOLD_OPS[fold.op].sign:
-        binds = OPERATORS[sign]
+        binds = FOLD_OPERATORS[sign]
         return listed([before.at(binds), block.at(binds + 1)], f" {sign} ", binds)
     return compose("{}({}, {})", _COMBINE[fold.op], before, block)
 

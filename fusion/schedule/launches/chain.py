@@ -21,7 +21,7 @@ from fusion.schedule.launches.launch import join_earlier, share
 _BLOCK = 1024
 """Elements of a row above which a program computes one row."""
 
-MOST_POINTS = 1 << 14
+MOST_CHAINED_POINTS = 1 << 14
 """Points above which a single program would take longer than a launch."""
 
 
@@ -73,7 +73,7 @@ def _programs(kernel: Kernel, tiles: ProductTiles) -> int:
 def _host(steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall) -> int | None:
     sizes = [axis.size for axis in last.kernel.axes]
     single = not last.kernel.with_role(Role.GRID) and all(size.is_Integer for size in sizes)
-    if not single or math.prod(map(int, sizes)) > MOST_POINTS or last.kernel.sizes:
+    if not single or math.prod(map(int, sizes)) > MOST_CHAINED_POINTS or last.kernel.sizes:
         return None
     inputs = [name for name in last.buffers if name not in last.written]
     position = max((maker[name] for name in inputs if name in maker), default=-1)
