@@ -30,7 +30,7 @@ from benchmarks.small_models import Model
 from benchmarks.small_models import models as price_models
 from fusion.codegen.targets import builder_for
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.runner.passes import PassTime
 
 aten = torch.ops.aten

@@ -83,6 +83,8 @@ class Steps:
         placed: an element that the position of an extreme is searched among.
         turned: an element that is read across the rows in which results are written.
         scanned: an element of a scan.
+        logarithmic: elements of another scan that take as long as one of logarithms.
+        across: an element of a scan whose lanes are neighbouring scans, relative to one along memory.
         updated: an element that a scatter updates.
         gathered: an element whose position depends on data that differs from lane to lane.
         computed: an element whose position is computed, without data, from the lane's.
@@ -108,6 +110,8 @@ class Steps:
     placed: float = 0.0
     turned: float = 0.0
     scanned: float = 0.0
+    logarithmic: float = 1.0
+    across: float = 1.0
     updated: float = 0.0
     gathered: float = 0.0
     computed: float = 0.0
@@ -134,6 +138,7 @@ class Rates:
         product_us: fixed overhead of a library GEMM in microseconds, in addition to the launch.
         costs: scalar operations whose cost differs from `ScalarOp.cost`, in additions.
         steps: extra costs of accesses that do not vectorise (gathers, strides, windows).
+        summed: the share of the rate of additions at which short sums of products run.
         overlap: p of the p-norm that combines memory and arithmetic time; infinite: the larger of the two.
         product_overlap: the same for launches with products.
 
@@ -149,6 +154,7 @@ class Rates:
     product_us: float = 0.0
     costs: Mapping[str, float] = field(default_factory=dict, hash=False)
     steps: Steps = Steps()
+    summed: float = 0.5
     overlap: float = math.inf
     product_overlap: float = math.inf
 

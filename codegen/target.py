@@ -106,6 +106,27 @@ ALIGNED = MisalignedRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
 
 
 @dataclass(frozen=True, slots=True)
+class ProductTiles:
+    """The tiles of generated GEMMs, for prices.
+
+    Attributes:
+        rows, columns: the tile of one contraction that has all registers.
+        least_columns: the columns below which matrix units are not filled.
+        together: the speed of several contractions in one loop that cannot be stacked into one, relative to the same
+            tile of one.
+        side: rows and columns of the usual tile.
+        halved: rows and columns of a tile of which two fit on a multiprocessor.
+    """
+
+    rows: int
+    columns: int
+    least_columns: int
+    together: float
+    side: int
+    halved: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ChainedForm:
     """One form of a kernel with several products; `refused` says why the kernel cannot take it."""
 
@@ -125,6 +146,8 @@ class Capabilities:
             only windows without a fold are maps.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
         rates: the speed of the device, per microsecond.
+        tiles: the tiles of generated GEMMs.
+        programs_per_multiprocessor: the part of `parallelism` that one multiprocessor counts for.
         chained: the efficiency, relative to the library, of contractions in a kernel that consumes their results in
             one loop.
         bounds: whether a loop over tiles begins and ends where numbers in memory say, rather than to test each block.
@@ -161,6 +184,8 @@ class Capabilities:
     whole_limit: int
     parallelism: int
     rates: Rates
+    tiles: ProductTiles
+    programs_per_multiprocessor: int = 2
     chained: float = 0.5
     bounds: bool = False
     reports: bool = False
@@ -186,6 +211,11 @@ class Capabilities:
     invariant: bool = False
     sector: int = 0
     layouts: Layouts = Layouts(0.0, (0.0, 0.0))
+
+    @property
+    def multiprocessors(self) -> int:
+        """The number of multiprocessors."""
+        return self.parallelism // self.programs_per_multiprocessor
 
 
 class Target(Protocol):

@@ -31,7 +31,7 @@ from fusion.compilation.control_flow import compile_bodies
 from fusion.compilation.graph_compiler import GraphCompiler
 from fusion.compilation.graphs import donated_inputs, holds_tensors, size_hints
 from fusion.compilation.region import RegionCompiler, compile_anew
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.inspect.explanation import Explanation
 from fusion.inspect.report import Report
 from fusion.lowering.aten.mistraced import traced_as_eager

@@ -38,9 +38,9 @@ from fusion.compilation.region import Noted, RegionCompiler
 from fusion.graph_cache import KINDS as OF_GRAPHS
 from fusion.graph_cache import Finished, keeps_graphs, traced
 from fusion.graph_cache.carried import carried, store
-from fusion.graph_cache.form import read, write
 from fusion.graph_cache.key import compiler_version
 from fusion.graph_cache.regions import joined
+from fusion.graph_cache.serialise import read, write
 from fusion.graph_cache.store import get
 from fusion.joint.dependence import Dependence
 from fusion.lowering.errors import BuildError, FusionError, Origin, Unsupported

@@ -22,7 +22,8 @@ from itertools import chain
 from torch import fx
 
 from fusion.attention.flex_attention import decompose_flex_attention
-from fusion.dumped.graph_files import graph_text
+from fusion.codegen.target import Capabilities
+from fusion.dumps.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.kept_strides import keep_strides
 from fusion.dynamo.native_attention import decompose_native_attention
@@ -31,7 +32,7 @@ from fusion.dynamo.shared_writes import refuse_shared_writes
 from fusion.dynamo.unread_rows import skip_unread_rows
 from fusion.dynamo.unused_results import keep_unused_results
 from fusion.dynamo.windows import separate_written_windows
-from fusion.inspect.parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
+from fusion.inspect.named_parts import cluster_parts, graph_parts, halves_parts, launch_parts, program_parts
 from fusion.inspect.text import launches_text, program_text
 from fusion.joint.channels_last import prefer_channels_last
 from fusion.joint.common_subexpressions import eliminate_common_subexpressions
@@ -52,8 +53,8 @@ from fusion.joint.saved import keep_unchanged, mark_donated, widen_statistics
 from fusion.joint.seeds import hide_unused_random, share_seeds
 from fusion.lowering.verify import verify_program
 from fusion.runner import adapters
+from fusion.runner.contexts import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.runner.passes import Pass, Stage, in_place
-from fusion.runner.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
 from fusion.schedule.chained import chain_products
 from fusion.schedule.chained.mask_bounds import bound_masks
@@ -71,7 +72,7 @@ from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.layouts.stored_once import drop_constant_axes, merge_equal_maps
 from fusion.schedule.layouts.tile_order import order_for_tiles
 from fusion.schedule.library.choice import leave_lone_products
-from fusion.schedule.overrides import JOINS, LIBRARY
+from fusion.schedule.overrides import GROW_CLUSTERS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements
 from fusion.schedule.reductions.split import split_reductions
@@ -238,8 +239,8 @@ def _chains_launches(at: Scheduling) -> bool:
     return at.overrides.fused and not at.invariant  # the last program of a launch folds in steps of its own
 
 
-def _most_followed(at: Scheduling) -> int:
-    return 0 if at.target is None else at.capabilities.most_followed
+def _limits(at: Scheduling) -> Capabilities | None:
+    return None if at.target is None else at.capabilities
 
 
 def _leaves_lone_products(at: Scheduling) -> bool:
@@ -351,7 +352,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
         ),
         Pass(
             "chain_last_steps",
-            adapters.on_steps(lambda planned, at: chain_last_steps(planned.steps, _most_followed(at))),
+            adapters.on_steps(lambda planned, at: chain_last_steps(planned.steps, _limits(at))),
             when=_chains_launches,
         ),
         Pass(
@@ -378,5 +379,7 @@ LAUNCHES: Stage[Planned, Scheduling] = Stage(
 STAGES = (CAPTURED, PREPARED, JOINT, PARTITIONED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
 """Every stage, in the order of the path, except the previews, which repeat passes of PROGRAM."""
 
-OPTIONAL = tuple(name for stage in STAGES for name in (*([JOINS] if stage is CLUSTERS else []), *stage.optional))
+OPTIONAL = tuple(
+    name for stage in STAGES for name in (*([GROW_CLUSTERS] if stage is CLUSTERS else []), *stage.optional)
+)
 """The passes that can be left out (`Overrides.without`), as "stage/pass", in order."""

@@ -20,7 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, for small tiles u
 
 import torch
 
-from tests.slow_tests import SlowTests
+from tests.slow_tests import PLUGIN, SlowTests
 from tests.torch_logs import leave_out_logs
 
 DAYS_KEPT = 14
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["FUSION_CACHE_DIR"] = cache.name
         if hasattr(config, "cache"):  # not with `-p no:cacheprovider`
             keep_objects(config.cache.mkdir("c-kernels"), Path(cache.name))
-    config.pluginmanager.register(SlowTests(refresh=config.getoption("--refresh-slow-tests")))
+    config.pluginmanager.register(SlowTests(refresh=config.getoption("--refresh-slow-tests")), PLUGIN)
     os.environ["FUSION_CLOSE_CALLS"] = "0"  # what is measured differs from run to run
     os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test compiles its graphs; `tests/fusion/graph_cache/` asks for it
     torch.set_num_threads(2)

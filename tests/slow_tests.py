@@ -2,16 +2,17 @@
 
     pytest tests -n 2 --refresh-slow-tests
 
-`make test` leaves slow tests to `make test-slow`.  Of the cases of one test function the cheapest stays in `make test`,
-whatever it takes up to `ONE_CASE`; of the others those that take no more than `EACH_CASE`.  A file that is not part of
-the run keeps its entries.
+`make test` leaves slow tests to `make test-slow`.  Of the cases of one parametrised test function the cheapest stays in
+`make test`, whatever it takes, unless `SLOW_THROUGHOUT` says why none does; of the others those that take no more than
+`EACH_CASE`; of other tests those that take no more than `ONE_CASE`.  A file that is not part of the run keeps its
+entries.
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,15 @@ EACH_CASE = 0.35
 """CPU seconds, with child processes, above which a case of a parametrised test is slow."""
 
 ONE_CASE = 2.0
-"""CPU seconds above which a test is slow even if no other one has its name."""
+"""CPU seconds above which a test that is not parametrised is slow."""
+
+SLOW_THROUGHOUT = {
+    "tests/faults/test_faults.py::test_many_trials_of_a_kind": "`test_trials_of_all_kinds` tries each kind, less often",
+}
+"""Parametrised test functions of which no case is part of `make test` → why."""
+
+PLUGIN = "slow-tests"
+"""The name of the plugin below."""
 
 
 def listed() -> frozenset[str]:
@@ -33,18 +42,29 @@ def listed() -> frozenset[str]:
 def slow_ones(seconds: Mapping[str, float]) -> set[str]:
     """Return the slow tests, given the CPU seconds of each node id.
 
-    >>> sorted(slow_ones({"a.py::f[0]": 2.0, "a.py::f[1]": 3.0, "a.py::g": 1.0, "b.py::h": 9.0}))
+    >>> sorted(slow_ones({"a.py::f[0]": 4.0, "a.py::f[1]": 5.0, "a.py::g": 1.0, "b.py::h": 9.0}))
     ['a.py::f[1]', 'b.py::h']
     """
+
+    def is_slow(name: str, position: int) -> bool:
+        if position:
+            return seconds[name] > EACH_CASE
+        return seconds[name] > ONE_CASE and ("[" not in name or _function(name) in SLOW_THROUGHOUT)
+
     cases: dict[str, list[str]] = defaultdict(list)
     for name in sorted(seconds, key=seconds.__getitem__):
         cases[_function(name)].append(name)
-    return {
-        name
-        for names in cases.values()
-        for place, name in enumerate(names)
-        if seconds[name] > (EACH_CASE if place else ONE_CASE)
-    }
+    return {name for names in cases.values() for position, name in enumerate(names) if is_slow(name, position)}
+
+
+def slow_throughout(collected: Iterable[str], names: Collection[str]) -> set[str]:
+    """Return the parametrised functions of which all cases are listed in `names`, of the collected node ids.
+
+    >>> slow_throughout(["a.py::f[0]", "a.py::f[1]", "a.py::g[0]", "a.py::h"], {"a.py::f[0]", "a.py::g[0]", "a.py::h"})
+    {'a.py::g'}
+    """
+    cases = {name for name in collected if "[" in name}
+    return {*map(_function, cases)} - {_function(name) for name in cases if name not in names}
 
 
 class SlowTests:
@@ -53,10 +73,12 @@ class SlowTests:
     def __init__(self, *, refresh: bool) -> None:
         self.refresh = refresh
         self.seconds: dict[str, float] = {}
+        self.collected: tuple[str, ...] = ()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Mark the tests of the list, before `-m` selects by marks."""
+        self.collected = tuple(item.nodeid for item in items)
         if self.refresh:
             return
         names = listed()
@@ -118,3 +140,17 @@ def check_that_all_exist(names: Iterable[str], items: Iterable[pytest.Item]) -> 
     gone = sorted({_function(name) for name in names if _file(name) in files} - functions)
     if gone:
         raise pytest.UsageError(f"{LIST.name} lists tests that do not exist: {', '.join(gone)}")
+
+
+def check_that_cases_stay(config: pytest.Config) -> None:
+    """Check that each parametrised function of the run has a case that is not listed, or says why not.
+
+    Raises:
+        AssertionError: some have none.
+    """
+    plugin = config.pluginmanager.getplugin(PLUGIN)
+    assert isinstance(plugin, SlowTests)
+    if any("::" in argument for argument in config.args):
+        pytest.skip("only some cases are collected")
+    missing = slow_throughout(plugin.collected, listed()) - SLOW_THROUGHOUT.keys()
+    assert not missing, f"no case in `make test`, and no reason in SLOW_THROUGHOUT: {', '.join(sorted(missing))}"

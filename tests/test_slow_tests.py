@@ -6,7 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.slow_tests import EACH_CASE, ONE_CASE, check_that_all_exist, listed, slow_ones
+from tests.slow_tests import (
+    EACH_CASE,
+    ONE_CASE,
+    SLOW_THROUGHOUT,
+    check_that_all_exist,
+    check_that_cases_stay,
+    listed,
+    slow_ones,
+)
 
 
 def test_the_cheapest_case_of_a_test_stays() -> None:
@@ -14,13 +22,21 @@ def test_the_cheapest_case_of_a_test_stays() -> None:
     assert slow_ones(seconds) == {"a.py::f[0]", "a.py::f[1]"}
     del seconds["a.py::f[2]"]
     assert slow_ones(seconds) == {"a.py::f[0]"}
+    assert not slow_ones({"a.py::g[0]": 2 * ONE_CASE})
 
 
-def test_a_test_above_the_higher_limit_is_slow_even_alone() -> None:
-    assert slow_ones({"a.py::f": 2 * ONE_CASE, "a.py::g[0]": 2 * ONE_CASE, "a.py::h": ONE_CASE / 2}) == {
-        "a.py::f",
-        "a.py::g[0]",
-    }
+def test_no_case_stays_of_a_test_that_says_why() -> None:
+    name = next(iter(SLOW_THROUGHOUT))
+    assert slow_ones({f"{name}[0]": 2 * ONE_CASE, f"{name}[1]": 3 * ONE_CASE}) == {f"{name}[0]", f"{name}[1]"}
+
+
+def test_a_test_without_cases_is_slow_above_the_higher_limit() -> None:
+    assert slow_ones({"a.py::f": 2 * ONE_CASE, "a.py::h": ONE_CASE / 2}) == {"a.py::f"}
+
+
+def test_each_parametrised_test_keeps_a_case(request: pytest.FixtureRequest) -> None:
+    """Of the files of this run; `tests/interpreter/`, which runs in a process of its own, asks the same."""
+    check_that_cases_stay(request.config)
 
 
 def test_entries_of_collected_files_must_exist() -> None:

@@ -16,7 +16,7 @@ from fusion.codegen import calibration
 from fusion.codegen.c.build import cpu_identity
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.price import Curve, Rates, Steps
-from fusion.codegen.target import Layouts
+from fusion.codegen.target import Layouts, ProductTiles
 
 COSTS: Mapping[str, float] = {
     "sqrt": 11,
@@ -55,6 +55,13 @@ COSTS: Mapping[str, float] = {
 """Operations on float32 in vectorised loops whose cost differs from `ScalarOp.cost`, relative to additions: as `fusion
 calibrate` measures them on an AMD EPYC with AVX-512, GCC 12 with glibc's vector functions; of "checked" and "random" as
 on an Intel Xeon."""
+
+PRODUCT_TILES = ProductTiles(128, 256, least_columns=64, together=0.8, side=128, halved=(128, 64))
+"""The tiles of products, for the scheduler: a GPU's, not measured on a CPU."""
+
+SHORT_SUMS = 0.5
+"""The share of the rate of additions at which short sums of products run
+(measured: docs/performance.md, `SHORT_SUMS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,8 @@ class Cpu:
                 placed=0.18 * nanosecond,
                 turned=0.2 * nanosecond,
                 scanned=0.75 * nanosecond,
+                logarithmic=28.0,  # an exponential and a logarithm, lane by lane
+                across=0.15,
                 updated=0.6 * nanosecond,
                 gathered=0.45 * nanosecond,
                 computed=0.05 * nanosecond,
@@ -125,6 +134,7 @@ class Cpu:
                 narrowed=6.0,  # rounding to nearest, and NaN
                 attended=1.0 * nanosecond,  # 32 heads of 64, 256 to 2048 keys; in float32 memory bounds it
             ),
+            summed=SHORT_SUMS,
             overlap=2.0,
             product_overlap=2.0,
         )

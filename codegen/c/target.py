@@ -11,12 +11,12 @@ import sympy
 from fusion.codegen.binary import Binary
 from fusion.codegen.c.blocked import programs
 from fusion.codegen.c.build import assembly, cpu_identity, lacking_threads
-from fusion.codegen.c.device import Cpu, present
+from fusion.codegen.c.device import PRODUCT_TILES, Cpu, present
 from fusion.codegen.c.forms import emit_kernel
 from fusion.codegen.c.launcher import binary_of, build_kernel
 from fusion.codegen.c.processor import NATIVE
 from fusion.codegen.c.skinny import plan_of
-from fusion.codegen.c.text.skinny import MOST_ROWS
+from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS
 from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
@@ -59,10 +59,11 @@ class CTarget:
             window_limit=1,
             parallelism=device.threads,
             rates=device.rates,
+            tiles=PRODUCT_TILES,
             chained=1.0,
             reports=True,
             lone_products=bool(device.products) or self.numerics.invariant,
-            few_rows=0 if self.numerics.invariant else MOST_ROWS,
+            few_rows=0 if self.numerics.invariant else MOST_SKINNY_ROWS,
             invariant=self.numerics.invariant,
             narrow_share=math.inf,
             layouts=device.layouts,

@@ -16,7 +16,7 @@ from fusion.codegen.build import evaluated
 from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.price import Rates
-from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
+from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, ProductTiles, Stage
 from fusion.lowering.errors import BuildError, Unsupported
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import SCATTER_OPS
@@ -52,6 +52,7 @@ class ReferenceTarget:
             window_limit=25,
             parallelism=128,
             rates=Rates(launch_us=5.0, bandwidth=1e6, flops=2e7, matrix_flops=2e8),
+            tiles=ProductTiles(128, 256, least_columns=64, together=0.8, side=128, halved=(128, 64)),
             chained=1.0,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),

@@ -15,13 +15,15 @@ from fusion.codegen.triton.forms.traffic import SECTOR
 from fusion.codegen.triton.statements.updates import ATOMIC
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
 
-LONGEST_HELD = 1 << 15
-"""Elements of the longest row that is held in registers: 32 per thread of 1024.  A loop is faster for longer rows
-(measured: docs/performance.md, `LONGEST_HELD`)."""
+HELD_PER_THREAD = 32
+"""Elements of the longest row that is held in registers, per thread.  A loop is faster for longer rows
+(measured: docs/performance.md, `HELD_PER_THREAD`)."""
 
-HELD_ROW = 1 << 13
-"""Elements of the longest row that a program holds beside running sums of its columns: 8 warps have registers for two
-sums and two operands."""
+HELD_WITH_SUMS = 8
+"""The same for a row beside running sums of its columns: 8 warps have registers for two sums and two operands."""
+
+PROGRAMS = 2
+"""Programs on each multiprocessor that hide the latency of memory."""
 
 
 @lru_cache
@@ -31,9 +33,11 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     share = {**measured.matrix_share, 4: measured.tf32_share} if numerics.tf32 else measured.matrix_share
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
-        whole_limit=HELD_ELEMENTS if numerics.invariant else LONGEST_HELD,
+        whole_limit=HELD_ELEMENTS if numerics.invariant else HELD_PER_THREAD * device.threads_per_program,
         window_limit=measured.longest_window,
-        parallelism=2 * device.multiprocessors,
+        parallelism=PROGRAMS * device.multiprocessors,
+        programs_per_multiprocessor=PROGRAMS,
+        tiles=measured.tiles,
         rates=Rates(
             launch_us=measured.launch_us,
             bandwidth=measured.bandwidth,
@@ -46,7 +50,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         ),
         narrow=True,
         padded=True,
-        held_row=0 if numerics.invariant else HELD_ROW,
+        held_row=0 if numerics.invariant else HELD_WITH_SUMS * device.threads_per_program,
         bounds=True,
         alignment=16,
         crowding=measured.crowding,

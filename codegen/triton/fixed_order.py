@@ -8,9 +8,9 @@ two numbers does not depend on theirs.  The length of a row determines which ele
     up to HELD_ELEMENTS      the row is held whole, padded to a power of two
     longer, or not known     a loop in steps of STEP elements, one accumulator for each, which are summed after it
 
-A product is computed by one shape of instruction whatever its rows: in blocks of ROWS or more rows by COLUMNS columns,
-with the same number of warps (four on sm_90, which multiply 64 rows together).  Blocks are not cut to the size of the
-result.
+A product is computed by one shape of instruction whatever its rows: in blocks of BLOCK_ROWS or more rows by
+BLOCK_COLUMNS columns, with the same number of warps (four on sm_90, which multiply 64 rows together).  Blocks are not
+cut to the size of the result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fusion.lowering.ir.kernel import Fold, Prefix, statements
 
 HELD_ELEMENTS, STEP = 1 << 12, 1 << 10
 
-ROWS, COLUMNS = 64, 64
+BLOCK_ROWS, BLOCK_COLUMNS = 64, 64
 
 MOST_HELD = 1 << 15
 """Elements of the columns that a program holds whole: 32 for each of 1024 threads."""
@@ -43,8 +43,8 @@ def shapes(known: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple
 
     On sm_90 four warps multiply twice as many rows by the same instruction, twice; elsewhere it may be another one.
     """
-    many = extent(blocked.named("m").size) > ROWS and blocked.device.has(Feature.WARP_GROUPS)
-    return [shape for shape in known if shape[0] in (ROWS, 2 * ROWS * many) and shape[1] == COLUMNS]
+    many = extent(blocked.named("m").size) > BLOCK_ROWS and blocked.device.has(Feature.WARP_GROUPS)
+    return [shape for shape in known if shape[0] in (BLOCK_ROWS, 2 * BLOCK_ROWS * many) and shape[1] == BLOCK_COLUMNS]
 
 
 def refused(blocked: Blocked) -> str:

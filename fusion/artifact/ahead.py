@@ -27,7 +27,7 @@ from fusion.compilation.compile import prepare, schedule_graph
 from fusion.compilation.graph_compiler import GraphCompiler
 from fusion.compilation.graphs import holds_tensors, main_device, size_hints
 from fusion.compilation.region import RegionCompiler
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.kernel import Kernel
 from fusion.options import Options

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fusion.codegen.binary import Arguments
 from fusion.graph_cache import KINDS
-from fusion.graph_cache.form import Unwritten, read, write
+from fusion.graph_cache.serialise import Unwritten, read, write
 from fusion.lowering.checks.checked import failure, has_checks
 from fusion.lowering.errors import CheckFailed, Unsupported
 from fusion.lowering.ir.kernel import Kernel

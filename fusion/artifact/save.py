@@ -23,11 +23,11 @@ from fusion.api import options_for
 from fusion.artifact.ahead import CompiledGraph, compiled
 from fusion.artifact.capture import CapturedProgram, captured
 from fusion.artifact.container import pack
-from fusion.artifact.elsewhere import moved
 from fusion.artifact.functions import schema_of
 from fusion.artifact.kernels import checked_text, text_of
 from fusion.artifact.load import CONSTANTS, FORMAT, STEPS, WEIGHTS
 from fusion.artifact.manifest import ArtifactKernel, Manifest, TensorEntry, WeightEntry
+from fusion.artifact.move_device import moved
 from fusion.artifact.record import Recording, recorded
 from fusion.artifact.signature import ProgramSignature
 from fusion.artifact.state import identity, refuse_shared_memory, written_beside

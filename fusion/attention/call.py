@@ -27,7 +27,7 @@ TARGETS: tuple[Callable[..., object], ...] = (
 """The names of the one call that is priced against its decomposition: a trace would already have decomposed it."""
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ATTENTION_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,10 @@ def read(attention_node: AttentionNode, mask: Mask | None, mode: FakeTensorMode)
     )
     order = tuple(sorted(range(result.dim()), key=lambda dim: -number(result.stride(dim))))
     call = Call((query, key, value), mask, options, order, training)
-    if any(x.dtype is not query.dtype or x.device != query.device for x in call.operands) or query.dtype not in FLOATS:
+    if (
+        any(x.dtype is not query.dtype or x.device != query.device for x in call.operands)
+        or query.dtype not in ATTENTION_DTYPES
+    ):
         raise Unsupported("operands of other dtypes or devices")
     if any(x.dim() < 2 or not x.numel() for x in call.operands):
         raise Unsupported("operands without elements, or that are not matrices")

@@ -25,7 +25,7 @@ from fusion.lowering.ir.scalar_ops import ScalarName
 from fusion.schedule.chained.candidates import LEAST_SHARE, LEAST_TILE
 from fusion.schedule.chained.occupancy import SHORTEST_PART
 from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
-from fusion.schedule.chained.rows import FEW_ROWS
+from fusion.schedule.chained.rows import MATRIX_UNIT_ROWS
 from fusion.schedule.kernels.time import SKIPPED_BLOCK, share_of_blocks
 
 BACKWARD, AGAIN = 5, 7
@@ -163,7 +163,8 @@ def _padding(size: int) -> float:
 
 def _loop_time(busy_us: float, counts: tuple[int, int], capabilities: Capabilities) -> float:
     """Return the microseconds of a loop that takes `busy_us` on a busy device, as one loop or in merged parts."""
-    whole, split = (min(1.0, 2 * count / capabilities.parallelism) for count in (counts[0], math.prod(counts)))
+    share = capabilities.programs_per_multiprocessor
+    whole, split = (min(1.0, share * count / capabilities.parallelism) for count in (counts[0], math.prod(counts)))
     return min(busy_us / whole, busy_us / split + capabilities.rates.launch_us)
 
 
@@ -172,7 +173,7 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
     query, key, _ = call.operands
     if max(call.widths) > LONGEST_HELD_AXIS:
         raise Unsupported("heads too wide to be held")
-    if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > FEW_ROWS:
+    if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > MATRIX_UNIT_ROWS:
         raise Unsupported("fewer scores than operands, not worth a loop over tiles")
     if call.training and call.mask is not None and call.mask.tensor.requires_grad:
         raise Unsupported("the gradient of the mask would need the scores whole")

@@ -21,7 +21,7 @@ from fusion.cli.output import print_json, write_page
 from fusion.cli.programs import CommandError, Prepared, prepared
 from fusion.codegen.cache import FOLDERS, cache_dir, clear, kept
 from fusion.codegen.targets import TARGETS
-from fusion.dumped.trace import passes_text
+from fusion.dumps.trace import passes_text
 from fusion.lowering.printer import format_bytes
 from fusion.options import Options
 

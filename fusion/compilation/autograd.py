@@ -36,8 +36,8 @@ from fusion.joint.results import change_results
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.aten.mistraced import traced_as_eager
 from fusion.options import WORKSPACE
+from fusion.runner.contexts import Deriving, ForwardBackward, Joint
 from fusion.runner.passes import PassLog, run_stage
-from fusion.runner.subjects import Deriving, ForwardBackward, Joint
 from fusion.runtime import Boxed
 from fusion.runtime.rng_replay import draws_of
 from fusion.schedule.overrides import PRICED, Overrides

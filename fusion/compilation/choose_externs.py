@@ -15,11 +15,11 @@ from torch import fx
 
 from fusion.codegen.target import Capabilities
 from fusion.compilation.graphs import main_device
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.ir.program import Contract, Program
 from fusion.lowering.lower import lower
+from fusion.runner.contexts import Scheduled, Scheduling
 from fusion.runner.passes import run_stage
-from fusion.runner.subjects import Scheduled, Scheduling
 from fusion.schedule.rewrites.vector_products import of_few_rows
 from fusion.stages import PREVIEW_LOOPS, PREVIEW_MAPS
 
@@ -42,15 +42,10 @@ def lower_for(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Program:
     return lower(graph, device=place, contractions=contractions, scatters=scatters, small=small)
 
 
-_SUMMED = 0.5
-"""The share of the rate of additions at which short sums of products run
-(measured: docs/performance.md, `_SUMMED`)."""
-
-
 def _small(capabilities: Capabilities) -> int:
     """Return the number of multiplications that the scalar units do in the launch time of a library call."""
     rates = capabilities.rates
-    behind = 1 / (_SUMMED * rates.flops) - 1 / rates.matrix_flops
+    behind = 1 / (rates.summed * rates.flops) - 1 / rates.matrix_flops
     return int(rates.launch_us / behind / 2)
 
 

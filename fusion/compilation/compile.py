@@ -28,8 +28,8 @@ from fusion.compilation.graphs import donated_inputs, kept_for_backward, main_de
 from fusion.compilation.scheduling import schedule_program
 from fusion.compilation.trials.close_calls import CloseCalls
 from fusion.compilation.trials.measure import Trials
-from fusion.dumped.override import Overridden, overridden
-from fusion.dumped.trace import Trace
+from fusion.dumps.override import Overridden, overridden
+from fusion.dumps.trace import Trace
 from fusion.graph_cache import HIT, Finished, WarmStart
 from fusion.graph_cache.interface import Interface
 from fusion.inspect.report import Report
@@ -38,8 +38,8 @@ from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Program
 from fusion.options import WORKSPACE, Options
+from fusion.runner.contexts import Deriving, Scheduling
 from fusion.runner.passes import PassLog, run_stage
-from fusion.runner.subjects import Deriving, Scheduling
 from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
 from fusion.runtime.profiled import in_ranges, while_profiled

@@ -29,8 +29,8 @@ from fusion.codegen.interpreter import for_compiling
 from fusion.codegen.targets import DEFAULTS
 from fusion.compilation.autograd import aot_backend
 from fusion.compilation.graph_compiler import GraphCompiler
-from fusion.dumped.trace import Trace
-from fusion.dynamo.parts import can_split, compile_in_parts
+from fusion.dumps.trace import Trace
+from fusion.dynamo.eager_parts import can_split, compile_in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
 from fusion.graph_cache import keeps_graphs
 from fusion.graph_cache.regions import Asked, CachedRegion, JointFacts
@@ -39,8 +39,8 @@ from fusion.inspect.report import Report
 from fusion.inspect.required import NotAsRequired
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.options import Options
+from fusion.runner.contexts import Capturing
 from fusion.runner.passes import PassLog, PassTime, run_stage
-from fusion.runner.subjects import Capturing
 from fusion.runtime import Boxed
 from fusion.runtime.guards import Guards
 from fusion.runtime.recording import Recorder

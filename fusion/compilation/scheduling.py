@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.ir.chunks import POINTS, Chunked
 from fusion.lowering.ir.program import Program
 from fusion.lowering.verify import verify_program
+from fusion.runner.contexts import Planned, Scheduled, Scheduling
 from fusion.runner.passes import PassLog, run_stage
-from fusion.runner.subjects import Planned, Scheduled, Scheduling
 from fusion.schedule import Clustering, Schedule
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import weighed_forms

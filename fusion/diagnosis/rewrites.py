@@ -23,11 +23,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.compilation.graphs import size_hints
 from fusion.diagnosis.adversarial import hostile
-from fusion.diagnosis.parts import RewrittenPart, changed_parts, parts_of
-from fusion.dumped.inputs import Draw, attempts
+from fusion.diagnosis.pass_changes import RewrittenPart, changed_parts, parts_of
+from fusion.dumps.inputs import Draw, attempts
 from fusion.inspect.accuracy import copied, distance, is_close
 from fusion.inspect.certificate import Checked, Fault
-from fusion.inspect.parts import graph_parts
+from fusion.inspect.named_parts import graph_parts
 from fusion.inspect.watch import Watch
 from fusion.lowering.errors import CheckFailed, FusionError, Unsupported, VerifyError, brief, by_place
 from fusion.lowering.interpret import run_kernel, run_program
@@ -37,7 +37,7 @@ from fusion.lowering.ir.program import Buffer, Program
 from fusion.lowering.ir.sizes import size_value
 from fusion.lowering.lower import lower
 from fusion.lowering.printer import format_program
-from fusion.runner.subjects import Deriving, Joint, Planned, Scheduled, Scheduling
+from fusion.runner.contexts import Deriving, Joint, Planned, Scheduled, Scheduling
 from fusion.schedule.kernels import KernelCall
 from fusion.stages import PREVIEWS
 

@@ -12,5 +12,5 @@ changed in place:
     causal_hint      trusts the caller's `is_causal` hint without comparing the mask's data
     unread_rows      skips the computation of rows that are not read
 
-`untraceable` and `parts` run operations that cannot be traced between compiled parts.
+`untraceable` and `eager_parts` run operations that cannot be traced between compiled parts.
 """

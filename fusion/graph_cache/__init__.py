@@ -3,8 +3,8 @@
 Input: a graph about to be compiled; output: the finished compilation, which makes lowering, scheduling and code
 generation unnecessary, or None.  An entry holds the steps of the schedule with their kernels, the kernels' sources, the
 report, and the graph's interface to its caller (`interface.py`); the module is spliced and the kernels are loaded anew.
-`key.py` computes the cache key, `form.py` serialises, `store.py` holds the files.  `regions.py` caches AOTAutograd's
-result for the region that Dynamo captured.
+`key.py` computes the cache key, `serialise.py` serialises, `store.py` holds the files.  `regions.py` caches
+AOTAutograd's result for the region that Dynamo captured.
 
 Not cached, with a note in the report, are graphs that cannot be serialised in full, and compilations that change their
 own key: a guard that lowering added would be missing at the next start.
@@ -21,9 +21,9 @@ from torch import fx
 from fusion.codegen.price import Price
 from fusion.codegen.target import Target
 from fusion.codegen.tuning.record import Trial, Tuning
-from fusion.graph_cache.form import Unwritten, read, write
 from fusion.graph_cache.interface import EarlierResult, Interface, Operation, graph_of, operations_of
 from fusion.graph_cache.key import key_of
+from fusion.graph_cache.serialise import Unwritten, read, write
 from fusion.graph_cache.store import get, put
 from fusion.inspect.graphs import DeviceReport, OperationReport, Tensors
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic

@@ -1,7 +1,7 @@
 """Describes the interface of a finished graph, without its fx graph.
 
-Input: an ATen graph; output: serialisable values (`form.py`), with which a process that never saw the graph can run its
-compilation, or its operations eagerly.
+Input: an ATen graph; output: serialisable values (`serialise.py`), with which a process that never saw the graph can
+run its compilation, or its operations eagerly.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from fusion.graph_cache.form import Unwritten
 from fusion.graph_cache.key import held_by
+from fusion.graph_cache.serialise import Unwritten
 from fusion.joint.dependence import is_tangent
 from fusion.lowering.ir.arguments import map_leaves
 

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fusion.codegen.cache import digest
 from fusion.codegen.target import Target
-from fusion.graph_cache.form import Unwritten, write
+from fusion.graph_cache.serialise import Unwritten, write
 from fusion.joint.saved import DONATED
 from fusion.lowering.builder import origin_of
 from fusion.lowering.rules.conversion import ONLY_STORED

@@ -35,8 +35,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
 from fusion.codegen.target import Target
-from fusion.graph_cache.form import Unwritten, write
 from fusion.graph_cache.key import SerialisedGraph, held_by, key_for
+from fusion.graph_cache.serialise import Unwritten, write
 from fusion.options import Options
 
 OWN = frozenset({"aten", "prims"})

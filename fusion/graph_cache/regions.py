@@ -31,9 +31,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fusion.codegen.target import Target
 from fusion.graph_cache import DAMAGED, Finished, eager_graph, finished, not_kept, not_read
-from fusion.graph_cache.form import Unwritten, read, write
 from fusion.graph_cache.key import surroundings_of
 from fusion.graph_cache.region_key import devices_of, key_of_region
+from fusion.graph_cache.serialise import Unwritten, read, write
 from fusion.graph_cache.size_guards import holds, parsed
 from fusion.graph_cache.store import get, put
 from fusion.graph_cache.traced import KINDS, CompiledRegion, JointFacts, Traced, described, result_of

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fusion.graph_cache.form import Unwritten
+from fusion.graph_cache.serialise import Unwritten
 from fusion.runtime.size_text import Evaluated, evaluated
 
 _SIZE = re.compile(r"L\['t(\d+)'\]")

@@ -1,8 +1,9 @@
 """Describes AOTAutograd's result for a region as data, and rebuilds the result from it.
 
-Input: the result, and the keys of its compiled graphs; output: values that `form.py` writes.  PyTorch pickles these
-objects; here each type that may occur is listed, and its attributes are written.  Reading makes objects of the listed
-types and sets their attributes, and calls the constructors of listed views: no function is called that an entry names.
+Input: the result, and the keys of its compiled graphs; output: values that `serialise.py` writes.  PyTorch pickles
+these objects; here each type that may occur is listed, and its attributes are written.  Reading makes objects of the
+listed types and sets their attributes, and calls the constructors of listed views: no function is called that an entry
+names.
 
 Refused is everything else: subclasses of tensors, tokens of effects, wrappers that work at each call, and two kinds of
 views (`FunctionalizeFallbackKernel.h`) that hand out their sizes as a reference to a copy which is freed by then.
@@ -36,7 +37,7 @@ from torch._functorch._aot_autograd.schemas import (
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-from fusion.graph_cache.form import Unwritten
+from fusion.graph_cache.serialise import Unwritten
 from fusion.joint.dependence import Dependence
 from fusion.lowering.errors import Origin
 from fusion.runtime.rng_replay import Draws

@@ -266,7 +266,7 @@ def _sees_few_channels(call: fx.Node) -> bool:
     """Return whether a convolution on matrix units has so few channels that its windows are worth rows of a matrix."""
     if not _is_dense(call) or prod(_window(call)) == 1:
         return False
-    channels, *window = _operands(call)[1].meta["val"].shape[1:]
+    channels, *window = map(int, _operands(call)[1].meta["val"].shape[1:])
     in_line = channels * prod(window) == window[-1]  # one after another in memory
     return channels <= FEW_CHANNELS and (window[-1] <= SHORT_WINDOW or in_line)
 

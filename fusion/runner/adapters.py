@@ -1,6 +1,6 @@
 """Adapts functions to passes: hands each of them the parts of a subject and of a context that it takes.
 
-Input: the functions that `fusion/stages.py` lists; output: functions of a subject and a context (`subjects.py`), which
+Input: the functions that `fusion/stages.py` lists; output: functions of a subject and a context (`contexts.py`), which
 return the changed subject, the same object if nothing changes, or None if it is changed in place.
 """
 
@@ -17,7 +17,7 @@ from fusion.joint.results import add_results, drop_results
 from fusion.joint.seeds import restore_unused_random
 from fusion.lowering.ir.program import Program
 from fusion.lowering.verify import verify_kernel
-from fusion.runner.subjects import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
+from fusion.runner.contexts import Capturing, Deriving, ForwardBackward, Joint, Planned, Scheduled, Scheduling
 from fusion.schedule import Step
 from fusion.schedule.clusters.growth import grow
 from fusion.schedule.clusters.legality import Cluster

@@ -15,7 +15,7 @@ from fusion.lowering.ir.program import Program
 from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, weighed
 from fusion.schedule.clusters.legality import Cluster
 
-JOINS = "clusters/grow_clusters"
+GROW_CLUSTERS = "clusters/grow_clusters"
 """The growth of clusters, as a pass that can be left out."""
 
 
@@ -30,8 +30,8 @@ class Overrides:
             unseen.
         attention: whether calls of attention are generated, where they can be, or the library's; None asks the price.
         fused: whether operations share kernels; without it, each node of the program is a kernel.
-        without: optional passes that are left out, as "stage/pass" (`stages.OPTIONAL`); without `JOINS`, each node or
-            chain of nodes is a kernel.
+        without: optional passes that are left out, as "stage/pass" (`stages.OPTIONAL`); without `GROW_CLUSTERS`, each
+            node or chain of nodes is a kernel.
         library: whether convolutions, and attention that nothing else generates, are left to the library; without it,
             they are decomposed into products.
         evaluated: whether kernels run in the evaluator, and none is built.
@@ -50,7 +50,7 @@ class Overrides:
     @property
     def joins(self) -> bool:
         """Whether clusters grow."""
-        return self.fused and JOINS not in self.without
+        return self.fused and GROW_CLUSTERS not in self.without
 
     @property
     def chains(self) -> bool:
@@ -78,4 +78,4 @@ class Overrides:
 PRICED = Overrides()
 """Nothing is imposed."""
 
-__all__ = ["JOINS", "LIBRARY", "ONE_KERNEL", "PRICED", "Overrides"]
+__all__ = ["GROW_CLUSTERS", "LIBRARY", "ONE_KERNEL", "PRICED", "Overrides"]

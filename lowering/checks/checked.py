@@ -8,7 +8,7 @@ results that are not read (`unused.py`).
 
 A requirement on other data (`lowering/ir/requirements.py`), such as a divisor that may not be zero, is checked as an
 index along no dimension.  The operand `dim` is a number that also stands for eager's message
-(`lowering/ir/wordings.py`).
+(`lowering/ir/error_messages.py`).
 
 A target that can report a failure to the host reports only that some check failed; `failure` finds the check, by
 evaluating all checks of the kernel over its inputs.
@@ -34,12 +34,12 @@ from fusion.lowering.interpret.evaluate import (
     points_of,
 )
 from fusion.lowering.interpret.kernels import run_kernel
+from fusion.lowering.ir.error_messages import Wording, worded
 from fusion.lowering.ir.expr import Const, Expr, Op, TileRef, const, make_cast, make_op, position, postorder
 from fusion.lowering.ir.kernel import Kernel, spans, statements, values_of
 from fusion.lowering.ir.requirements import Requirement, requirement_of
 from fusion.lowering.ir.scalar_ops import CHECKED
 from fusion.lowering.ir.sizes import may_be_empty, size_value
-from fusion.lowering.ir.wordings import Wording, worded
 from fusion.lowering.value import Shape, axis_bounds
 
 MOST_EVALUATED: Final = 1 << 26

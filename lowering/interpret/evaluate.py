@@ -21,6 +21,7 @@ from fusion.lowering.errors import VerifyError
 from fusion.lowering.indexing import FloorDiv, Mod
 from fusion.lowering.interpret.folds import fold, scan
 from fusion.lowering.interpret.strided import strided_view
+from fusion.lowering.ir.error_messages import worded
 from fusion.lowering.ir.expr import (
     Cast,
     Const,
@@ -45,7 +46,6 @@ from fusion.lowering.ir.scalar_ops import (
     keeps_position,
 )
 from fusion.lowering.ir.sizes import size_value
-from fusion.lowering.ir.wordings import worded
 from fusion.lowering.random import philox
 
 Ranges = dict[sympy.Symbol, range]

@@ -4,6 +4,6 @@ program        nodes over named axes; a `chunks` node holds Programs that run fo
 kernel         a loop nest over named axes; `prefixes` places the scans in it
 expr           the computation of one element, over `scalar_ops`
 division       `//` and `%` of indices; `affine`: symbols, strides and extents; `sizes`: size symbols
-requirements   conditions on data, and `wordings`, eager's error messages: both are operands of the check
+requirements   conditions on data, and `error_messages`, eager's error messages: both are operands of the check
 arguments      nested arguments of calls
 """

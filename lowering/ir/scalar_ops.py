@@ -254,21 +254,23 @@ class FoldOp:
 
     Attributes:
         joined_by: the operation that joins the results of two folds; None if it needs more than these.
+        sign: the operator of that, in C and in Python; empty if it is a function there.
     """
 
     arity: int
     result: Literal["value", "position", "sum"]
     joined_by: ScalarName | None = None
+    sign: str = ""
 
 
 FOLD_OPS: dict[FoldName, FoldOp] = {
     # `identity` below returns the value that each leaves unchanged.
-    "sum": FoldOp(1, "value", "add"),
-    "prod": FoldOp(1, "value", "mul"),
+    "sum": FoldOp(1, "value", "add", "+"),
+    "prod": FoldOp(1, "value", "mul", "*"),
     "max": FoldOp(1, "value", "maximum"),  # NaN wins
     "min": FoldOp(1, "value", "minimum"),  # NaN wins
-    "any": FoldOp(1, "value", "or"),  # bool
-    "all": FoldOp(1, "value", "and"),  # bool
+    "any": FoldOp(1, "value", "or", "|"),  # bool
+    "all": FoldOp(1, "value", "and", "&"),  # bool
     "argmax": FoldOp(2, "position"),  # (value, index): NaN wins, then the lowest index
     "argmin": FoldOp(2, "position"),
     # Σ lhs·rhs on matrix units, accumulated in float32 (int32 for int8, float64 for float64)
@@ -277,8 +279,8 @@ FOLD_OPS: dict[FoldName, FoldOp] = {
 
 SCAN_OPS: dict[ScanName, FoldOp] = {
     # Folds of all values so far and the current one.
-    "sum": FoldOp(1, "value", "add"),
-    "prod": FoldOp(1, "value", "mul"),
+    "sum": FoldOp(1, "value", "add", "+"),
+    "prod": FoldOp(1, "value", "mul", "*"),
     "max": FoldOp(1, "value", "maximum"),  # NaN wins, then the later value (-0.0 or 0.0)
     "min": FoldOp(1, "value", "minimum"),
     "argmax": FoldOp(2, "position"),  # (value, index): NaN wins, then the later index

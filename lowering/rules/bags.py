@@ -15,10 +15,10 @@ from fusion.lowering.builder import Builder
 from fusion.lowering.checks.checked import checked
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
+from fusion.lowering.ir.error_messages import Wording
 from fusion.lowering.ir.expr import Expr, Index, IndexValue, const, guarded
 from fusion.lowering.ir.requirements import Requirement
 from fusion.lowering.ir.scalar_ops import identity
-from fusion.lowering.ir.wordings import Wording
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded

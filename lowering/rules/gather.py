@@ -16,10 +16,10 @@ from fusion.lowering.builder import Builder
 from fusion.lowering.checks.checked import checked, is_within, wrapped
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE, axis_symbol, bounds, substitute
+from fusion.lowering.ir.error_messages import Wording, wording_of
 from fusion.lowering.ir.expr import Expr, Index, IndexValue, Op, make_cast, postorder
 from fusion.lowering.ir.scalar_ops import CHECKED
 from fusion.lowering.ir.sizes import may_be_empty
-from fusion.lowering.ir.wordings import Wording, wording_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.entries import held
 from fusion.lowering.rules.formula import Term, literal, where

@@ -10,8 +10,8 @@ import sympy
 import torch
 
 from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.ir.error_messages import Wording
 from fusion.lowering.ir.expr import Expr, Index, IndexValue
-from fusion.lowering.ir.wordings import Wording
 from fusion.lowering.rules.gather import position
 from fusion.lowering.rules.promotion import convert
 from fusion.lowering.value import Shape, Value, axes_of, reshape

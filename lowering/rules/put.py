@@ -14,8 +14,8 @@ import torch
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.error_messages import Wording
 from fusion.lowering.ir.expr import Index, IndexValue, make_cast
-from fusion.lowering.ir.wordings import Wording
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import folded, updates_input, written

@@ -13,9 +13,9 @@ import torch
 from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.ir.error_messages import Wording, wording_of
 from fusion.lowering.ir.expr import Index, IndexValue
 from fusion.lowering.ir.scalar_ops import JoinName, identity
-from fusion.lowering.ir.wordings import Wording, wording_of
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.collisions import JOINS, folded, written
@@ -133,7 +133,7 @@ def scatter_by(ctx: Builder, x: Value, dim: int, index: Value, src: Argument, *,
     return scatter_reduce(ctx, x, dim, index, source, "sum" if reduce == "add" else "prod")
 
 
-FOLDS: dict[str, JoinName] = {"sum": "sum", "prod": "prod", "mean": "sum", "amax": "max", "amin": "min"}
+SCATTER_FOLDS: dict[str, JoinName] = {"sum": "sum", "prod": "prod", "mean": "sum", "amax": "max", "amin": "min"}
 
 
 @lowers(aten.scatter_reduce.two)
@@ -153,9 +153,11 @@ def _reduced(
     index = named_along(x, dim, index, wording)
     if not is_compared(x, dim, index):
         index_of_source, source = along(dim, index), sources_at(src, index)
-        return folded(ctx, FOLDS[reduce], x, index_of_source, source, include_self=include_self, mean=reduce == "mean")
+        return folded(
+            ctx, SCATTER_FOLDS[reduce], x, index_of_source, source, include_self=include_self, mean=reduce == "mean"
+        )
     named, source = sources_of_each(x, dim, index, src)
-    one, op, compute = is_one(x, dim, index), FOLDS[reduce], widened(x.dtype)
+    one, op, compute = is_one(x, dim, index), SCATTER_FOLDS[reduce], widened(x.dtype)
     nothing = literal(identity(op, compute), compute)
     parts = combine(lambda h, new: where(h, new.to(compute), Term(nothing)), named, source)
     hits = named if one else folded_sources(ctx, "any", named, x)

@@ -32,7 +32,7 @@ aten = torch.ops.aten
 MOST_TESTED = 4096
 """The largest number of pairs of a segment and an element that are compared where scatters are not supported."""
 
-FOLDS: dict[str, JoinName] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
+SEGMENT_FOLDS: dict[str, JoinName] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _checked(ctx: Builder, lengths: Value, count: sympy.Expr) -> Value:
 
 
 def _start(reduce: str, initial: float | None, dtype: torch.dtype) -> float:
-    return float(identity(FOLDS[reduce], dtype)) if initial is None else float(initial)
+    return float(identity(SEGMENT_FOLDS[reduce], dtype)) if initial is None else float(initial)
 
 
 @lowers(aten.segment_reduce.default)
@@ -146,7 +146,7 @@ def segment_reduce(
     if lengths is not None and not unsafe:
         lengths = _checked(ctx, lengths, data.shape[dim])
     segments = _segments(ctx, data, dim, lengths, offsets)
-    total = segments.fold(ctx, FOLDS[reduce], wide, _start(reduce, initial, wide.dtype))
+    total = segments.fold(ctx, SEGMENT_FOLDS[reduce], wide, _start(reduce, initial, wide.dtype))
     if reduce == "mean":
         nothing = float("nan") if initial is None else float(initial)
 

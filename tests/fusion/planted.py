@@ -15,7 +15,7 @@ from fusion.codegen.c.target import CTarget
 from fusion.compilation import scheduling
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Program
-from fusion.runner.subjects import Scheduled, Scheduling
+from fusion.runner.contexts import Scheduled, Scheduling
 
 
 def plant_in_results(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:

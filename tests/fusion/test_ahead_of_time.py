@@ -9,7 +9,7 @@ from torch import fx
 from fusion.codegen.targets import TARGETS
 from fusion.compilation.autograd import aot_backend
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.ir.kernel import Kernel
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall

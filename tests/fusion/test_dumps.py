@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fusion
-from fusion.dumped.folders import own_folder
+from fusion.dumps.folders import own_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,7 +22,7 @@ from fusion.codegen.targets import TARGETS
 from fusion.compilation.autograd import aot_backend
 from fusion.compilation.compile import schedule_graph
 from fusion.compilation.graphs import size_hints
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Extern
 from fusion.runtime import Boxed

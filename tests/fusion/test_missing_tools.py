@@ -19,7 +19,7 @@ from fusion.codegen import cache
 from fusion.codegen.c import build, compiler
 from fusion.codegen.cache.folders import Folder
 from fusion.codegen.targets import builder_for
-from fusion.dumped import trace
+from fusion.dumps import trace
 
 X = torch.linspace(-1, 2, 12).view(3, 4)
 

@@ -20,7 +20,7 @@ from fusion.codegen.target import Target
 from fusion.codegen.targets import TARGETS
 from fusion.compilation.autograd import aot_backend
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.attention import attention
 from fusion.lowering.ir.kernel import Kernel, Loop
 from fusion.options import Options

@@ -30,7 +30,7 @@ from fusion.codegen.triton.blocks import describe
 from fusion.codegen.triton.target import TritonTarget
 from fusion.compilation.compile import prepare, schedule_graph
 from fusion.compilation.graphs import donated_inputs, main_device, size_hints
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.inspect.report import Report
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.chunks import Chunked

@@ -20,14 +20,15 @@ from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
 from fusion.lowering.indexing import ONE
 from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
-MOST_ROWS = 192
+MOST_BLOCK_ROWS = 192
 """Most rows of a program: packing the other operand of a product costs little when this many rows share it."""
 
 FEWEST_ROWS = 24
 """Least rows of a block that is divided to give threads work."""
 
-COLUMNS = 192
-"""Most points of a second blocked GRID axis, or of one block of a loop; with MOST_ROWS float32 rows, 1/7 of 1 MiB."""
+MOST_BLOCK_COLUMNS = 192
+"""Most points of a second blocked GRID axis, or of one block of a loop; with `MOST_BLOCK_ROWS` float32 rows, 1/7 of
+1 MiB."""
 
 FOOTPRINT = 1 << 16
 """Elements of a tile with all of its columns, however many: fewer rows then."""
@@ -80,7 +81,7 @@ class Blocks:
 
     def terms(self, symbol: sympy.Symbol | None) -> int:
         """Return the number of terms of a sum along an axis that one partial sum takes, for an axis of any role."""
-        return 1 if symbol is None else _even(self.of[symbol].axis.size, COLUMNS, COLUMN_BLOCK)
+        return 1 if symbol is None else _even(self.of[symbol].axis.size, MOST_BLOCK_COLUMNS, COLUMN_BLOCK)
 
     def points(self, symbol: sympy.Symbol) -> int:
         """Return about how many points of an axis a tile has."""
@@ -97,7 +98,7 @@ def choose_blocks(kernel: Kernel, names: Names) -> Blocks:
     """Return the blocks of `kernel`, whose axes and sizes are called `names` in C."""
     spread = _spread(kernel)
     held = max((_held(kernel, stmt) for stmt in statements(kernel.body, Fold)), default=1)
-    most = min(MOST_ROWS, max(2 * ROW_BLOCK, FOOTPRINT // held // ROW_BLOCK * ROW_BLOCK))
+    most = min(MOST_BLOCK_ROWS, max(2 * ROW_BLOCK, FOOTPRINT // held // ROW_BLOCK * ROW_BLOCK))
     blocked_loops = {_longest(kernel, stmt.axes) for stmt in statements(kernel.body, Loop)}
     before: list[str] = []
     blocks: dict[sympy.Symbol, Block] = {}
@@ -110,7 +111,7 @@ def choose_blocks(kernel: Kernel, names: Names) -> Blocks:
             step = _row_width(kernel, axis, width, names, before)
             blocks[symbol] = _cut(axis, width, step, names)
         elif symbol in spread or symbol in blocked_loops:
-            width = _even(axis.size, COLUMNS, COLUMN_BLOCK)
+            width = _even(axis.size, MOST_BLOCK_COLUMNS, COLUMN_BLOCK)
             blocks[symbol] = _cut(axis, width, str(width), names)
         else:
             blocks[symbol] = _end_to_end(axis, None, names)
@@ -120,7 +121,7 @@ def choose_blocks(kernel: Kernel, names: Names) -> Blocks:
 def programs(kernel: Kernel) -> int:
     """Return how many programs share the work of a kernel, if its threads are many."""
     spread = _spread(kernel)
-    widths = {**dict.fromkeys(spread, COLUMNS), **dict.fromkeys(spread[:1], FEWEST_ROWS)}
+    widths = {**dict.fromkeys(spread, MOST_BLOCK_COLUMNS), **dict.fromkeys(spread[:1], FEWEST_ROWS)}
     return prod(-(-length(axis.size) // widths.get(axis.symbol, 1)) for axis in kernel.with_role(Role.GRID))
 
 

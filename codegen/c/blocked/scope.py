@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusion.codegen.c.blocked.blocks import COLUMNS, choose_blocks
+from fusion.codegen.c.blocked.blocks import MOST_BLOCK_COLUMNS, choose_blocks
 from fusion.codegen.c.blocked.held import ArrayTile, tile_over
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.plan.scratch import WORTH_KEEPING, outermost
@@ -215,7 +215,7 @@ class TileScope:
         blocks of 176 scores, the last 16 took as long as the other 160.
         """
         block = self.blocks.of[lane]
-        if block.bound is None or not block.bound.is_Integer or block.bound > COLUMNS:
+        if block.bound is None or not block.bound.is_Integer or block.bound > MOST_BLOCK_COLUMNS:
             return
         parts = list(self._unknown(roots))
         operations = [node for node in parts if isinstance(node, Op)]

@@ -23,7 +23,7 @@ from fusion.lowering.ir.scalar_ops import INTEGERS, SCALAR_OPS, ScalarName
 
 ALWAYS = "1"
 
-_SIGNS: Mapping[ScalarName, str] = {"le": "<=", "lt": "<"}
+_UPPER_BOUNDS: Mapping[ScalarName, str] = {"le": "<=", "lt": "<"}
 _APART: Mapping[ScalarName, str] = {  # of the intervals {0} … {1} and {2} … {3}
     "eq": "({0} <= {3}) & ({2} <= {1})",
     "ne": "({0} != {3}) | ({2} != {1})",
@@ -80,9 +80,9 @@ class _Possible:
         if name == "eq":
             return _both(_below(left - right, "<=", blocks, names), _below(right - left, "<=", blocks, names))
         mirror = SCALAR_OPS[name].mirror
-        if name not in _SIGNS and mirror is not None:
-            return _below(right - left, _SIGNS[mirror], blocks, names)
-        return _below(left - right, _SIGNS[name], blocks, names)
+        if name not in _UPPER_BOUNDS and mirror is not None:
+            return _below(right - left, _UPPER_BOUNDS[mirror], blocks, names)
+        return _below(left - right, _UPPER_BOUNDS[name], blocks, names)
 
     def _is_vector(self, expr: Expr) -> bool:
         """Return whether `expr` varies along at most one axis of a block, and depends only on loads and indices."""

@@ -19,9 +19,7 @@ from fusion.codegen.c.text.storage import VALUE_TYPES, constant
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.expr import Scalar
 from fusion.lowering.ir.kernel import Prefix
-from fusion.lowering.ir.scalar_ops import identity
-
-_SIGNS = {"sum": "+", "prod": "*"}
+from fusion.lowering.ir.scalar_ops import SCAN_OPS, identity
 
 
 def write_scan(scan: Prefix, args: Sequence[Code], place: LoopLevels, space: Namespace) -> Code:
@@ -32,10 +30,10 @@ def write_scan(scan: Prefix, args: Sequence[Code], place: LoopLevels, space: Nam
     """
     held, dtype = VALUE_TYPES[scan.dtype], scan.args[0].dtype
     name, value = space.fresh(scan.name), args[0]
-    if scan.op in _SIGNS:
+    if sign := SCAN_OPS[scan.op].sign:
         wide = torch.float64 if dtype is torch.float32 else dtype
         total = _state(wide, space.fresh(f"{name}_total"), identity(scan.op, dtype), place)
-        lines = [f"{total} {_SIGNS[scan.op]}= {value};", f"const {held} {name} = ({held}){total};"]
+        lines = [f"{total} {sign}= {value};", f"const {held} {name} = ({held}){total};"]
     elif scan.op == "logsumexp":
         lines = _log_sum(held, name, value, place, space)
     elif scan.op in ("max", "min", "argmax", "argmin"):

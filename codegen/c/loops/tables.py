@@ -17,7 +17,7 @@ from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, Level, Namespace, render, whole_extent
 from fusion.codegen.c.text.storage import VALUE_TYPES, loaded, memory_type
 from fusion.codegen.c.text.values import ValueWriter
-from fusion.codegen.c.text.windows import LANES, lanes_of
+from fusion.codegen.c.text.windows import WINDOW_LANES, lanes_of
 from fusion.lowering.indexing import FloorDiv
 from fusion.lowering.ir.expr import Expr
 from fusion.lowering.ir.kernel import Kernel, KernelAxis
@@ -113,7 +113,7 @@ class TableWriter:
             held, buffer = memory_type(load.dtype), self.params[load.buffer]
             name = self.space.fresh(f"{buffer}_near")
             assert extent.number is not None
-            number = -(-extent.number // LANES) * LANES
+            number = -(-extent.number // WINDOW_LANES) * WINDOW_LANES
             self.arrays.append(Array(name, held, str(number), number))
             by = self.places[gather.place, lanes_of(held)]
             position = buffer if base.text == "0" else f"{buffer} + {base.at(SUM)}"

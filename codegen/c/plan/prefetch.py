@@ -31,7 +31,7 @@ CACHE_LINE = 64
 LONGEST_ROW = 1 << 17
 """The most bytes of a row whose successor is fetched: both stay in the L2 cache."""
 
-SMALLEST_TENSOR = 1 << 20
+SMALLEST_PREFETCHED = 1 << 20
 """The least bytes of a tensor whose rows are fetched ahead: a smaller one is in the L2 cache already."""
 
 FAR, MOST_LINES = 32, 256
@@ -123,7 +123,7 @@ def gathered_ahead(
 def _is_large(kernel: Kernel, load: Load) -> bool:
     """Return whether the tensor that a load reads may be larger than the L2 cache."""
     size = sympy.sympify(prod(kernel.param(load.buffer).shape) * load.dtype.itemsize)
-    return not size.is_Integer or bool(size >= SMALLEST_TENSOR)
+    return not size.is_Integer or bool(size >= SMALLEST_PREFETCHED)
 
 
 def _follows(kernel: Kernel, index: Expr, row: sympy.Symbol) -> bool:

@@ -19,7 +19,7 @@ from fusion.lowering.ir.kernel import Kernel, Role, Store, spans
 UNROLLED = 4
 """Iterations of a loop that a C compiler unrolls, and then eliminates common subexpressions of."""
 
-MOST_POINTS = 64
+MOST_MATRIX_POINTS = 64
 """The most points of a matrix in one program: results of a block of programs stay in the L1 cache."""
 
 FEWEST_MATRICES = 16
@@ -34,7 +34,7 @@ def with_inner_axes(kernel: Kernel) -> Kernel:
     if first is None or not plain or not all(size.is_Integer for size in sizes):
         return kernel
     lanes_fill = not first.size.is_Integer or first.size >= FEWEST_MATRICES
-    if not lanes_fill or sympy.Mul(*sizes[:-1]) <= UNROLLED or sympy.Mul(*sizes) > MOST_POINTS:
+    if not lanes_fill or sympy.Mul(*sizes[:-1]) <= UNROLLED or sympy.Mul(*sizes) > MOST_MATRIX_POINTS:
         return kernel
     spans_of, within = spans(kernel), {axis.symbol for axis in inner}
     same = other = 0

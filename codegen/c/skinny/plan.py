@@ -20,7 +20,7 @@ import torch
 
 from fusion.codegen.c.plan.strip_mining import with_groups
 from fusion.codegen.c.skinny.weights import Weights, weights_of
-from fusion.codegen.c.text.skinny import MOST_ROWS, Stream, holds_pairs
+from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS, Stream, holds_pairs
 from fusion.codegen.c.text.storage import NARROW_FLOATS
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Cast, Expr, Load, Op, TileRef, make_cast, postorder, rewrite
@@ -121,7 +121,7 @@ def plan_of(kernel: Kernel) -> SkinnyPlan | None:
     if (
         len(streamed) < len(products)
         or len(depths) != 1
-        or _count(rows) > MOST_ROWS
+        or _count(rows) > MOST_SKINNY_ROWS
         or _count(columns) < FEWEST_COLUMNS
     ):
         return None

@@ -17,12 +17,11 @@ from fusion.codegen.c.text.operations import operation_code
 from fusion.codegen.c.text.storage import NARROW_FLOATS, VALUE_TYPES, constant
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Fold, Store
-from fusion.lowering.ir.scalar_ops import FoldName, identity, joined_by
+from fusion.lowering.ir.scalar_ops import FOLD_OPS, FoldName, identity, joined_by
 
 NEVER = Code("INT64_MAX")
 """The position of an argmax or argmin before the first element."""
 
-_SIGNS: Mapping[FoldName, str] = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 _TRUTH: Mapping[FoldName, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
 
 
@@ -33,8 +32,9 @@ def started(fold: Fold, dtype: torch.dtype | None = None) -> Code:
 
 
 def sign(fold: Fold) -> str:
-    """Return the operator that combines two results of `fold`."""
-    return _SIGNS[_operation(fold)]
+    """Return the operator that combines two results of `fold`, as OpenMP names it."""
+    op = _operation(fold)
+    return FOLD_OPS[op].sign or op
 
 
 def across_lanes(fold: Fold, total: object) -> str:
@@ -42,7 +42,7 @@ def across_lanes(fold: Fold, total: object) -> str:
     op = _operation(fold)
     if op in ("max", "min") and fold.dtype.is_floating_point:
         return f"reduction(EXTREME({op}):{total})"
-    return f"reduction({_SIGNS[op]}:{total})"
+    return f"reduction({sign(fold)}:{total})"
 
 
 def combined(fold: Fold, left: Code, right: Code) -> str:
@@ -50,7 +50,7 @@ def combined(fold: Fold, left: Code, right: Code) -> str:
     op = _operation(fold)
     if op in ("max", "min"):
         return f"{op}imum_{VALUE_TYPES[fold.dtype]}({right}, {left})"
-    return f"{left} {_SIGNS[op]} {right.at()}"
+    return f"{left} {FOLD_OPS[op].sign} {right.at()}"
 
 
 def _operation(fold: Fold) -> FoldName:

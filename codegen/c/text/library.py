@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection
 from functools import lru_cache
 
-FLOATS = {"float": "f", "double": ""}
+C_FLOATS = {"float": "f", "double": ""}
 """C types → the suffix of their functions."""
 
 _ONE_ARGUMENT = (
@@ -29,7 +29,7 @@ _TWO_ARGUMENTS = ("pow", "atan2", "fmod")
 
 LIBRARY: dict[str, str] = {
     f"{name}{f}": declaration.format(T=T, name=f"{name}{f}")
-    for T, f in FLOATS.items()
+    for T, f in C_FLOATS.items()
     for name, declaration in {
         **dict.fromkeys(_ONE_ARGUMENT, "{T} {name}({T})"),
         **dict.fromkeys(_TWO_ARGUMENTS, "{T} {name}({T}, {T})"),
@@ -84,7 +84,7 @@ _VECTOR = """\
 #endif"""
 
 DEFINED = frozenset(
-    ("VECTOR", *re.findall(r"#define (\w+)", _ALIKE), *(f"{T}_{n}" for T in FLOATS for n in ("16", "32", "all")))
+    ("VECTOR", *re.findall(r"#define (\w+)", _ALIKE), *(f"{T}_{n}" for T in C_FLOATS for n in ("16", "32", "all")))
 )
 """Names that declarations define in addition to functions."""
 

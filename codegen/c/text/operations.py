@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 
 from fusion.codegen.c.text.code import ATOM, BITS, CHOICE, COMPARE, PRODUCT, QUOTIENT, SUM, UNARY, Code
-from fusion.codegen.c.text.library import FLOATS, LIBRARY
+from fusion.codegen.c.text.library import C_FLOATS, LIBRARY
 from fusion.codegen.c.text.storage import COMPUTED, VALUE_TYPES, narrowed, widened
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.scalar_ops import ScalarName
@@ -40,7 +40,7 @@ class Template:
         return Code(self.text.format(*texts, T=held, f="f" if held == "float" else ""), self.binds)
 
 
-_SIGNS = {
+_PRECEDENCES = {
     "+": (SUM, QUOTIENT, SUM),
     "-": (SUM, QUOTIENT, SUM),
     "*": (QUOTIENT, UNARY, PRODUCT),
@@ -53,7 +53,7 @@ _SIGNS = {
 
 def infix(sign: str) -> Template:
     """Return an operator between two operands."""
-    left, right, binds = _SIGNS[sign]
+    left, right, binds = _PRECEDENCES[sign]
     return Template(f"{{0}} {sign} {{1}}", (left, right), binds)
 
 
@@ -151,7 +151,7 @@ def operation_code(name: ScalarName, dtype: torch.dtype, result: torch.dtype, op
     if is_own:
         template = call(f"{name}_float")
     code = template.of([widened(dtype, each) for each in operands], held)
-    if not is_own and f"{name}{FLOATS.get(held, '')}" in LIBRARY:
+    if not is_own and f"{name}{C_FLOATS.get(held, '')}" in LIBRARY:
         code = replace(code, unconditional=True)
     if result is torch.bool:
         return code

@@ -11,7 +11,7 @@ import re
 from itertools import product
 
 from fusion.codegen.c.text.functions import FUNCTIONS
-from fusion.codegen.c.text.library import FLOATS, LIBRARY, declarations
+from fusion.codegen.c.text.library import C_FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
 from fusion.codegen.c.text.skinny import LANE_SUM
 from fusion.codegen.c.text.windows import definitions as windows
@@ -327,7 +327,7 @@ def _of_integers(T: str) -> dict[str, str]:
 
 def _of_floats(T: str) -> dict[str, str]:
     """Return the quotients and remainders of floats."""
-    return {f"{name}_{T}": _function(name, T, text, f=FLOATS[T]) for name, text in _FLOAT_TEMPLATES.items()}
+    return {f"{name}_{T}": _function(name, T, text, f=C_FLOATS[T]) for name, text in _FLOAT_TEMPLATES.items()}
 
 
 def _of_order(T: str) -> dict[str, str]:
@@ -353,7 +353,7 @@ _LANES = {"float": "int32_t", "double": "int64_t", "uint8_t": "int8_t", "uint16_
 
 
 def _definitions() -> dict[str, str]:
-    types = (*_INTEGERS, *FLOATS)
+    types = (*_INTEGERS, *C_FLOATS)
     functions = {
         "APART": _APART,
         "REACHED": _REACHED,
@@ -369,12 +369,12 @@ def _definitions() -> dict[str, str]:
         "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
         "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
     }
-    for T, whole in product(FLOATS, ("int32_t", "int64_t")):
+    for T, whole in product(C_FLOATS, ("int32_t", "int64_t")):
         end, other = ("0x1p31f", "INT32_MIN") if whole == "int32_t" else ("0x1p63f", "INT64_MIN")
         text = f"return REACHED(x, {end}, {other}, APART(({whole})x));"
         functions[f"{T}_to_{whole}"] = f"INLINE {whole} {T}_to_{whole}({T} x) {{ {text} }}"
     functions["fmod_float"] = functions["fmod_double"] = _FMOD
-    for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, FLOATS), (_of_shares, types)):
+    for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, C_FLOATS), (_of_shares, types)):
         for T in those:
             functions |= of_type(T)
     functions |= FUNCTIONS

@@ -1,4 +1,4 @@
-"""Emits C for skinny GEMMs that read each weight once: one row of weights against up to `MOST_ROWS` rows.
+"""Emits C for skinny GEMMs that read each weight once: one row of weights against up to `MOST_SKINNY_ROWS` rows.
 
 `sums_NAME(x, w, scales, depth, sums)` computes, for each row m of x, sums[m] = Σ_k scale(k) · x[m, k] · value(w, k).
 The weights are `depth` numbers in consecutive bits: bfloat16, float32, or integers of 8 or 4 bits plus a constant.
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-MOST_ROWS = 16
+MOST_SKINNY_ROWS = 16
 """Rows whose sums stay in registers."""
 
 RUN = 64

@@ -7,7 +7,7 @@ table; where they are within two vectors, these are loaded and permuted instead,
 
 from __future__ import annotations
 
-LANES = 16
+WINDOW_LANES = 16
 """Positions of one window; of elements of eight bytes half as many fill a vector."""
 
 FIND = """\
@@ -74,7 +74,7 @@ _TYPES = {
 
 def lanes_of(held: str) -> int:
     """Return the number of elements of a C type that are gathered at once."""
-    return LANES // 2 if _TYPES[held] == 8 else LANES
+    return WINDOW_LANES // 2 if _TYPES[held] == 8 else WINDOW_LANES
 
 
 def definitions() -> dict[str, str]:

@@ -14,7 +14,7 @@ import torch
 
 from fusion.codegen.chained import ChainSpeed
 from fusion.codegen.price import Steps
-from fusion.codegen.target import Layouts, MisalignedRows
+from fusion.codegen.target import Layouts, MisalignedRows, ProductTiles
 from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 
 WARP_SPECIALISED = "generated in groups"
@@ -142,6 +142,7 @@ class Speeds:
         tf32_share: the same for float32 operands that may be rounded to 19 bits.
         attention: the speed of each (form or kernel of the library, bytes of an element).
         tf32_attention: the entries that differ where float32 operands may be rounded to 19 bits.
+        tiles: the tiles of products, for the scheduler.
         narrow_tiles: tiles per multiprocessor of a split-K product with few rows.
         narrow_share: the share of the memory bandwidth that such a product reaches.
         waiting: the cost of summing the parts in the last program of each tile, as a share of a launch.
@@ -169,6 +170,7 @@ class Speeds:
     tf32_attention: Mapping[tuple[str, int], ChainSpeed] = field(hash=False)
     products: ProductSpeeds
     persistent: PersistentSpeeds
+    tiles: ProductTiles
     misaligned_rows: MisalignedRows
     narrow_tiles: int
     narrow_share: float

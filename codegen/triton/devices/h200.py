@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from fusion.codegen.chained import GENERATED, ChainSpeed
 from fusion.codegen.price import WIDE, Steps
-from fusion.codegen.target import Layouts, MisalignedRows
+from fusion.codegen.target import Layouts, MisalignedRows, ProductTiles
 from fusion.codegen.triton.devices.device import (
     WARP_SPECIALISED,
     Device,
@@ -158,6 +158,7 @@ H200 = Device(
         },
         products=_PRODUCTS,
         persistent=_PERSISTENT,
+        tiles=ProductTiles(128, 256, least_columns=64, together=0.8, side=128, halved=(128, 64)),
         misaligned_rows=_MISALIGNED_ROWS,
         narrow_tiles=2,  # this, `narrow_share` and `waiting` are measured: docs/performance.md, `H200`
         narrow_share=0.5,

@@ -16,6 +16,9 @@ from fusion.lowering.ir.expr import Scalar
 # Precedence of Python's operators, lowest first.
 COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)
 
+FOLD_OPERATORS = {"+": SUM, "*": PRODUCT, "|": OR, "&": AND}
+"""Operator that joins the results of a fold (`FoldOp.sign`) → its precedence."""
+
 
 @dataclass(frozen=True, slots=True)
 class Code:

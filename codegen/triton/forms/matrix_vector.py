@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing_extensions import Self
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
+from fusion.codegen.triton.blocks.dims import WORD
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.traffic import first_folds, holds_several, matrix_itemsize
-from fusion.codegen.triton.rewrites.groups import WORD
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Expr, Op, loads
 from fusion.lowering.ir.kernel import Fold, Prefix, Role, statements

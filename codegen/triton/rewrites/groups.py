@@ -27,7 +27,7 @@ from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, stat
 SMALLEST_GROUP, LARGEST_GROUP = 16, 1024
 """The shortest and longest group that is held whole."""
 
-WORD = 16
+LOADED_BYTES = 16
 """Bytes that a thread loads at once."""
 
 
@@ -79,5 +79,5 @@ def _group(folds: list[Fold], axis: KernelAxis) -> int | None:
 def _word(kernel: Kernel, axis: KernelAxis) -> int | None:
     """Return the elements of the largest tensor in one word, if the axis consists of full words."""
     sizes = [(param.dtype.itemsize, int(param.extent)) for param in kernel.params if param.extent.is_Integer]
-    length = WORD // max(sizes, key=lambda size: size[0] * size[1])[0] if sizes else 1
+    length = LOADED_BYTES // max(sizes, key=lambda size: size[0] * size[1])[0] if sizes else 1
     return length if length > 1 and (axis.size / length).is_Integer else None

@@ -1,10 +1,10 @@
 """Rewrites a contraction with a few rows (GEMV) as multiplications and a sum.
 
-Input: a Kernel with one `dot`, one side of which has at most `FEW_ROWS` rows, or with several that have the same few
-rows; output: a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that a tile
-of the other operand is loaded once for all of its rows.  Such a product is bound by the memory traffic of the larger
-operand: the matrix units would pad the few rows to 16, and their pipeline keeps less of that traffic in flight than
-plain loads of 16 bytes do.
+Input: a Kernel with one `dot`, one side of which has at most `ROWS_PER_THREAD` rows, or with several that have the same
+few rows; output: a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that a
+tile of the other operand is loaded once for all of its rows.  Such a product is bound by the memory traffic of the
+larger operand: the matrix units would pad the few rows to 16, and their pipeline keeps less of that traffic in flight
+than plain loads of 16 bytes do.
 
     dot over r0 of x[r0], w[4096*i1 + r0]    rows i0: 1    →    sum over r0 of f32(x[r0]) * f32(w[4096*i1 + r0])
 
@@ -33,7 +33,7 @@ from fusion.lowering.ir.expr import Cast, Expr, Op, TileRef, index_of, loads, ma
 from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Stmt, Store, map_statements, statements
 from fusion.lowering.ir.scalar_ops import HALVES
 
-FEW_ROWS = 4
+ROWS_PER_THREAD = 4
 """The most rows for which every thread holds a sum of its own."""
 
 FILLED = 64
@@ -57,7 +57,7 @@ def unrolled(kernel: Kernel, device: Device) -> Kernel:
     if any(fold.carry is not None or _reads_fold(fold) for fold in folds):
         return kernel
     points = list(_points(kernel, few))
-    if len(points) * len(folds) > 2 * FEW_ROWS:
+    if len(points) * len(folds) > 2 * ROWS_PER_THREAD:
         return kernel
     axes = tuple(axis for axis in kernel.axes if axis.symbol not in few)
     return replace(kernel, axes=axes, body=_unroll(kernel, folds, points))
@@ -87,7 +87,7 @@ def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] 
             continue
         count = math.prod(int(sizes[symbol]) for symbol in side)
         longer = sympy.Mul(*(sizes[symbol] for symbol in other if symbol in sizes))
-        most = FEW_ROWS
+        most = ROWS_PER_THREAD
         if fold.args[0].dtype in HALVES and _of_bytes(operand, set(other)):
             alone = sum(isinstance(stmt, Fold) for stmt in statements(kernel.body)) == 1
             filled = bool(longer.is_Integer and longer >= FILLED * device.multiprocessors)

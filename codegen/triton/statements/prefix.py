@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusion.codegen.triton.blocks import Dim
-from fusion.codegen.triton.expressions.code import COMPARE, PRODUCT, SUM, Code, as_code, compose, listed
+from fusion.codegen.triton.expressions.code import COMPARE, FOLD_OPERATORS, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand
 from fusion.codegen.triton.expressions.scalar_code import TYPES, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.lowering.ir.expr import IndexValue, Scalar
 from fusion.lowering.ir.kernel import Loop, Prefix, Role, Stmt
-from fusion.lowering.ir.scalar_ops import ScanName, identity, keeps_position
+from fusion.lowering.ir.scalar_ops import SCAN_OPS, ScanName, identity, keeps_position
 
-_SIGNS: Mapping[ScanName, tuple[str, int]] = {"sum": ("+", SUM), "prod": ("*", PRODUCT)}
 _WHOLE: Mapping[ScanName, str] = {"sum": "tl.cumsum", "prod": "tl.cumprod"}
 _COMBINE: Mapping[ScanName, str] = {
     "max": "_later_maximum",
@@ -148,8 +147,8 @@ def _joined(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) ->
     rest = tuple(other for other in dims if other is not dim)
     states = [_state(values, part, rest) for part in parts]
     before = [expand(state.code, rest, dims) for state in states]
-    if prefix.op in _SIGNS:
-        sign, binds = _SIGNS[prefix.op]
+    if sign := SCAN_OPS[prefix.op].sign:
+        binds = FOLD_OPERATORS[sign]
         code = listed([before[0].at(binds), parts[0].tile.code.at(binds + 1)], f" {sign} ")
     else:
         operands = (*before, *(part.tile.code for part in parts))

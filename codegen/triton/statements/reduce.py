@@ -21,8 +21,8 @@ from fusion.codegen.triton.expressions.code import (
     AND,
     ATOM,
     COMPARE,
+    FOLD_OPERATORS,
     OR,
-    PRODUCT,
     SUM,
     UNARY,
     Code,
@@ -36,7 +36,7 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.fixed_order import depends_on_order, in_pairs
 from fusion.lowering.ir.kernel import Fold
-from fusion.lowering.ir.scalar_ops import HALVES, FoldName, identity
+from fusion.lowering.ir.scalar_ops import FOLD_OPS, HALVES, FoldName, identity
 
 _COMBINE: Mapping[FoldName, str] = {
     "max": "_maximum",
@@ -44,12 +44,6 @@ _COMBINE: Mapping[FoldName, str] = {
     "prod": "_multiply",
     "argmax": "_argmax",
     "argmin": "_argmin",
-}
-_SIGNS: Mapping[FoldName, tuple[str, int]] = {
-    "sum": ("+", SUM),
-    "prod": ("*", PRODUCT),
-    "any": ("|", OR),
-    "all": ("&", AND),
 }
 _BELOW_32_BITS = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
@@ -85,9 +79,9 @@ def of_all_lanes(values: Values, fold: Fold, tile: Tile) -> Tile:
 
 def combined(fold: Fold, before: Code, block: Code) -> Code:
     """Return the fold of `before` and `block`, which are its values over two parts."""
-    sign = _SIGNS.get(fold.op)
-    if sign is not None:
-        return listed([before.at(sign[1]), block.at(sign[1] + 1)], f" {sign[0]} ", sign[1])
+    if sign := FOLD_OPS[fold.op].sign:
+        binds = FOLD_OPERATORS[sign]
+        return listed([before.at(binds), block.at(binds + 1)], f" {sign} ", binds)
     return compose("{}({}, {})", _COMBINE[fold.op], before, block)
 
 
@@ -110,8 +104,8 @@ def fold_in_loop(values: Values, fold: Fold, over: Sequence[Dim]) -> Callable[[]
 
 def _accumulate(fold: Fold, lanes: Sequence[Tile], codes: Sequence[Code]) -> Code:
     names = listed(tile.code for tile in lanes)
-    if fold.op in _SIGNS:
-        return listed([names, codes[0]], f" {_SIGNS[fold.op][0]}= ")
+    if sign := FOLD_OPS[fold.op].sign:
+        return listed([names, codes[0]], f" {sign}= ")
     return compose("{0} = {1}({0}, {2})", names, _COMBINE[fold.op], listed(codes))
 
 

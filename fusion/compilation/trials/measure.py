@@ -29,7 +29,7 @@ from fusion.lowering.interpret import run_program
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import BufferRef, ExternArg, Program, reads, writes
-from fusion.runner.subjects import Scheduling
+from fusion.runner.contexts import Scheduling
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow
 from fusion.schedule.clusters.alternatives import Alternative, alone, moved, weighed

@@ -16,7 +16,7 @@ from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import free_axes, loads
 from fusion.lowering.ir.program import Contract, Extern, Map, Reduce, Scan, Scatter
 from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
-from fusion.schedule.chained.rows import FEW_ROWS
+from fusion.schedule.chained.rows import MATRIX_UNIT_ROWS
 from fusion.schedule.iteration.dependences import Dependences
 
 LEAST_TILE = 1 << 18
@@ -61,7 +61,7 @@ def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
     if (1 if shared else LEAST_SHARE) * dependences.bytes(node.out) > operand_bytes:
         return math.prod(sizes.values()) >= LEAST_TILE
     sides = [math.prod(sizes[symbol] for symbol in side) for side in (node.rows, node.columns)]
-    return min(sides) <= FEW_ROWS and operand_bytes >= LEAST_TILE * node.lhs.dtype.itemsize
+    return min(sides) <= MATRIX_UNIT_ROWS and operand_bytes >= LEAST_TILE * node.lhs.dtype.itemsize
 
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:

@@ -26,7 +26,7 @@ from fusion.lowering.ir.scalar_ops import FoldName
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.naming import unused
 
-GROUP = 64
+ROWS_PER_BOUND = 64
 """Rows that share their bounds: no more than most blocks of a kernel have, and as many as a group of warps computes."""
 
 _INT = torch.int32
@@ -85,7 +85,7 @@ class TileCondition:
     def bounded(self, bounds: Sequence[str]) -> Expr:
         """Return the condition with its bounds, which are read from the results of `groups_of`."""
         matrix = tuple(index for index, _ in self.batch)
-        group = (*matrix, FloorDiv(self.row.symbol, sympy.Integer(GROUP)))
+        group = (*matrix, FloorDiv(self.row.symbol, sympy.Integer(ROWS_PER_BOUND)))
         first, end, whole_first, whole_end = (Load(name, group, _INT) for name in bounds[:4])
         column, part = IndexValue(self.column.symbol, _INT), self.part
         if self.settled is not None:  # a line that hides every point: none of its numbers is ruled out
@@ -149,7 +149,7 @@ def groups_of(mask: TileCondition, lines: Folds, origin: str, taken: Container[s
     These are the first column that some row of a group sees, the end of these columns, the same of the columns that all
     of its rows see, and the count of each line.
     """
-    group = Axis(mask.lines.symbol, FloorDiv(mask.row.size + GROUP - 1, sympy.Integer(GROUP)))
+    group = Axis(mask.lines.symbol, FloorDiv(mask.row.size + ROWS_PER_BOUND - 1, sympy.Integer(ROWS_PER_BOUND)))
     fold = _Fold((*mask.matrices, group), mask, origin, taken)
     nodes = _of_columns(mask, lines.names, group, fold) if mask.turned else _of_rows(mask, lines.names, group, fold)
     return Folds(nodes, lines.device), (*(node.out for node in (*nodes[:2], *nodes[-2:])), lines.names[2])
@@ -175,7 +175,7 @@ class _Fold:
 
 def _of_rows(mask: TileCondition, lines: Sequence[str], group: Axis, fold: _Fold) -> tuple[Reduce, ...]:
     """Return the reductions of per-row bounds, in the buffers `lines`, to the bounds of groups of rows."""
-    size = sympy.Integer(GROUP)
+    size = sympy.Integer(ROWS_PER_BOUND)
     member, length = Axis(over_symbol(0), size), IndexValue(mask.column.size, _INT)
     place = group.symbol * size + member.symbol
     full = bool((mask.row.size / size).is_integer)
@@ -199,7 +199,7 @@ def _of_rows(mask: TileCondition, lines: Sequence[str], group: Axis, fold: _Fold
 
 def _of_columns(mask: TileCondition, lines: Sequence[str], group: Axis, fold: _Fold) -> tuple[Map | Reduce, ...]:
     """Return the bounds of groups whose columns are lines; lines of which some columns are hidden see none whole."""
-    line, size = Axis(over_symbol(0), mask.column.size), sympy.Integer(GROUP)
+    line, size = Axis(over_symbol(0), mask.column.size), sympy.Integer(ROWS_PER_BOUND)
     index = (*(axis.symbol for axis in mask.matrices), line.symbol)
     numbers = [Load(name, index, _INT) for name in lines]
     first, end = _or_all(mask, numbers)

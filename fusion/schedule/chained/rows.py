@@ -22,13 +22,13 @@ from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import fresh, place
 
-FEW_ROWS = 16
+MATRIX_UNIT_ROWS = 16
 """Rows that the matrix units take at least: a tile with fewer has room for others."""
 
 
 def with_shared_columns(dependences: Dependences, chain: Chain) -> Chain:
     """Return the chain with rows of other programs that share its columns, if it has few; else the same object."""
-    if _count(dependences, chain) >= FEW_ROWS:
+    if _count(dependences, chain) >= MATRIX_UNIT_ROWS:
         return chain
     indices = list(_indices(dependences, chain))
     for axis in chain.space.parallel:

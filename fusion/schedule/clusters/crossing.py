@@ -20,7 +20,7 @@ from fusion.lowering.ir.program import Buffer, Reduce, Scan
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
 
-SMALLEST_TENSOR = 1 << 16
+SMALLEST_CROSSED = 1 << 16
 """Bytes of the smallest tensor that counts: a smaller one stays in a cache close to the multiprocessor."""
 
 
@@ -73,7 +73,7 @@ class Crossings:
     def _access(self, load: Load) -> ContiguousAccess | None:
         """Return the access of a load at known positions; None if it is small, or contiguous along no axis."""
         buffer = self._dependences.program.buffers[load.buffer]
-        if self._dependences.bytes(load.buffer) < SMALLEST_TENSOR:
+        if self._dependences.bytes(load.buffer) < SMALLEST_CROSSED:
             return None
         for size, stride, index in zip(buffer.shape, buffer.strides, load.index, strict=True):
             if stride == ONE and size != ONE and not isinstance(index, Expr):
@@ -84,7 +84,7 @@ class Crossings:
     def _stored(self, member: int) -> tuple[ContiguousAccess, ...]:
         node = self._dependences.compute(member)
         buffer = self._dependences.program.buffers[self._dependences.outs[member]]
-        if self._dependences.bytes(buffer.name) < SMALLEST_TENSOR or len(node.axes) != len(buffer.shape):
+        if self._dependences.bytes(buffer.name) < SMALLEST_CROSSED or len(node.axes) != len(buffer.shape):
             return ()
         dims = zip(node.axes, buffer.shape, buffer.strides, strict=True)
         return tuple(

@@ -19,9 +19,6 @@ from fusion.schedule.clusters.work import factors_of, is_split_window
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import place
 
-CONTRACTION_TILE = 128
-"""Rows and columns of a contraction's tile."""
-
 MOST_COPIES = 64
 """The most indices of one member that are distinguished."""
 
@@ -124,14 +121,15 @@ class Evaluations:
     def by_tiles(self, cluster: Cluster, spanned: Collection[sympy.Symbol]) -> int:
         """Return how many programs evaluate each point of a member that spans these axes.
 
-        A program computes a tile of `CONTRACTION_TILE` rows and columns, or all columns of a chain.  A value is
+        A program computes a tile of `ProductTiles.side` rows and columns, or all columns of a chain.  A value is
         evaluated once for each tile along the axes of rows or columns that it does not span, and for each point of the
         other axes.  A value per point of the result is evaluated once.
         """
         parallel = {axis.symbol: self.dependences.estimate(axis.size) for axis in cluster.space.parallel}
         apart = parallel.keys() - spanned - cluster.space.held
         sides = [side - cluster.space.held for side in self._sides(cluster)]
-        tiles = [math.ceil(math.prod(parallel[axis] for axis in side & apart) / CONTRACTION_TILE) for side in sides]
+        length = self.capabilities.tiles.side
+        tiles = [math.ceil(math.prod(parallel[axis] for axis in side & apart) / length) for side in sides]
         others = apart.difference(*sides)
         return math.prod(tiles) * math.prod(parallel[axis] for axis in others)
 

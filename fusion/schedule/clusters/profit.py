@@ -104,12 +104,12 @@ class Prices:
         spread = (axis for axis in cluster.space.parallel if axis.symbol not in cluster.space.held)
         rows = math.prod(self.dependences.estimate(axis.size) for axis in spread)
         if cluster.space.folds_both_ways:  # one program to a multiprocessor holds as much as its registers can
-            slots = self.capabilities.parallelism // 2
+            slots = self.capabilities.multiprocessors
             return rows / (slots * -(-rows // slots))
         return min(1.0, max(1, rows) / self.capabilities.parallelism)
 
     def _products(self, cluster: Cluster) -> float:
-        shared = 1.0 if cluster.space.chained else slowdown(self.dependences, cluster.members)
+        shared = 1.0 if cluster.space.chained else slowdown(self.dependences, cluster.members, self.capabilities.tiles)
         multiplied = 0.0
         for member in cluster.members:
             node = self.dependences.compute(member)

@@ -24,12 +24,6 @@ from fusion.schedule.iteration.contiguity import reads_across, reads_contiguousl
 WINDOW = 64
 """Elements of a fold from which on its lanes run along it, and are combined in the end."""
 
-LOGARITHMIC = 28
-"""Elements of another scan that take as long as one of logarithms: an exponential and a logarithm, lane by lane."""
-
-ACROSS = 0.15
-"""An element of a scan whose lanes are neighbouring scans, relative to one along memory."""
-
 
 def additions_per_point(program: Program, node: Node, rates: Rates) -> float:
     """Return the additions that take as long as evaluating one point of a node."""
@@ -69,8 +63,8 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
             turned = rates.steps.turned * reads_across(program, node)
             return turned + _looked_up(node, rates.steps) + _windowed(program, node, rates.steps)
         case Scan():
-            own = 1.0 if reads_contiguously(program, node, (node.scanned,)) else ACROSS
-            return rates.steps.scanned * (LOGARITHMIC if node.op == "logsumexp" else own)
+            own = 1.0 if reads_contiguously(program, node, (node.scanned,)) else rates.steps.across
+            return rates.steps.scanned * (rates.steps.logarithmic if node.op == "logsumexp" else own)
         case Scatter():
             return rates.steps.updated
         case Contract():

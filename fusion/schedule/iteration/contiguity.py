@@ -12,7 +12,7 @@ from fusion.lowering.ir.expr import Expr, Index, Load, loads, postorder
 from fusion.lowering.ir.program import Axis, Map, Program, Reduce, Scan, axis_sizes
 from fusion.lowering.ir.sizes import estimate
 
-LANES = 32
+LEAST_COLUMNS = 32
 """The smallest number of columns per program if the reduced axis is not the contiguous one."""
 VECTOR = 8
 """Elements of the widest vector of 16-bit numbers that a thread loads at once."""
@@ -31,7 +31,7 @@ def reads_contiguously(program: Program, node: Reduce | Scan, looped: Sequence[A
     """
     along = contiguous_axes(program, node, looped)
     is_held = math.prod(estimate(axis.size, {}) for axis in looped) <= HELD_WITH_NEIGHBOURS
-    across = any(estimate(axis.size, {}) >= LANES for axis in along.difference(looped))
+    across = any(estimate(axis.size, {}) >= LEAST_COLUMNS for axis in along.difference(looped))
     return not along.isdisjoint(looped) and (is_held or not across)
 
 

@@ -11,16 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
 
+from fusion.codegen.target import ProductTiles
 from fusion.lowering.indexing import coefficient, substitute_all
 from fusion.lowering.ir.expr import Expr, Load
 from fusion.lowering.ir.program import Contract, Map
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
-
-TILE_ROWS, TILE_COLUMNS, LEAST_COLUMNS = 128, 256, 64
-"""The tile of one contraction that has all registers, and the columns below which matrix units are not filled."""
-TOGETHER = 0.8
-"""The speed of several contractions in one loop that cannot be stacked into one, relative to the same tile of one."""
 
 
 def contractions(dependences: Dependences, members: Collection[int]) -> tuple[int, ...]:
@@ -70,7 +66,7 @@ def refused(
     return None
 
 
-def slowdown(dependences: Dependences, members: Collection[int]) -> float:
+def slowdown(dependences: Dependences, members: Collection[int], tiles: ProductTiles) -> float:
     """Return the ratio of the time of a cluster's contractions in one loop to their time one after the other.
 
     Each has a tile with a part of the columns.  The ratio counts the elements loaded per multiplication, and whether
@@ -80,19 +76,20 @@ def slowdown(dependences: Dependences, members: Collection[int]) -> float:
     products = contractions(dependences, members)
     if len(products) < 2 or (len(products) == 2 and _have_one_layout(dependences, products)):
         return 1.0
-    return divided(len(products)) / TOGETHER
+    return divided(len(products), tiles) / tiles.together
 
 
-def divided(count: int) -> float:
+def divided(count: int, tiles: ProductTiles) -> float:
     """Return the relative cost of tiles of 1/`count` of the columns, or the next lower power of two.
 
-    >>> divided(1), divided(2), round(divided(3), 2), divided(4), divided(8)
-    (1.0, 1.0, 1.11, 1.0, 2.0)
+    >>> from fusion.inspect.examples import TARGET
+    >>> [round(divided(count, TARGET.capabilities.tiles), 2) for count in (1, 2, 3, 4, 8)]
+    [1.0, 1.0, 1.11, 1.0, 2.0]
     """
-    columns = 1 << (TILE_COLUMNS // count).bit_length() - 1
-    single = (TILE_ROWS + TILE_COLUMNS) / (TILE_ROWS * TILE_COLUMNS)
-    together = (TILE_ROWS + count * columns) / (TILE_ROWS * count * columns)
-    return max(1.0, together / single) * max(1.0, LEAST_COLUMNS / columns)
+    columns = 1 << (tiles.columns // count).bit_length() - 1
+    single = (tiles.rows + tiles.columns) / (tiles.rows * tiles.columns)
+    together = (tiles.rows + count * columns) / (tiles.rows * count * columns)
+    return max(1.0, together / single) * max(1.0, tiles.least_columns / columns)
 
 
 def _have_one_layout(dependences: Dependences, products: Sequence[int]) -> bool:

@@ -210,4 +210,4 @@ def _busy(kernel: Kernel, capabilities: Capabilities) -> float:
     """Return the occupancy, as a share of the device: a program takes a block of the last grid axis."""
     grid = [int(axis.size) for axis in kernel.with_role(Role.GRID)]
     programs = math.prod(grid[:-1]) * -(-grid[-1] // SKIPPED_BLOCK) if grid else 1
-    return min(1.0, 2 * programs / capabilities.parallelism)
+    return min(1.0, capabilities.programs_per_multiprocessor * programs / capabilities.parallelism)

@@ -11,25 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from fusion.codegen.target import Capabilities, ProductTiles
 from fusion.lowering.ir.kernel import Fold, Kernel, Role, statements
 from fusion.lowering.ir.program import Call
 from fusion.lowering.ir.sizes import estimate
-from fusion.schedule.clusters.evaluations import CONTRACTION_TILE
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 
 _BLOCK = 1024
 """Elements of a row above which a program computes one row."""
 
-MOST_POINTS = 1 << 14
+MOST_CHAINED_POINTS = 1 << 14
 """Points above which a single program would take longer than a launch."""
 
 
-def chain_last_steps(steps: Sequence[KernelCall | Call], most_programs: int = 0) -> list[KernelCall | Call]:
+def chain_last_steps(
+    steps: Sequence[KernelCall | Call], capabilities: Capabilities | None = None
+) -> list[KernelCall | Call]:
     """Move single-program kernels into the launch of the kernel that they follow.
 
     Args:
-        most_programs: of the launch that another kernel follows; 0: any number (`Capabilities.most_followed`).
+        capabilities: limit the programs of a launch that another kernel follows (`most_followed`).
 
     >>> from fusion.inspect.examples import show_launches
     >>> from torch import empty
@@ -40,11 +42,11 @@ def chain_last_steps(steps: Sequence[KernelCall | Call], most_programs: int = 0)
     + launch exp_sum_sin_sum(x, sin, sum_2)
     - launch sum(sin, sum_2)
     """
-    return join_earlier(steps, partial(_chained, most_programs=most_programs))
+    return join_earlier(steps, partial(_chained, capabilities=capabilities))
 
 
 def _chained(
-    steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall, *, most_programs: int
+    steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall, *, capabilities: Capabilities | None
 ) -> tuple[int, KernelCall] | None:
     """Return the latest step that `last` depends on, with `last` appended; None if it may not run there."""
     position = _host(steps, maker, last)
@@ -52,26 +54,26 @@ def _chained(
         return None
     host = steps[position]
     assert isinstance(host, KernelCall)
-    if 0 < most_programs < _programs(host.kernel):
+    if capabilities is not None and 0 < capabilities.most_followed < _programs(host.kernel, capabilities.tiles):
         return None
     call, tail = share(host, last)
     name = f"{host.kernel.name}_{last.kernel.name}"
     return position, replace(call, kernel=replace(call.kernel, name=name, then=_append(host.kernel.then, tail)))
 
 
-def _programs(kernel: Kernel) -> int:
+def _programs(kernel: Kernel, tiles: ProductTiles) -> int:
     """Return about how many programs compute a kernel: each a tile of a product, a row, or `_BLOCK` elements."""
     sizes = {role: math.prod(estimate(axis.size, {}) for axis in kernel.with_role(role)) for role in Role}
     rows, length = sizes[Role.GRID], sizes[Role.WHOLE] * sizes[Role.LOOP]
     if any(fold.op == "dot" for fold in statements(kernel.body, Fold)):
-        return -(-rows // CONTRACTION_TILE**2)
+        return -(-rows // tiles.side**2)
     return -(-rows * min(length, _BLOCK) // _BLOCK)
 
 
 def _host(steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall) -> int | None:
     sizes = [axis.size for axis in last.kernel.axes]
     single = not last.kernel.with_role(Role.GRID) and all(size.is_Integer for size in sizes)
-    if not single or math.prod(map(int, sizes)) > MOST_POINTS or last.kernel.sizes:
+    if not single or math.prod(map(int, sizes)) > MOST_CHAINED_POINTS or last.kernel.sizes:
         return None
     inputs = [name for name in last.buffers if name not in last.written]
     position = max((maker[name] for name in inputs if name in maker), default=-1)

@@ -25,8 +25,6 @@ from fusion.schedule.reductions.partial import cut_cluster, with_cuts
 
 SUM_BLOCK = 64
 """The length of parts is a multiple of this: the largest block of the sum that any kernel processes at once."""
-TILE_ROWS, TILE_COLUMNS = 128, 64
-"""The tile of a product in parts; two of them fit on a multiprocessor."""
 SHORTEST_PART = 8 * SUM_BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
 FEWEST_ROWS = 2
@@ -74,10 +72,11 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
         count for count in range(1, length // SHORTEST_PART + 1) if count == 1 or length % (count * SUM_BLOCK) == 0
     ]
     if min(rows, columns) < SUM_BLOCK:
-        room = capabilities.narrow_tiles * capabilities.parallelism // 2
+        room = capabilities.narrow_tiles * capabilities.parallelism // capabilities.programs_per_multiprocessor
         tiles = batch * math.ceil(max(rows, columns) / SUM_BLOCK)
         return max((count for count in counts if count * tiles <= room and count <= MOST_PARTS), default=1)
-    tiles = batch * math.ceil(rows / TILE_ROWS) * math.ceil(columns / TILE_COLUMNS)
+    high, wide = capabilities.tiles.halved
+    tiles = batch * math.ceil(rows / high) * math.ceil(columns / wide)
     rates = capabilities.rates
     multiplied = rates.product_us_of(2 * results * length, product.lhs.dtype.itemsize)
 

@@ -42,7 +42,7 @@ def column_sums(
     Args:
         hints: the values of symbolic sizes when the graph was traced.
     """
-    slots = capabilities.parallelism // 2
+    slots = capabilities.multiprocessors
     if not capabilities.held_row:
         return {}
     matrices = read_through_maps(program)

@@ -31,7 +31,7 @@ from fusion.schedule.iteration.contiguity import reads_contiguously
 from fusion.schedule.iteration.naming import unused
 from fusion.schedule.reductions.split import near_divisor, wanted_parts
 
-COLUMNS = 8
+COLUMNS_PER_PROGRAM = 8
 """The columns of one program if the scanned axis is not contiguous: a sector of float32."""
 
 ENOUGH_ROWS, ENOUGH_BLOCKS = 0.2, 1.5
@@ -73,7 +73,7 @@ def _parts(program: Program, node: Scan, capabilities: Capabilities) -> int:
     length = int(node.scanned.size)
     rows = math.prod(int(axis.size) for axis in node.axes) // max(1, length)
     contiguous = reads_contiguously(program, node, [node.scanned])
-    programs, enough = (rows, ENOUGH_ROWS) if contiguous else (-(-rows // COLUMNS), ENOUGH_BLOCKS)
+    programs, enough = (rows, ENOUGH_ROWS) if contiguous else (-(-rows // COLUMNS_PER_PROGRAM), ENOUGH_BLOCKS)
     if not rows or programs >= enough * capabilities.parallelism:  # the second read costs half as much again
         return 1
     wanted = wanted_parts(rows, length, capabilities, contiguous=contiguous)

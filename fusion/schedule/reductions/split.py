@@ -23,7 +23,7 @@ from fusion.lowering.ir.expr import Expr, Load, index_of, postorder
 from fusion.lowering.ir.program import Axis, Map, Program, Reduce
 from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster
-from fusion.schedule.iteration.contiguity import LANES, contiguous_axes, reads_contiguously
+from fusion.schedule.iteration.contiguity import LEAST_COLUMNS, contiguous_axes, reads_contiguously
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 from fusion.schedule.online.merge import MERGEABLE
@@ -264,7 +264,7 @@ def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguo
     if contiguous:
         programs, enough, shortest = rows, capabilities.parallelism, 1024
     else:  # a program of few columns has few bytes in flight: more programs are needed
-        programs, enough, shortest = -(-rows // LANES), 4 * capabilities.parallelism, 64
+        programs, enough, shortest = -(-rows // LEAST_COLUMNS), 4 * capabilities.parallelism, 64
     if rows * length < LEAST_ELEMENTS or programs >= enough:
         return 1
     wanted = -(-2 * enough // programs)

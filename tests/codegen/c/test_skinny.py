@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusion
 from fusion.codegen.c.compiler import find_compiler
-from fusion.codegen.c.text.skinny import MOST_ROWS, Stream, stream_text
+from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS, Stream, stream_text
 
 BF16, F32 = torch.bfloat16, torch.float32
 OPTIONS = {"target": "c", "strict": True}
@@ -154,7 +154,7 @@ def test_an_infinity_that_is_not_rounded_stays_one():
 
 
 def test_other_layouts_and_more_rows_are_left_alone():
-    x, w = torch.randn(MOST_ROWS + 1, 256), torch.randn(40, 256)
+    x, w = torch.randn(MOST_SKINNY_ROWS + 1, 256), torch.randn(40, 256)
     check(lambda a, b: F.linear(a, b).relu(), x, w, streams=False)
     check(lambda a, b: a[:1] @ b, x, w.t().contiguous(), streams=False)
     check(lambda a, b: F.linear(a[:1, :64], b[:, :64]), x, w, streams=False)  # shorter than a call is worth

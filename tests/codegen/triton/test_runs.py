@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.blocks.contiguous import within_run
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
 from fusion.schedule.kernels import KernelCall

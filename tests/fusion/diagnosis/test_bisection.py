@@ -18,7 +18,7 @@ from fusion.lowering.ir.expr import Const, Expr, const, rewrite
 from fusion.lowering.ir.program import Map, Program, Reduce, with_exprs
 from fusion.lowering.registry import RULES
 from fusion.runner import adapters
-from fusion.schedule.overrides import JOINS
+from fusion.schedule.overrides import GROW_CLUSTERS
 from tests.fusion.planted import plant_in_pass, plant_in_text
 
 LAYERS = 100
@@ -160,7 +160,7 @@ def test_a_wrong_pass_that_is_needed_is_no_rule(monkeypatch: pytest.MonkeyPatch)
 def test_the_growth_of_clusters_is_one_of_the_passes() -> None:
     assert (
         stages.OPTIONAL.index("program/inline_cheap_maps")
-        < stages.OPTIONAL.index(JOINS)
+        < stages.OPTIONAL.index(GROW_CLUSTERS)
         < stages.OPTIONAL.index("launches/reduce_in_last_block")
     )
     assert not {"captured/keep_strides", "partitioned/drop_saved_results", "launches/make_kernels"} & {*stages.OPTIONAL}

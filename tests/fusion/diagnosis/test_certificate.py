@@ -22,7 +22,7 @@ from fusion.inspect.certificate import GENERATED, Certificate
 from fusion.lowering.ir.expr import Const, Op, make_op, rewrite
 from fusion.lowering.ir.program import Map, Program, Reduce, with_exprs
 from fusion.runner import adapters
-from fusion.runner.subjects import Joint
+from fusion.runner.contexts import Joint
 from tests.fusion.planted import plant_in_pass, plant_in_results, plant_in_text
 from tests.fusion.runner.programs import classified
 

@@ -21,8 +21,8 @@ from fusion.codegen.c.target import CTarget
 from fusion.codegen.numerics import Numerics
 from fusion.graph_cache import key
 from fusion.graph_cache import region_key as captured
-from fusion.graph_cache.form import Unwritten
 from fusion.graph_cache.region_key import key_of_region
+from fusion.graph_cache.serialise import Unwritten
 from fusion.options import Options, Requirements
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fusion.backend import Backend
-from fusion.graph_cache.form import Unwritten
+from fusion.graph_cache.serialise import Unwritten
 from fusion.graph_cache.size_guards import holds, parsed
 from fusion.options import Options
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusion import graph_cache as warm
-from fusion.graph_cache.form import Unwritten, read, write
+from fusion.graph_cache.serialise import Unwritten, read, write
 from fusion.lowering.errors import BuildError
 from tests.fusion.graph_cache.starts import notes, started
 
@@ -90,7 +90,7 @@ def test_a_value_of_ten_thousand_levels_is_written_and_read():
 
 READER = """
 import sys
-from fusion.graph_cache.form import read
+from fusion.graph_cache.serialise import read
 read(sys.argv[1], {})
 print("sympy.tensor.tensor" in sys.modules)
 """

@@ -19,7 +19,7 @@ from torch._functorch._aot_autograd.functional_utils import ViewMetaSequence
 from fusion.backend import Backend
 from fusion.codegen.cache import kept
 from fusion.graph_cache import regions, traced
-from fusion.graph_cache.form import Unwritten, read, write
+from fusion.graph_cache.serialise import Unwritten, read, write
 from fusion.graph_cache.store import get
 from fusion.graph_cache.traced import KINDS, CompiledRegion, Traced, described, result_of
 from fusion.options import Options

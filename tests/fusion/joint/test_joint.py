@@ -22,8 +22,8 @@ from fusion.joint.factors import is_product, matrix_root, product_of, shape_of
 from fusion.joint.reassociate import reassociate
 from fusion.lowering.aten.attention import attention
 from fusion.lowering.aten.decompositions import decompositions
+from fusion.runner.contexts import Deriving, Joint
 from fusion.runner.passes import PassLog, run_stage
-from fusion.runner.subjects import Deriving, Joint
 from fusion.stages import JOINT
 from tests.fusion import attentions
 from tests.fusion.capabilities import of_everything

@@ -11,7 +11,7 @@ import fusion
 from fusion.codegen.triton import TritonTarget
 from fusion.compilation.autograd import aot_backend
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager

@@ -16,7 +16,7 @@ from fusion.lowering.interpret.evaluate import pieces
 from fusion.lowering.ir.chunks import BETA, POINTS, START
 from fusion.lowering.ir.program import Buffer, BufferRef, Program
 from fusion.lowering.ir.sizes import size_value
-from fusion.runner.subjects import ForwardBackward, Joint, Planned
+from fusion.runner.contexts import ForwardBackward, Joint, Planned
 from fusion.schedule.kernels import KernelCall
 
 Values: TypeAlias = "list[object]"

@@ -15,7 +15,7 @@ from fusion.backend import Backend
 from fusion.compilation.region import compile_anew
 from fusion.inspect.agreement import largest_error
 from fusion.options import Options
-from fusion.schedule.overrides import JOINS, Overrides
+from fusion.schedule.overrides import GROW_CLUSTERS, Overrides
 from tests.fusion.runner.programs import CASES, Case, given
 
 EVALUATED = Overrides(evaluated=True)
@@ -49,7 +49,7 @@ def values(case: Case, overrides: Overrides | None) -> tuple[list[Tensor], set[s
         ran |= {f"{each.stage}/{each.name}" for each in report.passes if each.changed is not False}
     given_tensors = [each for each in inputs if isinstance(each, Tensor)]
     gradients = [each.grad for each in given_tensors if each.is_leaf and each.grad is not None]
-    return [each.detach() for each in (*results, *given_tensors, *gradients)], ran & {*stages.OPTIONAL, JOINS}
+    return [each.detach() for each in (*results, *given_tensors, *gradients)], ran & {*stages.OPTIONAL, GROW_CLUSTERS}
 
 
 def faults(case: Case, without: frozenset[str], expected: list[Tensor]) -> Iterator[str]:

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 from fusion import stages
 from fusion.lowering.ir.expr import make_op
 from fusion.lowering.ir.program import Map
+from fusion.runner.contexts import Joint, Scheduled, Scheduling
 from fusion.runner.passes import Pass
-from fusion.runner.subjects import Joint, Scheduled, Scheduling
 from tests.fusion.runner.programs import CASES, Case, given
 from tests.fusion.runner.watched import Watch, watching
 from tests.random_programs.grammar import generate

@@ -26,13 +26,13 @@ from fusion.codegen.targets import builder_for
 from fusion.compilation import autograd, compile, region, scheduling
 from fusion.compilation.compile import prepare, schedule_graph
 from fusion.compilation.graphs import donated_inputs, main_device, size_hints
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.inspect.report import Report
 from fusion.joint import channels_last, patches
 from fusion.options import Options
 from fusion.runner import passes
+from fusion.runner.contexts import ForwardBackward, Joint, Planned, Scheduled
 from fusion.runner.passes import Pass, PassLog, Stage
-from fusion.runner.subjects import ForwardBackward, Joint, Planned, Scheduled
 from fusion.runtime import Boxed
 from tests.fusion.runner.evaluated import (
     Values,
@@ -48,7 +48,7 @@ from tests.fusion.runner.evaluated import (
 )
 
 Subject = Any
-"""The subject of a stage: one of the types of `fusion.runner.subjects`."""
+"""The subject of a stage: one of the types of `fusion.runner.contexts`."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 import fusion
 from fusion.codegen.triton.target import TritonTarget
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.joint.seeds import share_seeds
 from fusion.runtime import Boxed, recording
 from fusion.runtime.recording import draws, refusal

@@ -9,7 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fusion
 from fusion.codegen.triton import TritonTarget
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.ir.program import Extern
 from fusion.schedule import Schedule

@@ -11,7 +11,7 @@ import fusion
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.triton import TritonTarget
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.ir.kernel import Fold, Kernel, statements
 from fusion.schedule import Schedule

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fusion
 from fusion.codegen.reference import ReferenceTarget
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager
 

@@ -12,7 +12,7 @@ from fusion.codegen.chained import GENERATED
 from fusion.codegen.triton.devices import WARP_SPECIALISED
 from fusion.codegen.tuning import Tuning
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.kernels.time import kernel_time
 from tests.fusion import attentions

@@ -18,7 +18,7 @@ from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.triton import TritonTarget
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Extern

@@ -18,7 +18,7 @@ from fusion.codegen.triton.devices import device_of
 from fusion.codegen.triton.rewrites.packed import unpacked
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.algebra.hoist import hoist
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.indexing import FloorDiv, axis_symbol, over_symbol

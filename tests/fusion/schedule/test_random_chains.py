@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.codegen.triton import TritonTarget
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.interpret import run_program
 from fusion.schedule import chained as streams

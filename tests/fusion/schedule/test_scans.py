@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import fusion
 from fusion.codegen.targets import TARGETS
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.interpret import run_program
 from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Prefix, Role, Store, statements
 from fusion.lowering.ir.program import Program

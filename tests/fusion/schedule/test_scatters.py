@@ -12,7 +12,7 @@ from fusion import fuse, report
 from fusion.codegen.targets import TARGETS
 from fusion.compilation.autograd import aot_backend
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.ir.kernel import Kernel, Store, statements
 from fusion.lowering.ir.program import Extern
 from fusion.runtime import Boxed

@@ -24,7 +24,7 @@ from fusion.lowering.ir.program import Extern, writes
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
 from fusion.lowering.lower import lower
 from fusion.lowering.verify import verify_kernel, verify_program
-from fusion.runner.subjects import Scheduling
+from fusion.runner.contexts import Scheduling
 from fusion.schedule import Schedule, grow
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library.choice import prefer_library
@@ -35,6 +35,7 @@ GPU = Capabilities(
     fold_ops=frozenset(FOLD_OPS),
     whole_limit=16384,
     parallelism=132,
+    tiles=ReferenceTarget().capabilities.tiles,
     rates=Rates(launch_us=4.0, bandwidth=4.3e6, flops=6e7, matrix_flops=7e8),
 )
 """A machine with matrix units, to schedule for without having it."""

@@ -13,7 +13,7 @@ from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning import Tuning
 from fusion.compilation.compile import schedule_graph
-from fusion.dumped.trace import Trace
+from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.ir.kernel import Fold, Kernel, Role, folds

@@ -31,7 +31,7 @@ NARROW, WIDE, WIDEST = WIDTHS = (64, 128, 256)
 STEP = {NARROW: 128, WIDE: 128, WIDEST: 64}
 """For the columns held of the wider operand, the columns of a step of the loop."""
 
-LONG_ROW = 128
+SM90_LONG_ROW = 128
 """Bytes of a row above which any device of sm_90 has memory for fewer than 2³¹ rows."""
 
 
@@ -138,7 +138,7 @@ def factor_of(second: Fold) -> Expr | None:
 def _flat(blocked: Blocked, factor: Expr, along: Dim, other: Dim) -> DescriptorBox | None:
     if not isinstance(factor, Load) or factor.dtype not in HALVES:
         return None
-    matrix = descriptors.matrix_of(blocked, factor, along, other, long=LONG_ROW)
+    matrix = descriptors.matrix_of(blocked, factor, along, other, long=SM90_LONG_ROW)
     return None if matrix is None else box_of(blocked, matrix)
 
 
@@ -146,7 +146,7 @@ def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> DescriptorBox | N
     halves = blocked.kernel.param(store.param).dtype in HALVES and store.value.dtype in HALVES
     if isinstance(store.offset, Expr) or not halves:
         return None
-    matrix = descriptors.as_matrix(blocked, store.param, store.offset, m, e, long=LONG_ROW)
+    matrix = descriptors.as_matrix(blocked, store.param, store.offset, m, e, long=SM90_LONG_ROW)
     return None if matrix is None else box_of(blocked, matrix)
 
 

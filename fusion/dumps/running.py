@@ -19,9 +19,9 @@ from fusion.codegen.build import is_idle
 from fusion.codegen.target import Launcher
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning.timing import median_time
-from fusion.dumped.checks import Case
-from fusion.dumped.inputs import Draw
-from fusion.dumped.kernel_files import KernelFile, read_kernel_file
+from fusion.dumps.checks import Case
+from fusion.dumps.inputs import Draw
+from fusion.dumps.kernel_files import KernelFile, read_kernel_file
 from fusion.inspect.accuracy import copied
 from fusion.inspect.graphs import DeviceReport
 from fusion.lowering.errors import BuildError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fusion
-from tests.fusion.dumped.programs import programs, run
+from tests.fusion.dumps.programs import programs, run
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import fusion
 from fusion.lowering.checks import checked
 from fusion.lowering.errors import IndexOutOfRange
-from fusion.lowering.ir.wordings import DIMS, Wording, worded
+from fusion.lowering.ir.error_messages import DIMS, Wording, worded
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -89,7 +89,7 @@ def check(function: Function, fused: Function, *args: Tensor) -> None:
         assert isinstance(error, kind) == isinstance(expected, kind)
     assert message(error) == message(expected)
     if isinstance(error, IndexOutOfRange):  # else it is a library's call that raises it
-        assert "\n  at: test_wordings.py:" in str(error)
+        assert "\n  at: test_error_messages.py:" in str(error)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -159,4 +159,4 @@ def test_the_error_of_a_large_kernel_names_what_it_may_be(monkeypatch: pytest.Mo
     for function, kinds in ((one, (True, False)), (either, (True, True))):
         error = refused(fusion.fuse(function), X, torch.tensor(90))
         assert tuple(isinstance(error, kind) for kind in (IndexError, RuntimeError)) == kinds
-        assert str(error).startswith("an index is out of bounds\n  at: test_wordings.py:")
+        assert str(error).startswith("an index is out of bounds\n  at: test_error_messages.py:")

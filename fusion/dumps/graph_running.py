@@ -22,12 +22,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion.codegen.target import Launcher
 from fusion.codegen.tuning.timing import median_time
-from fusion.dumped.checks import is_close
-from fusion.dumped.inputs import Draw, attempts
-from fusion.dumped.kernel_files import read_kernel_file
-from fusion.dumped.running import built
+from fusion.dumps.checks import is_close
+from fusion.dumps.inputs import Draw, attempts
+from fusion.dumps.kernel_files import read_kernel_file
+from fusion.dumps.running import built
 from fusion.graph_cache import KINDS
-from fusion.graph_cache.form import read
+from fusion.graph_cache.serialise import read
 from fusion.inspect.accuracy import copied, distance
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.ir.chunks import Chunked

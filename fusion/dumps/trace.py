@@ -22,9 +22,9 @@ from torch import fx
 
 from fusion.calls.fallback import warn_once
 from fusion.codegen.target import Target
-from fusion.dumped.folders import own_folder
-from fusion.dumped.graph_files import GraphFile, input_ranges, module_text
-from fusion.dumped.kernel_files import LaunchWork, kernel_text
+from fusion.dumps.folders import own_folder
+from fusion.dumps.graph_files import GraphFile, input_ranges, module_text
+from fusion.dumps.kernel_files import LaunchWork, kernel_text
 from fusion.inspect.report import Report
 from fusion.inspect.text import program_text
 from fusion.lowering.errors import FusionError

@@ -17,9 +17,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.graph import CodeGen
 
-from fusion.dumped.fx_text import NoText, attributes_of, launches_of, names_of
-from fusion.dumped.kernel_files import INTERPRETED, sizes_of
-from fusion.dumped.ranges import Range, ranges_of
+from fusion.dumps.fx_text import NoText, attributes_of, launches_of, names_of
+from fusion.dumps.kernel_files import INTERPRETED, sizes_of
+from fusion.dumps.ranges import Range, ranges_of
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Extern
 from fusion.lowering.ir.sizes import hint_of
@@ -73,15 +73,15 @@ class GraphFile:
             return _cannot_run(self.missing, self.code)
         lines = [
             "# Run this file: it computes the graph with PyTorch's operations, and measures it.",
-            *("import torch", "", "from fusion import dumped"),
+            *("import torch", "", "from fusion import dumps"),
             *(line for line in self.names if line.startswith(("from ", "import "))),
             "",
             *(line for line in self.names if not line.startswith(("from ", "import "))),
             *("", self.code, "", "", *self._inputs(ranges), "", ""),
-            f"module = dumped.module_of({_class_of(self.code)})",
+            f"module = dumps.module_of({_class_of(self.code)})",
             *self.attributes,
             f"RANDOM = {self.random}  # results that depend on random numbers",
-            *("", 'if __name__ == "__main__":', "    dumped.run_graph(module, inputs)"),
+            *("", 'if __name__ == "__main__":', "    dumps.run_graph(module, inputs)"),
         ]
         return "\n".join(lines)
 
@@ -116,12 +116,12 @@ def module_text(module: fx.GraphModule, kernels: Mapping[Kernel, str], graph: st
     except NoText as missing:
         return _cannot_run(str(missing), code)
     run = (
-        f"dumped.run_module(__file__, module, {graph!r})" if graph else 'print("run ../90_module.py, which calls this")'
+        f"dumps.run_module(__file__, module, {graph!r})" if graph else 'print("run ../90_module.py, which calls this")'
     )
     lines = [
         "# Run this file: it compares the compiled module with the graph of the same folder, and measures both.",
         *(INTERPRETED if suffix == "py" else ("import torch", "")),
-        "from fusion import dumped",
+        "from fusion import dumps",
         *(line for line in names if line.startswith(("from ", "import "))),
         "",
         *(line for line in names if not line.startswith(("from ", "import "))),
@@ -131,7 +131,7 @@ def module_text(module: fx.GraphModule, kernels: Mapping[Kernel, str], graph: st
         *(f"    {line}".rstrip() for line in code.splitlines()),
         "",
         "",
-        *("module = dumped.module_of(Compiled)", *attributes),
+        *("module = dumps.module_of(Compiled)", *attributes),
         *("", 'if __name__ == "__main__":', f"    {run}"),
     ]
     return "\n".join(lines)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion.dumped.checks import is_close
+from fusion.dumps.checks import is_close
 
 INF, NAN = float("inf"), float("nan")
 

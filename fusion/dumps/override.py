@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from fusion.calls.fallback import warn_once
 from fusion.codegen.build import Built, is_idle
 from fusion.codegen.target import Target
-from fusion.dumped.checks import Case
-from fusion.dumped.kernel_files import (
+from fusion.dumps.checks import Case
+from fusion.dumps.kernel_files import (
     KernelFile,
     Unreadable,
     inputs_of,

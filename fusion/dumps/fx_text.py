@@ -19,7 +19,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from fusion.graph_cache import KINDS
-from fusion.graph_cache.form import LARGEST_TENSOR, write
+from fusion.graph_cache.serialise import LARGEST_TENSOR, write
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.kernel import Kernel
 from fusion.runtime.chunks import InChunks
@@ -61,7 +61,7 @@ def _definition(name: str, value: object) -> str:
     if value is in_memory_of:
         return f"from fusion.runtime.memory import in_memory_of as {name}"
     if (device := allocator_device(value)) is not None:
-        return f"{name} = dumped.allocator({device!r})"
+        return f"{name} = dumps.allocator({device!r})"
     module, qualified = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
     if module in sys.modules and qualified and getattr(sys.modules[module], qualified, None) is value:
         return f"from {module} import {qualified}" + ("" if name == qualified else f" as {name}")
@@ -79,11 +79,11 @@ def launches_of(module: fx.GraphModule, kernels: Mapping[Kernel, str]) -> Callab
     def line(name: str, value: object) -> str | None:
         kernel = getattr(value, "kernel", None)
         if isinstance(kernel, Kernel):
-            return f"{name} = dumped.kernel(__file__, {kernels[kernel]!r})"
+            return f"{name} = dumps.kernel(__file__, {kernels[kernel]!r})"
         if isinstance(value, InChunks):
             bodies = [children[id(body.__self__)] for body in value.bodies]  # type: ignore[attr-defined]  # methods of modules
             bare: Chunked[None] = replace(value.node, bodies=(None,) * len(bodies))  # type: ignore[arg-type,assignment]  # without bodies
-            return f"{name} = dumped.in_chunks(__file__, {bodies}, {write((bare, value.results), KINDS)!r})"
+            return f"{name} = dumps.in_chunks(__file__, {bodies}, {write((bare, value.results), KINDS)!r})"
         return None
 
     return line
@@ -110,10 +110,10 @@ def _tensor(held: torch.Tensor) -> str:
     """Return a call that makes a constant tensor; a large one has other values."""
     layout = f"{tuple(held.shape)}, {tuple(held.stride())}, {held.dtype}, {held.device.type!r}"
     if isinstance(held, FakeTensor) or held.nbytes > LARGEST_TENSOR or held.is_complex():
-        return f"dumped.constant({layout})"
+        return f"dumps.constant({layout})"
     with unset_fake_temporarily():  # graphs are dumped while PyTorch traces
         data = bytes(held.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())
-    return f"dumped.constant({layout}, {base64.b64encode(data).decode()!r})"
+    return f"dumps.constant({layout}, {base64.b64encode(data).decode()!r})"
 
 
 __all__ = ["NoText", "attributes_of", "launches_of", "names_of"]

@@ -11,7 +11,7 @@ running        runs the file of a kernel
 graph_running  runs the files of graphs and modules
 """
 
-from fusion.dumped.graph_running import allocator, constant, in_chunks, kernel, module_of, run_graph, run_module
-from fusion.dumped.running import run_kernel
+from fusion.dumps.graph_running import allocator, constant, in_chunks, kernel, module_of, run_graph, run_module
+from fusion.dumps.running import run_kernel
 
 __all__ = ["allocator", "constant", "in_chunks", "kernel", "module_of", "run_graph", "run_kernel", "run_module"]

@@ -23,10 +23,10 @@ import torch
 from fusion.codegen.cache import digest
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.target import Target
-from fusion.dumped.inputs import Draw
-from fusion.dumped.ranges import Range, ranges_of
+from fusion.dumps.inputs import Draw
+from fusion.dumps.ranges import Range, ranges_of
 from fusion.graph_cache import KINDS
-from fusion.graph_cache.form import read, write
+from fusion.graph_cache.serialise import read, write
 from fusion.lowering.errors import FusionError
 from fusion.lowering.ir.kernel import Kernel, Param, only_stored
 from fusion.lowering.ir.sizes import estimate
@@ -124,7 +124,7 @@ def kernel_text(kernel: Kernel, source: str, generated: str, target: Target, fig
         *_literal("KERNEL", _packed(write(kernel, KINDS))),
         "",
         'if __name__ == "__main__":',
-        "    dumped.run_kernel(__file__, inputs, SIZES, BYTES, OPERATIONS)",
+        "    dumps.run_kernel(__file__, inputs, SIZES, BYTES, OPERATIONS)",
     ]
     return "\n".join(lines)
 
@@ -135,9 +135,9 @@ def _head(kernel: Kernel, source: str, target: Target) -> Iterator[str]:
     if target.suffix == "py":
         yield from INTERPRETED
         yield from (BEGIN, *source.split("\n"), END)
-        yield from ("", "import torch", "", "from fusion import dumped")
+        yield from ("", "import torch", "", "from fusion import dumps")
     else:
-        yield from ("import torch", "", "from fusion import dumped", "")
+        yield from ("import torch", "", "from fusion import dumps", "")
         yield from _quoted("SOURCE", source)
 
 
@@ -224,7 +224,7 @@ def _drawn(
 
 def is_kernel_file(text: str) -> bool:
     """Return whether a text looks like the file of a kernel."""
-    return "\nKERNEL = (" in text and "from fusion import dumped" in text
+    return "\nKERNEL = (" in text and "from fusion import dumps" in text
 
 
 def read_kernel_file(path: Path) -> KernelFile:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import fusion
-from fusion.dumped.fx_text import attributes_of
-from fusion.dumped.graph_running import _verdict
-from tests.fusion.dumped.programs import dumped, programs, run, run_alone
+from fusion.dumps.fx_text import attributes_of
+from fusion.dumps.graph_running import _verdict
+from tests.fusion.dumps.programs import dumped, programs, run, run_alone
 
 
 @pytest.mark.parametrize("name", programs())
@@ -96,7 +96,7 @@ def test_constants_are_in_the_file(shape: tuple[int, ...], dtype: torch.dtype) -
     graph.output(graph.get_attr("held"))
     (line,) = attributes_of(torch.fx.GraphModule(module, graph))
     again = types.SimpleNamespace()
-    exec(line, {"module": again, "dumped": fusion.dumped, "torch": torch})
+    exec(line, {"module": again, "dumps": fusion.dumps, "torch": torch})
     assert torch.equal(again.held, held) and again.held.dtype is dtype and again.held.stride() == held.stride()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from fusion.codegen.target import Launcher
-from fusion.dumped.inputs import Draw, attempts
+from fusion.dumps.inputs import Draw, attempts
 from fusion.inspect.accuracy import UNWRITTEN, copied, distance, floor_of, is_close
 from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
 from fusion.lowering.interpret import run_kernel

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fusion
-from tests.fusion.dumped.programs import dumped, programs, run
+from tests.fusion.dumps.programs import dumped, programs, run
 
 
 @pytest.mark.parametrize("name", programs())

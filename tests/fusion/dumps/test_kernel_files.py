@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fusion
-from fusion.dumped.kernel_files import Unreadable, read_kernel_file
-from tests.fusion.dumped.programs import dumped, programs, run, run_alone
+from fusion.dumps.kernel_files import Unreadable, read_kernel_file
+from tests.fusion.dumps.programs import dumped, programs, run, run_alone
 
 TRITON_PROGRAM = """
 import torch, fusion

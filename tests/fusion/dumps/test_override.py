@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fusion
-from tests.fusion.dumped.programs import dumped, programs
+from tests.fusion.dumps.programs import dumped, programs
 
 X = torch.arange(-4.0, 8.0).reshape(3, 4)
 
