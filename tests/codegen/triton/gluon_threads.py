@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from fusion.codegen.triton.expressions.prelude import LOAD, STORE
+from fusion.codegen.triton.file import WAIT
 from fusion.lowering.ir.kernel import Kernel
 
 PATIENCE = 10.0
@@ -216,7 +217,12 @@ def _most(pick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., 
 
 def _namespace(program: list[int], programs: int) -> dict[str, Any]:
     """The imports of a generated file, for the program whose number `program` holds."""
-    return {"tl": _triton_language(program, programs), "gl": _gluon_language(), "hopper": _hopper()}
+    return {
+        "tl": _triton_language(program, programs),
+        "gl": _gluon_language(),
+        "hopper": _hopper(),
+        WAIT: lambda: None,  # launches follow one another
+    }
 
 
 def _triton_language(program: list[int], programs: int) -> SimpleNamespace:

@@ -15,6 +15,7 @@ from fusion.codegen.chained import GENERATED
 from fusion.codegen.target import ChainedForm
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import WARP_SPECIALISED
+from fusion.codegen.triton.file import WAIT
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.forms.warp_specialised.boxes import box_of
 from fusion.codegen.triton.forms.warp_specialised.chain import WarpSpecialisedChain, chain_of
@@ -80,7 +81,7 @@ def test_no_key_loop_is_inside_a_loop_of_its_function(name: str) -> None:
 def test_a_function_takes_what_it_reads(name: str) -> None:
     tree = ast.parse(TARGET.emit(TAKEN[name], specialised(TAKEN[name])))
     functions = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.decorator_list]
-    defined = {each.name for each in functions} | {"tl", "gl", "hopper", "range", "float"}
+    defined = {each.name for each in functions} | {"tl", "gl", "hopper", "range", "float", WAIT}
     for function in functions:
         names = [node for line in function.body for node in ast.walk(line) if isinstance(node, ast.Name)]
         read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
