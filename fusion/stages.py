@@ -44,7 +44,7 @@ from fusion.joint.head_widths import specialise_head_widths
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.loss_gradients import compute_loss_gradients
 from fusion.joint.maxima import drop_vanishing_gradients
-from fusion.joint.patches import multiply_patches, multiply_pixels
+from fusion.joint.patches import multiply_patches, multiply_pixels, multiply_windows
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
@@ -153,6 +153,7 @@ JOINT: Stage[Joint, Deriving] = Stage(
         in_place(
             "prefer_channels_last", lambda joint, at: prefer_channels_last(joint.graph, at.layouts), when=_inexact
         ),
+        in_place("multiply_windows", lambda joint, at: multiply_windows(joint.graph), when=_inexact),
         in_place("prefer_rows", lambda joint, at: prefer_rows(joint.graph, at.layouts), when=_inexact),
         in_place("share_seeds", lambda joint, at: share_seeds(joint.graph), needed=True),
         in_place("drop_detached", lambda joint, at: drop_detached(joint.graph), when=_inexact),
@@ -209,6 +210,7 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
         in_place("split_complex_numbers", lambda graph, at: split_complex_numbers(graph), when=_inexact),
         in_place("multiply_patches", lambda graph, at: multiply_patches(graph), when=_inexact),
         in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph, at.layouts), when=_inexact),
+        in_place("multiply_windows", lambda graph, at: multiply_windows(graph), when=_inexact),
         in_place("multiply_pixels", lambda graph, at: multiply_pixels(graph), when=_inexact),
         in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
         in_place("specialise_head_widths", lambda graph, at: specialise_head_widths(graph), when=_can_chain),

@@ -42,7 +42,7 @@ not stored: the GEMM loads its operand from the image, one term of each window's
 
 
 def multiply_patches(graph: fx.GraphModule) -> None:
-    """Replace convolutions of windows that do not overlap, with their gradients, and of windows that see few channels.
+    """Replace convolutions of windows that do not overlap, and the gradients of their weights, by products.
 
     >>> from fusion.inspect.examples import show_graph
     >>> from torch import conv2d, empty
@@ -67,7 +67,6 @@ def multiply_patches(graph: fx.GraphModule) -> None:
     + return clone_1
     """
     _replace(graph, lambda call: prod(_window(call)) > 1 and _is_product(call), _patches)
-    _replace(graph, _sees_few_channels, _windows)
     for call in graph.graph.find_nodes(op="call_function", target=aten.convolution_backward.default):
         image, weight = call.args[1:3]
         with_bias = cast("Sequence[bool]", call.args[-1])[2]
@@ -75,6 +74,36 @@ def multiply_patches(graph: fx.GraphModule) -> None:
             _differentiate(call)
     graph.graph.lint()
     graph.recompile()
+
+
+def multiply_windows(graph: fx.GraphModule) -> None:
+    """Replace convolutions of few channels by products with the windows of the image, in the layouts of their results.
+
+    >>> from fusion.inspect.examples import show_graph
+    >>> from torch import conv2d, empty
+    >>> show_graph(
+    ...     lambda graph: _replace(graph, lambda call: True, _windows),
+    ...     lambda x, w: conv2d(x, w, stride=2, padding=1),
+    ...     empty(2, 3, 9, 9),
+    ...     empty(5, 3, 3, 3),
+    ... )
+    - convolution = convolution(x, w, None, [2, 2], [1, 1], [1, 1], False, [0, 0], 1)
+    - return convolution
+    + constant_pad_nd = constant_pad_nd(x, [1, 1, 1, 1], 0.0)
+    + unfold = unfold(constant_pad_nd, 2, 3, 2)
+    + unfold_1 = unfold(unfold, 3, 3, 2)
+    + permute = permute(unfold_1, [0, 2, 3, 1, 4, 5])
+    + clone = clone(permute, memory_format=torch.contiguous_format)
+    + view = view(clone, [50, 27])
+    + view_1 = view(w, [5, 27])
+    + permute_1 = permute(view_1, [1, 0])
+    + mm = mm(view, permute_1)
+    + view_2 = view(mm, [2, 5, 5, 5])
+    + permute_2 = permute(view_2, [0, 3, 1, 2])
+    + clone_1 = clone(permute_2, memory_format=torch.contiguous_format)
+    + return clone_1
+    """
+    _replace(graph, _sees_few_channels, _windows)
 
 
 def multiply_pixels(graph: fx.GraphModule) -> None:
@@ -207,7 +236,7 @@ def _patches(call: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 def _windows(call: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Write the windows of an image as rows [n · places, c · window], and the weight as [o, c · window]."""
-    image, weight = _operands(call)
+    image, weight = map(_before_copy, _operands(call))
     outputs, channels, *window = weight.meta["val"].shape
     dims, is_last = len(window), _is_last(image)
     stride, padding = (_each(setting, dims) for setting in _settings(call)[:2])
@@ -223,6 +252,18 @@ def _windows(call: fx.Node) -> tuple[fx.Node, fx.Node]:
         weight = write(call, aten.permute.default, weight, _last(dims))
     terms = channels * prod(window)
     return _matrix(call, image, batch * prod(sides), terms), _matrix(call, weight, outputs, terms)
+
+
+def _before_copy(node: fx.Node) -> fx.Node:
+    """Return the tensor of which another one is a copy with channels last, or the tensor itself."""
+    match node:
+        case fx.Node(
+            target=aten.permute.default,
+            args=[fx.Node(target=aten.clone.default, args=[fx.Node(target=aten.permute.default) as moved]), list(back)],
+        ) if [cast("list[int]", moved.args[1])[dim] for dim in back] == sorted(back):
+            return cast(fx.Node, moved.args[0])
+        case _:
+            return node
 
 
 def _pixels(call: fx.Node) -> tuple[fx.Node, fx.Node]:

@@ -145,7 +145,7 @@ class Rows(Form):
             warps = max(warps, min(16, warps_for(length, 8)))
         elif any(fold.op in EXTREMES for fold in statements(blocked.body, Fold)):
             warps = max(1, warps // _PLACED)
-        elif length >= _LONG_ROW and len(row_loads(blocked, r)) == 1:
+        elif length >= _LONG_ROW and len(row_loads(blocked, r)) == 1 and not scans(blocked):
             warps //= 2
         return Config((("r", length),), num_warps=warps)
 

@@ -28,6 +28,7 @@ def drawn(*shape: int, last: bool = False, dtype: torch.dtype = BF16) -> Tensor:
 def replaced(function: object, *given: Tensor, symbolic: bool = False) -> fx.GraphModule:
     graph = make_fx(function, tracing_mode="symbolic" if symbolic else "fake")(*given)
     patches.multiply_patches(graph)
+    patches.multiply_windows(graph)
     patches.multiply_pixels(graph)
     return graph
 
