@@ -106,6 +106,11 @@ def images(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return F.conv2d(F.conv2d(x, first, padding=1).relu(), second, padding=1) * 2
 
 
+def windowed(x: Tensor, windows: Tensor) -> Tensor:
+    """A convolution of few channels."""
+    return F.conv2d(x, windows, stride=2, padding=1).sin()
+
+
 def patched(x: Tensor, patches: Tensor, pixels: Tensor) -> Tensor:
     """Windows that do not overlap, and windows of one pixel of images with channels last."""
     return F.conv2d(F.conv2d(x, patches, stride=4).contiguous(memory_format=torch.channels_last).sin(), pixels)
@@ -345,6 +350,8 @@ CASES: dict[str, Case] = {
     "complex, inference": Case(rotated, of((5, 8), (5, 4))),
     "images": Case(images, of(*IMAGES, dtype=BF16), backward=True),
     "patches": Case(patched, of((2, 3, 9, 12), (5, 3, 4, 4), (2, 5, 1, 1), dtype=BF16), backward=True),
+    "windows": Case(windowed, of((2, 3, 9, 12), (5, 3, 3, 3), dtype=BF16), backward=True),
+    "windows, inference": Case(windowed, of((2, 3, 9, 12), (5, 3, 3, 3), dtype=BF16)),
     "patches, inference": Case(patched, of((2, 3, 9, 12), (5, 3, 4, 4), (2, 5, 1, 1), dtype=BF16)),
     "images, inference": Case(images, of(*IMAGES, dtype=BF16)),
     "sound": Case(heard, of((2, 3, 500), (32, 3, 3), (500, 32)), backward=True),
