@@ -53,6 +53,25 @@ def test_errors_and_strides_agree_with_eager(
         assert (mine - true).norm() <= allowed
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(
+    ("channels", "window", "settings"),
+    [(3, 7, {"stride": 2, "padding": 3}), (1, 5, {"padding": 2}), (4, 3, {"stride": 3, "padding": 1}), (3, 3, {})],
+)
+def test_windows_of_few_channels_are_one_kernel(
+    channels: int, window: int, settings: dict[str, int], order: torch.memory_format
+) -> None:
+    module = nn.Sequential(nn.Conv2d(channels, 33, window, **settings), nn.BatchNorm2d(33), nn.ReLU()).eval()
+    module = module.to("cuda", torch.bfloat16, memory_format=order)
+    x = torch.randn(5, channels, 63, 58, device="cuda").bfloat16().contiguous(memory_format=order)
+    with torch.no_grad():
+        theirs, exact = module(x), copy.deepcopy(module).double()(x.double())
+        ours = fusion.fuse(module, options={"strict": True})(x)
+        (report,) = fusion.explain(module)(x).graphs
+    assert ours.stride() == theirs.stride() and not report.externs
+    assert (ours - exact).norm() <= 2 * (theirs - exact).norm()
+
+
 def test_16_bit_convolutions_with_windows_gain() -> None:
     with FakeTensorMode():
         given = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((8, 64, 28, 28), (64, 64, 3, 3))]

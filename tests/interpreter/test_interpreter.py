@@ -12,7 +12,8 @@ import torch
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.forms.chained import DescribedConfig
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
-from fusion.codegen.triton.launch.load import load
+from fusion.codegen.triton.launch.interpreted import complete
+from fusion.codegen.triton.launch.load import Generated, load
 from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Kernel, Role
 from fusion.lowering.ir.scalar_ops import SCALAR_OPS
@@ -240,13 +241,19 @@ def test_every_configuration_gives_the_same() -> None:
             assert_same(kernel, got, want)
 
 
+def completed(kernel: Kernel, source: str) -> Generated:
+    generated = load(kernel, source)
+    complete(generated.module)
+    return generated
+
+
 def test_the_last_program_goes_on_and_leaves_the_counter_at_zero() -> None:
     for kernel in (total(4096, 1024), column_totals(1024, 20, 256)):  # too long for one warp: looped over
         given = tensors(kernel)
         want = expected(kernel, given)
         source = TARGET.emit(kernel, Config((("r", 4), ("x", 1)), num_warps=1))
         assert "for " in source
-        generated, counter = load(kernel, source), torch.zeros((), dtype=torch.int32)
+        generated, counter = completed(kernel, source), torch.zeros((), dtype=torch.int32)
         for _ in range(2):
             generated.function[(generated.grid(),)](*given, counter, **generated.constants, **generated.options)
             assert_same(kernel, given, want)
@@ -267,7 +274,7 @@ def test_a_persistent_or_symbolic_grid_has_a_last_program() -> None:
 def test_the_last_program_of_a_tile_goes_on_with_it(m: int, n: int, k: int, parts: int) -> None:
     """Whichever of its programs is last; counts are 0 again for the next launch."""
     kernel = matmul_in_parts(m, n, k, parts)
-    generated = load(kernel, TARGET.emit(kernel))
+    generated = completed(kernel, TARGET.emit(kernel))
     assert generated.counters * parts == generated.grid()
     counter = torch.zeros(generated.counters, dtype=torch.int32)
     given = tensors(kernel)
@@ -298,7 +305,7 @@ def test_persistent_parts_go_on_where_the_part_before_ended(programs: int) -> No
     want = expected(kernel, given)
     source = TARGET.emit(kernel)
     assert source.count("tl.range(program, ") == 3
-    generated = load(kernel, source)
+    generated = completed(kernel, source)
     generated.function[(programs,)](*given, **generated.constants, **generated.options)
     assert_same(kernel, given, want)
 

@@ -26,6 +26,7 @@ def _small_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target, "H200", replace(H200, multiprocessors=6))
     monkeypatch.setattr(column_sums, "_LEAST_ROWS", 1)
     monkeypatch.setattr(column_sums, "_LEAST_ROW", 2)
+    monkeypatch.setattr(column_sums, "_PROGRAMS", 1)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,14 @@ class Libdevice:
         return function
 
 
+def complete(module: ModuleType) -> None:
+    """Replace what an imported source takes from Triton and the interpreter lacks."""
+    if hasattr(module, "libdevice"):
+        vars(module)["libdevice"] = Libdevice()
+    if hasattr(module, WAIT):
+        vars(module)[WAIT] = lambda: None  # launches follow one another
+
+
 def launcher(kernel: Kernel, generated: Generated, sources: Sources) -> Launcher:
     """Return a launcher of `kernel` for CPU tensors, with the source that serves them."""
     _complete_interpreter()
@@ -61,10 +70,7 @@ def launcher(kernel: Kernel, generated: Generated, sources: Sources) -> Launcher
     def source(args: Sequence[Any]) -> Generated:
         aligned = is_aligned([tensor.data_ptr() for tensor in args[:tensors]])
         chosen = sources.of(aligned, sources.wide(aligned, args[tensors:]))
-        if hasattr(chosen.module, "libdevice"):
-            vars(chosen.module)["libdevice"] = Libdevice()
-        if hasattr(chosen.module, WAIT):
-            vars(chosen.module)[WAIT] = lambda: None  # launches follow one another
+        complete(chosen.module)
         return chosen
 
     def launch(*args: Any) -> None:

@@ -57,9 +57,10 @@ def column_sums(
         if any(_folds_rows_of(other, node) and read & matrices[position] for other, read in folds):
             flat = flattened(program, node)
             axis = max(flat.over, key=lambda each: estimate(each.size, hints))
-            each = min(_PROGRAMS, int(rows // (_LEAST_ROWS * slots)))
-            even = even_parts(int(axis.size), each * slots) if axis.size.is_Integer else None
-            splits[position] = (flat, axis, even or each * slots)
+            most = min(_PROGRAMS, int(rows // (_LEAST_ROWS * slots)))
+            counts = [each * slots for each in range(most, 0, -1)]
+            even = [even_parts(int(axis.size), count) for count in counts] if axis.size.is_Integer else []
+            splits[position] = (flat, axis, next(filter(None, even), counts[0]))
     return splits
 
 
