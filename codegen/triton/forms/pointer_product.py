@@ -19,6 +19,7 @@ from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, k
 from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.limits import shortest_pipeline, stages_within
+from fusion.codegen.triton.products.contract import SHORT_SUM
 from fusion.codegen.triton.products.descriptors import tile_loads
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.lowering.ir.kernel import Role, Store, values_of
@@ -35,6 +36,9 @@ _SHAPES = (
 _SPLIT_SHAPES = ((128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (32, 64, 64, 4, 3), (16, 64, 64, 4, 3))  # split float32
 _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16, 32, 16, 4, 3))  # float32, float64
 
+
+_SHORT_COLUMNS = 64
+"""Columns of a block of sums that one step of `SHORT_SUM` terms covers."""
 
 _FULL = 0.9
 """Blocks filled this much less by the result than others are as fast, if larger: they load operands less often."""
@@ -119,11 +123,15 @@ def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[
 
 
 def _narrow(shapes: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple[int, ...]]:
-    """Return the shapes of a sum of products, as of the windows of an image, that are not wider than the result: their
-    warps are as many as so few columns need.  (measured: docs/performance.md, `pointer_product`)
+    """Return the shapes whose warps are as many as the columns need, which is faster for the windows of an image.
+
+    These are sums of products, with blocks not wider than the result, or have so few terms that the stores of a narrow
+    block are sooner done.  (measured: docs/performance.md, `pointer_product`)
     """
     columns = next((power_of_two(extent(dim.size)) for dim in blocked.dims if dim.name == "n"), 0)
-    if len(blocked.dots) == 1:
+    if extent(blocked.sides(blocked.dots[0])[2].size) <= SHORT_SUM:
+        columns = min(columns, _SHORT_COLUMNS)
+    elif len(blocked.dots) == 1:
         return shapes
     return [shape for shape in shapes if shape[1] <= max(columns, shapes[-1][1])] or shapes
 
