@@ -98,7 +98,15 @@ def grow_clusters(scheduled: Scheduled, at: Scheduling) -> Scheduled:
     """Grow clusters from the nodes of a Program, or anew if it has some."""
     share = None if at.target is None else partial(share_of_chain, target=at.target)
     chains, joins = scheduled.chains, at.overrides.joins
-    clustering = grow(scheduled.program, at.capabilities, at.hints, chains, chained_share=share, joins=joins)
+    clustering = grow(
+        scheduled.program,
+        at.capabilities,
+        at.hints,
+        chains,
+        chained_share=share,
+        joins=joins,
+        before=scheduled.clustering,
+    )
     return replace(scheduled, clustering=clustering)
 
 

@@ -96,11 +96,12 @@ def grow(
     *,
     chained_share: ChainedShare | None = None,
     joins: bool = True,
+    before: Clustering | None = None,
 ) -> Clustering:
     """Group the nodes of `program` into clusters; `given` clusters may grow, but stay together.
 
     `chained_share` returns the efficiency of a chain (see `Prices`).  Without `joins`, each other node is a cluster of
-    its own.
+    its own.  `before`: the clusters of an earlier version of the Program, whose prices are taken where nothing changed.
 
     >>> from fusion.inspect.examples import TARGET, lowered
     >>> from torch import empty
@@ -108,18 +109,17 @@ def grow(
     >>> [[program.nodes[member].out for member in c.members] for c in grow(program, TARGET.capabilities).clusters]
     [['add', 'sum_1', 'mul']]
     """
-    return _Growth(Dependences(program, hints), capabilities, chained_share).run(given, joins)
+    dependences, known = Dependences(program, hints), None if before is None else before.prices
+    return _Growth(dependences, Prices(dependences, capabilities, chained_share, known)).run(given, joins)
 
 
 class _Growth:
     """The state of one clustering: the quotient graph, whose nodes are clusters."""
 
-    def __init__(
-        self, dependences: Dependences, capabilities: Capabilities, chained_share: ChainedShare | None
-    ) -> None:
+    def __init__(self, dependences: Dependences, prices: Prices) -> None:
         self.dependences = dependences
-        self.capabilities = capabilities
-        self.prices = Prices(dependences, capabilities, chained_share)
+        self.capabilities = prices.capabilities
+        self.prices = prices
         self.clusters: dict[int, Cluster] = {}
         self.owner: dict[int, int] = {}  # node → cluster
         self.graph: nx.DiGraph[int] = nx.DiGraph()

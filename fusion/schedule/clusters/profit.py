@@ -14,10 +14,11 @@ from typing import TypeAlias
 
 import torch
 
-from fusion.codegen.price import Price
+from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities
 from fusion.lowering.ir.expr import loads
-from fusion.lowering.ir.program import Contract, Reduce
+from fusion.lowering.ir.program import Contract, Node, Program, Reduce
+from fusion.schedule.clusters.alike import Alike
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
@@ -42,14 +43,21 @@ class Prices:
 
     Args:
         chained_share: returns the efficiency of a chain; without it, it is the same for all chains of a target.
+        before: of an earlier version of the Program, with the same target, sizes and `chained_share`: prices of
+            clusters that did not change are taken from it.
     """
 
     def __init__(
-        self, dependences: Dependences, capabilities: Capabilities, chained_share: ChainedShare | None = None
+        self,
+        dependences: Dependences,
+        capabilities: Capabilities,
+        chained_share: ChainedShare | None = None,
+        before: Prices | None = None,
     ) -> None:
         self.dependences = dependences
         self.capabilities, self.rates = capabilities, capabilities.rates
         self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.chained)
+        self.alike = Alike(dependences, None if before is None else before.alike)
         self.evaluations = Evaluations(dependences, capabilities)
         self._traffic = ClusterTraffic(self.evaluations)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
@@ -57,14 +65,23 @@ class Prices:
     @cached_property
     def work(self) -> list[float]:
         """Additions per point of each node."""
-        program = self.dependences.program
-        return [additions_per_point(program, node, self.rates) for node in program.nodes]
+        return self._of_nodes(additions_per_point)
 
     @cached_property
     def work_in_tiles(self) -> list[float]:
         """Additions per point of each node in a kernel of products, whose other arithmetic no memory access hides."""
-        program = self.dependences.program
-        return [additions_in_tiles(program, node, self.rates) for node in program.nodes]
+        return self._of_nodes(additions_in_tiles)
+
+    def _of_nodes(self, additions: Callable[[Program, Node, Rates], float]) -> list[float]:
+        """Count the additions of each node, once for all nodes that are alike."""
+        program, known = self.dependences.program, dict[int, float]()
+        counts = []
+        for position, node in enumerate(program.nodes):
+            form = self.alike.node(position).form if position in self.dependences.generated else -1
+            if form not in known:
+                known[form] = additions(program, node, self.rates)
+            counts.append(known[form])
+        return counts
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """Return the reason for refusal; None if the joined kernel is predicted at least as fast as both kernels."""
@@ -85,6 +102,9 @@ class Prices:
 
     def price(self, cluster: Cluster) -> Price:
         """Return the predicted microseconds of one launch of `cluster`, by part."""
+        return self.alike.of_first("price", cluster, lambda: self._price(cluster))[0]
+
+    def _price(self, cluster: Cluster) -> Price:
         moved = self.moved(cluster)
         scalars = sum(self.scalar_times(cluster).values())
         return self.rates.price(moved, products=self._products(cluster), scalars=scalars, share=self._busy(cluster))

@@ -18,12 +18,19 @@ from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.kernels.axes import canonical, kernel_axes, role_of
 from fusion.schedule.kernels.bodies import body_of
 from fusion.schedule.kernels.chained import chained_body
-from fusion.schedule.kernels.finish import KernelCall, finished
+from fusion.schedule.kernels.finish import KernelCall, finished, origins_of
 from fusion.schedule.kernels.rows_and_columns import rows_and_columns_body
 
 
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
-    """Build the kernel of one cluster of computed nodes."""
+    """Build the kernel of one cluster of computed nodes, or take that of a cluster like it, with other buffers."""
+    call, names = prices.alike.of_first("kernel", cluster, lambda: _built(prices, cluster))
+    if all(first == own for first, own in names.items()):
+        return call
+    return call.renamed(names, origins_of(prices.dependences, cluster))
+
+
+def _built(prices: Prices, cluster: Cluster) -> KernelCall:
     dependences, capabilities = prices.dependences, prices.capabilities
     expanded = expand(dependences, cluster, hoists=not capabilities.invariant).simplified(cluster.space.sizes)
     if cluster.space.chained:

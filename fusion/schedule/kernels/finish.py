@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import sympy
 
@@ -20,8 +19,9 @@ from fusion.lowering.ir.kernel import (
     statements,
     values_of,
 )
-from fusion.lowering.ir.program import Buffer, Contract, Scatter
+from fusion.lowering.ir.program import Buffer, Scatter
 from fusion.lowering.ir.sizes import given_by
+from fusion.schedule.clusters.alike import words_of
 from fusion.schedule.clusters.expand import FLAT, Expanded
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
@@ -46,6 +46,17 @@ class KernelCall:
     flops: int
     over: Mapping[str, str] = field(default_factory=dict)
 
+    def renamed(self, names: Mapping[str, str], origins: tuple[Origin, ...]) -> KernelCall:
+        """Return the call of the same kernel with other buffers, for the operations at `origins`."""
+        return replace(
+            self,
+            kernel=replace(self.kernel, origins=by_place(origins)),
+            buffers=tuple(names[name] for name in self.buffers),
+            written=tuple(names[name] for name in self.written),
+            origins=origins,
+            over={names[out]: names[start] for out, start in self.over.items()},
+        )
+
 
 def finished(
     prices: Prices,
@@ -62,8 +73,7 @@ def finished(
     loaded = tuple(dict.fromkeys(load.buffer for stmt in statements(body) for load in loads(*values_of(stmt))))
     names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
     buffers = (*(name.removeprefix(FLAT) for name in loaded), *written)
-    operation_names = (name for m in cluster.members for name in program.operations_of(dependences.compute(m).out))
-    origins = tuple(dict.fromkeys(program.origins[name] for name in operation_names))
+    origins = origins_of(dependences, cluster)
     sizes = _sizes(axes, body)
     kernel = Kernel(
         _name(dependences, cluster),
@@ -76,6 +86,13 @@ def finished(
     )
     allocated = tuple(name for name in written if name not in over.values())
     return KernelCall(kernel, buffers, allocated, origins, *prices.traffic(cluster), prices.flops(cluster), over)
+
+
+def origins_of(dependences: Dependences, cluster: Cluster) -> tuple[Origin, ...]:
+    """Return the origins of all operations of a cluster, each once."""
+    program = dependences.program
+    names = (name for member in cluster.members for name in program.operations_of(dependences.compute(member).out))
+    return tuple(dict.fromkeys(program.origins[name] for name in names))
 
 
 def _params(dependences: Dependences, buffers_by_param: Mapping[str, str], written: Sequence[str]) -> tuple[Param, ...]:
@@ -118,16 +135,10 @@ def _destinations(dependences: Dependences, cluster: Cluster) -> dict[str, str]:
 
 
 def _name(dependences: Dependences, cluster: Cluster) -> str:
-    """Join the operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`.
-
-    Numbers in node names are left out, inside and at the end (`sum_10_part`): kernels of equal layers are equal.
-    """
+    """Join the operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`."""
     words: dict[str, None] = {}
     for member in cluster.members:
-        node = dependences.compute(member)
-        for name in dependences.program.operations_of(node.out):
-            word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+(?=_|$)", "", name)
-            words[re.sub(r"[\W_]+", "_", word).strip("_") or "map"] = None
+        words.update(dict.fromkeys(words_of(dependences, member)))
     picked = list(words)
     if len(picked) > 5:
         picked = [*picked[:3], *picked[-2:]]

@@ -165,10 +165,13 @@ def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], t
     """
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
-    scalar, efficiency = prices.scalar_times(cluster), target.efficiency(kernel)
+    scalar = prices.scalar_times(cluster)
+    (efficiency, is_exposed), _ = prices.alike.of_first(
+        "speed", cluster, lambda: (target.efficiency(kernel), target.exposes_epilogue(kernel))
+    )
     prologue = sum(scalar[member] for member in _parts(prices, cluster, products)[0])
     prologue += sum(prices.packing(contract) for contract in products.values())
-    epilogue = _epilogue_time(prices, cluster, products) if target.exposes_epilogue(kernel) else 0.0
+    epilogue = _epilogue_time(prices, cluster, products) if is_exposed else 0.0
     moved, in_kernel = prices.moved(cluster) / efficiency, multiplied / efficiency
     generated = prices.rates.price(moved, products=in_kernel, scalars=prologue, epilogue=epilogue)
     calls = prices.dependences.program.library

@@ -54,7 +54,10 @@ def split_k(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], 
     if split is None:
         return None
     alternative = Alternative(f"in {count} parts", 0.0, split.instead, split.buffers, split.took)
-    return replace(alternative, predicted=_price(prices, cluster, product, alternative, target))
+    predicted, _ = prices.alike.of_first(
+        "split-K", cluster, lambda: _price(prices, cluster, product, alternative, target)
+    )
+    return replace(alternative, predicted=predicted)
 
 
 def parts_of(product: Contract, capabilities: Capabilities) -> int:
