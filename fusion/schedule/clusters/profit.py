@@ -57,7 +57,7 @@ class Prices:
         self.dependences = dependences
         self.capabilities, self.rates = capabilities, capabilities.rates
         self.chained_share: ChainedShare = chained_share or (lambda prices, cluster: capabilities.chained)
-        self.alike = Alike(dependences, None if before is None else before.alike)
+        self.alike: Alike = Alike(dependences, None if before is None else before.alike)
         self.evaluations = Evaluations(dependences, capabilities)
         self._traffic = ClusterTraffic(self.evaluations)
         self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed

@@ -67,7 +67,6 @@ def finished(
 ) -> KernelCall:
     """Return the kernel with canonical parameters, and its call."""
     dependences = prices.dependences
-    program = dependences.program
     over = _destinations(dependences, cluster)
     written = tuple(dict.fromkeys(over.get(write.buffer, write.buffer) for write in expanded.writes))
     loaded = tuple(dict.fromkeys(load.buffer for stmt in statements(body) for load in loads(*values_of(stmt))))
