@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 
 import sympy
@@ -188,6 +189,18 @@ def share_of_blocks(
     """
     if where is None or any(True for _ in loads(where)):
         return 1.0
+    return _share_of_blocks(where, tuple(looped), tuple(sizes.items()), tuple(known.items()))
+
+
+@lru_cache(maxsize=1 << 10)
+def _share_of_blocks(
+    where: Expr,
+    looped: tuple[sympy.Symbol, ...],
+    sizes_of_axes: tuple[tuple[sympy.Symbol, int], ...],
+    known: tuple[tuple[sympy.Symbol, int], ...],
+) -> float:
+    """Evaluate a condition in some blocks; cached, as the masks of all layers are one, and are priced several times."""
+    sizes = dict(sizes_of_axes)
     asked = free_axes(where)
     spread = max((axis for axis in sizes if axis in asked and axis not in looped), key=sizes.__getitem__, default=None)
     blocks = 1 if spread is None else -(-sizes[spread] // SKIPPED_BLOCK)
@@ -197,7 +210,7 @@ def share_of_blocks(
         box = {axis: range(size if axis in looped else 1) for axis, size in sizes.items() if axis in asked}
         if spread is not None:
             box[spread] = range(block * SKIPPED_BLOCK, min((block + 1) * SKIPPED_BLOCK, sizes[spread]))
-        (held,) = evaluate([where], box, Scope({}, known, {}))
+        (held,) = evaluate([where], box, Scope({}, dict(known), {}))
         keep = [k for k, axis in enumerate(box) if axis in looped]
         along = held.any(dim=tuple(k for k in range(held.dim()) if k not in keep)) if len(keep) < held.dim() else held
         flat = along.flatten()
