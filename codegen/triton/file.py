@@ -19,7 +19,7 @@ from fusion.codegen.triton.expressions.matrices import Hosted
 from fusion.codegen.triton.rewrites.denormals import may_flush
 from fusion.lowering.algebra.last_bits import compared, may_differ
 from fusion.lowering.checks.checked import has_checks
-from fusion.lowering.ir.expr import TileRef, postorder
+from fusion.lowering.ir.expr import Op, TileRef, postorder
 from fusion.lowering.ir.kernel import Kernel, Param, Role, statements, values_of
 from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.printer import format_param
@@ -159,10 +159,22 @@ def _settings(launch: Launch, *, strict: bool) -> str:
         entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False}
     elif may_flush(kernel) and any(param.written and param.dtype not in HALVES for param in kernel.params):
         entries["enable_reflect_ftz"] = True
-    if _compares_rounded(kernel):
+    if _compares_rounded(kernel) or _cancels(kernel):
         entries["enable_fp_fusion"] = False
     listed = ", ".join(f'"{name}": {value}' for name, value in entries.items())
     return f"CONFIG = {{{listed}}}"
+
+
+def _cancels(kernel: Kernel) -> bool:
+    """Return whether a value is subtracted from itself, such as `x - x.detach()`.
+
+    The result is 0.  If the value is a product, a fused multiply-add would subtract it rounded from itself unrounded.
+    """
+    values = [value for part in kernel.parts for stmt in statements(part.body) for value in values_of(stmt)]
+    return any(
+        isinstance(node, Op) and node.name == "sub" and node.args[0] is node.args[1] and node.dtype.is_floating_point
+        for node in postorder(*values)
+    )
 
 
 def _compares_rounded(kernel: Kernel) -> bool:

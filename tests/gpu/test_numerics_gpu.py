@@ -21,6 +21,12 @@ def test_chains_have_the_bits_of_eager(chain: Callable[..., torch.Tensor], dtype
     assert torch.equal(fuse(chain, options=STRICT)(x, y), chain(x, y))
 
 
+def test_a_product_minus_itself_is_zero() -> None:
+    """As in `x - x.detach()`: not the rounding error of the product, which sorting would see."""
+    x, y = torch.rand(2, 10007, device="cuda").unbind()
+    assert not fuse(lambda x, y: (x * y) - (x * y).detach(), options={"strict": False})(x, y).any()
+
+
 def test_numbers_are_compared_as_16_bit_floats() -> None:
     x = torch.linspace(-2, 2, 4001, device="cuda").bfloat16()
     assert torch.equal(fuse(lambda x: x > 0.1)(x), x > 0.1)

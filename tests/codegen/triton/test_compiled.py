@@ -215,3 +215,15 @@ def test_float32_products_keep_their_precision_unless_asked_otherwise(arch: str)
 )
 def test_amd(name: str) -> None:
     assert list(stages(SMALL[name], "gfx942")) == ["ttir", "ttgir", "llir", "amdgcn", "hsaco"]
+
+
+@compiles
+@pytest.mark.parametrize("same", [True, False])
+def test_a_product_minus_itself_is_no_fused_multiply_add(same: bool) -> None:
+    """Which would subtract the rounded product from the exact one; the difference of two products may be one."""
+    x, y, z = (load_expr(name, i) for name in ("x", "y", "z"))
+    product = Op("mul", (x, y), F32)
+    taken = product if same else Op("mul", (x, z), F32)
+    params = [*(param(name, F32, 64) for name in ("x", "y", "z")), param("out", F32, 64, written=True)]
+    example = kernel("difference", params, {i: (64, Role.GRID)}, Store("out", i, Op("sub", (product, taken), F32)))
+    assert has(instructions(example), "fma.rn.f32") == (not same)
