@@ -26,7 +26,7 @@ ONE_CASE = 2.0
 """CPU seconds above which a test that is not parametrised is slow."""
 
 SLOW_THROUGHOUT = {
-    "tests/faults/test_faults.py::test_many_trials_of_a_kind": "`test_trials_of_all_kinds` tries each kind, less often",
+    "tests/faults/test_faults.py::test_many_trials_of_a_kind": "`test_a_trial_of_each_kind` tries each kind once",
 }
 """Parametrised test functions of which no case is part of `make test` → why."""
 
