@@ -12,6 +12,8 @@ from torch import Tensor
 
 import fusion
 
+pytestmark = pytest.mark.usefixtures("without_disassembly")
+
 MEMORY = re.compile(r"\b(ld|st|atom|red)\.(global|acquire|relaxed|async)|cp\.async|cp\.reduce|mbarrier\.try_wait")
 
 
