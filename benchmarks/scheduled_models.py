@@ -40,10 +40,10 @@ class Aggregation(nn.Module):
 class CheckedNetwork(nn.Module):
     """Stages of aggregations; after each, a number of it is looked at, which breaks the graph."""
 
-    def __init__(self, width: int = 32, count: int = 5) -> None:
+    def __init__(self, width: int = 32, count: int = 5, stages: int = 4) -> None:
         super().__init__()
         self.stem = nn.Sequential(_convolution(3, width, 3, 2), _convolution(width, width, 3))
-        sizes = [width * factor for factor in (1, 2, 3, 4, 4)]
+        sizes = [width * factor for factor in (1, 2, 3, 4, 4)[: stages + 1]]
         self.stages = nn.ModuleList(Aggregation(inputs, width, outputs, count) for inputs, outputs in pairwise(sizes))
         self.head = nn.Linear(sizes[-1], 10)
 

@@ -320,7 +320,7 @@ def _small(draw):
 
 def test_a_model_beyond_its_budget_of_compile_time_fails(capsys, monkeypatch):
     pixels = lambda device: {"pixels": torch.randn(2, 3, 64, 64, device=device)}  # noqa: E731
-    tiny = scheduling.Model("tiny", lambda: CheckedNetwork(4, count=1), pixels, training=True)
+    tiny = scheduling.Model("tiny", lambda: CheckedNetwork(4, count=1, stages=2), pixels, training=True)
     monkeypatch.setattr(scheduling, "models", lambda: (tiny,))
     monkeypatch.setattr(scheduling, "compiled", cache(scheduling.compiled))  # once for both budgets
     monkeypatch.setattr(scheduling, "_synthetic", lambda only, quick: 1e6)
