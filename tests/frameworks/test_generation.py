@@ -20,7 +20,7 @@ WORDS = {"vocab_size": 512, "bos_token_id": None, "eos_token_id": None, "pad_tok
 
 
 def gpt2() -> Any:
-    config = transformers.GPT2Config(**WORDS, n_layer=2, n_embd=64, n_head=2, n_positions=512)
+    config = transformers.GPT2Config(**WORDS, n_layer=1, n_embd=64, n_head=2, n_positions=512)
     return transformers.GPT2LMHeadModel(config).eval()
 
 
