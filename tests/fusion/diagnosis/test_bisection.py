@@ -44,7 +44,7 @@ def layers(x: Tensor, factors: list[float] = FACTORS) -> Tensor:
 
 
 def few(x: Tensor) -> Tensor:
-    return layers(x, FACTORS[TURN - 1 : TURN + 2])
+    return layers(x, FACTORS[TURN - 1 : TURN + 1])
 
 
 def x_of(*shape: int, **settings: object) -> Tensor:
