@@ -35,26 +35,26 @@ def tokens(length: int) -> torch.Tensor:
     return torch.randint(3, 101, (2, length))
 
 
-def encoder(model: type, config: Callable[[], object]) -> Callable[[], Built]:
-    return lambda: (model(config()), {"input_ids": tokens(9)})
+def encoder(model: str, config: Callable[[], object]) -> Callable[[], Built]:
+    return lambda: (getattr(hf, model)(config()), {"input_ids": tokens(9)})
 
 
-def decoder(model: type, config: Callable[[], object]) -> Callable[[], Built]:
-    return lambda: (model(config()), {"input_ids": tokens(9), "use_cache": False})
+def decoder(model: str, config: Callable[[], object]) -> Callable[[], Built]:
+    return lambda: (getattr(hf, model)(config()), {"input_ids": tokens(9), "use_cache": False})
 
 
-def paired(model: type, config: Callable[[], object]) -> Callable[[], Built]:
+def paired(model: str, config: Callable[[], object]) -> Callable[[], Built]:
     return lambda: (
-        model(config()),
+        getattr(hf, model)(config()),
         {"input_ids": tokens(9), "decoder_input_ids": tokens(7), "use_cache": False},
     )
 
 
 LANGUAGE_MODELS: dict[str, Callable[[], Built]] = {
     # encoders
-    "albert": encoder(hf.AlbertModel, lambda: hf.AlbertConfig(**SIZES, **WORDS, embedding_size=16)),
+    "albert": encoder("AlbertModel", lambda: hf.AlbertConfig(**SIZES, **WORDS, embedding_size=16)),
     "deberta": encoder(
-        hf.DebertaV2Model,
+        "DebertaV2Model",
         lambda: hf.DebertaV2Config(
             **SIZES,
             vocab_size=101,
@@ -65,29 +65,27 @@ LANGUAGE_MODELS: dict[str, Callable[[], Built]] = {
             share_att_key=True,
         ),
     ),
-    "electra": encoder(hf.ElectraModel, lambda: hf.ElectraConfig(**SIZES, **WORDS, embedding_size=16)),
+    "electra": encoder("ElectraModel", lambda: hf.ElectraConfig(**SIZES, **WORDS, embedding_size=16)),
     "fnet": encoder(
-        hf.FNetModel,
+        "FNetModel",
         lambda: hf.FNetConfig(vocab_size=101, hidden_size=32, num_hidden_layers=1, intermediate_size=48),
     ),
     "modernbert": encoder(
-        hf.ModernBertModel,
+        "ModernBertModel",
         lambda: hf.ModernBertConfig(**SIZES, **WORDS, cls_token_id=1, sep_token_id=2, local_attention=4),
     ),
-    "roberta": encoder(hf.RobertaModel, lambda: hf.RobertaConfig(**DECODER)),
-    "xlnet": encoder(
-        hf.XLNetModel, lambda: hf.XLNetConfig(vocab_size=101, d_model=32, n_layer=1, n_head=4, d_inner=48)
-    ),
+    "roberta": encoder("RobertaModel", lambda: hf.RobertaConfig(**DECODER)),
+    "xlnet": encoder("XLNetModel", lambda: hf.XLNetConfig(vocab_size=101, d_model=32, n_layer=1, n_head=4, d_inner=48)),
     # decoders
-    "bloom": decoder(hf.BloomForCausalLM, lambda: hf.BloomConfig(**GPT, hidden_size=32)),
-    "cohere": decoder(hf.CohereForCausalLM, lambda: hf.CohereConfig(**GROUPED)),
+    "bloom": decoder("BloomForCausalLM", lambda: hf.BloomConfig(**GPT, hidden_size=32)),
+    "cohere": decoder("CohereForCausalLM", lambda: hf.CohereConfig(**GROUPED)),
     "falcon": decoder(
-        hf.FalconForCausalLM,
+        "FalconForCausalLM",
         lambda: hf.FalconConfig(**WORDS, hidden_size=32, num_hidden_layers=1, num_attention_heads=4),
     ),
-    "gemma2": decoder(hf.Gemma2ForCausalLM, lambda: hf.Gemma2Config(**WINDOWED)),
+    "gemma2": decoder("Gemma2ForCausalLM", lambda: hf.Gemma2Config(**WINDOWED)),
     "gpt_neo": decoder(
-        hf.GPTNeoForCausalLM,
+        "GPTNeoForCausalLM",
         lambda: hf.GPTNeoConfig(
             **WORDS,
             hidden_size=32,
@@ -98,11 +96,11 @@ LANGUAGE_MODELS: dict[str, Callable[[], Built]] = {
             max_position_embeddings=32,
         ),
     ),
-    "gpt_neox": decoder(hf.GPTNeoXForCausalLM, lambda: hf.GPTNeoXConfig(**DECODER)),
-    "gptj": decoder(hf.GPTJForCausalLM, lambda: hf.GPTJConfig(**GPT, n_embd=32, rotary_dim=4, n_positions=32)),
-    "granite": decoder(hf.GraniteForCausalLM, lambda: hf.GraniteConfig(**GROUPED)),
+    "gpt_neox": decoder("GPTNeoXForCausalLM", lambda: hf.GPTNeoXConfig(**DECODER)),
+    "gptj": decoder("GPTJForCausalLM", lambda: hf.GPTJConfig(**GPT, n_embd=32, rotary_dim=4, n_positions=32)),
+    "granite": decoder("GraniteForCausalLM", lambda: hf.GraniteConfig(**GROUPED)),
     "mamba2": decoder(
-        hf.Mamba2ForCausalLM,
+        "Mamba2ForCausalLM",
         lambda: hf.Mamba2Config(
             **WORDS,
             hidden_size=32,
@@ -115,12 +113,12 @@ LANGUAGE_MODELS: dict[str, Callable[[], Built]] = {
         ),
     ),
     "mixtral": decoder(
-        hf.MixtralForCausalLM,
+        "MixtralForCausalLM",
         lambda: hf.MixtralConfig(**GROUPED, **EXPERTS, num_local_experts=4, num_experts_per_tok=2),
     ),
-    "olmo2": decoder(hf.Olmo2ForCausalLM, lambda: hf.Olmo2Config(**GROUPED)),
+    "olmo2": decoder("Olmo2ForCausalLM", lambda: hf.Olmo2Config(**GROUPED)),
     "opt": decoder(
-        hf.OPTForCausalLM,
+        "OPTForCausalLM",
         lambda: hf.OPTConfig(
             **WORDS,
             hidden_size=32,
@@ -131,10 +129,10 @@ LANGUAGE_MODELS: dict[str, Callable[[], Built]] = {
             word_embed_proj_dim=32,
         ),
     ),
-    "phi": decoder(hf.PhiForCausalLM, lambda: hf.PhiConfig(**GROUPED)),
-    "qwen3": decoder(hf.Qwen3ForCausalLM, lambda: hf.Qwen3Config(**GROUPED, head_dim=8)),
-    "stablelm": decoder(hf.StableLmForCausalLM, lambda: hf.StableLmConfig(**GROUPED, use_qkv_bias=True)),
+    "phi": decoder("PhiForCausalLM", lambda: hf.PhiConfig(**GROUPED)),
+    "qwen3": decoder("Qwen3ForCausalLM", lambda: hf.Qwen3Config(**GROUPED, head_dim=8)),
+    "stablelm": decoder("StableLmForCausalLM", lambda: hf.StableLmConfig(**GROUPED, use_qkv_bias=True)),
     # both
-    "bart": paired(hf.BartModel, lambda: hf.BartConfig(**PAIRED)),
-    "pegasus": paired(hf.PegasusModel, lambda: hf.PegasusConfig(**PAIRED)),
+    "bart": paired("BartModel", lambda: hf.BartConfig(**PAIRED)),
+    "pegasus": paired("PegasusModel", lambda: hf.PegasusConfig(**PAIRED)),
 }

@@ -42,12 +42,12 @@ DETECTOR = {
 }
 
 
-def image(model: type, config: Callable[[], object], size: int = 16) -> Callable[[], Built]:
-    return lambda: (model(config()), {"pixel_values": torch.randn(2, 3, size, size)})
+def image(model: str, config: Callable[[], object], size: int = 16) -> Callable[[], Built]:
+    return lambda: (getattr(hf, model)(config()), {"pixel_values": torch.randn(2, 3, size, size)})
 
 
-def sound(model: type, config: Callable[[], object]) -> Callable[[], Built]:
-    return lambda: (model(config()), {"input_values": torch.randn(2, 160)})
+def sound(model: str, config: Callable[[], object]) -> Callable[[], Built]:
+    return lambda: (getattr(hf, model)(config()), {"input_values": torch.randn(2, 160)})
 
 
 def _masked_autoencoder() -> Built:
@@ -80,30 +80,30 @@ def _series() -> Built:
 
 PERCEPTION_MODELS: dict[str, Callable[[], Built]] = {
     # images
-    "beit": image(hf.BeitModel, lambda: hf.BeitConfig(**PATCHES, vocab_size=101, use_relative_position_bias=True)),
-    "convnextv2": image(hf.ConvNextV2Model, lambda: hf.ConvNextV2Config(**STAGES, num_stages=2), 32),
-    "deit": image(hf.DeiTModel, lambda: hf.DeiTConfig(**PATCHES)),
-    "detr": image(hf.DetrModel, _detr, 32),
-    "dinov2": image(hf.Dinov2Model, lambda: hf.Dinov2Config(**PATCHES)),
+    "beit": image("BeitModel", lambda: hf.BeitConfig(**PATCHES, vocab_size=101, use_relative_position_bias=True)),
+    "convnextv2": image("ConvNextV2Model", lambda: hf.ConvNextV2Config(**STAGES, num_stages=2), 32),
+    "deit": image("DeiTModel", lambda: hf.DeiTConfig(**PATCHES)),
+    "detr": image("DetrModel", _detr, 32),
+    "dinov2": image("Dinov2Model", lambda: hf.Dinov2Config(**PATCHES)),
     "poolformer": image(
-        hf.PoolFormerModel,
+        "PoolFormerModel",
         lambda: hf.PoolFormerConfig(
             **STAGES, patch_sizes=[7, 3], strides=[4, 2], padding=[2, 1], num_encoder_blocks=2, mlp_ratio=2.0
         ),
         32,
     ),
     "pvt": image(
-        hf.PvtModel,
+        "PvtModel",
         lambda: hf.PvtConfig(**PYRAMID, image_size=32, sequence_reduction_ratios=[2, 1], patch_sizes=[4, 2]),
         32,
     ),
-    "regnet": image(hf.RegNetModel, lambda: hf.RegNetConfig(embedding_size=8, groups_width=8, **STAGES), 32),
+    "regnet": image("RegNetModel", lambda: hf.RegNetConfig(embedding_size=8, groups_width=8, **STAGES), 32),
     "segformer": image(
-        hf.SegformerModel, lambda: hf.SegformerConfig(**PYRAMID, sr_ratios=[2, 1], patch_sizes=[7, 3]), 32
+        "SegformerModel", lambda: hf.SegformerConfig(**PYRAMID, sr_ratios=[2, 1], patch_sizes=[7, 3]), 32
     ),
-    "siglip": image(hf.SiglipVisionModel, lambda: hf.SiglipVisionConfig(**PATCHES)),
+    "siglip": image("SiglipVisionModel", lambda: hf.SiglipVisionConfig(**PATCHES)),
     "swinv2": image(
-        hf.Swinv2Model,
+        "Swinv2Model",
         lambda: hf.Swinv2Config(
             image_size=16, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4
         ),
@@ -111,8 +111,8 @@ PERCEPTION_MODELS: dict[str, Callable[[], Built]] = {
     "vit_mae": _masked_autoencoder,
     # sound
     "ast": _spectrogram,
-    "hubert": sound(hf.HubertModel, lambda: hf.HubertConfig(**SOUND)),
-    "wav2vec2": sound(hf.Wav2Vec2Model, lambda: hf.Wav2Vec2Config(**SOUND)),
+    "hubert": sound("HubertModel", lambda: hf.HubertConfig(**SOUND)),
+    "wav2vec2": sound("Wav2Vec2Model", lambda: hf.Wav2Vec2Config(**SOUND)),
     # series
     "patchtst": _series,
 }
