@@ -17,7 +17,7 @@ import torch
 
 from fusion.codegen.target import Launcher, Target
 from fusion.lowering.interpret import run_kernel
-from fusion.lowering.ir.kernel import Kernel, Role
+from fusion.lowering.ir.kernel import Fold, Kernel, Role, statements
 from fusion.lowering.printer import format_kernel
 
 MOST_CACHED = 1 << 12
@@ -77,7 +77,7 @@ class KernelBuilder:
         return [built[kernel] for kernel in kernels]
 
     def begin(self, kernels: Sequence[Kernel], sources: Mapping[Kernel, str] | None = None) -> Building:
-        """Generate `kernels`, and start to build each as soon as it is generated.
+        """Generate `kernels`, and start to build each as soon as it is generated: products, which take longest, first.
 
         Args:
             sources: sources that were generated before, for the same target.
@@ -85,7 +85,9 @@ class KernelBuilder:
         workers = ThreadPoolExecutor(max(1, min(len(kernels), os.cpu_count() or 1)), "fusion-build")
         try:
             with self._lock:
-                return Building({kernel: self._begin_one(kernel, sources or {}, workers) for kernel in kernels})
+                longest_first = sorted(dict.fromkeys(kernels), key=_multiplies, reverse=True)
+                begun = {kernel: self._begin_one(kernel, sources or {}, workers) for kernel in longest_first}
+            return Building({kernel: begun[kernel] for kernel in kernels})
         finally:
             workers.shutdown(wait=False)
 
@@ -130,6 +132,12 @@ def evaluated(kernel: Kernel) -> Launcher:
         run_kernel(kernel, tensors, [int(size) for size in args[count:]])
 
     return launch
+
+
+def _multiplies(kernel: Kernel) -> bool:
+    """Return whether a launch computes products of matrices."""
+    folds = (fold for part in kernel.parts for fold in statements(part.body, Fold))
+    return any(fold.op == "dot" for fold in folds)
 
 
 def is_idle(kernel: Kernel) -> bool:
