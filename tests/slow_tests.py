@@ -4,8 +4,8 @@
 
 `make test` leaves slow tests to `make test-slow`.  Of the cases of one parametrised test function the cheapest stays in
 `make test`, whatever it takes, unless `SLOW_THROUGHOUT` says why none does; of the others those that take no more than
-`EACH_CASE`; of other tests those that take no more than `ONE_CASE`.  A file that is not part of the run keeps its
-entries.
+`EACH_CASE`; of other tests those that take no more than `ONE_CASE`, and those of `STAYING`.  A file that is not part of
+the run keeps its entries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 LIST = Path(__file__).with_suffix(".txt")
 
-EACH_CASE = 0.35
+EACH_CASE = 0.15
 """CPU seconds, with child processes, above which a case of a parametrised test is slow."""
 
 ONE_CASE = 2.0
@@ -29,6 +29,15 @@ SLOW_THROUGHOUT = {
     "tests/faults/test_faults.py::test_many_trials_of_a_kind": "`test_a_trial_of_each_kind` tries each kind once",
 }
 """Parametrised test functions of which no case is part of `make test` → why."""
+
+STAYING = {
+    "tests/codegen/c/test_sanitized.py::test_kernels_reach_for_nothing_else": "no other test sees reads out of bounds",
+    "tests/documents/test_site.py::test_the_site_builds_without_a_warning": "no other test follows the links",
+    "tests/faults/test_faults.py::test_a_trial_of_each_kind": "no other test injects faults",
+    "tests/test_architecture.py::test_imports_go_one_way": "no other test sees circles of imports",
+    "tests/test_wheel.py::test_an_installed_wheel_runs_outside_of_the_checkout": "no other test installs the package",
+}
+"""Tests without cases that stay in `make test` whatever they take → why."""
 
 PLUGIN = "slow-tests"
 """The name of the plugin below."""
@@ -49,7 +58,9 @@ def slow_ones(seconds: Mapping[str, float]) -> set[str]:
     def is_slow(name: str, position: int) -> bool:
         if position:
             return seconds[name] > EACH_CASE
-        return seconds[name] > ONE_CASE and ("[" not in name or _function(name) in SLOW_THROUGHOUT)
+        return (
+            seconds[name] > ONE_CASE and name not in STAYING and ("[" not in name or _function(name) in SLOW_THROUGHOUT)
+        )
 
     cases: dict[str, list[str]] = defaultdict(list)
     for name in sorted(seconds, key=seconds.__getitem__):

@@ -10,6 +10,7 @@ from tests.slow_tests import (
     EACH_CASE,
     ONE_CASE,
     SLOW_THROUGHOUT,
+    STAYING,
     check_that_all_exist,
     check_that_cases_stay,
     listed,
@@ -32,6 +33,11 @@ def test_no_case_stays_of_a_test_that_says_why() -> None:
 
 def test_a_test_without_cases_is_slow_above_the_higher_limit() -> None:
     assert slow_ones({"a.py::f": 2 * ONE_CASE, "a.py::h": ONE_CASE / 2}) == {"a.py::f"}
+
+
+def test_a_test_that_stays_is_not_slow(request: pytest.FixtureRequest) -> None:
+    assert not slow_ones(dict.fromkeys(STAYING, 9 * ONE_CASE)) and not listed() & STAYING.keys()
+    check_that_all_exist(STAYING, request.session.items)
 
 
 def test_each_parametrised_test_keeps_a_case(request: pytest.FixtureRequest) -> None:
