@@ -207,8 +207,8 @@ def test_dropout_in_inference_is_drawn_in_the_loop() -> None:
 class Chosen:
     """A Dynamo backend that chooses for a GPU, and runs the graph eagerly, or returns results that nobody looks at."""
 
-    def __init__(self) -> None:
-        self.runs = False
+    def __init__(self, *, runs: bool = True) -> None:
+        self.runs = runs
         self.choices: list[Choice] = []
         self.chooser = Chooser(lambda device: TARGETS["triton"]("sm_90"))
 
@@ -226,7 +226,7 @@ class Chosen:
 @pytest.fixture
 def chosen() -> Iterator[Chosen]:
     torch._dynamo.reset()
-    yield Chosen()
+    yield Chosen(runs=False)
     torch._dynamo.reset()
 
 
