@@ -19,7 +19,7 @@ import pytest
 
 LIST = Path(__file__).with_suffix(".txt")
 
-EACH_CASE = 0.15
+EACH_CASE = 0.08
 """CPU seconds, with child processes, above which a case of a parametrised test is slow."""
 
 ONE_CASE = 2.0
