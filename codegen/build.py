@@ -136,7 +136,7 @@ def evaluated(kernel: Kernel) -> Launcher:
 
 def _multiplies(kernel: Kernel) -> bool:
     """Return whether a launch computes products of matrices."""
-    folds = (fold for part in kernel.parts for fold in statements(part.body, Fold))
+    folds = (fold for part in kernel.launched for fold in statements(part.body, Fold))
     return any(fold.op == "dot" for fold in folds)
 
 

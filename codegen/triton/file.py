@@ -170,7 +170,7 @@ def _cancels(kernel: Kernel) -> bool:
 
     The result is 0.  If the value is a product, a fused multiply-add would subtract it rounded from itself unrounded.
     """
-    values = [value for part in kernel.parts for stmt in statements(part.body) for value in values_of(stmt)]
+    values = [value for part in kernel.launched for stmt in statements(part.body) for value in values_of(stmt)]
     return any(
         isinstance(node, Op) and node.name == "sub" and node.args[0] is node.args[1] and node.dtype.is_floating_point
         for node in postorder(*values)

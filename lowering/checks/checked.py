@@ -93,7 +93,7 @@ def wrapped(check: Op) -> Expr:
 
 def has_checks(kernel: Kernel) -> bool:
     """Return whether a launch of `kernel` may fail because of the data in its inputs."""
-    return any(next(checks_of(part), None) is not None for part in _launched(kernel))
+    return any(next(checks_of(part), None) is not None for part in kernel.launched)
 
 
 def checks_of(kernel: Kernel) -> Iterator[Op]:
@@ -102,20 +102,11 @@ def checks_of(kernel: Kernel) -> Iterator[Op]:
     return (node for node in postorder(*roots) if isinstance(node, Op) and node.name == CHECKED)
 
 
-def _launched(kernel: Kernel) -> Iterator[Kernel]:
-    """Yield every kernel of a launch."""
-    yield kernel
-    for part in kernel.beside:
-        yield from _launched(part)
-    if kernel.then is not None:
-        yield from _launched(kernel.then)
-
-
 def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> CheckFailed:
     """Return the error to raise after a launch on `args` (tensors, then sizes) in which a check failed."""
     tensors = {p.name: t for p, t in zip(kernel.params, args, strict=False) if isinstance(t, torch.Tensor)}
     sizes = {symbol: int(size) for symbol, size in zip(kernel.sizes, args[len(kernel.params) :], strict=True)}
-    for part in _launched(kernel):
+    for part in kernel.launched:
         error = _failure_in(part, tensors, sizes)
         if error is not None:
             return error
@@ -126,7 +117,7 @@ def _failure_by_folds(
     kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[sympy.Symbol, int]
 ) -> CheckFailed | None:
     """Return the error of a check that depends on a fold of the kernel, by evaluating all of a kernel that is small."""
-    if math.prod(size_value(axis.size, sizes) for part in _launched(kernel) for axis in part.axes) > MOST_EVALUATED:
+    if math.prod(size_value(axis.size, sizes) for part in kernel.launched for axis in part.axes) > MOST_EVALUATED:
         return None
     copies = [_copied(tensors[param.name]) if param.written else tensors[param.name] for param in kernel.params]
     try:
@@ -144,7 +135,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def _one_of(kernel: Kernel) -> CheckFailed:
     """Return an error that names all that a kernel checks of its folds, or all that it checks."""
-    checks = [check for part in _launched(kernel) for check in checks_of(part)]
+    checks = [check for part in kernel.launched for check in checks_of(part)]
     numbers = {_number(check) for check in list(filter(_is_computed, checks)) or checks}
     kinds = {requirement_of(number) for number in numbers}
     if len(kinds) == 1 and (only := next(iter(kinds))) is not None:

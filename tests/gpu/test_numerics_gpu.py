@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fusion import fuse
+from fusion import fuse, report
 from tests.fusion.test_numerics import CHAINS, DTYPES, STRICT, operands, scaled_twice
 from tests.fusion.training.test_optimizers import errors_of_steps
 
@@ -24,7 +24,9 @@ def test_chains_have_the_bits_of_eager(chain: Callable[..., torch.Tensor], dtype
 def test_a_product_minus_itself_is_zero() -> None:
     """As in `x - x.detach()`: not the rounding error of the product, which sorting would see."""
     x, y = torch.rand(2, 10007, device="cuda").unbind()
-    assert not fuse(lambda x, y: (x * y) - (x * y).detach(), options={"strict": False})(x, y).any()
+    compiled = fuse(lambda x, y: (x * y) - (x * y).detach(), options={"strict": True})
+    assert not compiled(x, y).any()
+    assert report(compiled).kernels and not report(compiled).externs
 
 
 def test_numbers_are_compared_as_16_bit_floats() -> None:
