@@ -12,12 +12,14 @@ import os
 import random
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch._dynamo  # also what it has for its logs
+import torch.hub
 
 from tests.faults import entries, inputs, processes, records, surroundings
 from tests.faults.outcomes import Outcome, attempt
@@ -80,6 +82,10 @@ def warm(compiler: str) -> None:
     """Import what a compilation imports, without anything that the trials' programs find later."""
     torch.set_num_threads(1)
     leave_out_logs()
+    if hasattr(torch.hub.tqdm, "set_lock"):  # tqdm is installed
+        # `torch.fx.Interpreter` makes a bar in each run.  By default bars take a lock that forked processes share: a
+        # child that is killed while it holds the lock would stop all others.
+        torch.hub.tqdm.set_lock(threading.RLock())
     with tempfile.TemporaryDirectory(prefix="fusion-faults-") as folder:
         os.environ["FUSION_CACHE_DIR"] = os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         os.environ.pop("FUSION_GRAPH_CACHE", None)
