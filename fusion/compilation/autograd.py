@@ -139,7 +139,7 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
         whole: Callable[..., object] = aot_autograd(**settings)(graph, inputs)
         return whole
     disable: Callable[..., Callable[..., object]] = torch.compiler.disable
-    backward = disable(settings["bw_compiler"], reason="it compiles backward")
+    backward = cast("Callable[..., object]", settings["bw_compiler"])
 
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         compiled = backward(graph, inputs)
@@ -149,7 +149,7 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
         return disabled
 
     trace: Callable[..., Callable[..., object]] = aot_module_simplified
-    compiled = trace(graph, inputs, **{**settings, "bw_compiler": compile_backward})
+    compiled = trace(graph, inputs, **{**settings, "bw_compiler": disable(compile_backward, reason="it compiles")})
     # PyTorch's splitting of DDP models knows by these that AOTAutograd compiled a part, and will compile its backward.
     counters["aot_autograd"]["total"] += 1
     counters["aot_autograd"]["ok"] += 1

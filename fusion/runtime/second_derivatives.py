@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Protocol, TypeAlias, cast
 from weakref import ref
 
@@ -91,7 +92,7 @@ class Derivatives:
             results = compiled(*args)
             own = None if holder is None else node_of(cast("Sequence[Tensor]", results)[holder])
             if own is not None:
-                own.register_hook(_Hook(region, args, states))
+                own.register_hook(partial(_untraced(), _Hook(region, args, states)))
             return results
 
         return run
@@ -150,6 +151,13 @@ class _Region:
                 stack.enter_context(torch.autocast(device, dtype))
             own = [arg.clone() if k in changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
             return self.captured(*own)
+
+
+@cache
+def _untraced() -> Callable[..., Grads | None]:
+    """Return the call of hooks, which Dynamo does not trace where a function that it traces calls backward."""
+    disable: Callable[..., Callable[..., Grads | None]] = torch.compiler.disable
+    return disable(_Hook.__call__, reason="it is called in backward")
 
 
 class _Hook:
