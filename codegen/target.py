@@ -142,6 +142,8 @@ class Capabilities:
         fold_ops: supported folds; without "dot", contractions are left to the library.
         whole_limit: the longest reduced row, in elements, that one program holds whole.
         held_row: the longest row, in elements, that a program holds beside running sums of its columns; 0: none.
+        held_part: bytes of the rows that a program folds before it sums their columns, as caches hold them; 0: it
+            holds one row at a time.
         window_limit: the most points of an overlapping window that a map computes; a larger one is folded.  With 1,
             only windows without a fold are maps.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
@@ -192,6 +194,7 @@ class Capabilities:
     narrow: bool = False
     padded: bool = False
     held_row: int = 0
+    held_part: int = 0
     alignment: int = 1
     lone_products: bool = True
     few_rows: int = 0

@@ -29,6 +29,11 @@ UNKNOWN, SEVERAL_FOLDS = 0.05, 0.6
 call; and of products with other folds."""
 
 
+HELD_PART = 1 << 17
+"""Bytes of the rows that a program folds before it sums their columns: with another matrix, half of an L2 cache of 512
+KiB (measured: docs/performance.md, `HELD_PART`)."""
+
+
 class CTarget:
     """Runs kernels on the CPU (see `fusion.codegen.target.Target`)."""
 
@@ -57,6 +62,8 @@ class CTarget:
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 18,
             window_limit=1,
+            held_row=0 if self.numerics.invariant else HELD_PART,
+            held_part=HELD_PART,
             parallelism=device.threads,
             rates=device.rates,
             tiles=PRODUCT_TILES,

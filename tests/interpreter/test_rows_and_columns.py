@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import fusion
 from fusion.codegen.triton import target
 from fusion.codegen.triton.devices.h200 import H200
 from fusion.schedule.reductions import column_sums
+from tests.fusion.schedule.rows_and_columns import PROGRAMS, compare, drawn, gradients, layer_norm
 
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 ROWS = 36  # six for each multiprocessor
@@ -29,51 +30,6 @@ def _small_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_sums, "_PROGRAMS", 1)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], weight, bias)
-
-
-def rms_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight + bias
-
-
-def residual(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return x + layer_norm(x.sin(), weight, bias)
-
-
-def gated(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The bias is added before the norm, so that its gradient sums columns of the gradient of each row."""
-    return layer_norm(F.silu(x + bias), weight, bias)
-
-
-def scaled_softmax(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return (x * weight + bias).softmax(-1)
-
-
-PROGRAMS: Mapping[str, Callable[..., Tensor]] = {
-    "layer norm": layer_norm,
-    "RMS norm": rms_norm,
-    "residual": residual,
-    "gated": gated,
-    "softmax": scaled_softmax,
-}
-
-
-def drawn(*shape: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    x, upstream = (torch.randn(shape, generator=generator).to(dtype) for _ in range(2))
-    weight, bias = (torch.randn(shape[-1], generator=generator).to(dtype) for _ in range(2))
-    return x, weight, bias, upstream
-
-
-def gradients(run: Callable[..., Tensor], *tensors: Tensor, symbolic: bool = False) -> tuple[Tensor, ...]:
-    *leaves, upstream = tensors
-    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
-    if symbolic:
-        torch._dynamo.mark_dynamic(leaves[0], 0)
-    return torch.autograd.grad(run(*leaves), leaves, upstream)
-
-
 def is_crossed(source: str) -> bool:
     """Does a kernel hold rows in a loop, fold them, and add their columns?"""
     folds = re.search(r"\n        \w+ = tl\.(sum|max|reduce)\([^\n]*, 1(, \w+)?\)", source)
@@ -84,38 +40,31 @@ def crossed(function: object) -> list[str]:
     return [kernel.source for kernel in fusion.report(function).kernels if is_crossed(kernel.source)]
 
 
-def compare(program: Callable[..., Tensor], *tensors: Tensor, symbolic: bool = False) -> Callable[..., Tensor]:
-    function = fusion.fuse(program, options={"target": "triton"})
-    exact = gradients(program, *(each.double() for each in tensors))
-    eager = gradients(program, *tensors)
-    for mine, wanted, usual in zip(gradients(function, *tensors, symbolic=symbolic), exact, eager, strict=True):
-        error, bound = ((each.double() - wanted).norm() for each in (mine, usual))
-        assert error <= 2 * bound + 1e-5 * wanted.norm(), (error, bound)
-    return function
+compare_on_triton = partial(compare, target="triton")
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients(name: str, dtype: torch.dtype) -> None:
-    function = compare(PROGRAMS[name], *drawn(ROWS, 40, dtype=dtype))
+    function = compare_on_triton(PROGRAMS[name], *drawn(ROWS, 40, dtype=dtype))
     assert len(crossed(function)) == 1
 
 
 @pytest.mark.parametrize("shape", [(2, 18, 17), (18, 2, 33), (2, 3, 6, 8), (96, 64)], ids=str)
 def test_rows_along_several_axes(shape: tuple[int, ...]) -> None:
-    function = compare(layer_norm, *drawn(*shape, dtype=F32))
+    function = compare_on_triton(layer_norm, *drawn(*shape, dtype=F32))
     assert len(crossed(function)) == 1
 
 
 @pytest.mark.parametrize("shape", [(37, 40), (5, 7, 24), (41, 256)], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_last_part_may_be_shorter(name: str, shape: tuple[int, ...]) -> None:
-    function = compare(PROGRAMS[name], *drawn(*shape, dtype=F32))
+    function = compare_on_triton(PROGRAMS[name], *drawn(*shape, dtype=F32))
     assert len(crossed(function)) == 1
 
 
 def test_symbolic_numbers_of_rows() -> None:
-    function = compare(layer_norm, *drawn(37, 40, dtype=F32), symbolic=True)
+    function = compare_on_triton(layer_norm, *drawn(37, 40, dtype=F32), symbolic=True)
     for rows in (50, 2, 7, 36):
         tensors = drawn(rows, 40, dtype=F32)
         exact = gradients(layer_norm, *(each.double() for each in tensors))
@@ -126,7 +75,7 @@ def test_symbolic_numbers_of_rows() -> None:
 
 def test_transposed_rows() -> None:
     x, *_, upstream = drawn(40, ROWS, dtype=F32)
-    compare(layer_norm, x.mT, *drawn(ROWS, 40, dtype=F32)[1:3], upstream.mT)
+    compare_on_triton(layer_norm, x.mT, *drawn(ROWS, 40, dtype=F32)[1:3], upstream.mT)
 
 
 def test_columns_that_are_summed_beside_their_rows_in_forward() -> None:

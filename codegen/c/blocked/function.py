@@ -23,7 +23,7 @@ from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
 from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
 from fusion.codegen.c.frame import Frame
-from fusion.codegen.c.plan.loop_fusion import extend_spans, with_plain_folds
+from fusion.codegen.c.plan.loop_fusion import extend_spans, with_held_parts, with_plain_folds
 from fusion.codegen.c.plan.scratch import outermost
 from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.text.code import Code, element_of
@@ -54,7 +54,7 @@ from fusion.lowering.ir.scalar_ops import keeps_position
 
 def needs_blocks(kernel: Kernel) -> bool:
     """Return whether `kernel` needs tiles: it has products, running values, or loops with more than their own folds."""
-    body = list(statements(with_plain_folds(kernel, FACTORS).body))
+    body = list(statements(with_held_parts(with_plain_folds(kernel, FACTORS)).body))
     loops = [stmt for stmt in body if isinstance(stmt, Loop)]
     inner = [(loop, stmt) for loop in loops for stmt in loop.body]
     return (

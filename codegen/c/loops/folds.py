@@ -30,11 +30,15 @@ from fusion.lowering.errors import BuildError
 from fusion.lowering.ir.kernel import Fold, KernelAxis
 from fusion.lowering.ir.scalar_ops import keeps_position
 
-SHARES = 128
-"""Partial results of a fold across lanes: eight registers of float32, to hide the latency of additions."""
+SHARES = 64
+"""Partial results of one fold across lanes: eight registers of float32 with AVX2, to hide the latency of additions
+(measured: docs/performance.md, `SHARES`)."""
 
-EXTREME_SHARES = 64
-"""Partial results of maxima and minima, each of which has a register that records NaN."""
+SHARES_OF_EACH = 32
+"""The same for each of several folds in one loop, which share the registers."""
+
+EXTREME_SHARES = 32
+"""Partial results of a maximum or minimum, each of which has a register that records NaN."""
 
 FEW_SHARES = 32
 """Partial results of a fold along an axis of at most `SHORT_AXIS` points."""
@@ -139,7 +143,9 @@ def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
         return None
     if lane.size.is_Integer and lane.size <= SHORT_AXIS:
         return FEW_SHARES if lane.size % FEW_SHARES == 0 else None
-    return EXTREME_SHARES if all(fold.op in ("max", "min") for fold in sweep.folds) else SHARES
+    if len(sweep.folds) > 1:
+        return SHARES_OF_EACH
+    return EXTREME_SHARES if sweep.folds[0].op in ("max", "min") else SHARES
 
 
 def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares: int | None, run: int) -> int | None:

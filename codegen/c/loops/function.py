@@ -34,7 +34,8 @@ from fusion.codegen.c.loops.transposed_stores import Tiles, TransposedStores, fi
 from fusion.codegen.c.plan.index_set_splitting import split_index_set
 from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.loop_bounds import busy, within
-from fusion.codegen.c.plan.loop_fusion import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.plan.loop_ends import Ends, suits, with_loop_ends
+from fusion.codegen.c.plan.loop_fusion import Sweep, extend_spans, sweeps_of, with_held_parts, with_plain_folds
 from fusion.codegen.c.plan.prefetch import CACHE_LINE, gathered_ahead, prefetch, rows_ahead
 from fusion.codegen.c.plan.repeated import with_inner_axes
 from fusion.codegen.c.plan.scratch import plan_scratch
@@ -62,6 +63,7 @@ def loops_function(kernel: Kernel) -> str:
     original = kernel
     for rewritten in (
         with_plain_folds,
+        with_held_parts,
         with_groups,
         with_grouped_columns,
         with_unrolled_folds,
@@ -109,6 +111,7 @@ class _Nest:
 
 class _Function:
     def __init__(self, kernel: Kernel) -> None:
+        kernel, self.ends = _with_suitable_ends(kernel)
         self.kernel, self.frame = kernel, Frame(kernel)
         self.space, self.names, self.params = self.frame.space, self.frame.names, self.frame.params
         self.where = dict(spans(kernel))
@@ -133,6 +136,7 @@ class _Function:
         """Return the text; with `number`, the function does nothing where that is 1."""
         tabled = Tabled() if self.table_writer is None else self.table_writer.fill(self.tables, self.writer)
         roots = [root for sweep in self.sweeps for root in sweep.roots]
+        shortened = self.grid.shorten(self.ends)
         body, staged = stage_tiles(roots, self.lanes, self.grid.extents, self.names, self.params, self.space)
         if self.lanes.axis is not None:
             lane = self.lanes.axis.symbol
@@ -148,7 +152,7 @@ class _Function:
         for position, sweep in enumerate(self.sweeps):
             for piece, lanes in self._pieces(sweep):
                 body += self._sweep(piece, lanes, read, self.sweeps[:position])
-        body += self.converted.after
+        body = [*shortened, *body, *self.converted.after]
         arrays = [*self.arrays, *(self.table_writer.arrays if self.table_writer is not None else ())]
         lines = self.grid.around(body, arrays, tabled)
         if number is not None:
@@ -403,6 +407,16 @@ class _Function:
         numbers = [extent.number for extent in extents if extent.number is not None]
         self.arrays.append(Array(name, held, count, prod(numbers) if len(numbers) == len(extents) else None))
         return element_of(name, position)
+
+
+def _with_suitable_ends(kernel: Kernel) -> tuple[Kernel, Ends]:
+    """Return `kernel` without guards of whole iterations, and the ends of their loops, if lanes allow it."""
+    shorter, ends = with_loop_ends(kernel)
+    if not ends:
+        return kernel, {}
+    sweeps, where = sweeps_of(shorter), spans(shorter)
+    lanes = choose_lanes(shorter, sweeps, where, shared=may_share(shorter, sweeps))
+    return (shorter, ends) if suits(ends, sweeps, lanes, where) else (kernel, {})
 
 
 def _may_collide(sweep: Sweep) -> bool:

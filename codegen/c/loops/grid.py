@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -63,6 +63,15 @@ class Grid:
         self._lanes, self._space, self._names, self._team = lanes, space, names, team
         self._axes = kernel.with_role(Role.GRID)
         self.extents = {axis.symbol: self._extent(axis) for axis in kernel.axes}
+
+    def shorten(self, ends: Mapping[sympy.Symbol, sympy.Expr]) -> list[str]:
+        """End the loops over axes inside of programs at most after so many points; return lines with these ends."""
+        lines = []
+        for symbol, end in ends.items():
+            extent, name = self.extents[symbol], self._space.fresh(f"{self._names[symbol]}_end")
+            lines.append(f"const int64_t {name} = imin({extent.end}, {index_text(end, self._names)});")
+            self.extents[symbol] = replace(extent, end=name, filled=False)
+        return lines
 
     def lane_pragma(self) -> str:
         """Return the pragma before a loop over lanes."""

@@ -40,12 +40,12 @@ def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
     if not sweep.folds or sweep.stores or sweep.keeps or sweep.scans or lane in sweep.over:
         return None
     order = postorder(*sweep.roots)
-    if any(_is_check(node) and lane in free_axes(node) for node in order):
+    if any(is_check(node) and lane in free_axes(node) for node in order):
         return None  # eager checks each index, whatever its use
     conditions = {}
     for node in order:
-        limit = _limit(node, lane)
-        if limit is not None and all(_is_idle(fold, node) for fold in sweep.folds):
+        limit = limit_of(node, lane)
+        if limit is not None and all(is_idle(fold, node) for fold in sweep.folds):
             conditions[node] = limit
     if not conditions:
         return None
@@ -55,16 +55,17 @@ def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
 
     folds = tuple(replace(fold, args=tuple(rewrite(fold.args, rule))) for fold in sweep.folds)
     unmasked = set(postorder(*(arg for fold in folds for arg in fold.args))).difference(order)
-    if any((isinstance(node, Load) or _is_check(node)) and lane not in free_axes(node) for node in unmasked):
+    if any((isinstance(node, Load) or is_check(node)) and lane not in free_axes(node) for node in unmasked):
         return None  # the same in all lanes: it is loaded or checked before their loop, also if that is empty
     return Busy(replace(sweep, folds=folds), tuple(dict.fromkeys(conditions.values())))
 
 
-def _is_check(node: Expr) -> bool:
+def is_check(node: Expr) -> bool:
+    """Return whether a node raises an error at the launch where an index is out of range."""
     return isinstance(node, Op) and node.name == CHECKED
 
 
-def _limit(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
+def limit_of(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
     """Return an expression that is at least 0 where a comparison of indices holds, if it is affine in the lane."""
     if not isinstance(node, Op) or node.name not in ORDERINGS or node.args[0].dtype is not torch.int64:
         return None
@@ -95,7 +96,7 @@ def _undivided(limit: sympy.Expr, lane: sympy.Symbol) -> sympy.Expr:
     return limit
 
 
-def _is_idle(fold: Fold, condition: Expr) -> bool:
+def is_idle(fold: Fold, condition: Expr) -> bool:
     """Return whether the arguments of `fold` are its identity wherever a condition does not hold."""
     args = rewrite(fold.args, lambda node: const(False, torch.bool) if node is condition else simpler(node))
     identities = [identity(fold.op, fold.args[0].dtype), *([_NEVER] if keeps_position(fold.op) else [])]
@@ -134,4 +135,4 @@ def within(
     return lines, replace(extent, start=first, end=last, filled=False)
 
 
-__all__ = ["Busy", "busy", "within"]
+__all__ = ["Busy", "busy", "is_check", "is_idle", "limit_of", "within"]

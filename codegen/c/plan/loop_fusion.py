@@ -27,6 +27,7 @@ from fusion.lowering.ir.kernel import (
     Stmt,
     Store,
     map_statements,
+    running,
     spans,
     statements,
     values_of,
@@ -109,6 +110,30 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
         return replace(stmt, op=op, args=tuple(args), dtype=dtype, carry=carry)
 
     return replace(kernel, body=map_statements(kernel.body, rewritten))
+
+
+def with_held_parts(kernel: Kernel) -> Kernel:
+    """Return `kernel` with loops over rows, which it folds and whose columns it sums, as part of the program.
+
+    The folds of rows are then one sweep over all rows of a part, and the sums of their columns another one, in which
+    the rows are read from the cache again.  Loops with products or running values stay, and so do those that skip.
+    """
+    whole = {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
+    held = [stmt for stmt in kernel.body if isinstance(stmt, Loop) and _folds_both_ways(stmt, whole)]
+    if not held:
+        return kernel
+    body = [inner for stmt in kernel.body for inner in (stmt.body if stmt in held else (stmt,))]
+    symbols = {symbol for stmt in held for symbol in stmt.axes}
+    axes = (replace(axis, role=Role.WHOLE) if axis.symbol in symbols else axis for axis in kernel.axes)
+    return replace(kernel, axes=tuple(axes), body=tuple(body))
+
+
+def _folds_both_ways(loop: Loop, whole: Symbols | set[sympy.Symbol]) -> bool:
+    """Return whether a loop folds along its own axes and along whole ones, without products or running values."""
+    folds = [stmt for stmt in loop.body if isinstance(stmt, Fold)]
+    along = [whole.issuperset(fold.over) for fold in folds]
+    plain = all(isinstance(stmt, (Fold, Store)) for stmt in loop.body) and loop.where is None and not running(loop)
+    return plain and any(along) and all(fold.op != "dot" and fold.carry is None for fold in folds)
 
 
 def extend_spans(where: dict[Expr, Symbols], roots: Sequence[Expr]) -> None:

@@ -180,7 +180,7 @@ def block_extent(name: str, start: str, end: str, width: int, *, filled: bool = 
 def chunks_of(extent: Extent, size: sympy.Expr, length: int) -> tuple[str, Extent]:
     """Return the header of a loop over chunks of a whole axis of this size, and the extent of one chunk."""
     start, end = f"{extent.name}_0", f"{extent.name}_0 + {length}"
-    filled = size.is_Integer and size % length == 0
+    filled = extent.filled and size.is_Integer and size % length == 0
     if not filled:
         end = f"imin({end}, {extent.end})"
     header = f"for (int64_t {start} = 0; {start} < {extent.end}; {start} += {length})"

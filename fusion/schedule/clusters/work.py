@@ -19,7 +19,7 @@ from fusion.lowering.ir.expr import Cast, Expr, Load, Op, free_axes, index_of, l
 from fusion.lowering.ir.program import Compute, Contract, Extern, Map, Node, Program, Reduce, Scan, Scatter, axis_sizes
 from fusion.lowering.ir.scalar_ops import keeps_position
 from fusion.lowering.ir.sizes import estimate
-from fusion.schedule.iteration.contiguity import reads_across, reads_contiguously, window_loads
+from fusion.schedule.iteration.contiguity import contiguous_axes, reads_across, reads_contiguously, window_loads
 
 WINDOW = 64
 """Elements of a fold from which on its lanes run along it, and are combined in the end."""
@@ -132,18 +132,18 @@ def _windowed(program: Program, node: Map, steps: Steps) -> float:
 def is_split_window(program: Program, node: Node) -> bool:
     """Return whether a node folds short windows that lanes cannot read contiguously.
 
-    Either a condition decides for each element of a window whether it counts, or windows overlap, and the windows of
-    neighbouring lanes start two or more elements apart.
+    Either a condition that differs between neighbours in memory decides for each element of a window whether it counts,
+    or windows overlap, and the windows of neighbouring lanes start two or more elements apart.
     """
     if not isinstance(node, Reduce) or math.prod(estimate(axis.size, {}) for axis in node.over) >= WINDOW:
         return False
-    read = [part for part in postorder(*node.exprs) if isinstance(part, Load)]
-    chosen = any(load.mask is not None for load in read)
-    return (
-        chosen
-        or any(part.name == "where" for part in postorder(*node.exprs) if isinstance(part, Op))
-        or any(_overlaps(program, node, load) for load in read)
-    )
+    parts = list(postorder(*node.exprs))
+    read = [part for part in parts if isinstance(part, Load)]
+    masks = [load.mask for load in read if load.mask is not None]
+    chosen = [part.args[0] for part in parts if isinstance(part, Op) and part.name == "where"]
+    along = {axis.symbol for axis in contiguous_axes(program, node, ())}
+    differ = (not along or not along.isdisjoint(free_axes(condition)) for condition in (*masks, *chosen))
+    return any(differ) or any(_overlaps(program, node, load) for load in read)
 
 
 def _overlaps(program: Program, node: Reduce, load: Load) -> bool:

@@ -29,7 +29,8 @@ from fusion.lowering.ir.scalar_ops import EXTREMES, FoldName, ScanName, identity
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.contiguity import reads_contiguously
 from fusion.schedule.iteration.naming import unused
-from fusion.schedule.reductions.split import near_divisor, wanted_parts
+from fusion.schedule.reductions.divisors import near_divisor
+from fusion.schedule.reductions.split import wanted_parts
 
 COLUMNS_PER_PROGRAM = 8
 """The columns of one program if the scanned axis is not contiguous: a sector of float32."""

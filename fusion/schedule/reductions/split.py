@@ -11,15 +11,14 @@ where the longest alone has too few parts (`flat.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.indexing import FloorDiv, replace_axes, split_points
-from fusion.lowering.ir.expr import Expr, Load, index_of, postorder
+from fusion.lowering.indexing import FloorDiv, replace_axes
+from fusion.lowering.ir.expr import Expr, Load
 from fusion.lowering.ir.program import Axis, Map, Program, Reduce
 from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster
@@ -28,6 +27,7 @@ from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.reductions.column_sums import column_sums
+from fusion.schedule.reductions.divisors import fitting_divisor
 from fusion.schedule.reductions.flat import flattened
 from fusion.schedule.reductions.partial import ClusterCut, cut_cluster, with_cuts
 from fusion.schedule.reductions.row_totals import row_totals
@@ -127,7 +127,7 @@ def _held(
     if wanted <= split.count or int(elements) > wanted * capabilities.whole_limit:
         return None
     assert isinstance(node, Reduce)
-    return _fitting(node, axis, wanted) or wanted
+    return fitting_divisor(node, axis, wanted) or wanted
 
 
 def _single(dependences: Dependences, position: int) -> Cluster:
@@ -236,25 +236,7 @@ def _chunks(
     far = [axis for axis in node.over if axis not in along and 2 * estimate(axis.size, hints) >= target_count]
     longest = max(far or node.over, key=lambda axis: estimate(axis.size, hints))
     target_count = min(target_count, estimate(longest.size, hints))
-    return node, longest, 1 if target_count < 2 else _fitting(node, longest, target_count) or target_count
-
-
-def _fitting(node: Reduce, axis: Axis, wanted: int) -> int | None:
-    """Return the divisor of the length of `axis` nearest to `wanted`, within a factor of two; None if there is none.
-
-    If that axis stands for several axes of the operand, parts of whole rows, or that divide a row, are preferred: they
-    have simple indices.
-    """
-    if not axis.size.is_Integer:
-        return None
-    length = int(axis.size)
-    indices = [index for part in postorder(*node.args) for index in index_of(part)]
-    bounds = [1, *split_points(indices, axis.symbol, axis.size), length]
-
-    def is_even(count: int) -> bool:
-        return any(length // count % a == 0 and b % (length // count) == 0 for a, b in pairwise(bounds))
-
-    return near_divisor(length, wanted, is_even) or near_divisor(length, wanted)
+    return node, longest, 1 if target_count < 2 else fitting_divisor(node, longest, target_count) or target_count
 
 
 def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:
@@ -271,13 +253,3 @@ def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguo
     if contiguous:  # long parts take many threads each, so few programs fit on a multiprocessor
         wanted = max(wanted, min(length // capabilities.part, 4 * wanted))
     return min(wanted, length // shortest or 1)
-
-
-def near_divisor(length: int, wanted: int, fits: Callable[[int], bool] = lambda count: True) -> int | None:
-    """Return the divisor of `length` nearest to `wanted`, within a factor of two and at least 2; None if there is none.
-
-    >>> near_divisor(96, 7), near_divisor(97, 7), near_divisor(96, 1)
-    (6, None, 2)
-    """
-    near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if length % d == 0 and d <= length and fits(d)]
-    return min(near, key=lambda d: abs(d - wanted), default=None)
