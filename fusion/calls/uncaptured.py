@@ -76,19 +76,27 @@ def watched(
         name: of the program, for the warning.
     """
     is_first = True
+    inside, transform, modes = (
+        _Calls.inside,
+        torch._C._functorch.peek_interpreter_stack,
+        torch._C._len_torch_dispatch_stack,
+    )
 
     @functools.wraps(call)
     def run(*args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling():  # an outer program captures it
             return call(*args, **kwargs)
         _Calls.count += 1
-        _Calls.inside.depth = _Calls.depth() + 1
+        depth = getattr(inside, "depth", 0)
+        inside.depth = depth + 1
         try:
-            return called(args, kwargs)
+            if is_first or transform() is not None or modes():
+                return watching(args, kwargs)
+            return call(*args, **kwargs)
         finally:
-            _Calls.inside.depth -= 1
+            inside.depth = depth
 
-    def called(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def watching(args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         nonlocal is_first
         if off := _turned_off():
             warn_once(f"running eagerly: {name} is called {off}")

@@ -133,7 +133,7 @@ def aot_backend(
 def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Settings) -> Callable[..., object]:
     """Call AOTAutograd as Dynamo's wrapper does, without the import of inductor's debugging and scheduler.
 
-    Dynamo is disabled for the compilation and the run of backward, and for compiled functions.
+    Dynamo is disabled for the compilation and the run of backward, as it is for the callable that it gets.
     """
     if os.environ.get("TORCH_COMPILE_DEBUG") == "1" or any(isinstance(value, (list, tuple, dict)) for value in inputs):
         whole: Callable[..., object] = aot_autograd(**settings)(graph, inputs)
@@ -153,8 +153,7 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
     # PyTorch's splitting of DDP models knows by these that AOTAutograd compiled a part, and will compile its backward.
     counters["aot_autograd"]["total"] += 1
     counters["aot_autograd"]["ok"] += 1
-    forward: Callable[..., object] = disable(compiled, reason="it is compiled")
-    return forward
+    return compiled
 
 
 def _keep_what_is_saved() -> None:
