@@ -115,6 +115,8 @@ class _Function:
         scratch += [Scratch(name, "float", str(plan.count)) for name in self.folded.values()]
         for (_, stream), name in self.arranged.items():
             held = f"({self._steps(stream.per_word)}*{self._step(stream.per_word)}*{plan.count})"
+            if stream.fixed_point is not None:
+                held = str(stream.fixed_point.words(plan.depth))
             scratch.append(Scratch(name, "float", held))
         heap = on_heap(scratch, self.space, shared=False)
         width = prod(int(axis.size) for axis in plan.columns)
@@ -150,7 +152,8 @@ class _Function:
         for (factor, stream), name in self.arranged.items():
             array, steps = self.arrays[factors[factor]], self._steps(stream.per_word)
             call = f"arranged_{stream.name}({array}, {self.plan.depth}, "
-            if not shared or self.plan.count * self.plan.depth <= MOST_ON_ONE_THREAD:
+            alone = not shared or self.plan.count * self.plan.depth <= MOST_ON_ONE_THREAD
+            if alone or stream.fixed_point is not None:  # whether fixed point will do is known of the whole row
                 yield f"{call}0, {steps}, {name});"
                 continue
             yield "#pragma omp parallel for num_threads(threads)"

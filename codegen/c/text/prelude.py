@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from itertools import product
 
+from fusion.codegen.c.text.fixed_point import FIXED_POINT_TYPES
 from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import C_FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
@@ -383,7 +384,8 @@ def _definitions() -> dict[str, str]:
     functions["random_normal"] = _RANDOM_NORMAL
     for name, text in (("turn", _TURN), ("transpose", _TRANSPOSE), ("turn_all", _TURN_ALL)):
         functions |= {f"{name}_{T}": text.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
-    return functions | windows() | definitions() | {"lane_sum": LANE_SUM}
+    fixed = dict.fromkeys(("byte_products", "short_products"), FIXED_POINT_TYPES)
+    return functions | windows() | definitions() | {"lane_sum": LANE_SUM} | fixed
 
 
 INLINES: dict[str, str] = _definitions()

@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fusion.codegen.c.text.fixed_point import GUARD, FixedPoint, fixed_point_text
+
 MOST_SKINNY_ROWS = 16
 """Rows whose sums stay in registers."""
 
@@ -67,6 +69,13 @@ class Stream:
         """The number of weights in 32 bits."""
         return 32 // self.bits
 
+    @property
+    def fixed_point(self) -> FixedPoint | None:
+        """The form in fixed point, of one row whose sums may lose as much as those of float32; None: there is none."""
+        if self.rows > 1 or self.bits not in (4, 8) or not self.pairs:
+            return None
+        return FixedPoint(self.name, f"{self.name}_floats", self.bits, self.signed, self.high, self.offset, self.group)
+
     def shift(self, number: int) -> int:
         """Return the position of a weight of a word, in bits from its lowest."""
         return self.bits * (number ^ 1 if self.high and self.bits == 4 else number)
@@ -102,14 +111,13 @@ static void arranged_{name}(const float *restrict x, int64_t depth, int64_t from
         void *restrict arranged) {{
     for (int64_t step = from; step < to; step++)
         for (int m = 0; m < {rows}; m++) {{
-            const float *const row = x + m * depth + step * {per_word} * stream_lanes;
+            const float *row = x + m * depth + step * {per_word} * stream_lanes;
             const int64_t rest = depth - step * {per_word} * stream_lanes;
+            float last[{per_word} * stream_lanes] = {{0}};
+            if (rest < {per_word} * stream_lanes) row = __builtin_memcpy(last, row, rest * sizeof(float));
 {pairs}            float *const at = (float *)arranged + (step * {rows} + m) * {per_word} * stream_lanes;
             for (int j = 0; j < {per_word}; j++)
-                for (int l = 0; l < stream_lanes; l++) {{
-                    const int k = l * {per_word} + j;
-                    at[j * stream_lanes + l] = k < rest ? row[k] : 0.0f;
-                }}
+                for (int l = 0; l < stream_lanes; l++) at[j * stream_lanes + l] = row[l * {per_word} + j];
 {end}        }}
 }}"""
 
@@ -118,8 +126,7 @@ _ARRANGED_PAIRS = """\
             uint16_t *const at = (uint16_t *)arranged + (step * {rows} + m) * {pairs} * {per_word} * stream_lanes;
             for (int j = 0; j < {vectors}; j++)
                 for (int l = 0; l < 2 * stream_lanes; l++) {{
-                    const int k = l * {vectors} + j;
-                    const float number = k < rest ? row[k] : 0.0f;
+                    const float number = row[l * {vectors} + j];
                     uint16_t *const to = at + j * {pairs} * 2 * stream_lanes + l;
 {each}                }}
 #else
@@ -301,8 +308,9 @@ def _lookups(stream: Stream) -> list[tuple[int, int, int]]:
 @lru_cache(maxsize=64)
 def stream_text(stream: Stream) -> str:
     """Return the definitions of `arranged_NAME` and `sums_NAME` for a form of weights."""
+    fixed = stream.fixed_point
     words: dict[str, object] = {
-        "name": stream.name,
+        "name": stream.name if fixed is None else fixed.floats,
         "rows": stream.rows,
         "bits": stream.bits,
         "per_word": stream.per_word,
@@ -315,7 +323,27 @@ def stream_text(stream: Stream) -> str:
     floats = _float_sums(stream, words)
     if not stream.pairs:
         return "\n".join([arranged, floats])
-    return "\n".join([arranged, "#ifdef __AVX512BF16__", _pair_sums(stream, words), "#else", floats, "#endif"])
+    text = "\n".join([arranged, "#ifdef __AVX512BF16__", _pair_sums(stream, words), "#else", floats, "#endif"])
+    return text if fixed is None else "\n".join([text, *_fixed_sums(stream, fixed)])
+
+
+def _fixed_sums(stream: Stream, fixed: FixedPoint) -> Sequence[str]:
+    """Return the functions of a row in fixed point where the processor has its instructions, elsewhere as floats."""
+    before, scale = "", "(stream_float){0} + 1.0f"
+    if stream.group is not None:
+        lines, scale = _scale(stream, stream.group)
+        before = "".join(f"    {line}\n" for line in lines)
+    same = (f"#define {function}_{fixed.name} {function}_{fixed.floats}" for function in ("arranged", "sums"))
+    return GUARD, fixed_point_text(fixed, before, scale, AHEAD), "#else", *same, "#endif"
+
+
+def _scale(stream: Stream, group: int) -> tuple[list[str], str]:
+    """Return lines, and the scale of each lane of a step; lane l belongs to group l / lanes of these."""
+    lanes = group // stream.per_word
+    before = ["stream_int member;", f"for (int l = 0; l < stream_lanes; l++) member[l] = l / {lanes};"]
+    several = f"__builtin_shuffle(*(const loose_float *)(scales + step * weights / {group}), member)"
+    one = f"scales[step * weights / {group}] - (stream_float){{0}}"
+    return before, f"{group} < weights ? {several} : {one}"
 
 
 def _float_sums(stream: Stream, words: Mapping[str, object]) -> str:
@@ -350,10 +378,8 @@ def _sums(stream: Stream, words: Mapping[str, object], terms: int, tables: Seque
     parts = min(wanted, terms * unroll)
     body = _RUNS.format(run=RUN * parts // terms, parts=parts, unroll=unroll, ahead=AHEAD, **words)
     if stream.group is not None:
-        lanes = stream.group // stream.per_word
-        before += ["stream_int member;", f"for (int l = 0; l < stream_lanes; l++) member[l] = l / {lanes};"]
-        several = f"__builtin_shuffle(*(const loose_float *)(scales + step * weights / {stream.group}), member)"
-        one = f"scales[step * weights / {stream.group}] - (stream_float){{0}}"
-        scaled = _SCALES.format(lanes=lanes, scale=f"{stream.group} < weights ? {several} : {one}", **words)
+        lines, scale = _scale(stream, stream.group)
+        before += lines
+        scaled = _SCALES.format(lanes=stream.group // stream.per_word, scale=scale, **words)
         body = _GROUPS.format(ahead=AHEAD, scaled=scaled, **words)
     return _SUMS.format(before="".join(f"    {line}\n" for line in before), body=body, scaled=scaled, **words)

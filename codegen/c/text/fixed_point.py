@@ -1,0 +1,284 @@
+"""Emits C for products of one row with integers of 8 or 4 bits, in integer arithmetic of AVX2.
+
+A block of the row, up to 128 numbers, is rounded to integers of 23 bits times a power of two: at most 2^-23 of the
+block's largest number is lost, as much as additions in float32 lose.  These integers are split into terms that an
+instruction multiplies by weights and adds in pairs, exactly: weights of 4 bits by three terms of 8 bits, weights of 8
+bits by two of 16 bits.  An integer instruction multiplies two or four times as many weights as one of float32, and
+the weights are not converted.
+
+`arranged_NAME` and `sums_NAME` are those of `text/skinny`.  A row that is no good in fixed point is arranged as floats,
+which its first word says: one with an infinity or NaN, or of which more than an eighth of a block is smaller than 2^-14
+of the block's largest number and would be rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+GUARD = "#if defined(__AVX2__) && !defined(__AVX512F__)"
+"""The condition for the instructions, which wider registers replace."""
+
+HEADER_WORDS = 16
+"""The words before an arranged row: the first says whether it is in fixed point."""
+
+LONGEST_BLOCK = 128
+"""The most numbers with one exponent: so many products of 4 bits and terms of 8 bits add up to 16 bits."""
+
+REGISTER = 32
+"""Bytes of weights that are multiplied at once."""
+
+FIXED_POINT_TYPES = f"""\
+{GUARD}
+typedef int16_t fixed_short __attribute__((vector_size(32)));
+typedef int32_t fixed_int __attribute__((vector_size(32)));
+typedef uint8_t fixed_byte __attribute__((vector_size(32)));
+typedef uint16_t fixed_half __attribute__((vector_size(32)));
+typedef uint8_t loose_byte __attribute__((vector_size(32), aligned(1)));
+INLINE fixed_short byte_products(fixed_byte w, const char *x) {{  // by signed bytes, in pairs
+    fixed_short sums;
+    __asm__("vpmaddubsw %2, %1, %0" : "=x"(sums) : "x"(w), "m"(*(const fixed_byte *)x));
+    return sums;
+}}
+INLINE fixed_int short_products(fixed_short a, fixed_short b) {{  // in pairs
+    fixed_int sums;
+    __asm__("vpmaddwd %2, %1, %0" : "=x"(sums) : "x"(a), "xm"(b));
+    return sums;
+}}
+#endif"""
+
+_ARRANGED = """\
+static _Bool fixed_{name}(const float *restrict x, int64_t depth, char *restrict to) {{
+    _Bool fits = 1;
+    enum {{ half = {weights} / 2 }};
+    for (int64_t from = 0; from < depth; from += {block}, to += {bytes}) {{
+        const float *row = x + from;
+        float last[{block}] = {{0}};
+        if (depth - from < {block}) row = __builtin_memcpy(last, row, (depth - from) * sizeof(float));
+        _Alignas(64) float numbers[{block}];  // of a register, those with even places and those with odd ones
+        for (int step = 0; step < {steps}; step++)
+            for (int k = 0; k < half; k++) {{
+                numbers[{weights} * step + {first} * half + k] = row[{weights} * step + 2 * k];
+                numbers[{weights} * step + {second} * half + k] = row[{weights} * step + 2 * k + 1];
+            }}
+        int32_t most = 22 << 23;  // of a smaller one, the power of two below would be too small
+        #pragma omp simd reduction(max: most)
+        for (int k = 0; k < {block}; k++) {{
+            const int32_t bits = float_to_bits(numbers[k]) & 0x7fffffff;
+            most = bits > most ? bits : most;
+        }}
+        if (most > 0x7f7fffff) return 0;
+        const int32_t exponent = most >> 23;
+        const float up = bits_to_float((uint32_t)(275 - exponent) << 23);  // numbers become smaller than 2^22
+        _Alignas(64) int32_t whole[{block}];
+        int32_t rounded = 0;
+        #pragma omp simd reduction(+: rounded)
+        for (int k = 0; k < {block}; k++) {{
+            const float number = numbers[k] * up, shifted = number + 12582912.0f;
+            const int32_t n = float_to_bits(shifted) - 0x4b400000, size = n < 0 ? -n : n;
+            rounded += (size < 256) & (shifted - 12582912.0f != number);
+            whole[k] = n;
+        }}
+        fits &= rounded <= {block} / 8;
+        *(float *)to = bits_to_float((uint32_t)(exponent - 21) << 23);
+        for (int part = 0; part < 2 * {steps}; part++) {{
+            const int32_t *const of = whole + half * part;
+{terms}        }}
+{added}    }}
+    return fits;
+}}
+static void arranged_{name}(const float *restrict x, int64_t depth, int64_t from, int64_t to,
+        void *restrict arranged) {{
+    *(int32_t *)arranged = fixed_{name}(x, depth, (char *)arranged + 4 * {header});
+    if (!*(int32_t *)arranged) arranged_{floats}(x, depth, from, to, (float *)arranged + {header});
+}}"""
+
+_BYTE_TERMS = """\
+            int8_t *const at = (int8_t *)to + {start} + part / 2 * 192 + part % 2 * 32;
+            #pragma omp simd
+            for (int k = 0; k < 32; k++) {{
+                at[k] = (int8_t)of[k];
+                at[64 + k] = (int8_t)((of[k] + 0x80) >> 8);
+                at[128 + k] = (int8_t)((of[k] + 0x8080) >> 16);
+            }}
+"""
+
+_SHORT_TERMS = """\
+            int16_t *const at = (int16_t *)(to + {start} + part / 2 * 128 + part % 2 * 32);
+            #pragma omp simd
+            for (int k = 0; k < 16; k++) {{
+                at[k] = of[k] & 255;
+                at[32 + k] = of[k] >> 8;
+            }}
+"""
+
+_ADDED = """\
+        uint8_t ones[{held}];
+        __builtin_memset(ones, {one}, {held});
+        fixed_int *const sums = (fixed_int *)to + 1;
+        products_{name}((const char *)ones, to, sums, sums + 1);
+        sums[0] *= {offset};
+        sums[1] *= {offset};
+"""
+
+_PRODUCTS = """\
+INLINE void products_{name}(const char *at, const char *x, fixed_int *restrict to_low, fixed_int *restrict to_high) {{
+{products}    *to_low = low;
+    *to_high = high;
+}}"""
+
+_SUMS = """\
+INLINE stream_float block_{name}(const char *restrict at, const char *restrict x, stream_float scale) {{
+    fixed_int low, high;
+    products_{name}(at, x, &low, &high);
+{add}    return scale * *(const float *)x * (256.0f * __builtin_convertvector(high, stream_float)
+        + __builtin_convertvector(low, stream_float));
+}}
+static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, const char *restrict w,
+        const float *restrict scales, int64_t depth, float *restrict sums) {{
+    enum {{ weights = {block} }};
+    const int64_t whole = depth / weights;
+    stream_float total = {{0}};
+{before}    int64_t step = 0;
+    for (; step < whole; step++, w += {held}, x += {bytes}) {{
+        for (int line = 0; line < {held}; line += 64) __builtin_prefetch(w + line + {ahead});
+        total += block_{name}(w, x, {scale});
+    }}
+    if (step * weights < depth) {{
+        uint8_t last[{held}] = {{0}};
+        __builtin_memcpy(last, w, (depth - step * weights) * {bits} / 8);
+        total += block_{name}((const char *)last, x, {scale});
+    }}
+    sums[0] = lane_sum(total);
+}}
+INLINE void sums_{name}(const void *restrict x, const void *restrict w, const float *restrict scales, int64_t depth,
+        float *restrict sums) {{
+    if (*(const int32_t *)x) fixed_sums_{name}((const char *)x + 4 * {header}, w, scales, depth, sums);
+    else sums_{floats}((const float *)x + {header}, w, scales, depth, sums);
+}}"""
+
+_ADD = """\
+    low += ((const fixed_int *)x)[1];
+    high += ((const fixed_int *)x)[2];
+"""
+
+_BYTE_PRODUCTS = """\
+    fixed_short first = {{0}}, second = {{0}}, third = {{0}};
+    #pragma GCC unroll 4
+    for (int step = 0; step < {steps}; step++) {{
+        const fixed_byte word = *(const loose_byte *)(at + 32 * step);
+        const fixed_byte low = (word & 15){turned}, high = ((fixed_byte)((fixed_half)word >> 4) & 15){turned};
+        const char *const terms = x + {start} + 192 * step;
+        first += byte_products(low, terms) + byte_products(high, terms + 32);
+        second += byte_products(low, terms + 64) + byte_products(high, terms + 96);
+        third += byte_products(low, terms + 128) + byte_products(high, terms + 160);
+    }}
+    const fixed_short ones = (fixed_short){{0}} + 1;
+    const fixed_int low = short_products(first, ones);
+    const fixed_int high = (short_products(third, ones) << 8) + short_products(second, ones);
+"""
+
+_SHORT_PRODUCTS = """\
+    fixed_int low = {{0}}, high = {{0}};
+    #pragma GCC unroll 4
+    for (int step = 0; step < {steps}; step++) {{
+        const fixed_short word = (fixed_short)*(const loose_byte *)(at + 32 * step);
+        const fixed_short even = {even}, odd = {odd};
+        const fixed_short *const terms = (const fixed_short *)(x + {start} + 128 * step);
+        low += short_products(even, terms[0]) + short_products(odd, terms[1]);
+        high += short_products(even, terms[2]) + short_products(odd, terms[3]);
+    }}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """The arrangement of a row that multiplies integers.
+
+    Attributes:
+        name: of the functions; `floats`: of those in floats.
+        bits, signed, high, offset, group: as in `Stream`.
+    """
+
+    name: str
+    floats: str
+    bits: int
+    signed: bool
+    high: bool
+    offset: int
+    group: int | None
+
+    @property
+    def weights(self) -> int:
+        """Weights in a register."""
+        return REGISTER * 8 // self.bits
+
+    @property
+    def steps(self) -> int:
+        """Registers in a block, whose weights have one scale."""
+        block = LONGEST_BLOCK if self.group is None else min(LONGEST_BLOCK, self.group)
+        return max(1, block // self.weights)
+
+    @property
+    def block(self) -> int:
+        """Numbers in a block."""
+        return self.steps * self.weights
+
+    @property
+    def added(self) -> int:
+        """What is added to each integer: signed ones of 4 bits are read as those without a sign, minus 8."""
+        return self.offset - 8 if self.signed and self.bits == 4 else self.offset
+
+    @property
+    def start(self) -> int:
+        """The place of a block's first term, in bytes: after the factor, and the sums times what is added."""
+        return 3 * REGISTER if self.added else REGISTER
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of an arranged block."""
+        return self.start + self.steps * (192 if self.bits == 4 else 128)
+
+    def words(self, depth: int) -> int:
+        """Return how many words of 32 bits a row needs, in fixed point or as floats."""
+        blocks = -(-depth // LONGEST_BLOCK) * (LONGEST_BLOCK // self.block)
+        return HEADER_WORDS + blocks * max(self.bytes // 4, self.block)
+
+
+def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> str:
+    """Return the functions of a form whose floats are defined already.
+
+    Args:
+        before, scale: lines, and the scale of each lane in terms of `step` and `weights`.
+        ahead: bytes before their use at which weights are fetched.
+    """
+    words: dict[str, object] = {
+        **{name: getattr(form, name) for name in ("name", "floats", "bits", "weights", "steps", "block", "bytes")},
+        "start": form.start,
+        "offset": form.added,
+        "header": HEADER_WORDS,
+        "held": form.steps * REGISTER,
+        "before": before,
+        "scale": scale,
+        "ahead": ahead,
+    }
+    return "\n".join(
+        [_products(form, words), _arranged(form, words), _SUMS.format(add=_ADD if form.added else "", **words)]
+    )
+
+
+def _arranged(form: FixedPoint, words: Mapping[str, object]) -> str:
+    terms = (_BYTE_TERMS if form.bits == 4 else _SHORT_TERMS).format(**words)
+    one = 0x01 if form.bits == 8 else 0x99 if form.signed else 0x11
+    added = _ADDED.format(one=one, **words) if form.added else ""
+    return _ARRANGED.format(terms=terms, added=added, first=int(form.high), second=int(not form.high), **words)
+
+
+def _products(form: FixedPoint, words: Mapping[str, object]) -> str:
+    if form.bits == 4:
+        products = _BYTE_PRODUCTS.format(turned=" ^ 8" if form.signed else "", **words)
+    else:
+        even = "(word << 8) >> 8" if form.signed else "word & 255"
+        odd = "word >> 8" if form.signed else "(fixed_short)((fixed_half)word >> 8)"
+        products = _SHORT_PRODUCTS.format(even=even, odd=odd, **words)
+    return _PRODUCTS.format(products=products, **words)

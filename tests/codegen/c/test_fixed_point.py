@@ -1,0 +1,115 @@
+"""Rows times integers in fixed point: exact sums, numbers that do not fit, rows that are left to floats."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusion
+from fusion.codegen.c.compiler import find_compiler
+from fusion.codegen.c.text.prelude import prelude
+from fusion.codegen.c.text.skinny import Stream, stream_text
+
+BF16 = torch.bfloat16
+OPTIONS = {"target": "c", "strict": True}
+
+PROBE = """
+#include <stdio.h>
+#include <string.h>
+static void (*volatile arrange)(const float *, int64_t, int64_t, int64_t, void *) = arranged_{name};
+static void sum(const void *x, const void *w, const float *scales, int64_t depth, float *sums) {{
+    sums_{name}(x, w, scales, depth, sums);
+}}
+static void (*volatile add)(const void *, const void *, const float *, int64_t, float *) = sum;
+int main(void) {{
+    enum {{ depth = {depth} }};
+    _Alignas(64) static float x[depth], scales[depth / {group} + 32], arranged[{words}], sums[1];
+    static unsigned char w[depth * {bits} / 8];
+    for (int i = 0; i < depth; i++) x[i] = (i * 7 % 31) - 15;
+    for (int i = 0; i < (int)sizeof w; i++) w[i] = i * 37 + i / 5;
+    for (int i = 0; i < depth / {group}; i++) scales[i] = 1 + i % 3;
+    const int step = {per_word} * stream_lanes;
+    arrange(x, depth, 0, (depth + step - 1) / step, arranged);
+    add(arranged, w, scales, depth, sums);
+    printf("%d %.0f\\n", *(int *)arranged, sums[0]);
+    return 0;
+}}
+"""
+"""The functions are called through pointers: neither is compiled for one depth."""
+
+STREAMS = [
+    Stream(8, 1, signed=True, pairs=1),
+    Stream(8, 1, offset=-128, pairs=2),
+    Stream(8, 1, signed=True, group=32, pairs=1),
+    Stream(8, 1, signed=True, group=512, pairs=1),
+    Stream(4, 1, offset=-8, pairs=1),
+    Stream(4, 1, signed=True, pairs=2),
+    Stream(4, 1, offset=-8, high=True, group=32, pairs=1),
+    Stream(4, 1, signed=True, high=True, group=128, pairs=1),
+]
+
+
+def weights(stream: Stream, depth: int) -> list[int]:
+    """The weights of the probe, as the stream reads them."""
+    held = [(i * 37 + i // 5) % 256 for i in range(depth * stream.bits // 8)]
+    if stream.bits == 4:
+        order = (4, 0) if stream.high else (0, 4)
+        held = [byte >> shift & 15 for byte in held for shift in order]
+    sign = 1 << (stream.bits - 1)
+    return [(n - 2 * sign if stream.signed and n >= sign else n) + stream.offset for n in held]
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
+@pytest.mark.parametrize("flags", [(), ("-mno-avx2",)], ids=["native", "floats"])
+def test_sums_of_integers_are_exact(tmp_path, stream, flags):
+    """Compare integers below 2^24 with Python's, for whole and odd numbers of blocks."""
+    for depth in (depth for depth in (160, 1024, 1120, 1152) if depth % (stream.group or 32) == 0):
+        fixed = stream.fixed_point
+        assert fixed is not None
+        words = {"depth": depth, "group": stream.group or depth, "bits": stream.bits, "name": stream.name}
+        text = stream_text(stream) + PROBE.format(per_word=stream.per_word, words=fixed.words(depth), **words)
+        (tmp_path / "probe.c").write_text(prelude(text) + text)
+        program = tmp_path / "probe"
+        find_compiler().call(*find_compiler().flags(), *flags, str(tmp_path / "probe.c"), "-o", str(program))
+        _, got = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
+        terms = ((k, ((k * 7 % 31) - 15) * w) for k, w in enumerate(weights(stream, depth)))
+        scaled = (term * (1 if stream.group is None else 1 + k // stream.group % 3) for k, term in terms)
+        assert int(got) == sum(scaled), (stream.name, depth)
+
+
+def product(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+    return F.linear(x, w.to(x.dtype) * scale[:, None])
+
+
+def rows() -> dict[str, Tensor]:
+    """Rows of 300 numbers that are hard to round together."""
+    plain = torch.randn(1, 300)
+    outlier, zeros, small, large = plain.clone(), plain.clone(), plain * 1e-37, plain * 1e33
+    outlier[0, 5] = 3e6
+    zeros[0, 10:] = 0
+    return {"outlier": outlier, "zeros": zeros, "small": small, "large": large, "subnormal": plain * 1e-39}
+
+
+@pytest.mark.parametrize("name", list(rows()))
+def test_rows_of_uneven_numbers_are_as_exact_as_eager(name):
+    """With a weight of zero at an outlier, what is left are the numbers that a common exponent would round away."""
+    torch.manual_seed(3)
+    x, w = rows()[name].to(BF16), torch.randint(-127, 128, (24, 300), dtype=torch.int8)
+    w[:, 5] = 0
+    scale = torch.full((24,), 0.125).to(BF16)
+    got, eager = fusion.fuse(product, options=OPTIONS)(x, w, scale), product(x, w, scale)
+    exact = product(x.double(), w, scale.double())
+    assert (got.double() - exact).norm() <= 2 * (eager.double() - exact).norm() + 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan])
+def test_not_finite_numbers_are_left_to_floats(number):
+    x, w = torch.randn(1, 256).to(BF16), torch.randint(-127, 128, (24, 256), dtype=torch.int8)
+    x[0, 200], w[3, 200] = number, 0
+    scale = torch.rand(24).to(BF16)
+    got, eager = fusion.fuse(product, options=OPTIONS)(x, w, scale), product(x, w, scale)
+    torch.testing.assert_close(got, eager, equal_nan=True)
