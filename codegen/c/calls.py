@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -19,6 +20,33 @@ from fusion.lowering.errors import OutOfMemory
 NO_MEMORY = 2
 """The bit of a function's result that says that there was no memory for its scratch arrays; the bit 1 says that a check
 has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The function of a launcher without sizes, for launches in a sequence (`sequence.py`).
+
+    Attributes:
+        function: holds the library.
+        address: of the function.
+        tensors: the number of its tensors.
+        error: its result, and its arguments → the error.
+    """
+
+    function: object
+    address: int
+    tensors: int
+    error: Callable[[int, Arguments], Exception]
+
+
+def entry_of(launch: object) -> Entry | None:
+    """Return the function behind a launcher; None of a launcher with sizes, or of another target."""
+    entry = getattr(launch, ENTRY, None)
+    return entry if isinstance(entry, Entry) else None
+
+
+ENTRY = "entry"
+"""The attribute of a launcher with its `Entry`."""
 
 
 def launcher_of(binary: bytes, callee: Callee, failed: Failed) -> Callable[..., None]:
@@ -49,4 +77,7 @@ def launcher_of(binary: bytes, callee: Callee, failed: Failed) -> Callable[..., 
         if result := call(*map(pointer, held), *args[count:], threads()):
             raise error(result, args)
 
-    return launch_sized if callee.sizes else launch
+    if callee.sizes:
+        return launch_sized
+    setattr(launch, ENTRY, Entry(function, ctypes.cast(function, ctypes.c_void_p).value or 0, count, error))
+    return launch

@@ -44,6 +44,7 @@ from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
 from fusion.runtime.profiled import in_ranges, while_profiled
 from fusion.runtime.recording import Recorder
+from fusion.runtime.sequences import joined
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule
 from fusion.schedule.clusters.alternatives import Measure
@@ -164,7 +165,7 @@ def _spliced(
     module = splice(compilation.schedule, built, main, refused, compilation.interface.kept, watch)
     trace.module(module, compilation.schedule)
     return while_profiled(
-        on_device(partial(module.forward), main), lambda: on_device(partial(in_ranges(module).forward), main)
+        on_device(partial(joined(module).forward), main), lambda: on_device(partial(in_ranges(module).forward), main)
     )
 
 

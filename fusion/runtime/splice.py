@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import NoReturn, cast
 
 import sympy
 import torch
@@ -19,6 +19,7 @@ from torch import fx
 from typing_extensions import assert_never
 
 from fusion.codegen.build import Built
+from fusion.codegen.c.calls import Entry, entry_of
 from fusion.codegen.target import LateLauncher, Launcher
 from fusion.inspect.watch import Watch
 from fusion.lowering.checks.checked import has_checks
@@ -33,6 +34,7 @@ from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.names import identifier, named
 from fusion.runtime.results import as_traced
+from fusion.runtime.sequences import IN_C, NativeLaunch
 from fusion.runtime.sizes import Sizes
 from fusion.runtime.views import only_reads, starts, unaliased_results
 from fusion.schedule import Schedule
@@ -182,7 +184,8 @@ class _Splicer:
                 case Chunked():
                     self._chunked(step)
                 case KernelCall():
-                    self._launch(step, self._launcher(step, built[step.kernel].launch))
+                    native = entry_of(built[step.kernel].launch) if self.watch is None else None
+                    self._launch(step, self._launcher(step, built[step.kernel].launch), native)
                 case _:
                     assert_never(step)
         self.graph.output(tuple(self._output(out) for out in self.program.outputs))
@@ -196,7 +199,7 @@ class _Splicer:
         launched.kernel = call.kernel  # type: ignore[attr-defined]  # for dumps, which launch it from its file
         return launched
 
-    def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:
+    def _launch(self, call: KernelCall, launch: Callable[..., object], entry: Entry | None) -> None:
         for name in call.written:
             buffer, layout = self.program.buffers[name], self._layout(name)
             empty = allocator(buffer.device, self.main)
@@ -212,6 +215,8 @@ class _Splicer:
         sizes = tuple(self.sizes.of(symbol) for symbol in call.kernel.sizes)
         node = self.graph.call_function(launch, (*(self._for_kernel(name) for name in call.buffers), *sizes))
         node.meta[LAUNCH] = call
+        if entry is not None:
+            node.meta[IN_C] = NativeLaunch(entry, _failing(call, entry))
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
     def _chunked(self, call: Chunked[Program]) -> None:
@@ -358,6 +363,19 @@ def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., o
             raise type(failed)("\n  at: ".join((failed.message, *lines))) from None
 
     return located
+
+
+def _failing(step: KernelCall, entry: Entry) -> Callable[[int, Sequence[torch.Tensor]], NoReturn]:
+    """Return what raises the error of a launch's result on its tensors, with the user's lines."""
+
+    def fail(result: int, tensors: Sequence[torch.Tensor]) -> NoReturn:
+        def launch(*tensors: object) -> object:
+            raise entry.error(result, cast("Sequence[torch.Tensor]", tensors))
+
+        _located(launch, step)(*tensors)
+        raise AssertionError("a failed launch raises an error")
+
+    return fail
 
 
 def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object] | None) -> Launcher:

@@ -18,7 +18,6 @@ from fusion.artifact.ahead import CompiledGraph
 from fusion.artifact.capture import CapturedProgram
 from fusion.artifact.manifest import RegisterResult, SizeEntry, ViewLayout
 from fusion.artifact.signature import ProgramSignature
-from fusion.artifact.standalone.memory import Alive, planned
 from fusion.artifact.standalone.products import CalledProduct, product_of
 from fusion.artifact.standalone.sizes import size_text
 from fusion.artifact.state import identity, refuse_shared_memory
@@ -45,6 +44,7 @@ from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Buffer, BufferRef, Extern
 from fusion.lowering.random.seeded import LIMITS
 from fusion.runtime.views import starts
+from fusion.runtime.workspaces import Alive, planned
 from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten

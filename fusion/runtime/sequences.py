@@ -1,0 +1,189 @@
+"""Joins launches of small kernels on a CPU that follow each other into one call.
+
+Input: a spliced module; output: the same module, in which launches in a row, with the allocations between them, are one
+call of C (`codegen/c/sequence`).  Tensors that only these launches see become parts of a workspace, which they share as
+their lives allow.  Where a check fails, the tensors of its launch are made for the message.
+
+Intermediate tensors and inputs live until the last launch of a sequence; so only sequences with a small workspace are
+joined, in which the calls matter, and not the memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NoReturn, cast
+
+import sympy
+import torch
+from torch import fx
+
+from fusion.codegen.c.calls import Entry
+from fusion.codegen.c.sequence import MOST_TENSORS, launched_in_sequence
+from fusion.runtime.memory import allocator, allocator_device, in_memory_of
+from fusion.runtime.names import named
+from fusion.runtime.workspaces import Alive, planned
+
+IN_C = "fusion_in_c"
+"""The key of the metadata of a node that launches a kernel by a function in C: its `NativeLaunch`."""
+
+LARGEST_WORKSPACE = 4 << 20
+"""The largest workspace of a sequence: larger tensors are freed, and given to others, as early as they can be."""
+
+ALIGNMENT = 64
+"""The alignment of tensors in bytes, as PyTorch allocates them."""
+
+_empty = cast("Callable[..., torch.Tensor]", allocator(torch.device("cpu"), None))
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLaunch:
+    """A launch of a function in C, and what raises the error of its result and its tensors."""
+
+    entry: Entry
+    fail: Callable[[int, Sequence[torch.Tensor]], NoReturn]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor in the workspace, which begins at a byte."""
+
+    begin: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, workspace: torch.Tensor) -> torch.Tensor:
+        """Return the tensor."""
+        typed = workspace[self.begin :].view(self.dtype)
+        return typed.as_strided(self.shape, self.strides, typed.storage_offset())
+
+
+def joined(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a module with joined launches; the module itself if there are none to join."""
+    runs = [run for run in _runs(module.graph) if sum(IN_C in node.meta for node in run) > 1]
+    if not runs:
+        return module
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.output(graph.graph_copy(module.graph, copies))
+    changed = False
+    for run in runs:
+        changed |= _join(graph, [copies[node] for node in run])
+    if not changed:
+        return module
+    graph.set_codegen(module.graph._codegen)
+    return fx.GraphModule(module, graph)
+
+
+def _runs(graph: fx.Graph) -> Iterator[list[fx.Node]]:
+    """Yield the nodes of each sequence: launches, allocations, and other shapes of their memory."""
+    run: list[fx.Node] = []
+    for node in graph.nodes:
+        if _joins(node):
+            run.append(node)
+        elif run:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _joins(node: fx.Node) -> bool:
+    if IN_C in node.meta:
+        return len(node.args) <= MOST_TENSORS
+    if node.target is in_memory_of:
+        return len(node.args) == 3 and len(node.all_input_nodes) == 1
+    return allocator_device(node.target) == "cpu" and not node.all_input_nodes
+
+
+def _join(graph: fx.Graph, run: Sequence[fx.Node]) -> bool:
+    """Replace a run by one call, unless its workspace is too large."""
+    inside = set(run)
+    launches = [node for node in run if IN_C in node.meta]
+    roots = {node: node for node in run if allocator_device(node.target) == "cpu"}
+    for node in run:
+        if node.target is in_memory_of and node.args[0] in roots:
+            roots[node] = roots[cast("fx.Node", node.args[0])]
+    kept = {roots[node] for node in roots if not inside.issuperset(node.users)}
+    own = {node: root for node, root in roots.items() if root not in kept}
+    offsets, bytes_ = _workspace(launches, own)
+    if bytes_ > LARGEST_WORKSPACE:
+        return False
+    parts = {node: _part(node, root, offsets[root]) for node, root in own.items()}
+    outer: dict[fx.Node, int] = {}
+
+    def place(arg: object) -> int | _Part:
+        node = cast("fx.Node", arg)
+        return parts[node] if node in parts else outer.setdefault(node, len(outer))
+
+    places = [[place(arg) for arg in node.args] for node in launches]
+    call = _called([_launch(node) for node in launches], places, bytes_)
+    if call is None:
+        return False
+    with graph.inserting_after(run[-1]):
+        graph.call_function(named(call, f"launch_{len(launches)}"), tuple(outer))
+    for node in reversed(run):
+        if IN_C in node.meta or not node.users:
+            graph.erase_node(node)
+    return True
+
+
+def _launch(node: fx.Node) -> NativeLaunch:
+    return cast("NativeLaunch", node.meta[IN_C])
+
+
+def _part(node: fx.Node, root: fx.Node, begin: int) -> _Part:
+    shape, strides = node.args[1:3] if node.target is in_memory_of else node.args[:2]
+    return _Part(
+        begin, cast("tuple[int, ...]", shape), cast("tuple[int, ...]", strides), cast("torch.dtype", root.args[2])
+    )
+
+
+def _workspace(launches: Sequence[fx.Node], own: Mapping[fx.Node, fx.Node]) -> tuple[dict[fx.Node, int], int]:
+    """Return where each allocation begins in the workspace, and the size of that."""
+    lives: dict[fx.Node, list[int]] = {}
+    for number, node in enumerate(launches):
+        for arg in node.args:
+            if (root := own.get(cast("fx.Node", arg))) is not None:
+                lives.setdefault(root, []).append(number)
+    alive = [Alive(root.name, sympy.Integer(_bytes(root)), steps[0], steps[-1]) for root, steps in lives.items()]
+    plan = planned(alive, {})
+    begins, end = [], 0
+    for sizes in plan.sizes:
+        begins.append(end)
+        end += max(map(int, sizes))
+    return {root: begins[plan.slots[root.name]] for root in lives} | {r: 0 for r in own.values() if r not in lives}, end
+
+
+def _bytes(root: fx.Node) -> int:
+    """Return the size of an allocation, in whole lines."""
+    shape, strides, dtype = root.args
+    sizes = cast("tuple[int, ...]", shape)
+    last = sum(map(operator.mul, (size - 1 for size in sizes), cast("tuple[int, ...]", strides)))
+    elements = last + 1 if prod(sizes) else 0
+    return -(-elements * cast("torch.dtype", dtype).itemsize // ALIGNMENT) * ALIGNMENT
+
+
+def _called(
+    launches: Sequence[NativeLaunch], places: Sequence[Sequence[int | _Part]], size: int
+) -> Callable[..., None] | None:
+    """Return the call of a sequence; None if it cannot be compiled."""
+    at = [[-1 - place.begin if isinstance(place, _Part) else place for place in of] for of in places]
+    launch = launched_in_sequence([each.entry for each in launches], at)
+    if launch is None:
+        return None
+    shape = (max(size, 1),)
+
+    def call(*outer: torch.Tensor) -> None:
+        workspace = _empty(shape, (1,), torch.uint8)
+        if (failed := launch(outer, workspace.data_ptr())) is not None:
+            number, result = failed
+            tensors = [place.of(workspace) if isinstance(place, _Part) else outer[place] for place in places[number]]
+            launches[number].fail(result, tensors)
+
+    return call
+
+
+__all__ = ["IN_C", "NativeLaunch", "joined"]
