@@ -4,8 +4,8 @@ Input: a spliced module; output: the same module, in which launches in a row, wi
 call of C (`codegen/c/sequence`).  Tensors that only these launches see become parts of a workspace, which they share as
 their lives allow.  Where a check fails, the tensors of its launch are made for the message.
 
-Intermediate tensors and inputs live until the last launch of a sequence; so only sequences with a small workspace are
-joined, in which the calls matter, and not the memory.
+Intermediate tensors and inputs live until the last launch of a sequence, and its results are allocated before the
+first; so only sequences that allocate little are joined, in which the calls matter, and not the memory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from fusion.runtime.workspaces import Alive, planned
 IN_C = "fusion_in_c"
 """The key of the metadata of a node that launches a kernel by a function in C: its `NativeLaunch`."""
 
-LARGEST_WORKSPACE = 4 << 20
-"""The largest workspace of a sequence: larger tensors are freed, and given to others, as early as they can be."""
+MOST_ALLOCATED = 4 << 20
+"""The most bytes of the workspace and the results of a sequence: larger tensors are freed, and given to others, as
+early as they can be."""
 
 ALIGNMENT = 64
 """The alignment of tensors in bytes, as PyTorch allocates them."""
@@ -99,7 +100,7 @@ def _joins(node: fx.Node) -> bool:
 
 
 def _join(graph: fx.Graph, run: Sequence[fx.Node]) -> bool:
-    """Replace a run by one call, unless its workspace is too large."""
+    """Replace a run by one call, unless it allocates too much."""
     inside = set(run)
     launches = [node for node in run if IN_C in node.meta]
     roots = {node: node for node in run if allocator_device(node.target) == "cpu"}
@@ -109,7 +110,7 @@ def _join(graph: fx.Graph, run: Sequence[fx.Node]) -> bool:
     kept = {roots[node] for node in roots if not inside.issuperset(node.users)}
     own = {node: root for node, root in roots.items() if root not in kept}
     offsets, bytes_ = _workspace(launches, own)
-    if bytes_ > LARGEST_WORKSPACE:
+    if bytes_ + sum(map(_bytes, kept)) > MOST_ALLOCATED:
         return False
     parts = {node: _part(node, root, offsets[root]) for node, root in own.items()}
     outer: dict[fx.Node, int] = {}

@@ -66,8 +66,21 @@ def test_other_steps_are_between_calls(joined):
 
 
 def test_large_tensors_are_freed_as_early_as_they_can_be(joined):
-    rows = sequences.LARGEST_WORKSPACE // (50 * 4) + 1
+    rows = sequences.MOST_ALLOCATED // (50 * 4) + 1
     fusion.fuse(steps, options=OPTIONS)(torch.randn(rows, 50), torch.randn(50))
+    assert not launches(joined[-1]), joined
+
+
+def test_sequences_allocate_little_in_all(joined):
+    """Large results would be allocated before the first launch, when inputs are not freed yet."""
+    rows = sequences.MOST_ALLOCATED // (50 * 4 * 4) + 1
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        a = torch.softmax(x, -1)
+        b = torch.softmax(a * a.sum(0), -1)
+        return a, b, torch.softmax(b * b.sum(0), -1), a * b.amax(0)
+
+    fusion.fuse(f, options=OPTIONS)(torch.randn(rows, 50))
     assert not launches(joined[-1]), joined
 
 
