@@ -15,6 +15,7 @@ from fusion.codegen.c.text.functions import FUNCTIONS
 from fusion.codegen.c.text.library import C_FLOATS, LIBRARY, declarations
 from fusion.codegen.c.text.products import FACTORS, definitions
 from fusion.codegen.c.text.skinny import LANE_SUM
+from fusion.codegen.c.text.turns import turns
 from fusion.codegen.c.text.windows import definitions as windows
 
 INLINE = "static inline __attribute__((always_inline))"
@@ -153,44 +154,6 @@ INLINE float random_normal(int64_t seed, int64_t offset) {  // Box-Muller
     const float u = unit_interval(first), angle = 6.2831855f * unit_interval(second);
     return __builtin_sqrtf(-2.0f * logf(u > 1.0e-7f ? u : 1.0e-7f)) * cosf(angle);
 }"""
-
-# A 16 × 16 block goes through registers: four rounds of interleaving rows i and i + 8 transpose it.
-_TURN = """\
-INLINE void turn_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} *to, int64_t step) {{
-#if defined(__AVX512BW__) && !defined(__clang__)
-    typedef {T} row __attribute__((vector_size(16 * sizeof({T})), aligned(sizeof({T}))));
-    typedef {I} order __attribute__((vector_size(16 * sizeof({T}))));
-    if (rows == 16 && columns == 16) {{
-        const order low = {{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}}, high = low + 8;
-        row r[5][16];
-        #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) r[0][i] = *(const row *)(from + i * stride);
-        #pragma GCC unroll 4
-        for (int round = 0; round < 4; round++) {{
-            #pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) {{
-                r[round + 1][2 * i] = __builtin_shuffle(r[round][i], r[round][i + 8], low);
-                r[round + 1][2 * i + 1] = __builtin_shuffle(r[round][i], r[round][i + 8], high);
-            }}
-        }}
-        #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++) *(row *)(to + i * step) = r[4][i];
-        return;
-    }}
-#endif
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < columns; j++) to[j * step + i] = from[i * stride + j];
-}}"""
-_TRANSPOSE = """\
-INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} to[16][16]) {{
-    turn_{T}(from, stride, rows, columns, to[0], 16);
-}}"""
-_TURN_ALL = """\
-static void turn_all_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} *to, int64_t step) {{
-    for (int64_t j = 0; j < columns; j += 16)
-        for (int64_t i = 0; i < rows; i += 16)
-            turn_{T}(from + i * stride + j, stride, imin(16, rows - i), imin(16, columns - j), to + j * step + i, step);
-}}"""
 
 # x86 has an instruction for the choice, which gives b where one is NaN.  For `(a > b) | (a != a)` GCC has branches
 # outside of lanes, and in lanes two comparisons that wait for the result before (a pool of 3 × 3: 2.3 times as slow).
@@ -382,8 +345,8 @@ def _definitions() -> dict[str, str]:
     functions["philox"] = functions["unit_interval"] = _PHILOX
     functions["random_uniform"] = _RANDOM_UNIFORM
     functions["random_normal"] = _RANDOM_NORMAL
-    for name, text in (("turn", _TURN), ("transpose", _TRANSPOSE), ("turn_all", _TURN_ALL)):
-        functions |= {f"{name}_{T}": text.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
+    for T in (*types, "uint16_t"):
+        functions |= turns(T, _LANES.get(T, T))
     fixed = dict.fromkeys(("byte_products", "short_products"), FIXED_POINT_TYPES)
     return functions | windows() | definitions() | {"lane_sum": LANE_SUM} | fixed
 

@@ -139,13 +139,7 @@ static __attribute__((noinline)) void pack_{T}(const {T} *b, int64_t rb, int64_t
                     for (int v = 0; v < {columns}; v += lanes_{T})
                         *(loose_{T} *)(at + p * step + v) = *(const loose_{T} *)(from + p * rb + v);
             }} else if (count == {columns} && rb == 1) {{
-                _Alignas(64) {T} turned[16][16];
-                for (; p + 16 <= depth; p += 16) {{
-                    transpose_{T}(from + p, cb, 16, 16, turned);
-                    for (int q = 0; q < 16; q++)
-                        for (int v = 0; v < {columns}; v += lanes_{T})
-                            *(loose_{T} *)(at + (p + q) * step + v) = *(const loose_{T} *)(turned[q] + v);
-                }}
+                for (; p + 16 <= depth; p += 16) turn_{T}(from + p, cb, 16, 16, at + p * step, step);
             }}
             for (; p < depth; p++)
                 for (int64_t j = 0; j < {columns}; j++) at[p * step + j] = j < count ? from[p * rb + j * cb] : 0;
