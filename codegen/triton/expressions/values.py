@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from typing_extensions import assert_never
 
+from fusion.codegen.interior import conditional, unconditional
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.blocks.aligned_rows import word_load
 from fusion.codegen.triton.devices import Device
@@ -25,7 +26,6 @@ from fusion.codegen.triton.expressions.scalar_code import cast, literal, scalar_
 from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
 from fusion.codegen.triton.rewrites.absolute_errors import is_reciprocal
-from fusion.codegen.triton.rewrites.interior import conditional, unconditional
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, loads, postorder
 from fusion.lowering.ir.kernel import Loop, Store, statements, values_of
 from fusion.lowering.ir.scalar_ops import CHECKED, SCALAR_OPS

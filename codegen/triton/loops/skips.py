@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusion.codegen.interior import conditional, unconditional
 from fusion.codegen.triton.blocks import Blocked, Dim
 from fusion.codegen.triton.expressions.code import PRODUCT, Code, Operand, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import index_code
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import lookup, shared_numbers
-from fusion.codegen.triton.rewrites.interior import conditional, unconditional
 from fusion.lowering.indexing import ONE, FloorDiv, coefficient
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, loads, make_op
 from fusion.lowering.ir.kernel import Loop, Role, Store

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fusion.codegen.interior import conditional, only_selection
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.expressions.code import PRODUCT, Code, as_code, compose, listed
 from fusion.codegen.triton.expressions.indices import expand
@@ -48,7 +49,6 @@ from fusion.codegen.triton.forms.warp_specialised.program import (
 )
 from fusion.codegen.triton.forms.warp_specialised.tile_schedule import open_tile_loop
 from fusion.codegen.triton.products import contract
-from fusion.codegen.triton.rewrites.interior import conditional, only_selection
 from fusion.lowering.ir.kernel import Fold, Loop
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fusion.codegen.interior import only_selection
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.expressions.code import PRODUCT, SUM, Code, as_code, compose
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
-from fusion.codegen.triton.rewrites.interior import only_selection
 from fusion.lowering.ir.kernel import Loop
 
 
