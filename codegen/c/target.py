@@ -68,6 +68,7 @@ class CTarget:
             rates=device.rates,
             tiles=PRODUCT_TILES,
             chained=1.0,
+            bounds=True,
             reports=True,
             lone_products=bool(device.products) or self.numerics.invariant,
             few_rows=0 if self.numerics.invariant else MOST_SKINNY_ROWS,

@@ -16,7 +16,7 @@ import sympy
 
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.text.nest import Extent, block_extent, whole_extent
-from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
+from fusion.codegen.c.text.products import COLUMN_BLOCK, PART, ROW_BLOCK
 from fusion.lowering.indexing import ONE
 from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
@@ -64,10 +64,16 @@ class Blocks:
 
     Attributes:
         before: lines before the first block that compute a block size at launch, from the number of threads.
+        rows: the axis whose blocks are rows of products; None if no axis is.
+        step: the C name or text of the width of its blocks.
+        multiple: that blocks of columns and of loops have the width of.
     """
 
     of: Mapping[sympy.Symbol, Block]
     before: tuple[str, ...]
+    rows: sympy.Symbol | None = None
+    step: str = ""
+    multiple: int = COLUMN_BLOCK
 
     def tiled(self, symbols: Iterable[sympy.Symbol]) -> tuple[sympy.Symbol, ...]:
         """Return the axes of tiles in `symbols`, in the order of the kernel's axes."""
@@ -81,7 +87,7 @@ class Blocks:
 
     def terms(self, symbol: sympy.Symbol | None) -> int:
         """Return the number of terms of a sum along an axis that one partial sum takes, for an axis of any role."""
-        return 1 if symbol is None else _even(self.of[symbol].axis.size, MOST_BLOCK_COLUMNS, COLUMN_BLOCK)
+        return 1 if symbol is None else _even(self.of[symbol].axis.size, MOST_BLOCK_COLUMNS, self.multiple)
 
     def points(self, symbol: sympy.Symbol) -> int:
         """Return about how many points of an axis a tile has."""
@@ -101,21 +107,24 @@ def choose_blocks(kernel: Kernel, names: Names) -> Blocks:
     most = min(MOST_BLOCK_ROWS, max(2 * ROW_BLOCK, FOOTPRINT // held // ROW_BLOCK * ROW_BLOCK))
     blocked_loops = {_longest(kernel, stmt.axes) for stmt in statements(kernel.body, Loop)}
     before: list[str] = []
+    step = ""
+    skipping = any(loop.where is not None for loop in statements(kernel.body, Loop))
+    multiple = PART if skipping else COLUMN_BLOCK
     blocks: dict[sympy.Symbol, Block] = {}
     for axis in kernel.axes:
         symbol = axis.symbol
         if axis.role is Role.WHOLE:
             blocks[symbol] = _end_to_end(axis, axis.size, names)
         elif symbol in spread[:1]:
-            width = _even(axis.size, most, ROW_BLOCK)
-            step = _row_width(kernel, axis, width, names, before)
+            width = _even(axis.size, most, PART if skipping else ROW_BLOCK)
+            step = _row_width(kernel, axis, width, names, before, skipping=skipping)
             blocks[symbol] = _cut(axis, width, step, names)
         elif symbol in spread or symbol in blocked_loops:
-            width = _even(axis.size, MOST_BLOCK_COLUMNS, COLUMN_BLOCK)
+            width = _even(axis.size, MOST_BLOCK_COLUMNS, multiple)
             blocks[symbol] = _cut(axis, width, str(width), names)
         else:
             blocks[symbol] = _end_to_end(axis, None, names)
-    return Blocks(blocks, tuple(before))
+    return Blocks(blocks, tuple(before), next(iter(spread), None), step, multiple)
 
 
 def programs(kernel: Kernel) -> int:
@@ -163,14 +172,20 @@ def _even(size: sympy.Expr, most: int, multiple: int) -> int:
     return max(1, -(-int(size) // parts // multiple)) * multiple
 
 
-def _row_width(kernel: Kernel, axis: KernelAxis, width: int, names: Names, before: list[str]) -> str:
-    """Return C text of the width of row blocks: narrower at launch if threads would have no work."""
+def _row_width(kernel: Kernel, axis: KernelAxis, width: int, names: Names, before: list[str], *, skipping: bool) -> str:
+    """Return C text of the width of row blocks: narrower at launch if threads would have no work.
+
+    It is a variable also where a loop skips points, so that `row_steps` may change it.
+    """
     points = sympy.Mul(ONE, *(other.size for other in kernel.with_role(Role.GRID)))
-    if width <= FEWEST_ROWS or (points.is_Integer and points >= MANY_PROGRAMS * width):
-        return str(width)
     name = f"{names[axis.symbol]}_step"
+    if width <= FEWEST_ROWS or (points.is_Integer and points >= MANY_PROGRAMS * width):
+        if not skipping:
+            return str(width)
+        before.append(f"int64_t {name} = {width};")
+        return name
     share = f"({index_text(points, names)}) / (2 * threads) / {ROW_BLOCK} * {ROW_BLOCK}"
-    before.append(f"const int64_t {name} = imax({FEWEST_ROWS}, imin({width}, {share}));")
+    before.append(f"{'' if skipping else 'const '}int64_t {name} = imax({FEWEST_ROWS}, imin({width}, {share}));")
     return name
 
 

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 import sympy
 import torch
 from typing_extensions import assert_never
 
+from fusion.codegen.c.blocked.blocks import Block
 from fusion.codegen.c.blocked.factors import ProductFactors
 from fusion.codegen.c.blocked.held import ArrayTile, product_tile, tile_over
+from fusion.codegen.c.blocked.ranges import LoopRange, range_of
+from fusion.codegen.c.blocked.row_steps import narrower_rows
 from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
 from fusion.codegen.c.frame import Frame
@@ -33,6 +37,7 @@ from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
 from fusion.codegen.c.text.scratch import on_heap
 from fusion.codegen.c.text.storage import VALUE_TYPES
+from fusion.codegen.interior import conditional
 from fusion.lowering.indexing import ZERO
 from fusion.lowering.ir.expr import Expr, Load, TileRef, make_cast, postorder
 from fusion.lowering.ir.kernel import (
@@ -44,6 +49,7 @@ from fusion.lowering.ir.kernel import (
     Stmt,
     Store,
     loop_folds,
+    map_statements,
     running,
     spans,
     statements,
@@ -79,7 +85,12 @@ def blocked_function(kernel: Kernel) -> str:
     Raises:
         BuildError: a dtype or operation without a C form.
     """
-    return _Blocked(with_plain_folds(kernel, FACTORS)).text()
+    return _Blocked(_evaluating_conditions(with_plain_folds(kernel, FACTORS))).text()
+
+
+def _evaluating_conditions(kernel: Kernel) -> Kernel:
+    """Return a kernel whose loops ask no inner bounds of conditions: every block evaluates these."""
+    return replace(kernel, body=map_statements(kernel.body, lambda s: conditional(s) if isinstance(s, Loop) else s))
 
 
 class _Blocked:
@@ -105,15 +116,16 @@ class _Blocked:
         for block in reversed(grid):
             nest = [f"{block.header} {{", *indented(nest), "}"]
         clauses = self._team() if grid else ""
+        before = [*self.scope.blocks.before, *narrower_rows(self.kernel, self.scope)]
         tiles = [tile.scratch(self.scope.names) for tile in self.scope.tiles]
         heap = on_heap(tiles, self.scope.space, shared=bool(clauses))
         if not clauses:
-            return [*self.scope.blocks.before, *heap.before, *nest, *heap.after]
+            return [*before, *heap.before, *nest, *heap.after]
         collapse = f" collapse({len(grid)})" if len(grid) > 1 else ""
         # Blocks that skip part of their loops end early, so blocks are distributed dynamically.
         region = [f"#pragma omp parallel {clauses}", "{"]
         region += [*indented([*heap.inside, f"#pragma omp for{collapse} schedule(dynamic)", *nest]), "}"]
-        return [*self.scope.blocks.before, *heap.before, *region, *heap.after]
+        return [*before, *heap.before, *region, *heap.after]
 
     def _team(self) -> str:
         """Return the clauses of a parallel region; "" if there is too little work for one."""
@@ -193,7 +205,8 @@ class _Blocked:
         for fold in loop_folds(loop):
             lines += self._start(fold)
         blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
-        inner = [line for block in blocks for line in block.inside]
+        within = range_of(loop, self.scope)
+        inner = [line for block in blocks for line in _inside(block, within)]
         needed, condition = ([], ALWAYS) if loop.where is None else possible(loop.where, self.scope)
         if condition != ALWAYS:
             inner += [*needed, f"if (!{condition}) continue;"]
@@ -203,7 +216,7 @@ class _Blocked:
         inner += self._body(loop.body)
         self.open = outside
         for block in reversed(blocks):
-            inner = [f"{block.header} {{", *indented(inner), "}"]
+            inner = _around_block(block, within, inner)
         return [*lines, *inner]
 
     def _ahead(self, loop: Loop) -> list[str]:
@@ -365,6 +378,23 @@ class _Blocked:
         value, index = nest.texts
         nest.write(*take(fold, self.scope.space.fresh("take"), value, index, best, at))
         return nest.lines()
+
+
+def _around_block(block: Block, within: LoopRange | None, body: Sequence[str]) -> list[str]:
+    """Return `body` in the loop over the blocks, or the points, of an axis, those in its range if it has one."""
+    if within is None or within.axis != block.axis.symbol:
+        return [f"{block.header} {{", *indented(body), "}"]
+    at, width = block.extent.start, block.bound
+    header = f"for (int64_t {at} = {within.first}; {at} < {within.end}; {at} = ({at}/{width} + 1)*{width}) {{"
+    return [*within.lines, header, *indented(body), "}"]
+
+
+def _inside(block: Block, within: LoopRange | None) -> tuple[str, ...]:
+    """Return the first lines in such a loop: a block ends at a multiple of its width, wherever the range begins."""
+    if within is None or within.axis != block.axis.symbol:
+        return block.inside
+    at, width = block.extent.start, block.bound
+    return (f"const int64_t {block.extent.end} = imin(({at}/{width} + 1)*{width}, {within.end});",)
 
 
 def _read_by(body: Sequence[Stmt]) -> list[Expr]:

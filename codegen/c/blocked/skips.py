@@ -10,13 +10,14 @@ else counts as true.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import sympy
 
-from fusion.codegen.c.blocked.blocks import Blocks
 from fusion.codegen.c.blocked.scope import TileScope
-from fusion.codegen.c.text.indices import Names, affine, index_text
+from fusion.codegen.c.text.indices import affine, index_text
+from fusion.codegen.c.text.nest import indented
+from fusion.lowering.algebra.conditions import negated
 from fusion.lowering.indexing import coefficient, symbols_of
 from fusion.lowering.ir.expr import Const, Expr, Op, Random, TileRef, loads, postorder
 from fusion.lowering.ir.scalar_ops import INTEGERS, SCALAR_OPS, ScalarName
@@ -40,22 +41,30 @@ def possible(where: Expr, scope: TileScope) -> tuple[list[str], str]:
 
     Each blocked axis `i` runs from `i_0` up to `i_end`; every other GRID or LOOP axis is at one point.
     """
-    known, condition = dict(scope.known), _Possible(scope)
+    known, condition = dict(scope.known), Possible(scope)
     text = condition.text(where)
     scope.known = known
     return condition.lines, text
 
 
-class _Possible:
-    """Writes one condition; `lines` go before it."""
+class Possible:
+    """Writes conditions in the current block.
 
-    def __init__(self, scope: TileScope) -> None:
-        self.scope, self.blocks, self.names = scope, scope.blocks, scope.names
+    Attributes:
+        lines: what goes before them.
+        kept: axes of which they hold at one point, the current one.
+    """
+
+    def __init__(self, scope: TileScope, kept: Set[sympy.Symbol] = frozenset()) -> None:
+        self.scope, self.blocks, self.names, self.kept = scope, scope.blocks, scope.names, kept
         self.lines: list[str] = []
 
     def text(self, where: Expr) -> str:
+        """Return C text: may a condition hold somewhere?"""
         if isinstance(where, Const):
             return ALWAYS if where.value else "0"
+        if isinstance(where, Op) and where.name == "bounded":
+            return self.of_bounded(where)
         if isinstance(where, Op) and where.name in ("and", "or"):
             parts = [self.text(arg) for arg in where.args]
             if where.name == "or":
@@ -66,25 +75,53 @@ class _Possible:
             left, right = (affine(arg) for arg in where.args)
             if left is not None and right is not None:
                 return self._of_indices(where.name, left, right)
-            if all(self._is_vector(arg) for arg in where.args):
-                (low, high), (other_low, other_high) = (self._interval(arg) for arg in where.args)
+            if all(self.is_vector(arg) for arg in where.args):
+                (low, high), (other_low, other_high) = (self.interval(arg) for arg in where.args)
                 return f"({_APART[where.name].format(low, high, other_low, other_high)})"
-        elif self._is_vector(where):
-            return f"({self._interval(where)[1]} != 0)"
-        return self._anywhere(where) if any(loads(where)) and self._is_known(where) else ALWAYS
+        elif self.is_vector(where):
+            return f"({self.interval(where)[1]} != 0)"
+        return self.anywhere(where) if any(loads(where)) and self._is_known(where) else ALWAYS
+
+    def of_bounded(self, where: Op) -> str:
+        """Return the text of a condition with bounds: it is evaluated in blocks that the inner ones do not contain."""
+        condition, outer, inner = where.args
+        outside = self.text(negated(inner))
+        within = "0" if outside == ALWAYS else f"!{outside}"
+        return _both(self.text(outer), self.anywhere(condition, within) if self._is_known(condition) else ALWAYS)
 
     def _of_indices(self, name: ScalarName, left: sympy.Expr, right: sympy.Expr) -> str:
-        blocks, names = self.blocks, self.names
         if name == "ne":
             return ALWAYS
         if name == "eq":
-            return _both(_below(left - right, "<=", blocks, names), _below(right - left, "<=", blocks, names))
+            return _both(self._below(left - right, "<="), self._below(right - left, "<="))
         mirror = SCALAR_OPS[name].mirror
         if name not in _UPPER_BOUNDS and mirror is not None:
-            return _below(right - left, _UPPER_BOUNDS[mirror], blocks, names)
-        return _below(left - right, _UPPER_BOUNDS[name], blocks, names)
+            return self._below(right - left, _UPPER_BOUNDS[mirror])
+        return self._below(left - right, _UPPER_BOUNDS[name])
 
-    def _is_vector(self, expr: Expr) -> bool:
+    def _below(self, difference: sympy.Expr, sign: str) -> str:
+        """Return C text: may `difference` be below zero (`<`), or not above it (`<=`)?"""
+        corner = self.least(sympy.expand_mul(difference))
+        return ALWAYS if corner is None else f"({corner} {sign} 0)"
+
+    def least(self, expr: sympy.Expr) -> str | None:
+        """Return C text of the least value of `expr` in the current block; None if it is not affine."""
+        corner: dict[sympy.Symbol, sympy.Expr] = {}
+        for symbol in symbols_of(expr):
+            block = self.blocks.of.get(symbol)
+            if block is None or block.bound is None or symbol in self.kept:
+                continue
+            weight = coefficient(expr, symbol)
+            if weight is None or not (weight.is_nonnegative or weight.is_nonpositive):
+                return None
+            extent = block.extent
+            after = block.axis.size if extent.first == 0 else sympy.Symbol(extent.end, integer=True)
+            corner[symbol] = extent.first if weight.is_nonnegative else after - 1
+        found = sympy.expand_mul(expr.xreplace(corner))
+        ends = {symbol: symbol.name for symbol in found.free_symbols if symbol not in self.names}
+        return index_text(found, {**self.names, **ends})
+
+    def is_vector(self, expr: Expr) -> bool:
         """Return whether `expr` varies along at most one axis of a block, and depends only on loads and indices."""
         return expr.dtype in INTEGERS and len(self.scope.tiled(expr)) <= 1 and self._is_known(expr)
 
@@ -94,19 +131,28 @@ class _Possible:
             return False
         return all(load.buffer not in self.scope.written for load in loads(expr))
 
-    def _anywhere(self, where: Expr) -> str:
-        """Return the name of the flag that is set where the condition holds at some point of the current block."""
+    def anywhere(self, where: Expr, known: str = "0") -> str:
+        """Return the name of a flag that is set where the condition holds at some point of the current block.
+
+        It is not evaluated where it is `known` to hold.
+        """
         flag = self.scope.space.fresh("anywhere")
         nest = self.scope.nest([where], self.scope.tiled(where), named=frozenset([where]))
         nest.write(f"{flag} |= {nest.texts[0]};")
         nest.levels[-1].clauses.append(f"reduction(|:{flag})")
         if len(nest.levels) > 2:
             nest.levels[-2].after.append(f"if ({flag}) break;")
-        self.lines += [f"int32_t {flag} = 0;", *nest.lines()]
+        lines = nest.lines() if known == "0" else [f"if (!{flag}) {{", *indented(nest.lines()), "}"]
+        self.lines += [f"int32_t {flag} = {known};", *lines]
         return flag
 
-    def _interval(self, expr: Expr) -> tuple[str, str]:
-        """Return the names of the least and the greatest value of `expr` in the current block."""
+    def interval(self, expr: Expr) -> tuple[str, str]:
+        """Return the least and the greatest value of a vector in the current block."""
+        index = affine(expr)
+        if index is not None:
+            low, opposite = self.least(sympy.expand_mul(index)), self.least(sympy.expand_mul(-index))
+            if low is not None and opposite is not None:
+                return f"({low})", f"(-({opposite}))"
         axes = self.scope.tiled(expr)
         low, high = self.scope.space.fresh("least"), self.scope.space.fresh("greatest")
         nest = self.scope.nest([expr], axes, named=frozenset([expr]))
@@ -119,28 +165,3 @@ class _Possible:
 
 def _both(left: str, right: str) -> str:
     return right if left == ALWAYS else left if right == ALWAYS else f"({left} & {right})"
-
-
-def _below(difference: sympy.Expr, sign: str, blocks: Blocks, names: Names) -> str:
-    """Return C text: may `difference` be below zero (`<`), or not above it (`<=`)?"""
-    least = _least(sympy.expand_mul(difference), blocks)
-    if least is None:
-        return ALWAYS
-    ends = {symbol: symbol.name for symbol in least.free_symbols if symbol not in names}
-    return f"({index_text(least, {**names, **ends})} {sign} 0)"
-
-
-def _least(expr: sympy.Expr, blocks: Blocks) -> sympy.Expr | None:
-    """Return the least value of `expr` in the current block; None if it is not affine."""
-    corner: dict[sympy.Symbol, sympy.Expr] = {}
-    for symbol in symbols_of(expr):
-        block = blocks.of.get(symbol)
-        if block is None or block.bound is None:
-            continue
-        weight = coefficient(expr, symbol)
-        if weight is None or not (weight.is_nonnegative or weight.is_nonpositive):
-            return None
-        extent = block.extent
-        after = block.axis.size if extent.first == 0 else sympy.Symbol(extent.end, integer=True)
-        corner[symbol] = extent.first if weight.is_nonnegative else after - 1
-    return sympy.expand_mul(expr.xreplace(corner))

@@ -40,7 +40,7 @@ from fusion.lowering.ir.expr import (
 )
 from fusion.lowering.ir.kernel import Fold
 from fusion.lowering.ir.program import Axis, Compute, Node, Program, with_exprs
-from fusion.schedule.chained.mask_folds import Folds, TileCondition, groups_of, lines_of
+from fusion.schedule.chained.mask_folds import ROWS_PER_BOUND, Folds, TileCondition, groups_of, lines_of
 from fusion.schedule.chained.occupancy import rows_of, time_in_parts
 from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster, positions_in
@@ -150,6 +150,8 @@ class _Masks:
         if len(chain.space.reduced) != 1 or not rows:
             return
         (looped,) = chain.space.reduced
+        if self.dependences.estimate(looped.size) <= ROWS_PER_BOUND:  # one block
+            return
         folds: Sequence[Fold] | None = None
         for position in chain.members:
             node, places = self.dependences.compute(position), chain.places.get(position)

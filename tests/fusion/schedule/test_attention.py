@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -149,8 +151,8 @@ def test_blocks_that_an_added_mask_hides_are_skipped() -> None:
     q, k, v = (torch.randn(2, LENGTH, 16) for _ in range(3))
     mask = torch.zeros(LENGTH, LENGTH).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), float("-inf"))
     mask[7] = float("-inf")  # NaN in eager
-    (kernel,) = fusion.explain(softmax_of, options={"target": "c"})(q, k, v, mask).kernels
-    assert "if (!anywhere0) continue;" in kernel.source
+    *_, kernel = fusion.explain(softmax_of, options={"target": "c"})(q, k, v, mask).kernels
+    assert re.search(r"anywhere0\)\) continue;", kernel.source)
     expected = softmax_of(*in_double((q, k, v, mask)))
     assert_as_eager(
         fusion.fuse(softmax_of, options={"target": "c"})(q, k, v, mask), softmax_of(q, k, v, mask), expected

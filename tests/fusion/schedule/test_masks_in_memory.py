@@ -1,0 +1,119 @@
+"""Masks in memory on CPUs: loops run from the first block that one of their rows sees to the last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+from torch import Tensor
+
+import fusion
+from tests.fusion.agreement import assert_as_eager
+from tests.fusion.masks import added, masks
+
+LEAST = torch.finfo(torch.float32).min
+OPTIONS = {"target": "c", "strict": True}
+ROWS, COLUMNS = 389, 453
+
+
+def selected(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT / 4).masked_fill(~mask, -math.inf).softmax(-1) @ v
+
+
+def summed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    return (q @ k.mT / 4 + mask).softmax(-1) @ v
+
+
+def drawn(dtype: torch.dtype = torch.float32, rows: int = ROWS, columns: int = COLUMNS) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, size, 16, generator=generator).to(dtype) for size in (rows, columns, columns)]
+
+
+def as_eager(fused: Callable[..., Tensor], eager: Callable[..., Tensor], inputs: list[Tensor]) -> None:
+    exact = [x.double() if x.is_floating_point() else x for x in inputs]
+    assert_as_eager(fused(*inputs), eager(*inputs), eager(*exact))
+
+
+def bounds(function: Callable[..., Tensor], *inputs: Tensor) -> None:
+    *folds, kernel = fusion.explain(function, options=OPTIONS)(*inputs).kernels
+    assert folds and "_first" in kernel.source and "anywhere" in kernel.source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_flags(dtype: torch.dtype) -> None:
+    fused, inputs = fusion.fuse(selected, options=OPTIONS), drawn(dtype)
+    for kind, mask in masks(ROWS, COLUMNS).items():
+        if kind not in ("nothing", "empty rows"):  # NaN in eager
+            as_eager(fused, selected, [*inputs, mask])
+    bounds(selected, *inputs, mask)
+
+
+@pytest.mark.parametrize("hidden", [-math.inf, LEAST], ids=["infinity", "least"])
+def test_numbers_that_are_added(hidden: float) -> None:
+    """Rows that are hidden as a whole by the least number are a softmax of equal numbers, of infinities NaN."""
+    fused, inputs = fusion.fuse(summed, options=OPTIONS), drawn()
+    for mask in masks(ROWS, COLUMNS).values():
+        for biased in (False, True):
+            as_eager(fused, summed, [*inputs, added(mask, torch.float32, hidden, biased=biased)])
+    bounds(summed, *inputs, added(mask, torch.float32, hidden))
+
+
+@pytest.mark.parametrize("hidden", [-math.inf, LEAST], ids=["infinity", "least"])
+def test_keys_and_values_that_are_hidden_are_not_read(hidden: float) -> None:
+    inputs, mask = drawn(columns=576), masks(ROWS, 576)["window"]
+    for operand in inputs[1:]:
+        operand[:, 448:] = math.nan  # past the last key that a block of the last rows sees
+    fused = fusion.fuse(summed, options=OPTIONS)
+    assert fused(*inputs, added(mask, torch.float32, hidden)).isfinite().all()
+    assert fusion.fuse(selected, options=OPTIONS)(*inputs, mask).isfinite().all()
+
+
+@pytest.mark.parametrize("form", [None, -math.inf, LEAST], ids=["flags", "infinity", "least"])
+def test_gradients(form: float | None) -> None:
+    function = selected if form is None else summed
+    fused = fusion.fuse(function, options=OPTIONS)
+    upstream = torch.randn(2, ROWS, 16, generator=torch.Generator().manual_seed(1))
+
+    def gradients(call: Callable[..., Tensor], inputs: list[Tensor], mask: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        grads = torch.autograd.grad(call(*leaves, mask), leaves, upstream.to(inputs[0].dtype))
+        return tuple(grad.contiguous() for grad in grads)
+
+    for kind in ("causal", "window", "first and window", "random", "everything", "sparse"):
+        mask = masks(ROWS, COLUMNS)[kind]
+        assert mask.any(1).all(), "no row of weights is NaN"
+        mask = mask if form is None else added(mask, torch.float32, form)
+        inputs = drawn()
+        exact = gradients(function, [x.double() for x in inputs], mask.double() if form is not None else mask)
+        got, eager = gradients(fused, inputs, mask), gradients(function, inputs, mask)
+        for each in zip(got, eager, exact, strict=True):
+            assert_as_eager(*each)
+
+
+def test_sizes_that_vary() -> None:
+    fused = fusion.fuse(selected, options=OPTIONS, dynamic=True)
+    for rows, columns in ((389, 453), (200, 700), (70, 131)):
+        kinds = masks(rows, columns)
+        for kind in ("causal", "window", "documents"):
+            as_eager(fused, selected, [*drawn(rows=rows, columns=columns), kinds[kind]])
+
+
+def test_heads_that_share_keys() -> None:
+    def grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, ROWS, 16, generator=generator) for heads in (4, 2, 2))
+    fused = fusion.fuse(grouped, options=OPTIONS)
+    for kind in ("causal", "window", "first and window"):
+        as_eager(fused, grouped, [q, k, v, masks(ROWS)[kind]])
+
+
+def test_a_matrix_for_each_sequence() -> None:
+    fused = fusion.fuse(summed, options=OPTIONS)
+    kinds = masks(ROWS, COLUMNS)
+    both = torch.stack([added(kinds[kind], torch.float32, LEAST) for kind in ("window", "everything")])
+    as_eager(fused, summed, [*drawn(), both])
