@@ -26,7 +26,7 @@ from fusion.schedule.chained.candidates import LEAST_SHARE, LEAST_TILE
 from fusion.schedule.chained.occupancy import SHORTEST_PART
 from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 from fusion.schedule.chained.rows import MATRIX_UNIT_ROWS
-from fusion.schedule.kernels.time import SKIPPED_BLOCK, share_of_blocks
+from fusion.schedule.reductions.skipped_share import SKIPPED_BLOCK, UNKNOWN_SHARE, share_of_blocks
 
 BACKWARD, AGAIN = 5, 7
 """GEMMs of backward in one kernel, and in two kernels, which both compute the scores."""
@@ -190,6 +190,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
         tiles += 1
         operations += (1 + backward) * (1 if call.mask is None else rates.cost(call.mask.value))
     kernels, product = _kernels(call, capabilities, backward), _product(call, call.query.dtype, capabilities)
+    share = UNKNOWN_SHARE if call.mask is not None and call.mask.loads_each else _tiles(call)
     held = [1 << (width - 1).bit_length() if capabilities.padded else width for width in call.widths]
     computed = rates.scalar_us(operations * call.scores) / len(kernels)
     operands = sum(x.numel() for x in call.operands) * size
@@ -198,7 +199,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
     for products, (blocks, parts) in kernels:
         whole, split = (busy(min(count, slots), slots) for count in (blocks, blocks * parts))
         merged = rates.price(2 * 4 * parts * blocks * SKIPPED_BLOCK * call.widths[1]).total
-        loop = rates.price(operands, products=products * each, scalars=computed).busy
+        loop = rates.price(operands, products=share * products * each, scalars=share * computed).busy
         loops += rates.launch_us + min(loop / whole, loop / split + merged)
     trips = tiles * call.scores * (size + max(size, 4))  # products in their dtype, maps wider
     maps = rates.price(trips, scalars=rates.scalar_us(operations * call.scores), launches=tiles)

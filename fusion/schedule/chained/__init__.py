@@ -28,7 +28,7 @@ from fusion.lowering.ir.program import Contract, Map, Program, Reduce, Scan
 from fusion.schedule.chained.candidates import tiles_of
 from fusion.schedule.chained.copies import separated
 from fusion.schedule.chained.merge_loops import merged
-from fusion.schedule.chained.occupancy import scalar_time, time_alone, time_in_parts
+from fusion.schedule.chained.occupancy import scalar_time, share_that_counts, time_alone, time_in_parts
 from fusion.schedule.chained.place_producers import Chain, ProducerPlacement, products_of_vectors
 from fusion.schedule.chained.rows import with_shared_columns
 from fusion.schedule.chained.split_loops import best_cut, split_loops
@@ -175,8 +175,11 @@ class _Finder:
         unfused += sum(time_alone(dependences, p, capabilities) for p in tiles)
         unfused += sum(time_alone(dependences, sink, capabilities) for chain in candidates for sink in chain.sinks)
         counts = [best_cut(dependences, Cluster.of(chain.space, chain.places), capabilities)[0] for chain in candidates]
+        cut = [*zip(candidates, counts, strict=True)]
+        if sum(time_in_parts(dependences, *each, capabilities) for each in cut) < unfused:
+            return True
+        shares = [share_that_counts(dependences, chain) for chain in candidates]
         times = (
-            time_in_parts(dependences, *cluster_and_cut, capabilities)
-            for cluster_and_cut in zip(candidates, counts, strict=True)
+            time_in_parts(dependences, *each, capabilities, share) for each, share in zip(cut, shares, strict=True)
         )
         return sum(times) < unfused

@@ -20,9 +20,13 @@ from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import free_axes
 from fusion.lowering.ir.program import Contract, Extern, Map, Reduce, Scan, Scatter
 from fusion.schedule.chained.place_producers import Chain
+from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd
 from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.reductions.one_loop import follow
+from fusion.schedule.reductions.skipped_blocks import counts_where
+from fusion.schedule.reductions.skipped_share import expected_share
 
 LOOP_BLOCK = 64
 """Elements of the looped axis that a program processes at once, and rows of a tile: parts end with a block."""
@@ -73,12 +77,18 @@ def counts_of(dependences: Dependences, chain: Chain | Cluster, capabilities: Ca
     return [count for count in counts if time_in_parts(dependences, chain, count, capabilities) < uncut]
 
 
-def time_in_parts(dependences: Dependences, chain: Chain | Cluster, parts: int, capabilities: Capabilities) -> float:
-    """Return the microseconds of a chain in this many parts, with its launches and its sums' trip through memory."""
+def time_in_parts(
+    dependences: Dependences, chain: Chain | Cluster, parts: int, capabilities: Capabilities, share: float = 1.0
+) -> float:
+    """Return the microseconds of a chain in this many parts, with its launches and its sums' trip through memory.
+
+    `share`: of the blocks of its loop that count.
+    """
     count = parts * max(1, programs(dependences, chain))
     slots = capabilities.parallelism  # a partly idle last wave is not counted
     rates = capabilities.rates
-    loop_us = rates.launch_us + loop_price(dependences, chain, capabilities).busy / busy(min(count, slots), slots)
+    price = loop_price(dependences, chain, capabilities, share)
+    loop_us = rates.launch_us + price.busy / busy(min(count, slots), slots)
     if parts == 1:
         return loop_us
     looped = {axis.symbol for axis in chain.space.reduced}
@@ -111,8 +121,21 @@ def time_alone(dependences: Dependences, position: int, capabilities: Capabiliti
     return capabilities.rates.price(moved, products=product_time(dependences, position, capabilities)).busy
 
 
-def loop_price(dependences: Dependences, chain: Chain | Cluster, capabilities: Capabilities) -> Price:
-    """Return the price of a chain's loop if it keeps the full device busy."""
+def share_that_counts(dependences: Dependences, chain: Chain) -> float:
+    """Return the share of the blocks of a chain's loop that its masks are expected to leave."""
+    looped = [axis.symbol for axis in chain.space.reduced]
+    followed = follow(values_of(dependences, Cluster.of(chain.space, chain.places))[0], looped, ())
+    if isinstance(followed, str):
+        return 1.0
+    where = counts_where(tuple(followed.running.values()), looped, added=True)
+    sizes = {symbol: dependences.estimate(size) for symbol, size in chain.space.sizes.items()}
+    return expected_share(where, looped, sizes)
+
+
+def loop_price(
+    dependences: Dependences, chain: Chain | Cluster, capabilities: Capabilities, share: float = 1.0
+) -> Price:
+    """Return the price of a chain's loop if it keeps the full device busy; `share`: of its blocks that count."""
     outs = {dependences.compute(p).out for p in chain.places}
     inputs = {load.buffer for p in chain.places for load in dependences.loads[p]} - outs
     moved = sum(map(dependences.bytes, inputs))
@@ -125,7 +148,7 @@ def loop_price(dependences: Dependences, chain: Chain | Cluster, capabilities: C
     if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & inputs):
         products /= capabilities.misaligned_rows.chained
     scalars = sum(scalar_time(dependences, p, capabilities) for p in chain.places)
-    return capabilities.rates.price(moved, products=products, scalars=scalars)
+    return capabilities.rates.price(moved, products=share * products, scalars=share * scalars)
 
 
 def _padding(dependences: Dependences, chain: Chain | Cluster, position: int) -> float:
