@@ -15,6 +15,7 @@ from collections.abc import Mapping, Set
 import sympy
 
 from fusion.codegen.c.blocked.scope import TileScope
+from fusion.codegen.c.plan.loop_fusion import extend_spans
 from fusion.codegen.c.text.indices import affine, index_text
 from fusion.codegen.c.text.nest import indented
 from fusion.lowering.algebra.conditions import negated
@@ -85,7 +86,9 @@ class Possible:
     def of_bounded(self, where: Op) -> str:
         """Return the text of a condition with bounds: it is evaluated in blocks that the inner ones do not contain."""
         condition, outer, inner = where.args
-        outside = self.text(negated(inner))
+        fails = negated(inner)
+        extend_spans(self.scope.where, [fails])
+        outside = self.text(fails)
         within = "0" if outside == ALWAYS else f"!{outside}"
         return _both(self.text(outer), self.anywhere(condition, within) if self._is_known(condition) else ALWAYS)
 
