@@ -20,7 +20,7 @@ from fusion.lowering.ir.expr import loads
 from fusion.lowering.ir.program import Contract, Node, Program, Reduce
 from fusion.schedule.clusters.alike import Alike
 from fusion.schedule.clusters.evaluations import Evaluations
-from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.legality import Cluster, SeveralLoops
 from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
 from fusion.schedule.clusters.traffic import ClusterTraffic
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, factors_of
@@ -90,7 +90,10 @@ class Prices:
             if side.members not in self.times:
                 self.times[side.members] = self.time(side)
             separately += self.times[side.members]
-        together = self.time(joined)
+        try:
+            together = self.time(joined)
+        except SeveralLoops as refusal:
+            return str(refusal)
         if together <= separately:
             self.times[joined.members] = together
             return None

@@ -12,7 +12,7 @@ from fusion.lowering.ir.kernel import KernelAxis, Role, Stmt
 from fusion.lowering.ir.program import Axis
 from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 from fusion.schedule.clusters.expand import Expanded
-from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.legality import Cluster, SeveralLoops
 from fusion.schedule.iteration.axes import drop_ones
 from fusion.schedule.kernels.axes import canonical, with_axes
 from fusion.schedule.reductions.one_loop import one_loop
@@ -21,7 +21,11 @@ from fusion.schedule.reductions.one_loop import one_loop
 def chained_body(
     cluster: Cluster, expanded: Expanded, *, added: bool
 ) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
-    """Return the axes and the body of a kernel that loops over tiles which it computes itself; see `one_loop`."""
+    """Return the axes and the body of a kernel that loops over tiles which it computes itself; see `one_loop`.
+
+    Raises:
+        SeveralLoops: with maps that joined the chain since, folds have no online form any more.
+    """
     space = cluster.space
     grid, more = drop_ones([axis for axis in space.parallel if axis.symbol not in space.held])
     inner = (*space.reduced, *space.private, *(axis for axis in space.parallel if axis.symbol in space.held))
@@ -39,7 +43,8 @@ def chained_body(
         *(KernelAxis(axis.symbol, axis.size, Role.LOOP if axis.symbol in loops else Role.WHOLE) for axis in inner),
     )
     body = one_loop(expanded, [axis.symbol for axis in looped], [axis.symbol for axis in long], added=added)
-    assert not isinstance(body, str), f"a chain that does not run in one loop was not refused: {body}"
+    if isinstance(body, str):
+        raise SeveralLoops(body)
     return axes, body
 
 

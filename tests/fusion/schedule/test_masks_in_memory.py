@@ -117,3 +117,24 @@ def test_a_matrix_for_each_sequence() -> None:
     kinds = masks(ROWS, COLUMNS)
     both = torch.stack([added(kinds[kind], torch.float32, LEAST) for kind in ("window", "everything")])
     as_eager(fused, summed, [*drawn(), both])
+
+
+def test_a_mask_that_has_no_online_form_in_the_loop_is_computed_before() -> None:
+    """Documents whose prefix is visible: with the least number, infinite scores of hidden points would count."""
+    rows, columns = 193, 700
+
+    def program(q: Tensor, k: Tensor, v: Tensor, length: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        i, j = torch.arange(rows).view(-1, 1), torch.arange(columns).view(1, -1)
+        visible = (j < length.view(2, 1, 1, 1)) | (i + columns - rows >= j)
+        mask = visible & (query.view(2, 1, rows, 1) == key.view(2, 1, 1, columns))
+        return torch.where(mask, q @ k.mT, LEAST).softmax(-1) @ v
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, size, 40, generator=generator) for size in (rows, columns, columns))
+    query, key = (torch.randint(0, 4, (2, size), generator=generator).sort().values for size in (rows, columns))
+    given = torch.randint(0, columns + 1, (2,), generator=generator), query, key
+    fused = fusion.fuse(program, options=OPTIONS)
+    assert_as_eager(
+        fused(q, k, v, *given), program(q, k, v, *given), program(q.double(), k.double(), v.double(), *given)
+    )
+    assert fusion.report(fused).kernels

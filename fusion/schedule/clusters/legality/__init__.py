@@ -11,7 +11,15 @@ leaves the pair and comes back is a property of the graph, not of the pair, and 
 
 from __future__ import annotations
 
-from fusion.schedule.clusters.legality.cluster import CannotJoin, Cluster, Link, positions, positions_in, single
+from fusion.schedule.clusters.legality.cluster import (
+    CannotJoin,
+    Cluster,
+    Link,
+    SeveralLoops,
+    positions,
+    positions_in,
+    single,
+)
 from fusion.schedule.clusters.legality.join import may_join, may_share_body
 from fusion.schedule.clusters.legality.rows_and_columns import folds_rows, join_rows_and_columns, sums_columns
 
@@ -19,6 +27,7 @@ __all__ = [
     "CannotJoin",
     "Cluster",
     "Link",
+    "SeveralLoops",
     "folds_rows",
     "join_rows_and_columns",
     "may_join",

@@ -25,6 +25,10 @@ class Link:
     vertical: bool
 
 
+class SeveralLoops(Exception):
+    """Raised where a cluster that loops over tiles needs a second loop, as its members allow no online form."""
+
+
 @dataclass(frozen=True, slots=True)
 class CannotJoin:
     """The reason why two clusters may not be joined."""
