@@ -118,8 +118,10 @@ def with_held_parts(kernel: Kernel) -> Kernel:
     The folds of rows are then one sweep over all rows of a part, and the sums of their columns another one, in which
     the rows are read from the cache again.  Loops with products or running values stay, and so do those that skip.
     """
-    whole = {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
-    held = [stmt for stmt in kernel.body if isinstance(stmt, Loop) and _folds_both_ways(stmt, whole)]
+    whole = frozenset(axis.symbol for axis in kernel.with_role(Role.WHOLE))
+    loops = [stmt for stmt in kernel.body if isinstance(stmt, Loop)] if whole else []
+    where = spans(kernel) if loops else {}
+    held = [loop for loop in loops if _folds_both_ways(loop, whole, where)]
     if not held:
         return kernel
     body = [inner for stmt in kernel.body for inner in (stmt.body if stmt in held else (stmt,))]
@@ -128,12 +130,19 @@ def with_held_parts(kernel: Kernel) -> Kernel:
     return replace(kernel, axes=tuple(axes), body=tuple(body))
 
 
-def _folds_both_ways(loop: Loop, whole: Symbols | set[sympy.Symbol]) -> bool:
-    """Return whether a loop folds along its own axes and along whole ones, without products or running values."""
+def _folds_both_ways(loop: Loop, whole: Symbols, where: Spans) -> bool:
+    """Return whether a loop folds rows along whole axes, and sums the columns along these, with nothing in between.
+
+    Folds of its own axes that do not keep the whole ones, as the second of two products, are computed block by block.
+    """
+    if loop.where is not None or running(loop) or not all(isinstance(stmt, (Fold, Store)) for stmt in loop.body):
+        return False
     folds = [stmt for stmt in loop.body if isinstance(stmt, Fold)]
-    along = [whole.issuperset(fold.over) for fold in folds]
-    plain = all(isinstance(stmt, (Fold, Store)) for stmt in loop.body) and loop.where is None and not running(loop)
-    return plain and any(along) and all(fold.op != "dot" and fold.carry is None for fold in folds)
+    rows = [fold for fold in folds if whole.issuperset(fold.over)]
+    along = frozenset[sympy.Symbol]().union(*(fold.over for fold in rows))
+    columns = [fold for fold in folds if not whole.issuperset(fold.over)]
+    kept = all(along <= frozenset[sympy.Symbol]().union(*(where[arg] for arg in fold.args)) for fold in columns)
+    return bool(rows) and kept and all(fold.op != "dot" and fold.carry is None for fold in folds)
 
 
 def extend_spans(where: dict[Expr, Symbols], roots: Sequence[Expr]) -> None:

@@ -9,6 +9,8 @@ import pytest
 import sympy
 import torch
 
+from fusion.codegen.c.blocked import needs_blocks
+from fusion.codegen.c.plan.loop_fusion import with_held_parts
 from fusion.lowering.ir.expr import const
 from fusion.lowering.ir.expr import make_op as op
 from fusion.lowering.ir.kernel import Fold, Loop, Role, Stmt, Store
@@ -18,12 +20,14 @@ from tests.codegen.c.kernels import (
     REDUCED,
     TARGET,
     WHOLE,
+    ZERO,
     assert_close_to_exact,
     axis,
     i0,
     in_loops,
     kernel,
     r0,
+    r1,
     run,
 )
 from tests.codegen.kernels.making import BF16, F64, I8, I64, assert_same, expected, load, packed, tensors
@@ -228,3 +232,19 @@ def test_a_long_column_sum(columns):
     axes = [axis(i0, columns), axis(r0, x.shape[0], LOOP)]
     run({"x": x}, {"out": out}, axes, Loop((r0,), (total,)), Store("out", i0, total.ref))
     assert_close_to_exact(out, x.sum(0), x.double().sum(0))
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["columns", "products"])
+def test_rows_are_held_in_parts_only_if_the_columns_that_they_fold_are_summed(held: bool) -> None:
+    """The second of two products does not keep the columns: all rows of a long loop would be kept for each result."""
+    x, y = torch.randn(6, 5), torch.randn(6)
+    rows = Fold("rows", "sum", (load("x", 5 * r0 + r1),), (r1,), F32)
+    factor = load("x", 5 * r0 + r1) if held else load("y", r0)
+    sums = Fold("sums", "sum", (op("mul", rows.ref, factor),), (r0,), F32)
+    store = Store("out", r1 if held else ZERO, sums.ref)
+    axes = [axis(r0, 6, LOOP), axis(r1, 5, WHOLE)]
+    out = torch.empty(5 if held else 1)
+    made = kernel({"x": x, "y": y}, {"out": out}, axes, Loop((r0,), (rows, sums)), store)
+    assert (with_held_parts(made) is not made) is held and needs_blocks(made) is not held
+    run({"x": x, "y": y}, {"out": out}, axes, Loop((r0,), (rows, sums)), store)
+    torch.testing.assert_close(out, (x.sum(1, keepdim=True) * (x if held else y[:, None])).sum(0))
