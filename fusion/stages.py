@@ -77,6 +77,7 @@ from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.scatter_copies import copy_elements
 from fusion.schedule.reductions.split import split_reductions
 from fusion.schedule.rewrites.distinct_elements import map_distinct_elements
+from fusion.schedule.rewrites.index_tables import tabulate_differences
 from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.schedule.rewrites.one_hot_sums import select_terms
 from fusion.schedule.rewrites.power_differences import subtract_exactly
@@ -260,6 +261,11 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         ),
         Pass("map_distinct_elements", adapters.on_program(lambda program, at: map_distinct_elements(program))),
         Pass("inline_cheap_maps", adapters.on_program(lambda program, at: inline_cheap_maps(program)), when=_fuses),
+        Pass(
+            "tabulate_differences",
+            adapters.on_program(lambda program, at: tabulate_differences(program, at.hints)),
+            when=_fuses,
+        ),
         Pass("drop_constant_axes", adapters.on_program(lambda program, at: drop_constant_axes(program)), when=_fuses),
         Pass("merge_equal_maps", adapters.on_program(lambda program, at: merge_equal_maps(program)), when=_fuses),
         Pass("scatter_in_place", adapters.on_program(lambda program, at: scatter_in_place(program))),
