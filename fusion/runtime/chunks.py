@@ -13,6 +13,7 @@ import torch
 from fusion.lowering.interpret.chunks import Body, run_chunks
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.program import Buffer, Program
+from fusion.runtime.memory import empty_large
 
 
 class InChunks:
@@ -29,8 +30,14 @@ class InChunks:
         tensors = cast("tuple[torch.Tensor, ...]", args[:-1])
         length, sizes, *layouts = cast("tuple[int, list[int], *tuple[tuple[list[int], list[int]], ...]]", args[-1])
         results = {
-            buffer.name: torch.empty_strided(shape, strides, dtype=buffer.dtype, device=buffer.device)
+            buffer.name: _empty(shape, strides, buffer)
             for buffer, (shape, strides) in zip(self.results, layouts, strict=True)
         }
         run_chunks(self.node, self.bodies, length, sizes, tensors, results)
         return tuple(results.values())
+
+
+def _empty(shape: Sequence[int], strides: Sequence[int], buffer: Buffer) -> torch.Tensor:
+    if buffer.device.type == "cpu":
+        return empty_large(tuple(shape), tuple(strides), buffer.dtype)
+    return torch.empty_strided(shape, strides, dtype=buffer.dtype, device=buffer.device)

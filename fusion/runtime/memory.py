@@ -2,10 +2,15 @@
 
 Called once for each result of each kernel of each step, PyTorch's general functions cost as much as a launch: they
 parse names, look up a device and go through a dispatcher.  Inductor's allocators do not; they are used here.
+
+The C library maps large tensors of a CPU anew each time, and the kernel zeroes each page when it is first written to:
+with pages of 4 KB this takes longer than most kernels that write them.  For such tensors huge pages are requested.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, cast
@@ -37,23 +42,59 @@ def _called(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., t
     return named
 
 
+LARGE = 32 << 20
+"""Bytes of allocations that glibc maps whatever came before, and returns to the system when they are freed
+(measured: docs/performance.md, `LARGE`)."""
+
+
+def _find_advice() -> Callable[[int, int], object] | None:
+    """Return the function that requests huge pages for an address range; None where the system has none."""
+    request = getattr(mmap, "MADV_HUGEPAGE", None)
+    if request is None:
+        return None
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    return lambda begin, size: advise(begin, size, request)  # a system that refuses leaves the pages as they are
+
+
+_advise = _find_advice()
+
+
+def _empty_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a new tensor on the CPU, in huge pages if it is large."""
+    tensor = _native._empty_strided_cpu(shape, strides, dtype)
+    memory = tensor.untyped_storage()
+    if memory.nbytes() >= LARGE and _advise is not None:
+        begin, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+        first = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        _advise(first, end // mmap.PAGESIZE * mmap.PAGESIZE - first)
+    return tensor
+
+
+empty_large = _called("empty_large", _empty_large)
+
 _ALLOCATORS = {
     "cpu": _called("empty", _native._empty_strided_cpu),
     "cuda": _called("empty", _native._empty_strided_cuda),
 }
 
 
-def allocator(device: torch.device, main: torch.device | None) -> Callable[..., torch.Tensor] | None:
+def allocator(
+    device: torch.device, main: torch.device | None, size: int | None = 0
+) -> Callable[..., torch.Tensor] | None:
     """Return an allocator on `device` for (shape, strides, dtype), where `main` is current if it is an accelerator.
 
     None if only PyTorch's own can be used.
 
+    Args:
+        size: the bytes that it allocates; None if each call has its own.
+
     >>> allocator(torch.device("cpu"), torch.device("cpu"))((2, 3), (3, 1), torch.int8).shape
     torch.Size([2, 3])
     """
-    if device.type == "cpu" or (device == main and device.type in _ALLOCATORS):
-        return _ALLOCATORS[device.type]
-    return None
+    if device.type == "cpu":
+        return empty_large if size is None or size >= LARGE else _ALLOCATORS["cpu"]
+    return _ALLOCATORS[device.type] if device == main and device.type in _ALLOCATORS else None
 
 
 def allocator_device(function: object) -> str | None:
@@ -62,6 +103,8 @@ def allocator_device(function: object) -> str | None:
     >>> allocator_device(allocator(torch.device("cpu"), None)), allocator_device(torch.empty)
     ('cpu', None)
     """
+    if function is empty_large:
+        return "cpu"
     return next((device for device, each in _ALLOCATORS.items() if each is function), None)
 
 

@@ -8,7 +8,7 @@ can be.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn, cast
@@ -31,7 +31,7 @@ from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Buffer, BufferRef, Call, Extern, ExternArg, Program
 from fusion.operations.attention import cudnn_attention_backward
 from fusion.runtime.chunks import InChunks
-from fusion.runtime.memory import allocator, in_memory_of
+from fusion.runtime.memory import LARGE, allocator, empty_large, in_memory_of
 from fusion.runtime.names import identifier, named
 from fusion.runtime.results import as_traced
 from fusion.runtime.sequences import IN_C, NativeLaunch
@@ -80,6 +80,9 @@ CORRECTED: dict[object, Callable[..., object]] = {
     aten._scaled_dot_product_cudnn_attention_backward.default: cudnn_attention_backward,
 }
 """Operations → functions of the same arguments without a fault of theirs."""
+
+WRITING: Set[Callable[..., object]] = frozenset({torch.mm, torch.bmm, torch.addmm, torch.baddbmm})
+"""Functions that write their result to a given tensor, `out`, as fast as to one of their own."""
 
 CALLED: Mapping[object, Callable[..., object]] = CHEAPER | CORRECTED
 """Operations → the functions that a module calls for them."""
@@ -202,7 +205,7 @@ class _Splicer:
     def _launch(self, call: KernelCall, launch: Callable[..., object], entry: Entry | None) -> None:
         for name in call.written:
             buffer, layout = self.program.buffers[name], self._layout(name)
-            empty = allocator(buffer.device, self.main)
+            empty = allocator(buffer.device, self.main, self._allocated(buffer))
             if empty is not None:
                 node = self.graph.call_function(empty, (*layout, buffer.dtype))
             else:
@@ -248,7 +251,14 @@ class _Splicer:
         held = self._read if only_reads(call) else self._tensor
         argument = partial(self._argument, held=held)
         call_function: Callable[..., fx.Node] = self.graph.call_function
-        node = call_function(self._library(call), map_leaves(call.args, argument), map_leaves(call.kwargs, argument))
+        function, keywords = self._library(call), map_leaves(call.kwargs, argument)
+        if self._writes_large(call):
+            (out,) = cast("tuple[str]", call.outs)
+            keywords = {
+                **keywords,
+                "out": call_function(empty_large, (*self._layout(out), self.program.buffers[out].dtype)),
+            }
+        node = call_function(function, map_leaves(call.args, argument), keywords)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
             self.sizes.nodes[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))
@@ -267,6 +277,19 @@ class _Splicer:
         function = CALLED.get(call.target, call.target)
         watched = function if self.watch is None or call.is_view else self.watch(call, function)
         return function if watched is function else named(watched, identifier(call.name))
+
+    def _writes_large(self, call: Extern) -> bool:
+        """Return whether the result of a call is large, on a CPU, and may be written to a tensor of this module."""
+        if CALLED.get(call.target) not in WRITING or call.outs[0] is None:
+            return False
+        buffer = self.program.buffers[call.outs[0]]
+        return buffer.device.type == "cpu" and (self._allocated(buffer) or 0) >= LARGE
+
+    @staticmethod
+    def _allocated(buffer: Buffer) -> int | None:
+        """Return the bytes that a buffer spans; None if they depend on symbolic sizes."""
+        extent = buffer.extent
+        return int(extent) * buffer.dtype.itemsize if extent.is_Integer else None
 
     def _can_defer(self, call: Extern) -> bool:
         """Return whether the views can be created on use, from shape, strides and offset.
