@@ -45,6 +45,9 @@ TRIPS, TRIPS_BACKWARD = 4, 7
 again.
 """
 
+IN_MEMORY = 1.5
+"""Backward with the scores in memory has to be so many times as fast as the library's, which needs no such memory."""
+
 STORED = 4 * LEAST_TILE
 """Numbers of keys, repeated for each head, below which the scores of a single query are stored."""
 
@@ -189,7 +192,10 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
     if call.mask is not None or call.is_causal:
         tiles += 1
         operations += (1 + backward) * (1 if call.mask is None else rates.cost(call.mask.value))
-    kernels, product = _kernels(call, capabilities, backward), _product(call, call.query.dtype, capabilities)
+    kernels, product = (
+        _kernels(call, capabilities, backward),
+        capabilities.product_us(call.scores * sum(call.widths), size),
+    )
     share = UNKNOWN_SHARE if call.mask is not None and call.mask.loads_each else _tiles(call)
     held = [1 << (width - 1).bit_length() if capabilities.padded else width for width in call.widths]
     computed = rates.scalar_us(operations * call.scores) / len(kernels)
@@ -203,7 +209,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
         loops += rates.launch_us + min(loop / whole, loop / split + merged)
     trips = tiles * call.scores * (size + max(size, 4))  # products in their dtype, maps wider
     maps = rates.price(trips, scalars=rates.scalar_us(operations * call.scores), launches=tiles)
-    return loops < apart * product + maps.total
+    return loops, apart * product + maps.total
 
 
 def _directions(call: Call) -> tuple[bool, ...]:

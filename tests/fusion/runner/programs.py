@@ -296,6 +296,11 @@ def cached(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
     return y + 1
 
 
+def relative(x: Tensor, w: Tensor) -> Tensor:
+    distance = torch.arange(x.shape[1])[None] - torch.arange(x.shape[0])[:, None]
+    return x + w[(distance.abs() * 3 + 1) % w.shape[0]]
+
+
 def one_hot(i: Tensor, w: Tensor) -> Tensor:
     return (F.one_hot(i, 7).to(w.dtype) * w[:, None]).sum(-1)
 
@@ -354,6 +359,7 @@ CASES: dict[str, Case] = {
     "windows, inference": Case(windowed, of((2, 3, 9, 12), (5, 3, 3, 3), dtype=BF16)),
     "patches, inference": Case(patched, of((2, 3, 9, 12), (5, 3, 4, 4), (2, 5, 1, 1), dtype=BF16)),
     "images, inference": Case(images, of(*IMAGES, dtype=BF16)),
+    "relative": Case(relative, of((19, 23), (9,))),
     "sound": Case(heard, of((2, 3, 500), (32, 3, 3), (500, 32)), backward=True),
     "sound, inference": Case(heard, of((2, 3, 500), (32, 3, 3), (500, 32))),
     "checkpoint": Case(checkpointed, of((5, 7)), backward=True),
