@@ -22,6 +22,7 @@ from fusion.codegen.triton.forms.limits import shortest_pipeline, stages_within
 from fusion.codegen.triton.products.contract import SHORT_SUM
 from fusion.codegen.triton.products.descriptors import tile_loads
 from fusion.codegen.triton.rewrites.totals import total_of
+from fusion.lowering.ir.expr import Expr
 from fusion.lowering.ir.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
@@ -39,6 +40,9 @@ _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16
 
 _SHORT_COLUMNS = 64
 """Columns of a block of sums that one step of `SHORT_SUM` terms covers."""
+
+_ADDRESS = 8
+"""Bytes of an address."""
 
 _FULL = 0.9
 """Blocks filled this much less by the result than others are as fast, if larger: they load operands less often."""
@@ -161,12 +165,15 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, numeri
 def _widest_of_epilogue(blocked: Blocked) -> int:
     """Return the bytes of the widest element of the tiles that the epilogue loads or stores.
 
-    Such a tile goes through shared memory where its layout differs from the accumulator's, or from the next tile's.
+    Such a tile goes through shared memory where its layout differs from the accumulator's, or from the next tile's.  So
+    do the addresses of a tile whose positions are loaded, too: the layouts of both loads differ.
     """
     widths = [0]
     for stmt in blocked.body:
         if isinstance(stmt, Store):
-            widths += [load.dtype.itemsize for load in tile_loads(blocked, values_of(stmt))]
+            for load in tile_loads(blocked, values_of(stmt)):
+                positions = [index for index in load.index if isinstance(index, Expr)]
+                widths.append(_ADDRESS if any(tile_loads(blocked, positions)) else load.dtype.itemsize)
             widths.append(stmt.value.dtype.itemsize)
     return max(widths)
 

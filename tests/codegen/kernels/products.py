@@ -102,6 +102,21 @@ def gathered_rows(m: int, n: int, k: int) -> Kernel:
     return kernel("gathered_rows", params, axes, Loop((r,), (dot,)), Store("out", n * i + j, dot.ref))
 
 
+def gathered_scores(batch: int, m: int, k: int, width: int) -> Kernel:
+    """a · bᵀ + table[places]: each column has a row of the table, whose element is read at a place stored across"""
+    dot = Fold("acc", "dot", (load("a", m * k * b + k * i + r, F16), load("b", m * k * b + k * j + r, F16)), (r,), F32)
+    dot = replace(dot, rows=(i,), columns=(j,))
+    place = op("add", Cast(load("places", m * j + i, I32), I64), IndexValue(m * width * b + width * j))
+    total = op("add", dot.ref, Cast(load("table", place, F16), F32))
+    params = (
+        *(param("a", F16, batch, m, k), param("b", F16, batch, m, k), param("places", I32, m, m)),
+        *(param("table", F16, batch, m, width), param("out", F16, batch, m, m, written=True)),
+    )
+    axes = {b: (batch, GRID), i: (m, GRID), j: (m, GRID), r: (k, LOOP)}
+    store = Store("out", m * m * b + m * i + j, Cast(total, F16))
+    return kernel("gathered_scores", params, axes, Loop((r,), (dot,)), store)
+
+
 def rms_linear(m: int, n: int, k: int) -> Kernel:
     """(x · w) · rsqrt(mean x²): a sum of squares and a product in the same loop"""
     x = load("x", k * i + r, F16)

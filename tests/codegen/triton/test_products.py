@@ -24,9 +24,9 @@ from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16, F32, F64, b, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
-from tests.codegen.kernels.products import matmul, transposed
+from tests.codegen.kernels.products import gathered_scores, matmul, transposed
 from tests.codegen.triton.blocking import block
-from tests.codegen.triton.texts import TARGET, body
+from tests.codegen.triton.texts import TARGET, body, compiles
 
 # Text -----------------------------------------------------------------------------------------------------------------
 
@@ -63,6 +63,16 @@ def test_blocks_are_no_wider_than_the_columns_fill() -> None:
     """For 384 columns two blocks of 256 would compute 512, in a product through pointers."""
     widths = {columns: TARGET.configs(matmul(200704, columns, 96, BF16))[0].block("n") for columns in (384, 512, 700)}
     assert widths == {384: 128, 512: 256, 700: 256}
+
+
+@compiles
+def test_addresses_of_gathered_elements_fit_shared_memory() -> None:
+    """The positions are read across, so that the addresses change their layout: 8 bytes for each result."""
+    example = gathered_scores(32, 1024, 64, 128)
+    config = TARGET.configs(example)[0]
+    assert config.block("m") * config.block("n") * 8 <= H200.shared_per_program
+    compiled = compile_for(load(example, TARGET.emit(example)), H200)
+    assert config.block("m") * config.block("n") * 8 <= compiled.metadata.shared <= H200.shared_per_program
 
 
 @pytest.mark.parametrize("along", ["rows", "columns"])
