@@ -162,7 +162,8 @@ class Cast(Expr):
 class Random(Expr):
     """A float32 from Philox4x32-10 keyed by the int64 `seed`, at counter `offset`.
 
-    `kind` is "uniform" ([0, 1), 24 bits... of the first output word) or "normal" (Box-Muller on the first two words).
+    `kind` is "uniform" ([0, 1), 24 bits of one of the four output words) or "normal" (Box-Muller on two of them); the
+    others belong to the neighbours, which share the evaluation (`random/philox.py`).
     """
 
     kind: Distribution

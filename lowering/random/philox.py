@@ -1,12 +1,20 @@
 """Generates counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmetic.
 
-Input: a seed and a counter per element; output: float32, the same numbers that `tl.rand` and `tl.randn` give for that
-seed and offset.  Nothing is drawn from a generator: the same seed and offset always give the same number.
+Input: a seed and a counter per element; output: float32.  An evaluation gives four words of 32 bits: a number for each
+of four neighbours, or, where a number takes two words, of two.  Nothing is drawn from a generator: the same seed and
+counter always give the same number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
+
+from fusion.lowering.ir.scalar_ops import Distribution
+
+NEIGHBOURS: Mapping[Distribution, int] = {"uniform": 4, "normal": 2}
+"""Distribution → the numbers that one evaluation of the generator gives, at neighbouring counters."""
 
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
@@ -45,15 +53,22 @@ def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def uniform(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Return float32 in [0, 1) from the first output word."""
-    return _unit(words(seed, offset)[0])
+    """Return float32 in [0, 1): one of four words for each of four neighbours."""
+    a, b, c, d = words(seed, offset >> 2)
+    return _unit(_chosen(offset & 1, _chosen(offset & 2, a, c), _chosen(offset & 2, b, d)))
 
 
 def normal(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Return float32 of the standard normal distribution: Box-Muller on the first two output words."""
-    first, second, _, _ = words(seed, offset)
+    """Return float32 of the normal distribution: Box-Muller on two of four words for each of two neighbours."""
+    a, b, c, d = words(seed, offset >> 1)
+    first, second = _chosen(offset & 1, a, c), _chosen(offset & 1, b, d)
     radius = torch.sqrt(-2.0 * torch.log(_unit(first).clamp_min(1.0e-7)))
     return radius * torch.cos(6.283185307179586 * _unit(second))
+
+
+def _chosen(bit: torch.Tensor, even: torch.Tensor, odd: torch.Tensor) -> torch.Tensor:
+    """Return words of `even` where a bit is 0, of `odd` elsewhere."""
+    return torch.where(bit == 0, even, odd)
 
 
 def _unit(word: torch.Tensor) -> torch.Tensor:

@@ -124,8 +124,8 @@ static void narrow_halves(const float *restrict from, uint16_t *restrict to, int
 }"""
 
 _PHILOX = """\
-INLINE void philox(int64_t seed, int64_t offset, uint32_t *first, uint32_t *second) {  // Philox4x32-10
-    uint32_t c0 = (uint32_t)offset, c1 = (uint32_t)((uint64_t)offset >> 32), c2 = 0, c3 = 0;
+INLINE void philox(int64_t seed, uint64_t counter, uint32_t *words) {  // Philox4x32-10
+    uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = 0, c3 = 0;
     uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
     #pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
@@ -134,24 +134,26 @@ INLINE void philox(int64_t seed, int64_t offset, uint32_t *first, uint32_t *seco
         c2 = (uint32_t)(a >> 32) ^ c3 ^ k1, c3 = (uint32_t)a;
         k0 += 0x9E3779B9, k1 += 0xBB67AE85;
     }
-    *first = c0, *second = c1;
+    words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 INLINE float unit_interval(uint32_t word) {
     return (float)(int32_t)(word >> 31 ? ~word : word) * 4.6566127342e-10f;
 }"""
 
 _RANDOM_UNIFORM = """\
-INLINE float random_uniform(int64_t seed, int64_t offset) {
-    uint32_t first, second;
-    philox(seed, offset, &first, &second);
-    return unit_interval(first);
+INLINE float random_uniform(int64_t seed, int64_t offset) {  // a word for each of four neighbours
+    uint32_t words[4];
+    philox(seed, (uint64_t)(offset >> 2), words);
+    const uint32_t place = (uint32_t)offset & 3, even = place & 2 ? words[2] : words[0];
+    return unit_interval(place & 1 ? (place & 2 ? words[3] : words[1]) : even);
 }"""
 
 _RANDOM_NORMAL = """\
-INLINE float random_normal(int64_t seed, int64_t offset) {  // Box-Muller
-    uint32_t first, second;
-    philox(seed, offset, &first, &second);
-    const float u = unit_interval(first), angle = 6.2831855f * unit_interval(second);
+INLINE float random_normal(int64_t seed, int64_t offset) {  // Box-Muller, two words for each of two neighbours
+    uint32_t words[4];
+    philox(seed, (uint64_t)(offset >> 1), words);
+    const uint32_t place = (uint32_t)offset & 1, first = place ? words[2] : words[0];
+    const float u = unit_interval(first), angle = 6.2831855f * unit_interval(place ? words[3] : words[1]);
     return __builtin_sqrtf(-2.0f * logf(u > 1.0e-7f ? u : 1.0e-7f)) * cosf(angle);
 }"""
 

@@ -95,8 +95,67 @@ def _send(matrix, staged, corner, value):
 }
 
 
+_RANDOM = {  # the generator of `lowering/random/philox.py`
+    "_philox": """
+def _philox(seed, counter):
+    # Philox4x32-10: four words.  Both halves of a product come from one instruction.
+    seed = tl.cast(seed, tl.int64)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    c0 = counter.to(tl.uint32)
+    c2 = tl.zeros_like(c0)
+    c1, c3 = c2, c2
+    if counter.dtype.primitive_bitwidth > 32:
+        c1 = (counter >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        a, b = c0.to(tl.uint64) * 0xD2511F53, c2.to(tl.uint64) * 0xCD9E8D57
+        c0, c2 = (b >> 32).to(tl.uint32) ^ c1 ^ k0, (a >> 32).to(tl.uint32) ^ c3 ^ k1
+        c1, c3 = b.to(tl.uint32), a.to(tl.uint32)
+        k0 = tl.add(k0, 0x9E3779B9, sanitize_overflow=False)
+        k1 = tl.add(k1, 0xBB67AE85, sanitize_overflow=False)
+    return c0, c1, c2, c3
+""",
+    "_unit_interval": """
+def _unit_interval(word):
+    word = word.to(tl.int32, bitcast=True)
+    return tl.where(word < 0, ~word, word).to(tl.float32) * 4.6566127342e-10
+""",
+    "_uniform": """
+def _uniform(seed, counter):
+    a, b, c, d = _philox(seed, counter >> 2)
+    even = tl.where((counter & 2) == 0, a, c)
+    return _unit_interval(tl.where((counter & 1) == 0, even, tl.where((counter & 2) == 0, b, d)))
+""",
+    "_uniform_by_four": """
+def _uniform_by_four(seed, counter):
+    # Four neighbours share the words of one evaluation.
+    pairs, _ = tl.split(tl.reshape(counter, [counter.numel // 4, 2, 2]))
+    first, _ = tl.split(pairs)
+    a, b, c, d = _philox(seed, first >> 2)
+    return _unit_interval(tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), counter.shape))
+""",
+    "_box_muller": """
+def _box_muller(first, second):
+    radius = tl.sqrt(-2.0 * tl.log(tl.maximum(_unit_interval(first), 1.0e-7)))
+    return radius * tl.cos(6.283185307179586 * _unit_interval(second))
+""",
+    "_normal": """
+def _normal(seed, counter):
+    a, b, c, d = _philox(seed, counter >> 1)
+    return _box_muller(tl.where((counter & 1) == 0, a, c), tl.where((counter & 1) == 0, b, d))
+""",
+    "_normal_by_two": """
+def _normal_by_two(seed, counter):
+    # Two neighbours share the words of one evaluation.
+    first, _ = tl.split(tl.reshape(counter, [counter.numel // 2, 2]))
+    a, b, c, d = _philox(seed, first >> 1)
+    return tl.reshape(_box_muller(tl.join(a, c), tl.join(b, d)), counter.shape)
+""",
+}
+
+
 FUNCTIONS: dict[str, str] = {
     **_GROUPS,
+    **_RANDOM,
     "_maximum": """
 def _maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
@@ -308,6 +367,11 @@ def _shift_right(a, b):
 READS: dict[str, tuple[str, ...]] = {
     "_zigzag_turns": ("_zigzag",),
     "_wrapped": ("_inside",),
+    "_uniform": ("_philox", "_unit_interval"),
+    "_uniform_by_four": ("_philox", "_unit_interval"),
+    "_box_muller": ("_unit_interval",),
+    "_normal": ("_philox", "_box_muller"),
+    "_normal_by_two": ("_philox", "_box_muller"),
     "_product_in_pairs": ("_multiply",),
     "_float_floordiv": ("libdevice.fmod", "_divide"),
     "_float_remainder": ("libdevice.fmod",),

@@ -22,6 +22,7 @@ from fusion.codegen.triton.expressions.code import Code, as_code, compose, liste
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
 from fusion.codegen.triton.expressions.pointers import Pointers
+from fusion.codegen.triton.expressions.random_numbers import drawn
 from fusion.codegen.triton.expressions.scalar_code import cast, literal, scalar_code, typed
 from fusion.codegen.triton.expressions.scopes import Identifiers, Tile, Transfer
 from fusion.codegen.triton.expressions.widths import int32_ranges
@@ -207,10 +208,9 @@ class Values(Pointers):
             case Load() as load:
                 return self._load(load)
             case Random(kind, key, counter):
-                seed, offset = self.value(key), self._index_value(IndexValue(counter))
-                function = {"uniform": "tl.rand", "normal": "tl.randn"}[kind]
-                code = compose("{}({}, {})", function, seed.code, typed(offset.code, torch.int64))
-                return Tile(code, offset.dims, max(seed.depth, offset.depth))
+                at = self._index_value(IndexValue(counter))
+                wide = replace(at, code=typed(at.code, torch.int64), narrow=False)
+                return drawn(self.layout, kind, self.value(key), counter, wide)
             case Cast() as cast:
                 return self._cast(cast)
             case Op() as op:

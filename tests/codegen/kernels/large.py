@@ -32,6 +32,8 @@ LARGE: dict[str, Kernel] = {
     "causal": causal(1500),
     "uniform": drawn(1_000_000, "uniform"),
     "normal": drawn(1_000_000, "normal"),
+    "uniform neighbours": drawn(1_000_003, "uniform", 4),
+    "normal neighbours": drawn(1_000_003, "normal", 2),
     **{f"softmax {n}": softmax(257, n, WHOLE) for n in (1, 2, 17, 128, 129, 781, 2048, 4096, 8191, 16384, 32768)},
     **{f"softmax loop {n}": softmax(9, n, LOOP) for n in (1000, 65_536, 131_071)},
     "softmax bf16": softmax(1000, 1000, WHOLE, BF16),

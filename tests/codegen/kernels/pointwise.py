@@ -151,9 +151,9 @@ def causal(n: int) -> Kernel:
     return kernel("causal", params, {i: (n, GRID), j: (n, GRID)}, Store("out", n * i + j, value))
 
 
-def drawn(n: int, kind: str) -> Kernel:
-    """Random numbers from a seed in memory"""
-    value = Random(kind, load("seed", 0, I64), i + 5)
+def drawn(n: int, kind: str, first: int = 5) -> Kernel:
+    """Random numbers from a seed in memory, at counters from `first` on"""
+    value = Random(kind, load("seed", 0, I64), i + first)
     return kernel(
         "drawn", (param("seed", I64), param("out", F32, n, written=True)), {i: (n, GRID)}, Store("out", i, value)
     )

@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from fusion.lowering.indexing import ZERO
-from fusion.lowering.ir.expr import Cast, Expr, IndexValue, Load, const, rewrite
+from fusion.lowering.ir.expr import Cast, Expr, IndexValue, Load, Random, const, rewrite
 from fusion.lowering.ir.expr import make_op as op
 from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store
 from tests.codegen.kernels.attention import running_softmax, visible_keys
@@ -47,6 +47,19 @@ def softmax(rows: int | sympy.Expr, columns: int | sympy.Expr, role: Role, dtype
         body = tuple(Loop((r,), (stmt,)) for stmt in body)
     params = (param("x", dtype, rows, columns), param("out", dtype, rows, columns, written=True))
     return kernel("softmax", params, {i: (rows, GRID), r: (columns, role)}, *body)
+
+
+def dropped(rows: int, columns: int, role: Role) -> Kernel:
+    """The elements of each row that random numbers keep, less their sum"""
+    offset = columns * i + r
+    kept = op("lt", Random("uniform", load("seed", 0, I64), offset), const(0.75, F32))
+    value = op("mul", load("x", offset), Cast(kept, F32))
+    total = Fold("total", "sum", (value,), (r,), F32)
+    body: tuple[Stmt, ...] = (total, Store("out", offset, op("sub", value, total.ref)))
+    if role is LOOP:
+        body = tuple(Loop((r,), (stmt,)) for stmt in body)
+    params = (param("x", F32, rows, columns), param("seed", I64), param("out", F32, rows, columns, written=True))
+    return kernel("dropped", params, {i: (rows, GRID), r: (columns, role)}, *body)
 
 
 def shifted_softmax(rows: int, columns: int, apart: int, results: int, first: int, dtype: torch.dtype) -> Kernel:

@@ -25,13 +25,46 @@ from fusion.lowering.ir.kernel import Kernel, Role, Store, rename
 from fusion.lowering.ir.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
-from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add
+from tests.codegen.kernels.pointwise import (
+    add,
+    bias_gelu,
+    causal,
+    convert,
+    drawn,
+    in_place,
+    padded,
+    permuted,
+    transposed_add,
+)
 from tests.codegen.kernels.products import linear, matmul
-from tests.codegen.kernels.rows import column_softmax, fold, layernorm, online_logsumexp, online_softmax, softmax
+from tests.codegen.kernels.rows import (
+    column_softmax,
+    dropped,
+    fold,
+    layernorm,
+    online_logsumexp,
+    online_softmax,
+    softmax,
+)
 from tests.codegen.kernels.small import SMALL
 from tests.codegen.triton.texts import TARGET, body, compiles
 
 # Text -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("example", "shared"),
+    [
+        (drawn(300, "uniform", 8), True),
+        (drawn(300, "uniform", 5), False),
+        (drawn(300, "normal", 2), True),
+        (dropped(6, 60, Role.WHOLE), True),
+        (dropped(6, 60, Role.LOOP), True),
+        (dropped(6, 61, Role.WHOLE), False),
+    ],
+)
+def test_neighbours_share_an_evaluation_of_the_generator_where_rows_are_aligned(example: Kernel, shared: bool) -> None:
+    assert ("_by_" in body(example)) is shared
 
 
 def test_a_source_reads_like_this() -> None:
