@@ -77,6 +77,7 @@ def _products(device: Device, known: Speeds) -> ProductSpeeds:
         pointers = _POINTERS
         misaligned = pointers * known.products.misaligned / known.products.pointers
         shares = replace(known.products, pointers=pointers, misaligned=misaligned, int8=pointers, tf32=pointers)
+        shares = replace(shares, by_warps=1.0)  # there is no other instruction
         shares = replace(shares, chained_pointers=shares.chained, tf32_chained=shares.chained)
     split = device.matrix[4] / (3 * device.flops) if device.has(Feature.TF32) else 1.0
     return replace(shares, float32=pointers * split)

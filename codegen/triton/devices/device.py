@@ -47,6 +47,8 @@ class ProductSpeeds:
         narrow_together: programs per multiprocessor that hide the conversion of loaded weights in a narrow product.
         float32, float64, int8: dtypes other than 16-bit floats.
         tf32, tf32_chained: float32 rounded to 19 bits, relative to the library's products with the same rounding.
+        by_warps: the factor of a block with fewer rows than a group of warps multiplies (`ROWS_OF_GROUP`): each warp
+            multiplies alone, with the older instruction, from registers.
     """
 
     pointers: float
@@ -64,6 +66,7 @@ class ProductSpeeds:
     int8: float
     tf32: float
     tf32_chained: float
+    by_warps: float
 
     def others(self) -> dict[torch.dtype, float]:
         """Return the shares of the dtypes that do not run at the speed of 16-bit floats."""

@@ -86,6 +86,9 @@ _PRODUCTS = ProductSpeeds(  # relative to cuBLAS, over the shapes of transformer
     int8=0.6,
     tf32=0.25,  # relative to cuBLAS in TF32; descriptors are used for 16-bit floats only
     tf32_chained=0.37,
+    # `mma.sync` reaches 0.63 of the published rate (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
+    # Architecture via Microbenchmarking", 2024); measured: docs/performance.md, `H200`.
+    by_warps=0.6,
 )
 
 _EPILOGUE: dict[ScalarName, int] = {

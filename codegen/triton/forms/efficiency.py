@@ -22,6 +22,9 @@ from fusion.lowering.ir.expr import Expr, Index, loads
 from fusion.lowering.ir.kernel import Role
 from fusion.lowering.ir.scalar_ops import HALVES
 
+ROWS_OF_GROUP = 64
+"""Rows that a group of four warps multiplies at least (`wgmma`)."""
+
 
 def of_config(blocked: Blocked, config: Config) -> float:
     """Return the predicted share of the device's speed for a configuration that loads through pointers.
@@ -42,13 +45,15 @@ def of_config(blocked: Blocked, config: Config) -> float:
 def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: float) -> float:
     """Return the speed of a product through pointers relative to the library's, on the share `occupied` of the device.
 
-    Several products in one loop are slower.
+    Several products in one loop are slower, and so are blocks of few rows in dtypes whose products do not wait for
+    their operands.
     """
     dots, measured = blocked.dots, speeds(blocked.device).products
     operands = [load for dot in dots for load in loads(*dot.args)]
     dtype, share, others = dots[0].args[0].dtype, measured.pointers, other_dtypes(blocked.device, numerics)
     if dtype in others:
         share = others[dtype] * (measured.several if len(dots) > 1 else 1.0)
+        share *= measured.by_warps if dtype is not torch.float64 and config.block("m") < ROWS_OF_GROUP else 1.0
     if not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, measured.misaligned)
     share *= occupied

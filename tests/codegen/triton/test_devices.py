@@ -110,6 +110,7 @@ def test_speeds_that_are_not_measured_follow_from_specifications(arch: str) -> N
     assert 0 < result.matrix_share[8] <= result.matrix_share[1]
     assert not any(form == WARP_SPECIALISED for form, _ in result.attention)
     assert result.products.pointers == (0.6 if device.has(Feature.ASYNC_UNITS) else 0.95)
+    assert result.products.by_warps == (0.6 if device.has(Feature.ASYNC_UNITS) else 1.0)
     assert capabilities(device, DEFAULT).parallelism == 2 * device.multiprocessors
 
 

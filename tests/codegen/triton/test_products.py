@@ -233,6 +233,14 @@ def test_rows_that_are_one_matrix_already_stay_one() -> None:
     assert {dim.name for dim in block(plain).dims} == {"m", "k", "n"}
 
 
+def test_blocks_of_fewer_rows_than_a_group_of_warps_multiplies_are_slower() -> None:
+    small, parts = matmul(256, 1024, 2048, F32), matmul(256, 1024, 512, F32, batch=4)
+    assert TARGET.configs(small)[0].block("m") < 64 <= TARGET.configs(parts)[0].block("m")
+    assert TARGET.efficiency(small) < 0.7 * TARGET.efficiency(parts)
+    older = TritonTarget("sm_80")
+    assert older.efficiency(small) > 0.9 * older.efficiency(parts)
+
+
 def test_small_blocks_of_a_long_sum_wait_for_the_cache() -> None:
     """H200: 170 µs in 24 × 4 blocks, where the library takes 50 through rows of 8 bytes."""
     long = matmul(384, 196, 49152, BF16, turned=(True, True))
