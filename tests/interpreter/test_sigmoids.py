@@ -100,3 +100,23 @@ def test_parts_that_are_kept_in_full_take_the_full_forms() -> None:
     x = torch.empty(4096, 32, dtype=torch.bfloat16)
     parts = kernel(calls(lambda x, gradient: bias_gradient(x.float(), gradient.float()), x, x)[0])
     assert "libdevice.erf(" in TARGET.emit(parts)
+
+
+def perceptron(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x @ up) @ down
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_operands_that_are_rounded_take_the_fast_form(dtype: torch.dtype) -> None:
+    """The inner layer of a chain of products."""
+    torch.manual_seed(0)
+    given = [torch.randn(8192, 16), torch.randn(16, 64), torch.randn(64, 16) / 8]
+    x, up, down = (tensor.to(dtype) for tensor in given)
+    only = only_kernel(perceptron, x, up, down)
+    source = TARGET.emit(only)
+    assert source.count("_quick_erfc(") == 2 and "libdevice.erf(" not in source
+    out = torch.empty(8192, 16, dtype=dtype)
+    TARGET.build(only, source)(x, up, down, out)
+    want = perceptron(*(tensor.double() for tensor in (x, up, down)))
+    theirs = float((perceptron(x, up, down).double() - want).norm())
+    assert float((out.double() - want).norm()) < 2 * theirs

@@ -14,8 +14,8 @@ product with a quotient.  (GELU is ½·x·(1 + erf(x/√2)), or the same with ta
 tanh(x/2)).)
 
 Applied only where nothing else needs the tanh or erf: tanh itself is needed to the last bits near 0.  Of folds,
-only in sums, and in kernels that just store the results of their folds: a difference between such a result and an
-operand would magnify the error of the fast erfc.
+only in products whose operand is rounded to 16 bits, and in sums, in kernels that just store the results of their
+folds: a difference between such a result and an operand would magnify the error of the fast erfc.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch
 from fusion.codegen.triton.rewrites.absolute_errors import squared
 from fusion.lowering.ir.expr import Cast, Const, Expr, Op, TileRef, const, postorder, rewrite
 from fusion.lowering.ir.kernel import Fold, Stmt, Store, map_statements, statements, values_of, with_values
+from fusion.lowering.ir.scalar_ops import HALVES
 
 _ONE, _TWO = const(1.0, torch.float32), const(2.0, torch.float32)
 
@@ -60,12 +61,20 @@ def as_sigmoids(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     def rebuilt(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Fold) and stmt.op == "sum" and in_folds:
             return with_values(stmt, rewrite(values_of(stmt), rule))
+        if isinstance(stmt, Fold) and stmt.op == "dot":
+            operands = [rewrite([arg], rule)[0] if _rounds(arg) else arg for arg in stmt.args]
+            return replace(stmt, args=tuple(operands)) if operands != list(stmt.args) else stmt
         if not isinstance(stmt, Store):
             return stmt
         (value,) = rewrite([stmt.value], rule)
         return stmt if value is stmt.value else replace(stmt, value=value)
 
     return map_statements(body, rebuilt)
+
+
+def _rounds(value: Expr) -> bool:
+    """Return whether a value is rounded to 16 bits last."""
+    return isinstance(value, Cast) and value.dtype in HALVES
 
 
 def _only_stored(body: Sequence[Stmt]) -> bool:
