@@ -166,14 +166,18 @@ class _Finder:
                 yield chains
 
     def _is_worthwhile(self, candidates: Sequence[Chain]) -> bool:
-        """Return whether these chains together are predicted to be faster than tiles in memory."""
+        """Return whether these chains together are predicted to be faster than tiles in memory.
+
+        Without them, a tile that only maps read joins their kernel, and makes no trip through memory.
+        """
         tiles = {p for chain in candidates for p in chain.places if p in self.tiles}
+        sinks = [sink for chain in candidates for sink in chain.sinks]
         capabilities, dependences = self.capabilities, self.dependences
-        trips = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles)
+        stored = [p for p in tiles if not self._is_read_by_maps_alone(p)]
+        trips = sum(2 * dependences.bytes(dependences.compute(p).out) for p in stored)
         scalars = sum(scalar_time(dependences, p, capabilities) for p in tiles)
-        unfused = capabilities.rates.price(trips, scalars=scalars, launches=len(tiles)).total
-        unfused += sum(time_alone(dependences, p, capabilities) for p in tiles)
-        unfused += sum(time_alone(dependences, sink, capabilities) for chain in candidates for sink in chain.sinks)
+        unfused = capabilities.rates.price(trips, scalars=scalars, launches=len(stored) + len(sinks)).total
+        unfused += sum(time_alone(dependences, p, capabilities) for p in (*tiles, *sinks))
         counts = [best_cut(dependences, Cluster.of(chain.space, chain.places), capabilities)[0] for chain in candidates]
         cut = [*zip(candidates, counts, strict=True)]
         if sum(time_in_parts(dependences, *each, capabilities) for each in cut) < unfused:
@@ -183,3 +187,8 @@ class _Finder:
             time_in_parts(dependences, *each, capabilities, share) for each, share in zip(cut, shares, strict=True)
         )
         return sum(times) < unfused
+
+    def _is_read_by_maps_alone(self, position: int) -> bool:
+        """Return whether all readers of a tile are maps."""
+        readers = self.dependences.readers[self.dependences.compute(position).out]
+        return all(isinstance(self.dependences.node(reader), Map) for reader in readers)

@@ -88,6 +88,19 @@ def test_scores_of_short_windows_stay_in_their_kernel() -> None:
     assert_as_eager(fused(*given), windows(*given), windows(*(x.double() for x in given)))
 
 
+@pytest.mark.parametrize(("width", "chained"), [(64, True), (192, False)])
+def test_the_inner_layer_of_a_perceptron_is_stored_where_its_trip_is_shorter(width: int, chained: bool) -> None:
+    """Its bias and its GELU join the first product: only their result would make the trip."""
+
+    def perceptron(x: torch.Tensor, up: torch.Tensor, bias: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return F.gelu(x @ up + bias) @ down
+
+    shapes = (25088, width), (width, 4 * width), (4 * width,), (4 * width, width)
+    given = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+    counts = [len(products(call.kernel)) for call in scheduled(perceptron, *given).launches()]
+    assert (2 in counts) is chained
+
+
 def test_relative_positions_have_the_values_of_eager() -> None:
     given = operands(*RELATIVE)
     fused = fusion.fuse(relative, options={"target": "c", "strict": True})
