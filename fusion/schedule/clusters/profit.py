@@ -195,12 +195,23 @@ class Prices:
         return self.rates.product_us_of(2 * points, node.lhs.dtype.itemsize) / share
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
-        """Return the microseconds of the library's product on the matrix units, with the packing of its operands."""
+        """Return the microseconds of the library's product on the matrix units, with the packing of its operands.
+
+        Of a batch, each matrix has tiles of its own, whether it fills them or not.
+        """
         share, program = 1.0, self.dependences.program
         if self.capabilities.alignment > 1:
             calls, shares = program.library.get(node.out, ()), self.capabilities.misaligned_rows.library
-            share = share_of_library(calls, program.buffers, shares)
+            share = share_of_library(calls, program.buffers, shares) * self._filled(node)
         return self.contraction(cluster, node) / share + self.packing(node, library=True)
+
+    def _filled(self, node: Contract) -> float:
+        """Return the share of the library's smallest tile that a matrix of a batch fills, in 16 bits."""
+        sides, axes = (node.rows, node.columns), {axis.symbol: axis.size for axis in node.axes}
+        if node.lhs.dtype.itemsize != 2 or not axes.keys() - {*node.rows, *node.columns}:
+            return 1.0
+        lengths = (math.prod(self.dependences.estimate(axes[symbol]) for symbol in side) for side in sides)
+        return math.prod(min(1.0, length / self.capabilities.tiles.least_columns) for length in lengths)
 
     def packing(self, node: Contract, *, library: bool = False) -> float:
         """Return the microseconds in which the operands of a product are brought into the order that blocks read."""

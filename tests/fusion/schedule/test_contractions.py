@@ -270,6 +270,16 @@ def test_products_shorter_than_a_library_call_are_generated(
     assert [isinstance(step, KernelCall) for step in launched] == [generated]
 
 
+@pytest.mark.parametrize(("rows", "generated"), [(27, True), (128, False)])
+def test_small_matrices_of_a_batch_are_generated(rows: int, generated: bool) -> None:
+    """The library computes a whole tile for each; rows of 27 numbers are misaligned besides."""
+    with FakeTensorMode():
+        vectors = torch.empty(4096, rows, 64, dtype=BF16)
+        graph = make_fx(lambda x: x @ x.transpose(1, 2))(vectors)
+    launched = launches(schedule_graph(graph, TritonTarget("sm_90"), Trace(None, "forward"))[1])
+    assert [isinstance(step, KernelCall) for step in launched] == [generated]
+
+
 def other_width(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return F.linear(x, a), F.linear(x, b)
 
