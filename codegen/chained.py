@@ -43,6 +43,7 @@ class ChainShape:
         loops: the properties of their loop; the least efficient one counts.
         columns: the columns that a row loops over, without skipped ones.
         backward: whether these are the products of backward.
+        fetched: blocks that a step of the loop loads for each operand.
     """
 
     dtype: torch.dtype
@@ -50,6 +51,7 @@ class ChainShape:
     loops: tuple[Loop, ...]
     columns: float
     backward: bool
+    fetched: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +81,21 @@ class ChainSpeed:
     def share(self, chain: ChainShape) -> float:
         """Return the efficiency of a chain; forward with few columns spends part of its time outside its loop.
 
+        An operand that is computed in the loop from several blocks takes the room of these, each in flight: as many
+        fewer programs share a multiprocessor, and hide less of each other's waiting.
+
         >>> speed = ChainSpeed({64: (0.9, 0.6)}, {64: (0.8, 0.5)}, {}, begins=256.0)
         >>> speed.share(ChainShape(torch.float32, 48, ("plain",), columns=256.0, backward=False))
         0.45
+        >>> speed.share(ChainShape(torch.float32, 48, ("plain",), columns=256.0, backward=False, fetched=1.5))
+        0.3
         >>> speed.share(ChainShape(torch.float32, 80, ("plain", "skipping"), columns=256.0, backward=True))
         0.5
         """
         tables: Mapping[Loop, Shares] = {"plain": self.plain, "skipping": self.skipping, "masked": self.masked}
         share = min(at_width(tables[loop], chain.width)[chain.backward] for loop in chain.loops)
         begins = self.begins_backward if chain.backward else self.begins
-        return share / (1 + begins / chain.columns)
+        return share / (1 + begins / chain.columns) / chain.fetched
 
 
 def narrow_factors(factors: Sequence[Expr]) -> tuple[Expr, ...]:

@@ -15,7 +15,7 @@ from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.lowering.errors import Unsupported
-from fusion.lowering.ir.expr import Expr, loads
+from fusion.lowering.ir.expr import Expr, free_axes, loads
 from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
 from fusion.lowering.ir.sizes import with_values
 from fusion.schedule.clusters.legality import Cluster
@@ -128,7 +128,21 @@ def _chain(kernel: Kernel, dots: Sequence[Fold], columns: float) -> ChainShape:
         loops=("plain", *(("masked",) if masked else ()), *(("skipping",) if skipping else ())),
         columns=columns,
         backward=len(dots) > FORWARD,
+        fetched=_fetched(kernel, dots),
     )
+
+
+def _fetched(kernel: Kernel, dots: Sequence[Fold]) -> float:
+    """Return how many blocks a step of the loop loads for each operand that it loads at all."""
+    looped, held = (
+        {axis.symbol for axis in kernel.with_role(role) if axis.size != 1} for role in (Role.LOOP, Role.WHOLE)
+    )
+    blocks = (
+        [load for load in loads(operand) if looped & free_axes(load) and held & free_axes(load)]
+        for operand in {arg for dot in dots for arg in dot.args}
+    )
+    counts = [len(each) for each in blocks if each]
+    return sum(counts) / len(counts) if counts else 1.0
 
 
 def _columns_per_row(kernel: Kernel, counted: Mapping[Loop, float]) -> float:

@@ -13,6 +13,7 @@ from fusion.codegen.triton import TritonTarget
 from fusion.compilation.compile import schedule_graph
 from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
+from fusion.lowering.ir.expr import loads
 from fusion.lowering.ir.kernel import Fold, Kernel, statements
 from fusion.schedule import Schedule
 from fusion.schedule import chained as chains
@@ -99,6 +100,25 @@ def test_the_inner_layer_of_a_perceptron_is_stored_where_its_trip_is_shorter(wid
     given = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
     counts = [len(products(call.kernel)) for call in scheduled(perceptron, *given).launches()]
     assert (2 in counts) is chained
+
+
+def test_keys_are_rotated_before_the_loop_over_them() -> None:
+    """Each block of keys would be five in it, for each block of queries."""
+
+    def half(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([-x[..., 32:], x[..., :32]], -1)
+
+    def rotary(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q, k = (x * cos + half(x) * sin for x in (q, k))
+        return (q @ k.transpose(-1, -2) * 0.125).softmax(-1) @ v
+
+    shapes = (128, 1024, 64), (128, 1024, 64), (128, 1024, 64), (1024, 64), (1024, 64)
+    kernels = [
+        call.kernel for call in scheduled(rotary, *(torch.empty(s, dtype=torch.bfloat16) for s in shapes)).launches()
+    ]
+    assert [len(products(kernel)) for kernel in kernels] == [0, 2]
+    _, keys = products(kernels[1])[0].args
+    assert len(set(loads(keys))) == 1
 
 
 def test_relative_positions_have_the_values_of_eager() -> None:
