@@ -249,8 +249,9 @@ _PLAIN = """\
         for (int m = 0; m < {rows}; m++) total[m] += part[m][0];
 """
 
-AHEAD = 256
-"""Bytes before their use at which weights are fetched: a processor's own prefetching ends at each page."""
+AHEAD = 2048
+"""Bytes before their use at which weights are fetched: a processor's own prefetching ends at each page, and a core
+reads about as much in the time that memory takes to answer (measured: docs/performance.md, `AHEAD`)."""
 
 
 def _value(stream: Stream, number: int) -> str:
