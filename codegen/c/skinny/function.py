@@ -22,7 +22,7 @@ from fusion.codegen.c.plan.threads import ENOUGH
 from fusion.codegen.c.skinny.plan import SkinnyPlan, SkinnyProduct, plan_of, scaled
 from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
-from fusion.codegen.c.text.nest import WRONG, Level, indented, render, whole_extent
+from fusion.codegen.c.text.nest import WRONG, Level, chunks_of, indented, render, whole_extent
 from fusion.codegen.c.text.scratch import Scratch, on_heap
 from fusion.codegen.c.text.skinny import stream_text
 from fusion.codegen.c.text.values import ValueWriter
@@ -101,8 +101,7 @@ class _Function:
         self.frame = Frame(self.kernel)
         self.space, self.names, self.params = self.frame.space, self.frame.names, self.frame.params
         self.where = dict(spans(self.kernel))
-        written = frozenset(param.name for param in self.kernel.params if param.written)
-        self.writer = ValueWriter(self.where, self.space, self.names, self.params, written)
+        self.writer = self._writer()
         self.extents = {axis.symbol: whole_extent(axis.symbol, axis.size, self.names) for axis in self.kernel.axes}
         self.arrays = {name: self.space.exactly(name) for name in _factors(plan).values()}
         self.folded = {fold.name: self.space.exactly(_folded(fold.name)) for fold in plan.before}
@@ -125,6 +124,10 @@ class _Function:
         return self.frame.function(
             [*heap.before, *self._stage(heap.after), *self._arrange(shared), *columns, *heap.after]
         )
+
+    def _writer(self) -> ValueWriter:
+        written = frozenset(param.name for param in self.kernel.params if param.written)
+        return ValueWriter(self.where, self.space, self.names, self.params, written)
 
     def _step(self, per_word: int) -> str:
         return f"{per_word}*stream_lanes"
@@ -163,43 +166,69 @@ class _Function:
         """Return the loops over the columns."""
         lines: list[str] = []
         sums = {product.fold.name: self.space.exactly(product.fold.name) for product in self.plan.products}
+        *outer, inner = self.plan.columns
+        header = self.extents[inner.symbol].header
+        if self.plan.together > 1:
+            header, self.extents[inner.symbol] = chunks_of(self.extents[inner.symbol], inner.size, self.plan.together)
         for product in self.plan.products:
             lines += self._product(product, sums[product.fold.name])
-        lines += self._rows(sums)
-        for axis in reversed(self.plan.columns):
+        lines += self._each_column(self._rows(sums))
+        lines = [f"{header} {{", *indented(lines), "}"]
+        for axis in reversed(outer):
             lines = [f"{self.extents[axis.symbol].header} {{", *indented(lines), "}"]
         collapse = f" collapse({len(self.plan.columns)})" if len(self.plan.columns) > 1 else ""
         return [*([f"#pragma omp parallel for num_threads(threads){collapse}"] if shared else []), *lines]
 
+    def _each_column(self, lines: Sequence[str]) -> list[str]:
+        """Return lines of one column in a loop over those that are multiplied in turn; no others see their names."""
+        if self.plan.together == 1:
+            return [*lines]
+        self.writer = self._writer()
+        return [f"{self.extents[self.plan.columns[-1].symbol].header} {{", *indented(lines), "}"]
+
+    def _number(self) -> str:
+        """Return the number of a column among those that are multiplied in turn."""
+        inner = self.extents[self.plan.columns[-1].symbol]
+        return f"({inner.name} - {inner.start})" if self.plan.together > 1 else "0"
+
     def _product(self, product: SkinnyProduct, sums: str) -> list[str]:
-        """Return the lines that compute the sums of one column."""
-        lines, scales = [f"float {sums}[{self.plan.count}];"], "0"
+        """Return the lines that compute the sums of the columns that are multiplied in turn."""
+        stream, depth = product.stream, self.plan.depth
+        lines, scales, pitch = [f"float {sums}[{self.plan.count * stream.columns}];"], "0", 0
+        if product.scale is not None and product.groups:
+            scales = self.space.fresh("scales")
+            pitch = prod(int(axis.size) for axis in product.groups) + PADDING
+            lines.append(f"_Alignas(64) float {scales}[{stream.columns * pitch}];")
+            lines += self._each_column(self._scales(product, scales, pitch))
         level = Level()
         self.writer.open([level], {})
         inside = {axis.symbol: ZERO for axis in product.order}
         place = self.writer.position(sympy.expand(product.weights.offset.xreplace(inside)))
-        lines += render([level])
-        if product.scale is not None and product.groups:
-            scales = self.space.fresh("scales")
-            lines += self._scales(product, scales)
         weights = f"{self.params[product.weights.buffer]} + {place}"
-        arranged = self.arranged[product.factor, product.stream]
-        call = f"sums_{product.stream.name}({arranged}, {weights}, {scales}, {self.plan.depth}, {sums});"
-        return [*lines, call]
+        arranged = self.arranged[product.factor, stream]
+        if stream.fixed_point is None:
+            call = f"sums_{stream.name}({arranged}, {weights}, {scales}, {depth}, {sums});"
+            return [*lines, *render([level]), call]
+        inner = self.extents[self.plan.columns[-1].symbol]
+        together, name = self.plan.together > 1, inner.name
+        count, first = (f"{inner.end} - {name}", f"{name} = {inner.start}") if together else ("1", "")
+        call = f"columns_{stream.name}({arranged}, {weights}, {count}, {scales}, {pitch}, {depth}, {sums});"
+        self.writer = self._writer()
+        return [*lines, "{", *indented([*([f"const int64_t {first};"] if first else []), *render([level]), call]), "}"]
 
-    def _scales(self, product: SkinnyProduct, scales: str) -> list[str]:
+    def _scales(self, product: SkinnyProduct, scales: str, pitch: int) -> list[str]:
         """Return the lines that compute the scales of the groups of one column."""
         assert product.scale is not None
-        count = prod(int(axis.size) for axis in product.groups)
         extend_spans(self.where, [product.scale])
         levels, depth = self._levels(product.groups)
         self.writer.open(levels, depth)
         (value,) = self.writer.write([product.scale])
         place = self.writer.position(_position(product.groups))
-        levels[-1].before.append(f"{element_of(scales, place)} = {value};")
+        own = self.space.fresh("scales")
+        levels[-1].before.append(f"{element_of(own, place)} = {value};")
         levels[-1].pragma = "#pragma omp simd"
-        declared = f"_Alignas(64) float {scales}[{count + PADDING}];"
-        return [declared, f"for (int l = 0; l < {PADDING}; l++) {scales}[{count} + l] = 0.0f;", *render(levels)]
+        padding = f"for (int l = 0; l < {PADDING}; l++) {own}[{pitch - PADDING} + l] = 0.0f;"
+        return [f"float *const {own} = {scales} + {self._number()} * {pitch};", padding, *render(levels)]
 
     def _levels(self, axes: Sequence[KernelAxis]) -> tuple[list[Level], dict[sympy.Symbol, int]]:
         levels = [Level(), *(Level(self.extents[axis.symbol].header) for axis in axes)]
@@ -215,8 +244,9 @@ class _Function:
         levels, depth = self._levels(self.plan.rows)
         self.writer.open(levels, depth)
         place = self.writer.position(_position(self.plan.rows))
-        for fold, array in [*((p.fold, sums[p.fold.name]) for p in self.plan.products)]:
-            self.writer.learn_here(fold.ref, element_of(array, place))
+        own = place if self.plan.together == 1 else self._number()
+        for product in self.plan.products:
+            self.writer.learn_here(product.fold.ref, element_of(sums[product.fold.name], own))
         for fold in self.plan.before:
             self.writer.learn_here(fold.ref, element_of(self.folded[fold.name], place))
         texts = iter(self.writer.write(values))

@@ -53,6 +53,9 @@ LONGEST_ROW = 1 << 18
 MOST_GROUPS = 2048
 """The most groups of a row, whose scales are kept on the stack."""
 
+TOGETHER = {4: 4, 8: 2}
+"""Bits of weights → the columns that are multiplied in turn (measured: docs/performance.md, `TOGETHER`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class SkinnyProduct:
@@ -98,6 +101,11 @@ class SkinnyPlan:
         """The number of rows."""
         return _count(self.rows)
 
+    @property
+    def together(self) -> int:
+        """The number of columns that are multiplied in turn."""
+        return min(product.stream.columns for product in self.products)
+
 
 @lru_cache(maxsize=256)
 def plan_of(kernel: Kernel) -> SkinnyPlan | None:
@@ -127,7 +135,7 @@ def plan_of(kernel: Kernel) -> SkinnyPlan | None:
         return None
     (depth,) = depths
     return (
-        SkinnyPlan(kernel, rows, columns, depth, before, streamed, stores)
+        SkinnyPlan(kernel, rows, columns, depth, before, _together(streamed, columns[-1], depth), stores)
         if SHORTEST_ROW <= depth <= LONGEST_ROW
         else None
     )
@@ -229,6 +237,19 @@ def _stream(weights: Weights, count: int, group: int | None, pairs: int) -> Stre
     stream = Stream(weights.bits, count, weights.signed, weights.high, weights.offset_by, group, pairs)
     several = pairs > 1 and weights.bits == 8 and count > 1  # conversions cost less than four products
     return replace(stream, pairs=0) if several or not holds_pairs(stream) else stream
+
+
+def _together(products: Sequence[SkinnyProduct], axis: KernelAxis, depth: int) -> tuple[SkinnyProduct, ...]:
+    """Return products of columns in turn, if each has a form for that and its columns' weights are side by side."""
+
+    def side_by_side(product: SkinnyProduct) -> bool:
+        bits = product.stream.bits
+        return 8 * (coefficient(product.weights.offset, axis.symbol) or 0) == depth * bits
+
+    if not all(product.stream.fixed_point is not None and side_by_side(product) for product in products):
+        return tuple(products)
+    count = min(TOGETHER[product.stream.bits] for product in products)
+    return tuple(replace(product, stream=replace(product.stream, columns=count)) for product in products)
 
 
 def _pairs(kernel: Kernel, fold: Fold, factors: Sequence[Expr]) -> int:

@@ -6,9 +6,9 @@ instruction multiplies by weights and adds in pairs, exactly: weights of 4 bits 
 bits by two of 16 bits.  An integer instruction multiplies two or four times as many weights as one of float32, and
 the weights are not converted.
 
-`arranged_NAME` and `sums_NAME` are those of `text/skinny`.  A row that is no good in fixed point is arranged as floats,
-which its first word says: one with an infinity or NaN, or of which more than an eighth of a block is smaller than 2^-14
-of the block's largest number and would be rounded.
+`arranged_NAME` and `columns_NAME` are those of `text/skinny`.  A row that is no good in fixed point is arranged as
+floats, which its first word says: one with an infinity or NaN, or of which more than an eighth of a block is smaller
+than 2^-14 of the block's largest number and would be rounded.
 """
 
 from __future__ import annotations
@@ -134,28 +134,58 @@ INLINE stream_float block_{name}(const char *restrict at, const char *restrict x
 {add}    return scale * *(const float *)x * (256.0f * __builtin_convertvector(high, stream_float)
         + __builtin_convertvector(low, stream_float));
 }}
-static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, const char *restrict w,
-        const float *restrict scales, int64_t depth, float *restrict sums) {{
+static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, const char *restrict w, int64_t count,
+        const float *restrict scales_of, int64_t pitch, int64_t depth, float *restrict sums) {{
     enum {{ weights = {block} }};
-    const int64_t whole = depth / weights;
-    stream_float total = {{0}};
+    const int64_t whole = depth / weights, row = depth * {bits} / 8;
+    const char *at[{columns}];
+    int64_t first[{columns}];
+    stream_float total[{columns}];
+    #pragma GCC unroll {columns}
+    for (int c = 0; c < {columns}; c++) {{  // columns that do not exist are the first one once more
+        at[c] = w + (c < count ? c : 0) * row;
+        first[c] = (c < count ? c : 0) * pitch;
+        total[c] = (stream_float){{0}};
+    }}
+    const char *fetched = w + {ahead} + ({columns} - 1) * row;
 {before}    int64_t step = 0;
-    for (; step < whole; step++, w += {held}, x += {bytes}) {{
-        for (int line = 0; line < {held}; line += 64) __builtin_prefetch(w + line + {ahead});
-        total += block_{name}(w, x, {scale});
+    for (; step < whole; step++, x += {bytes}, fetched += {columns} * {held}) {{
+        for (int line = 0; line < {columns} * {held}; line += 64) __builtin_prefetch(fetched + line);
+        #pragma GCC unroll {columns}
+        for (int c = 0; c < {columns}; c++) {{
+            const float *const scales = scales_of + first[c];
+            total[c] += block_{name}(at[c] + step * {held}, x, {scale});
+        }}
     }}
-    if (step * weights < depth) {{
-        uint8_t last[{held}] = {{0}};
-        __builtin_memcpy(last, w, (depth - step * weights) * {bits} / 8);
-        total += block_{name}((const char *)last, x, {scale});
+    #pragma GCC unroll {columns}
+    for (int c = 0; c < {columns}; c++) {{
+        if (step * weights < depth) {{
+            const float *const scales = scales_of + first[c];
+            uint8_t last[{held}] = {{0}};
+            __builtin_memcpy(last, at[c] + step * {held}, (depth - step * weights) * {bits} / 8);
+            total[c] += block_{name}((const char *)last, x, {scale});
+        }}
+        if (c < count) sums[c] = lane_sum(total[c]);
     }}
-    sums[0] = lane_sum(total);
 }}
-INLINE void sums_{name}(const void *restrict x, const void *restrict w, const float *restrict scales, int64_t depth,
-        float *restrict sums) {{
-    if (*(const int32_t *)x) fixed_sums_{name}((const char *)x + 4 * {header}, w, scales, depth, sums);
-    else sums_{floats}((const float *)x + {header}, w, scales, depth, sums);
+INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64_t count,
+        const float *restrict scales, int64_t pitch, int64_t depth, float *restrict sums) {{
+    if (*(const int32_t *)x)
+        fixed_sums_{name}((const char *)x + 4 * {header}, w, count, scales, pitch, depth, sums);
+    else
+        for (int c = 0; c < count; c++)
+            sums_{floats}((const float *)x + {header}, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch,
+                depth, sums + c);
 }}"""
+
+FLOAT_COLUMNS = """\
+#define arranged_{name} arranged_{floats}
+INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64_t count,
+        const float *restrict scales, int64_t pitch, int64_t depth, float *restrict sums) {{
+    for (int c = 0; c < count; c++)
+        sums_{floats}(x, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch, depth, sums + c);
+}}"""
+"""The same functions for processors without the instructions."""
 
 _ADD = """\
     low += ((const fixed_int *)x)[1];
@@ -175,7 +205,7 @@ _BYTE_PRODUCTS = """\
     }}
     const fixed_short ones = (fixed_short){{0}} + 1;
     const fixed_int low = short_products(first, ones);
-    const fixed_int high = (short_products(third, ones) << 8) + short_products(second, ones);
+    const fixed_int high = short_products(third, ones << 8) + short_products(second, ones);
 """
 
 _SHORT_PRODUCTS = """\
@@ -197,7 +227,7 @@ class FixedPoint:
 
     Attributes:
         name: of the functions; `floats`: of those in floats.
-        bits, signed, high, offset, group: as in `Stream`.
+        bits, signed, high, offset, group, columns: as in `Stream`.
     """
 
     name: str
@@ -207,6 +237,7 @@ class FixedPoint:
     high: bool
     offset: int
     group: int | None
+    columns: int
 
     @property
     def weights(self) -> int:
@@ -253,7 +284,10 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
         ahead: bytes before their use at which weights are fetched.
     """
     words: dict[str, object] = {
-        **{name: getattr(form, name) for name in ("name", "floats", "bits", "weights", "steps", "block", "bytes")},
+        **{
+            name: getattr(form, name)
+            for name in ("name", "floats", "bits", "weights", "steps", "block", "bytes", "columns")
+        },
         "start": form.start,
         "offset": form.added,
         "header": HEADER_WORDS,

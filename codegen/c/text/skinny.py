@@ -3,7 +3,9 @@
 `sums_NAME(x, w, scales, depth, sums)` computes, for each row m of x, sums[m] = Σ_k scale(k) · x[m, k] · value(w, k).
 The weights are `depth` numbers in consecutive bits: bfloat16, float32, or integers of 8 or 4 bits plus a constant.
 `arranged_NAME(x, depth, from, to, width)` brings the steps `from` to `to` of `depth` × rows floats into the order in
-which the weights come out of a register.
+which the weights come out of a register.  Of one row times integers (`fixed_point`), the sums are those of
+`columns_NAME(x, w, count, scales, pitch, depth, sums)`, for up to `columns` rows of weights, one behind the other,
+whose scales are `pitch` floats apart.
 
 A register is read as words of 32 bits.  Its lane l holds the weights P·l to P·l + P - 1 of a step, P being the number
 of weights in a word, so a shift and a conversion give every P-th of them in all lanes.  Each lane belongs to one group,
@@ -21,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fusion.codegen.c.text.fixed_point import GUARD, FixedPoint, fixed_point_text
+from fusion.codegen.c.text.fixed_point import FLOAT_COLUMNS, GUARD, FixedPoint, fixed_point_text
 
 MOST_SKINNY_ROWS = 16
 """Rows whose sums stay in registers."""
@@ -45,6 +47,7 @@ class Stream:
         rows: of the other factor.
         group: the number of weights with the same scale; None: the sums are not scaled.
         pairs: how many bfloat16 numbers add up to a number of the other factor, up to 2^-16 of it; 0: use floats.
+        columns: the most rows of weights, one behind the other, that are multiplied in turn (in fixed point).
     """
 
     bits: int
@@ -54,6 +57,7 @@ class Stream:
     offset: int = 0
     group: int | None = None
     pairs: int = 0
+    columns: int = 1
 
     @property
     def name(self) -> str:
@@ -62,7 +66,8 @@ class Stream:
         offset = f"_{'minus' if self.offset < 0 else 'plus'}{abs(self.offset)}" if self.offset else ""
         order = "_high" if self.high else ""
         group = f"_by{self.group}" if self.group else ""
-        return f"{kind}{order}{offset}{group}_{('floats', 'pairs', 'two_pairs')[self.pairs]}_{self.rows}"
+        columns = f"_by{self.columns}columns" if self.columns > 1 else ""
+        return f"{kind}{order}{offset}{group}_{('floats', 'pairs', 'two_pairs')[self.pairs]}_{self.rows}{columns}"
 
     @property
     def per_word(self) -> int:
@@ -74,7 +79,8 @@ class Stream:
         """The form in fixed point, of one row whose sums may lose as much as those of float32; None: there is none."""
         if self.rows > 1 or self.bits not in (4, 8) or not self.pairs:
             return None
-        return FixedPoint(self.name, f"{self.name}_floats", self.bits, self.signed, self.high, self.offset, self.group)
+        of = (self.bits, self.signed, self.high, self.offset, self.group, self.columns)
+        return FixedPoint(self.name, f"{self.name}_floats", *of)
 
     def shift(self, number: int) -> int:
         """Return the position of a weight of a word, in bits from its lowest."""
@@ -334,8 +340,8 @@ def _fixed_sums(stream: Stream, fixed: FixedPoint) -> Sequence[str]:
     if stream.group is not None:
         lines, scale = _scale(stream, stream.group)
         before = "".join(f"    {line}\n" for line in lines)
-    same = (f"#define {function}_{fixed.name} {function}_{fixed.floats}" for function in ("arranged", "sums"))
-    return GUARD, fixed_point_text(fixed, before, scale, AHEAD), "#else", *same, "#endif"
+    floats = FLOAT_COLUMNS.format(name=fixed.name, floats=fixed.floats, bits=fixed.bits)
+    return GUARD, fixed_point_text(fixed, before, scale, AHEAD), "#else", floats, "#endif"
 
 
 def _scale(stream: Stream, group: int) -> tuple[list[str], str]:

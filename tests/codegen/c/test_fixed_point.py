@@ -21,41 +21,45 @@ PROBE = """
 #include <stdio.h>
 #include <string.h>
 static void (*volatile arrange)(const float *, int64_t, int64_t, int64_t, void *) = arranged_{name};
-static void sum(const void *x, const void *w, const float *scales, int64_t depth, float *sums) {{
-    sums_{name}(x, w, scales, depth, sums);
+static void sum(const void *x, const void *w, int64_t count, const float *scales, int64_t pitch, int64_t depth,
+        float *sums) {{
+    columns_{name}(x, w, count, scales, pitch, depth, sums);
 }}
-static void (*volatile add)(const void *, const void *, const float *, int64_t, float *) = sum;
+static void (*volatile add)(const void *, const void *, int64_t, const float *, int64_t, int64_t, float *) = sum;
 int main(void) {{
-    enum {{ depth = {depth} }};
-    _Alignas(64) static float x[depth], scales[depth / {group} + 32], arranged[{words}], sums[1];
-    static unsigned char w[depth * {bits} / 8];
+    enum {{ depth = {depth}, count = {count}, pitch = depth / {group} + 32 }};
+    _Alignas(64) static float x[depth], scales[count * pitch], arranged[{words}], sums[count + 1];
+    static unsigned char w[count * depth * {bits} / 8];
     for (int i = 0; i < depth; i++) x[i] = (i * 7 % 31) - 15;
     for (int i = 0; i < (int)sizeof w; i++) w[i] = i * 37 + i / 5;
-    for (int i = 0; i < depth / {group}; i++) scales[i] = 1 + i % 3;
+    for (int c = 0; c < count; c++)
+        for (int i = 0; i < depth / {group}; i++) scales[c * pitch + i] = 1 + (i + c) % 3;
     const int step = {per_word} * stream_lanes;
     arrange(x, depth, 0, (depth + step - 1) / step, arranged);
-    add(arranged, w, scales, depth, sums);
-    printf("%d %.0f\\n", *(int *)arranged, sums[0]);
+    sums[count] = 7;
+    add(arranged, w, count, scales, pitch, depth, sums);
+    for (int c = 0; c < count + 1; c++) printf(" %.0f", sums[c]);
     return 0;
 }}
 """
-"""The functions are called through pointers: neither is compiled for one depth."""
+"""The functions are called through pointers: neither is compiled for one depth.  Only sums of columns are written."""
 
 STREAMS = [
     Stream(8, 1, signed=True, pairs=1),
-    Stream(8, 1, offset=-128, pairs=2),
-    Stream(8, 1, signed=True, group=32, pairs=1),
-    Stream(8, 1, signed=True, group=512, pairs=1),
+    Stream(8, 1, offset=-128, pairs=2, columns=2),
+    Stream(8, 1, signed=True, group=32, pairs=1, columns=2),
+    Stream(8, 1, signed=True, group=512, pairs=1, columns=2),
     Stream(4, 1, offset=-8, pairs=1),
-    Stream(4, 1, signed=True, pairs=2),
-    Stream(4, 1, offset=-8, high=True, group=32, pairs=1),
-    Stream(4, 1, signed=True, high=True, group=128, pairs=1),
+    Stream(4, 1, signed=True, pairs=2, columns=4),
+    Stream(4, 1, offset=-8, high=True, group=32, pairs=1, columns=4),
+    Stream(4, 1, signed=True, high=True, group=128, pairs=1, columns=4),
 ]
 
 
-def weights(stream: Stream, depth: int) -> list[int]:
-    """The weights of the probe, as the stream reads them."""
-    held = [(i * 37 + i // 5) % 256 for i in range(depth * stream.bits // 8)]
+def weights(stream: Stream, depth: int, column: int) -> list[int]:
+    """A row of weights of the probe, as the stream reads it."""
+    size = depth * stream.bits // 8
+    held = [(i * 37 + i // 5) % 256 for i in range(column * size, (column + 1) * size)]
     if stream.bits == 4:
         order = (4, 0) if stream.high else (0, 4)
         held = [byte >> shift & 15 for byte in held for shift in order]
@@ -63,22 +67,33 @@ def weights(stream: Stream, depth: int) -> list[int]:
     return [(n - 2 * sign if stream.signed and n >= sign else n) + stream.offset for n in held]
 
 
+def expected(stream: Stream, depth: int, column: int) -> int:
+    """The sum of a column of the probe."""
+    terms = ((k, ((k * 7 % 31) - 15) * w) for k, w in enumerate(weights(stream, depth, column)))
+    return sum(term * (1 if stream.group is None else 1 + (k // stream.group + column) % 3) for k, term in terms)
+
+
 @pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.name)
 @pytest.mark.parametrize("flags", [(), ("-mno-avx2",)], ids=["native", "floats"])
 def test_sums_of_integers_are_exact(tmp_path, stream, flags):
-    """Compare integers below 2^24 with Python's, for whole and odd numbers of blocks."""
-    for depth in (depth for depth in (160, 1024, 1120, 1152) if depth % (stream.group or 32) == 0):
-        fixed = stream.fixed_point
+    """Compare integers below 2^24 with Python's, for whole and odd numbers of blocks and of columns."""
+    depths = [depth for depth in (160, 1024, 1120, 1152) if depth % (stream.group or 32) == 0]
+    for number, depth in enumerate(depths):
+        fixed, count = stream.fixed_point, max(1, stream.columns - number % 2)
         assert fixed is not None
-        words = {"depth": depth, "group": stream.group or depth, "bits": stream.bits, "name": stream.name}
+        words = {
+            "depth": depth,
+            "group": stream.group or depth,
+            "bits": stream.bits,
+            "name": stream.name,
+            "count": count,
+        }
         text = stream_text(stream) + PROBE.format(per_word=stream.per_word, words=fixed.words(depth), **words)
         (tmp_path / "probe.c").write_text(prelude(text) + text)
         program = tmp_path / "probe"
         find_compiler().call(*find_compiler().flags(), *flags, str(tmp_path / "probe.c"), "-o", str(program))
-        _, got = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
-        terms = ((k, ((k * 7 % 31) - 15) * w) for k, w in enumerate(weights(stream, depth)))
-        scaled = (term * (1 if stream.group is None else 1 + k // stream.group % 3) for k, term in terms)
-        assert int(got) == sum(scaled), (stream.name, depth)
+        got = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout.split()
+        assert list(map(int, got)) == [*(expected(stream, depth, column) for column in range(count)), 7], depth
 
 
 def product(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
@@ -104,6 +119,27 @@ def test_rows_of_uneven_numbers_are_as_exact_as_eager(name):
     got, eager = fusion.fuse(product, options=OPTIONS)(x, w, scale), product(x, w, scale)
     exact = product(x.double(), w, scale.double())
     assert (got.double() - exact).norm() <= 2 * (eager.double() - exact).norm() + 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("columns", [8, 9, 11])
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (8, 32), (4, 32), (4, 128)])
+def test_a_number_of_columns_that_is_not_whole(columns, bits, group):
+    """Two products of a row are in turn, and the last columns of each are fewer."""
+    torch.manual_seed(0)
+    gate, up = (torch.nn.Sequential(torch.nn.Linear(384, columns, bias=False)).to(BF16) for _ in range(2))
+    for layer in (gate, up):
+        fusion.quantize_weights(layer, bits=bits, group=group)
+
+    def program(x: Tensor) -> Tensor:
+        return F.silu(gate(x)) * up(x)
+
+    x = torch.randn(1, 384).to(BF16)
+    with torch.no_grad():
+        got, eager = fusion.fuse(program, options=OPTIONS)(x), program(x)
+        for layer in (gate, up):
+            layer.double()
+        exact = program(x.double())
+    assert (got - exact).norm() <= 2 * (eager - exact).norm() + 1e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("number", [torch.inf, -torch.inf, torch.nan])
