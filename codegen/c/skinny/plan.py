@@ -10,7 +10,7 @@ computed for each element of the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from math import prod
@@ -227,6 +227,8 @@ def _product(
     factor, scale = _times(others), _times(scales) if scales else None
     group = _count(order[len(groups) :]) if groups else None
     stream = _stream(weights, _count(rows), group, _pairs(kernel, fold, others))
+    if stream.fixed_point is not None and _read_as(kernel, fold, (torch.bfloat16,)):
+        stream = replace(stream, coarse=True)
     depth = _count(order)
     if group is not None and (group & (group - 1) or group < stream.per_word or depth // group > MOST_GROUPS):
         return None
@@ -260,11 +262,16 @@ def _pairs(kernel: Kernel, fold: Fold, factors: Sequence[Expr]) -> int:
     (first, *rest) = factors
     if not rest and isinstance(first, Cast) and first.arg.dtype is torch.bfloat16:
         return 1
+    return 2 if _read_as(kernel, fold, NARROW_FLOATS) else 0
+
+
+def _read_as(kernel: Kernel, fold: Fold, dtypes: Collection[torch.dtype]) -> bool:
+    """Return whether a sum is only read as a number of these dtypes."""
     nodes = postorder(*(value for stmt in statements(kernel.body) for value in values_of(stmt)))
     readers = [node for node in nodes if fold.ref in node.children()]
-    narrow = all(isinstance(node, Cast) and node.dtype in NARROW_FLOATS for node in readers)
+    narrow = all(isinstance(node, Cast) and node.dtype in dtypes for node in readers)
     stored = any(isinstance(stmt, Store) and fold.ref in values_of(stmt) for stmt in statements(kernel.body))
-    return 2 if narrow and not stored else 0
+    return narrow and not stored
 
 
 def _order(kernel: Kernel, fold: Fold, weights: Weights) -> tuple[KernelAxis, ...] | None:

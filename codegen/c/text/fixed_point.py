@@ -1,19 +1,23 @@
 """Emits C for products of one row with integers of 8 or 4 bits, in integer arithmetic of AVX2.
 
-A block of the row, up to 128 numbers, is rounded to integers of 23 bits times a power of two: at most 2^-23 of the
-block's largest number is lost, as much as additions in float32 lose.  These integers are split into terms that an
-instruction multiplies by weights and adds in pairs, exactly: weights of 4 bits by three terms of 8 bits, weights of 8
-bits by two of 16 bits.  An integer instruction multiplies two or four times as many weights as one of float32, and
-the weights are not converted.
+A block of the row, up to 128 numbers, is rounded to integers of 22 bits and a sign, times a power of two: at most
+2^-22 of the block's largest number is lost, as much as additions in float32 lose.  These integers are split into terms
+that an instruction multiplies by weights and adds in pairs, exactly: weights of 4 bits by three terms of 8 bits,
+weights of 8 bits by two of 16 bits.  An integer instruction multiplies two or four times as many weights as one of
+float32, and the weights are not converted.
 
-`arranged_NAME` and `columns_NAME` are those of `text/skinny`.  A row that is no good in fixed point is arranged as
-floats, which its first word says: one with an infinity or NaN, or of which more than an eighth of a block is smaller
-than 2^-14 of the block's largest number and would be rounded.
+Where sums are only read as bfloat16, 15 bits and a sign are tried first, for weights of 4 bits: two terms.  They hold
+numbers of 8 bits exactly down to 2^-8 of the largest.
+
+`arranged_NAME` and `columns_NAME` are those of `text/skinny`.  A row's first word says how many terms it has.  One that
+is no good in fixed point is arranged as floats: one with an infinity or NaN, or of which more than an eighth of a block
+is smaller than 2^-14 of the block's largest number and would be rounded.  For two terms, at most half of a block may be
+smaller than 2^-6 and be rounded, by which it may lose `LOST`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GUARD = "#if defined(__AVX2__) && !defined(__AVX512F__)"
@@ -27,6 +31,18 @@ LONGEST_BLOCK = 128
 
 REGISTER = 32
 """Bytes of weights that are multiplied at once."""
+
+COARSE_DIGITS = 15
+"""The bits of a row's integers, which two terms of 8 bits hold, without the sign (measured: docs/performance.md,
+`COARSE_DIGITS`)."""
+
+ABOVE = 0x10100
+"""Is added to the bits of a block's largest number: one that would become 32639.5 or more, which two terms do not hold,
+gets the next power of two."""
+
+LOST = 24
+"""A block of two terms may lose 2^-24 of its mean size, squared: with any weights that do not know the row, 2^-12 of a
+result that is rounded to bfloat16, by 2^-10 in the mean."""
 
 FIXED_POINT_TYPES = f"""\
 {GUARD}
@@ -68,9 +84,19 @@ static _Bool fixed_{name}(const float *restrict x, int64_t depth, char *restrict
             most = bits > most ? bits : most;
         }}
         if (most > 0x7f7fffff) return 0;
-        const int32_t exponent = most >> 23;
-        const float up = bits_to_float((uint32_t)(275 - exponent) << 23);  // numbers become smaller than 2^22
-        _Alignas(64) int32_t whole[{block}];
+        const int32_t exponent = (most + {above}) >> 23;
+        const float up = bits_to_float((uint32_t)(253 + {digits} - exponent) << 23);
+        _Alignas(64) int32_t whole[{block}];  // smaller than 2^{digits}
+{rounding}        *(float *)to = bits_to_float((uint32_t)(exponent + 1 - {digits}) << 23);
+        for (int part = 0; part < 2 * {steps}; part++) {{
+            const int32_t *const of = whole + half * part;
+{terms}        }}
+{added}    }}
+    return fits;
+}}
+"""
+
+_FINE = """\
         int32_t rounded = 0;
         #pragma omp simd reduction(+: rounded)
         for (int k = 0; k < {block}; k++) {{
@@ -80,28 +106,50 @@ static _Bool fixed_{name}(const float *restrict x, int64_t depth, char *restrict
             whole[k] = n;
         }}
         fits &= rounded <= {block} / 8;
-        *(float *)to = bits_to_float((uint32_t)(exponent - 21) << 23);
-        for (int part = 0; part < 2 * {steps}; part++) {{
-            const int32_t *const of = whole + half * part;
-{terms}        }}
-{added}    }}
-    return fits;
-}}
+"""
+
+_COARSE = """\
+        float sizes = 0, lost = 0;
+        int32_t rounded = 0;
+        #pragma omp simd reduction(+: sizes, lost, rounded)
+        for (int k = 0; k < {block}; k++) {{
+            const float number = numbers[k] * up, shifted = number + 12582912.0f;
+            const float rest = number - (shifted - 12582912.0f), size = __builtin_fabsf(number);
+            whole[k] = float_to_bits(shifted) - 0x4b400000;
+            rounded += (size < 256) & (rest != 0);
+            sizes += size;
+            lost += rest * rest;
+        }}
+        fits &= rounded <= {block} / 2 && lost * {block} * 0x1p{lost} <= sizes * sizes;
+"""
+
+_CHOICE = """\
 static void arranged_{name}(const float *restrict x, int64_t depth, int64_t from, int64_t to,
         void *restrict arranged) {{
-    *(int32_t *)arranged = fixed_{name}(x, depth, (char *)arranged + 4 * {header});
-    if (!*(int32_t *)arranged) arranged_{floats}(x, depth, from, to, (float *)arranged + {header});
+    char *const blocks = (char *)arranged + 4 * {header};
+    const int32_t terms = {choice}0;
+    *(int32_t *)arranged = terms;
+    if (!terms) arranged_{floats}(x, depth, from, to, blocks);
+}}
+INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64_t count,
+        const float *restrict scales, int64_t pitch, int64_t depth, float *restrict sums) {{
+    const char *const blocks = (const char *)x + 4 * {header};
+    const int32_t terms = *(const int32_t *)x;
+{calls}    else
+        for (int c = 0; c < count; c++)
+            sums_{floats}(blocks, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch, depth, sums + c);
 }}"""
 
 _BYTE_TERMS = """\
-            int8_t *const at = (int8_t *)to + {start} + part / 2 * 192 + part % 2 * 32;
+            int8_t *const at = (int8_t *)to + {start} + part / 2 * {step} + part % 2 * 32;
             #pragma omp simd
             for (int k = 0; k < 32; k++) {{
                 at[k] = (int8_t)of[k];
                 at[64 + k] = (int8_t)((of[k] + 0x80) >> 8);
-                at[128 + k] = (int8_t)((of[k] + 0x8080) >> 16);
-            }}
+{third}            }}
 """
+
+_THIRD_TERM = "                at[128 + k] = (int8_t)((of[k] + 0x8080) >> 16);\n"
 
 _SHORT_TERMS = """\
             int16_t *const at = (int16_t *)(to + {start} + part / 2 * 128 + part % 2 * 32);
@@ -131,8 +179,7 @@ _SUMS = """\
 INLINE stream_float block_{name}(const char *restrict at, const char *restrict x, stream_float scale) {{
     fixed_int low, high;
     products_{name}(at, x, &low, &high);
-{add}    return scale * *(const float *)x * (256.0f * __builtin_convertvector(high, stream_float)
-        + __builtin_convertvector(low, stream_float));
+{add}    return scale * *(const float *)x * ({high}__builtin_convertvector(low, stream_float));
 }}
 static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, const char *restrict w, int64_t count,
         const float *restrict scales_of, int64_t pitch, int64_t depth, float *restrict sums) {{
@@ -167,15 +214,6 @@ static __attribute__((noinline)) void fixed_sums_{name}(const char *restrict x, 
         }}
         if (c < count) sums[c] = lane_sum(total[c]);
     }}
-}}
-INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64_t count,
-        const float *restrict scales, int64_t pitch, int64_t depth, float *restrict sums) {{
-    if (*(const int32_t *)x)
-        fixed_sums_{name}((const char *)x + 4 * {header}, w, count, scales, pitch, depth, sums);
-    else
-        for (int c = 0; c < count; c++)
-            sums_{floats}((const float *)x + {header}, (const char *)w + c * (depth * {bits} / 8), scales + c * pitch,
-                depth, sums + c);
 }}"""
 
 FLOAT_COLUMNS = """\
@@ -187,10 +225,13 @@ INLINE void columns_{name}(const void *restrict x, const void *restrict w, int64
 }}"""
 """The same functions for processors without the instructions."""
 
+_HIGH = "256.0f * __builtin_convertvector(high, stream_float) + "
+
 _ADD = """\
     low += ((const fixed_int *)x)[1];
-    high += ((const fixed_int *)x)[2];
-"""
+{high}"""
+
+_ADD_HIGH = "    high += ((const fixed_int *)x)[2];\n"
 
 _BYTE_PRODUCTS = """\
     fixed_short first = {{0}}, second = {{0}}, third = {{0}};
@@ -198,15 +239,16 @@ _BYTE_PRODUCTS = """\
     for (int step = 0; step < {steps}; step++) {{
         const fixed_byte word = *(const loose_byte *)(at + 32 * step);
         const fixed_byte low = (word & 15){turned}, high = ((fixed_byte)((fixed_half)word >> 4) & 15){turned};
-        const char *const terms = x + {start} + 192 * step;
+        const char *const terms = x + {start} + {step} * step;
         first += byte_products(low, terms) + byte_products(high, terms + 32);
         second += byte_products(low, terms + 64) + byte_products(high, terms + 96);
-        third += byte_products(low, terms + 128) + byte_products(high, terms + 160);
-    }}
+{third}    }}
     const fixed_short ones = (fixed_short){{0}} + 1;
-    const fixed_int low = short_products(first, ones);
-    const fixed_int high = short_products(third, ones << 8) + short_products(second, ones);
+    const fixed_int lowest = short_products(first, ones);
+    const fixed_int low = {low}, high = {high};
 """
+
+_THIRD_PRODUCTS = "        third += byte_products(low, terms + 128) + byte_products(high, terms + 160);\n"
 
 _SHORT_PRODUCTS = """\
     fixed_int low = {{0}}, high = {{0}};
@@ -223,11 +265,11 @@ _SHORT_PRODUCTS = """\
 
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
-    """The arrangement of a row that multiplies integers.
+    """The arrangements of a row that multiply integers.
 
     Attributes:
         name: of the functions; `floats`: of those in floats.
-        bits, signed, high, offset, group, columns: as in `Stream`.
+        bits, signed, high, offset, group, columns, coarse: as in `Stream`.
     """
 
     name: str
@@ -238,6 +280,7 @@ class FixedPoint:
     offset: int
     group: int | None
     columns: int
+    coarse: bool
 
     @property
     def weights(self) -> int:
@@ -266,14 +309,19 @@ class FixedPoint:
         return 3 * REGISTER if self.added else REGISTER
 
     @property
-    def bytes(self) -> int:
-        """Bytes of an arranged block."""
-        return self.start + self.steps * (192 if self.bits == 4 else 128)
+    def terms(self) -> tuple[int, ...]:
+        """The numbers of terms to try, the fewest first."""
+        most = 3 if self.bits == 4 else 2
+        return (2, most) if self.coarse and self.bits == 4 else (most,)
+
+    def bytes(self, terms: int) -> int:
+        """Return the bytes of an arranged block."""
+        return self.start + self.steps * 2 * REGISTER * terms
 
     def words(self, depth: int) -> int:
         """Return how many words of 32 bits a row needs, in fixed point or as floats."""
         blocks = -(-depth // LONGEST_BLOCK) * (LONGEST_BLOCK // self.block)
-        return HEADER_WORDS + blocks * max(self.bytes // 4, self.block)
+        return HEADER_WORDS + blocks * max(self.bytes(max(self.terms)) // 4, self.block)
 
 
 def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> str:
@@ -284,11 +332,7 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
         ahead: bytes before their use at which weights are fetched.
     """
     words: dict[str, object] = {
-        **{
-            name: getattr(form, name)
-            for name in ("name", "floats", "bits", "weights", "steps", "block", "bytes", "columns")
-        },
-        "start": form.start,
+        **{key: getattr(form, key) for key in ("floats", "bits", "weights", "steps", "block", "columns", "start")},
         "offset": form.added,
         "header": HEADER_WORDS,
         "held": form.steps * REGISTER,
@@ -296,21 +340,50 @@ def fixed_point_text(form: FixedPoint, before: str, scale: str, ahead: int) -> s
         "scale": scale,
         "ahead": ahead,
     }
-    return "\n".join(
-        [_products(form, words), _arranged(form, words), _SUMS.format(add=_ADD if form.added else "", **words)]
+    texts, choice, calls = list[str](), "", ""
+    for terms in form.terms:
+        own = f"{form.name}_{terms}"
+        texts += _of_terms(
+            form, terms, {"name": own, "bytes": form.bytes(terms), "step": 2 * REGISTER * terms, **words}
+        )
+        choice += f"fixed_{own}(x, depth, blocks) ? {terms} : "
+        calls += f"""\
+    {"else " if calls else ""}if (terms == {terms}) fixed_sums_{own}(blocks, w, count, scales, pitch, depth, sums);
+"""
+    return "\n".join([*texts, _CHOICE.format(name=form.name, choice=choice, calls=calls, **words)])
+
+
+def _of_terms(form: FixedPoint, terms: int, words: Mapping[str, object]) -> Sequence[str]:
+    """Return the functions for rows that are the sums of so many terms."""
+    single = form.bits == 4 and terms == 2  # one sum of 32 bits holds both
+    add = _ADD.format(high="" if single else _ADD_HIGH) if form.added else ""
+    sums = _SUMS.format(add=add, high="" if single else _HIGH, **words)
+    return _products(form, single, words), _arranged(form, single, words), sums
+
+
+def _arranged(form: FixedPoint, coarse: bool, words: Mapping[str, object]) -> str:
+    third = "" if coarse else _THIRD_TERM
+    terms = (_BYTE_TERMS if form.bits == 4 else _SHORT_TERMS).format(third=third, **words)
+    one = 0x01 if form.bits == 8 else 0x99 if form.signed else 0x11
+    return _ARRANGED.format(
+        terms=terms,
+        added=_ADDED.format(one=one, **words) if form.added else "",
+        first=int(form.high),
+        second=int(not form.high),
+        digits=COARSE_DIGITS if coarse else 22,
+        above=hex(ABOVE) if coarse else 0,
+        rounding=(_COARSE.format(lost=LOST, **words) if coarse else _FINE.format(**words)),
+        **words,
     )
 
 
-def _arranged(form: FixedPoint, words: Mapping[str, object]) -> str:
-    terms = (_BYTE_TERMS if form.bits == 4 else _SHORT_TERMS).format(**words)
-    one = 0x01 if form.bits == 8 else 0x99 if form.signed else 0x11
-    added = _ADDED.format(one=one, **words) if form.added else ""
-    return _ARRANGED.format(terms=terms, added=added, first=int(form.high), second=int(not form.high), **words)
-
-
-def _products(form: FixedPoint, words: Mapping[str, object]) -> str:
+def _products(form: FixedPoint, coarse: bool, words: Mapping[str, object]) -> str:
     if form.bits == 4:
-        products = _BYTE_PRODUCTS.format(turned=" ^ 8" if form.signed else "", **words)
+        whole, high = "lowest", "short_products(third, ones << 8) + short_products(second, ones)"
+        if coarse:
+            whole, high = "lowest + short_products(second, ones << 8)", "{0}"
+        turned, third = " ^ 8" if form.signed else "", "" if coarse else _THIRD_PRODUCTS
+        products = _BYTE_PRODUCTS.format(turned=turned, third=third, low=whole, high=high, **words)
     else:
         even = "(word << 8) >> 8" if form.signed else "word & 255"
         odd = "word >> 8" if form.signed else "(fixed_short)((fixed_half)word >> 8)"

@@ -48,6 +48,7 @@ class Stream:
         group: the number of weights with the same scale; None: the sums are not scaled.
         pairs: how many bfloat16 numbers add up to a number of the other factor, up to 2^-16 of it; 0: use floats.
         columns: the most rows of weights, one behind the other, that are multiplied in turn (in fixed point).
+        coarse: the sums are only read as bfloat16 (in fixed point).
     """
 
     bits: int
@@ -58,6 +59,7 @@ class Stream:
     group: int | None = None
     pairs: int = 0
     columns: int = 1
+    coarse: bool = False
 
     @property
     def name(self) -> str:
@@ -67,6 +69,7 @@ class Stream:
         order = "_high" if self.high else ""
         group = f"_by{self.group}" if self.group else ""
         columns = f"_by{self.columns}columns" if self.columns > 1 else ""
+        columns += "_coarse" if self.coarse else ""
         return f"{kind}{order}{offset}{group}_{('floats', 'pairs', 'two_pairs')[self.pairs]}_{self.rows}{columns}"
 
     @property
@@ -79,7 +82,7 @@ class Stream:
         """The form in fixed point, of one row whose sums may lose as much as those of float32; None: there is none."""
         if self.rows > 1 or self.bits not in (4, 8) or not self.pairs:
             return None
-        of = (self.bits, self.signed, self.high, self.offset, self.group, self.columns)
+        of = (self.bits, self.signed, self.high, self.offset, self.group, self.columns, self.coarse)
         return FixedPoint(self.name, f"{self.name}_floats", *of)
 
     def shift(self, number: int) -> int:

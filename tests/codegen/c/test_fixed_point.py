@@ -53,6 +53,8 @@ STREAMS = [
     Stream(4, 1, signed=True, pairs=2, columns=4),
     Stream(4, 1, offset=-8, high=True, group=32, pairs=1, columns=4),
     Stream(4, 1, signed=True, high=True, group=128, pairs=1, columns=4),
+    Stream(4, 1, offset=-8, group=128, pairs=1, columns=4, coarse=True),
+    Stream(4, 1, signed=True, group=32, pairs=2, columns=4, coarse=True),
 ]
 
 
@@ -119,6 +121,49 @@ def test_rows_of_uneven_numbers_are_as_exact_as_eager(name):
     got, eager = fusion.fuse(product, options=OPTIONS)(x, w, scale), product(x, w, scale)
     exact = product(x.double(), w, scale.double())
     assert (got.double() - exact).norm() <= 2 * (eager.double() - exact).norm() + 1e-3 * exact.norm()
+
+
+def uneven(name: str, dtype: torch.dtype) -> Tensor:
+    """A row of 512 numbers, for 15 bits: all of them, full mantissas, heavy tails, outliers, few large numbers."""
+    x = torch.randn(1, 512)
+    if name == "mantissas":
+        x = torch.full((1, 512), 1.9921875) * torch.randint(0, 2, (1, 512)).mul(2).sub(1)
+    elif name == "just below":
+        x = torch.full((1, 512), 1.9921569) * torch.randint(0, 2, (1, 512)).mul(2).sub(1)
+    elif name == "tails":
+        x = x * torch.randn(1, 512) * torch.randn(1, 512).exp()
+    elif name == "outliers":
+        x[0, ::128] *= 2.0**12
+    elif name == "many outliers":
+        x[0, ::8] *= 2.0**9
+    elif name == "tiny":
+        x *= 2.0**-120
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("name", ["plain", "mantissas", "just below", "tails", "outliers", "many outliers", "tiny"])
+@pytest.mark.parametrize("wide", [False, True], ids=["bf16", "float32"])
+def test_rows_of_two_terms_are_as_exact_as_eager(name, wide):
+    """Weights of 0 at each large number leave what 15 bits would round away; a row times 1.25 is no longer bfloat16."""
+    torch.manual_seed(1)
+    layer = fusion.quantize_weights(
+        torch.nn.Sequential(torch.nn.Linear(512, 24, bias=False)).to(BF16), bits=4, group=128
+    )
+    x = uneven(name, BF16)
+    layer[0].weight[:, ::4] = layer[0].weight[:, ::4] & 240 | 8  # of each eighth number
+
+    def program(x: Tensor) -> Tensor:
+        return layer((x.float() * 1.01).to(BF16) if wide else x)
+
+    with torch.no_grad():
+        got, eager = fusion.fuse(program, options=OPTIONS)(x), program(x)
+        exact = F.linear(program_row(x, wide), layer[0].numbers(torch.float64))
+    assert (got - exact).norm() <= 2 * (eager - exact).norm()
+
+
+def program_row(x: Tensor, wide: bool) -> Tensor:
+    """The row that is multiplied, before it is rounded."""
+    return x.double() * torch.tensor(1.01).double() if wide else x.double()
 
 
 @pytest.mark.parametrize("columns", [8, 9, 11])
