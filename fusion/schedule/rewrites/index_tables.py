@@ -8,7 +8,8 @@ sum or difference; the other axes of the expression, as the head, are axes of th
 value at some point, so that the table fails no check of an index that the points pass.
 
 Unchanged: cheap expressions, tables that would not be much smaller, conditions and numbers that hide scores, whose
-bounds say which blocks a loop skips (`schedule/chained/mask_bounds.py`), and random numbers.
+bounds say which blocks a loop skips (`schedule/chained/mask_bounds.py`), random numbers, and what reads windows of a
+tensor, as pools do.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ class _Tables:
         pending = list(node.exprs)
         while pending:
             part = pending.pop()
-            table = _table_of(part, axes) if _is_costly(part) and _is_numeric(part) else None
+            fits = _is_costly(part) and _is_numeric(part) and not self._reads_windows(part, axes)
+            table = _table_of(part, axes) if fits else None
             if table is not None and self._is_smaller(table, part, axes):
                 tables[part] = table
             else:
@@ -116,6 +118,16 @@ class _Tables:
             if part in tables:
                 exprs = rewrite(exprs, {part: self._read(tables[part], node, made)}.get)
         return made, with_exprs(node, exprs)
+
+    def _reads_windows(self, part: Expr, axes: Sequence[Axis]) -> bool:
+        """Return whether an expression reads a tensor, other than a table, along two axes at once."""
+        known = {axis.symbol for axis in axes}
+        read = (load.index for load in loads(part) if load.buffer not in self.buffers)
+        return any(
+            not isinstance(index, Expr) and len(known.intersection(symbols_of(index))) > 1
+            for indices in read
+            for index in indices
+        )
 
     def _is_smaller(self, table: _Table, part: Expr, axes: Sequence[Axis]) -> bool:
         """Return whether a node evaluates an expression many times for each element of its table."""
