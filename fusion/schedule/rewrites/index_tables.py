@@ -214,7 +214,7 @@ def _has_pairs(exprs: Sequence[Expr], axes: Sequence[Axis]) -> bool:
 def _pair(expr: Expr, axes: Sequence[Axis]) -> tuple[Axis, Axis, int] | None:
     """Return two axes that an expression contains as `later - sign · earlier` alone, with the sign; None if none."""
     indices = {index for part in postorder(expr) for index in index_of(part)}
-    for earlier, later in combinations(axes, 2):
+    for earlier, later in combinations([axis for axis in axes if axis.size.is_positive], 2):  # a table is not empty
         both = {earlier.symbol, later.symbol}
         holding = [index for index in indices if not both.isdisjoint(symbols_of(index))]
         signs = set.intersection(*(set(_signs(index, earlier.symbol, later.symbol)) for index in holding))

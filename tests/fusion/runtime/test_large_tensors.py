@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,6 @@ def test_the_allocator_is_chosen_by_size() -> None:
 
 
 @requested
-@pytest.mark.skipif(sys.maxsize < 1 << 32, reason="needs much memory")
 def test_results_of_kernels_and_products(tmp_path: Path) -> None:
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x @ y, x.sin(), torch.addmm(y[:1], x, y)
