@@ -413,6 +413,12 @@ def copied(node: Node | None, program: Program) -> tuple[str, str] | None:
     return target.name, source.name
 
 
+def returning(program: Program, copy: Extern, target: str) -> Program:
+    """Replace the result of a copy into `target`, which is the same tensor, by `target` in the outputs."""
+    results = set(map(BufferRef, writes(copy)))
+    return program.edited(outputs=(BufferRef(target) if out in results else out for out in program.outputs))
+
+
 def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
     """Return `node` with other expressions, in the order of `node.exprs`."""
     match node:

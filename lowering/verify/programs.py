@@ -193,7 +193,8 @@ class _ProgramRules:
         alike = (start.dtype, start.shape, start.moving_strides) == (out.dtype, out.shape, out.moving_strides)
         require(alike, "it begins as {}, which has another layout", node.start)
         readers = [each for each in self.program.nodes if node.start in reads(each)]
-        kept = node.start in (*self.program.constants, *self.program.output_names())
+        results = self.program.output_names() - set(self.program.inputs)  # an input is returned as it is in the end
+        kept = node.start in (*self.program.constants, *results)
         require(readers == [node] and not kept, "{} is needed elsewhere, but is overwritten", node.start)
         require(node.op in SCATTER_OPS, "a scatter has no operation {}", node.op)
         require(node.value.dtype is out.dtype, "{} is written to a buffer of {}", node.value.dtype, out.dtype)

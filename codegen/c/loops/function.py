@@ -12,12 +12,12 @@ Refused (BuildError): dtypes and operations without a C form.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import sympy
 
 from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.loops.fetches import Fetches
 from fusion.codegen.c.loops.float16_blocks import (
     Converted,
     convert_in_blocks,
@@ -25,8 +25,9 @@ from fusion.codegen.c.loops.float16_blocks import (
     lanes_for,
     narrowed_value,
 )
-from fusion.codegen.c.loops.folds import REPEATING, FoldRuns, LoopLevels, runs_of, write_fold
+from fusion.codegen.c.loops.folds import REPEATING, LoopLevels, runs_of, write_fold
 from fusion.codegen.c.loops.grid import Array, Grid, Tabled
+from fusion.codegen.c.loops.nests import SweepNest
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tables import TableWriter, lanes_that_gather
 from fusion.codegen.c.loops.transposed_loads import stage_tiles
@@ -36,22 +37,22 @@ from fusion.codegen.c.plan.lanes import choose_lanes, loop_order
 from fusion.codegen.c.plan.loop_bounds import busy, within
 from fusion.codegen.c.plan.loop_ends import Ends, suits, with_loop_ends
 from fusion.codegen.c.plan.loop_fusion import Sweep, extend_spans, sweeps_of, with_held_parts, with_plain_folds
-from fusion.codegen.c.plan.prefetch import CACHE_LINE, gathered_ahead, prefetch, rows_ahead
 from fusion.codegen.c.plan.repeated import with_inner_axes
+from fusion.codegen.c.plan.scatters import common_condition, may_collide
 from fusion.codegen.c.plan.scratch import plan_scratch
 from fusion.codegen.c.plan.strip_mining import with_grouped_columns, with_groups
 from fusion.codegen.c.plan.tables import find_tables
 from fusion.codegen.c.plan.threads import may_share, team
 from fusion.codegen.c.plan.uniform import unmasked, with_chosen_positions
 from fusion.codegen.c.plan.unrolled import with_unrolled_axis, with_unrolled_folds
-from fusion.codegen.c.text.code import SUM, Code, element_of
+from fusion.codegen.c.text.code import Code, element_of
 from fusion.codegen.c.text.folds import store_statement
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
 from fusion.codegen.c.text.storage import VALUE_TYPES, loaded, widened
 from fusion.codegen.c.text.values import ValueWriter
 from fusion.codegen.scaled import factor_in_place, unconverted
 from fusion.lowering.ir.expr import Expr, Load, make_cast, postorder
-from fusion.lowering.ir.kernel import Kernel, KernelAxis, Role, Store, spans
+from fusion.lowering.ir.kernel import Kernel, KernelAxis, Store, spans
 
 
 def loops_function(kernel: Kernel) -> str:
@@ -83,32 +84,6 @@ def scaled_by(kernel: Kernel) -> Load | None:
     return number
 
 
-@dataclass(frozen=True, slots=True)
-class _Nest:
-    """The loops of one sweep.
-
-    Attributes:
-        depth: axis → its level.
-        outer, part, chunked: see `folds.LoopLevels`.
-        lane: the axis of the lanes, if there are any.
-        runs: how the folds accumulate.
-        kept: axes of scalar loops that no fold reduces.
-        tiles: the tiles of stores that are transposed.
-        steps: the loop over steps of as many lanes as `runs` has shares, and the start of the current step.
-    """
-
-    levels: list[Level]
-    depth: dict[sympy.Symbol, int]
-    outer: Level
-    part: Level
-    chunked: bool
-    lane: KernelAxis | None
-    runs: FoldRuns
-    kept: tuple[KernelAxis, ...]
-    tiles: Tiles | None = None
-    steps: tuple[Level, str] | None = None
-
-
 class _Function:
     def __init__(self, kernel: Kernel) -> None:
         kernel, self.ends = _with_suitable_ends(kernel)
@@ -127,6 +102,7 @@ class _Function:
         self.grid = Grid(kernel, self.lanes, self.space, self.names, team(kernel, sweeps, self.names) if shared else "")
         written = frozenset(param.name for param in kernel.params if param.written)
         self.writer = ValueWriter(self.where, self.space, self.names, self.params, written)
+        self.fetches = Fetches(kernel, self.lanes, self.grid, self.where, self.writer, self.params)
         lane = self.lanes.axis if self.tables.values or self.tables.gathers else None
         self.table_writer = None if lane is None else TableWriter(lane, self.space, self.names, self.params)
         self.arrays: list[Array] = []
@@ -161,7 +137,7 @@ class _Function:
             lines = [f"{one}  // times 1 everything stays as it is", *lines]
         return self.frame.function(lines)
 
-    def _gather(self, sweep: Sweep, nest: _Nest) -> None:
+    def _gather(self, sweep: Sweep, nest: SweepNest) -> None:
         """Gather the elements that the lanes of a sweep read through a table, before their loop."""
         lane = nest.lane
         if self.table_writer is None or lane is None or lane is not self.lanes.axis or sweep.scans:
@@ -201,8 +177,7 @@ class _Function:
             self.writer.learn_here(value, text)
         if lanes is None:
             self._gather(sweep, nest)
-            self._fetch_ahead(sweep, nest, earlier)
-            self._fetch_gathered(sweep, nest, earlier)
+            self.fetches.write(sweep, nest, earlier)
         place = self._place(nest)
         for scan in sweep.scans:
             scanned = self.writer.write(scan.args, named=frozenset(scan.args))
@@ -220,7 +195,7 @@ class _Function:
             arguments = [next(texts) for _ in fold.args]
             learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
             self._spread(fold.ref, nest)
-        inner += self._stores(sweep, texts, nest.tiles)
+        inner += self._stores(sweep, texts, nest)
         for value, element in learned:
             self.writer.learn(value, element)
         return render(nest.levels)
@@ -234,32 +209,11 @@ class _Function:
         extend_spans(self.where, chosen.roots)
         return chosen if loop_order(chosen, self.lanes, self.where) == order else sweep
 
-    def _unmasked(self, sweep: Sweep, nest: _Nest) -> frozenset[Load]:
+    def _unmasked(self, sweep: Sweep, nest: SweepNest) -> frozenset[Load]:
         """Return the loads of a sweep that need no mask in its innermost loop."""
         if nest.lane is None or nest.depth[nest.lane.symbol] < len(nest.levels) - 1:
             return frozenset()
         return unmasked(self.kernel, sweep, nest.lane, self.where)
-
-    def _fetch_ahead(self, sweep: Sweep, nest: _Nest, earlier: Sequence[Sweep]) -> None:
-        """Fetch the next row, in steps, where a sweep reads the current one again."""
-        if nest.steps is None or nest.lane is None or nest.runs.shares is None or self.lanes.axis is not None:
-            return
-        level, start = nest.steps
-        for load, offset in rows_ahead(self.kernel, sweep, earlier, nest.lane).items():
-            first = f"{self.params[load.buffer]} + {self.writer.position(offset)} + {start}"
-            level.before.append(prefetch(first, nest.runs.shares, load.dtype.itemsize))
-
-    def _fetch_gathered(self, sweep: Sweep, nest: _Nest, earlier: Sequence[Sweep]) -> None:
-        """Emit prefetches of the table rows that later programs read."""
-        lanes, grid = self.lanes, [axis for axis in self.kernel.with_role(Role.GRID) if axis is not self.lanes.axis]
-        if nest.lane is None or lanes.block is not None or lanes.tile is not None or not grid:
-            return
-        for row in gathered_ahead(self.kernel, sweep, earlier, nest.lane, grid[-1]):
-            extend_spans(self.where, [row.position])
-            (first,) = self.writer.write([row.position])
-            depth = max((nest.depth.get(axis, 0) for axis in self.where[row.position]), default=0)
-            address, itemsize = f"{self.params[row.load.buffer]} + {first.at(SUM)}", row.load.dtype.itemsize
-            nest.levels[depth].before.append(prefetch(address, row.lines * CACHE_LINE // itemsize, itemsize))
 
     def _computed(self, sweep: Sweep) -> list[Expr]:
         """Return the values that a sweep keeps, folds and stores, then computed offsets and conditions of stores."""
@@ -271,8 +225,9 @@ class _Function:
         conditions = [store.where for store in sweep.stores if store.where is not None]
         return [*kept, *folded, *values, *offsets, *conditions]
 
-    def _stores(self, sweep: Sweep, texts: Iterator[Code], tiles: Tiles | None) -> list[str]:
+    def _stores(self, sweep: Sweep, texts: Iterator[Code], nest: SweepNest) -> list[str]:
         """Return the stores of a sweep; `texts` yields the remaining texts in `_computed`'s order."""
+        tiles = nest.tiles
         written = [next(texts) for _ in sweep.stores]
         computed = {store: next(texts) for store in sweep.stores if isinstance(store.offset, Expr)}
         lines = []
@@ -285,6 +240,8 @@ class _Function:
                 position = computed[store] if isinstance(offset, Expr) else self.writer.position(offset)
                 element = element_of(self.params[store.param], position)
             mask = None if store.where is None else next(texts)
+            if nest.condition is not None:
+                nest.levels[-1].condition, mask = str(mask), None
             lines.append(store_statement(store, self.kernel.param(store.param).dtype, element, text, mask))
         return lines
 
@@ -312,7 +269,7 @@ class _Function:
         lines, lanes = within(active.limits, lane.symbol, self.grid.extents[lane.symbol], self.names, self.space)
         return active.sweep, lanes, lines
 
-    def _open(self, sweep: Sweep, lanes: Extent | None) -> _Nest:
+    def _open(self, sweep: Sweep, lanes: Extent | None) -> SweepNest:
         """Return the loops of a sweep, still empty; its lanes run over `lanes`, else along their whole axis."""
         scalar, lane = loop_order(sweep, self.lanes, self.where)
         if self.lanes.tile is not None:
@@ -344,11 +301,14 @@ class _Function:
                 tiles = Tiles(transposed, extent, self.grid.extents[lane.symbol], lane.symbol, levels[-1])
             levels += turns or [Level(extent.header)]
             depth[axis.symbol] = len(levels) - 1
-        if lane is not None and not _in_order(sweep, lane):
+        innermost = lane is not None and depth[lane.symbol] == len(levels) - 1
+        condition = common_condition(sweep, lane.symbol, self.where) if lane is not None and innermost else None
+        if lane is not None and not _in_order(sweep, lane, condition):
             levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()
         kept = tuple(axis for axis in scalar if axis.symbol not in sweep.over)
         chunked = runs.length is not None or (part is not outer and not runs.alone)
-        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept, tiles, steps)
+        own = outer or levels[-1]
+        return SweepNest(levels, depth, own, part or levels[-1], chunked, lane, runs, kept, tiles, steps, condition)
 
     def _transposed(self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis) -> TransposedStores | None:
         """Return the stores of a sweep to turn, whose number of lanes is bounded."""
@@ -366,9 +326,9 @@ class _Function:
         if inner is None or inner not in order or lane is not self.lanes.axis:
             return ()
         starts = not sweep.folds or (inner.symbol in sweep.over and len(sweep.over) > 1)
-        return (inner,) if starts and not sweep.scans and not _may_collide(sweep) else ()
+        return (inner,) if starts and not sweep.scans and not may_collide(sweep) else ()
 
-    def _spread(self, ref: Expr, nest: _Nest) -> None:
+    def _spread(self, ref: Expr, nest: SweepNest) -> None:
         """Mark a fold or scan whose code is inside the axes of a nest as varying along them, even if constant."""
         axes = {axis.symbol for axis in nest.kept}
         if nest.lane is not None and not nest.runs.across:
@@ -383,7 +343,7 @@ class _Function:
                 self.where[expr] |= missing
                 spread.add(expr)
 
-    def _place(self, nest: _Nest) -> LoopLevels:
+    def _place(self, nest: SweepNest) -> LoopLevels:
         """Return where the code of a fold goes in `nest`."""
         per_lane = nest.lane if nest.lane is not None and not nest.runs.across else None
         cell: Callable[[str], Code] | None = None
@@ -419,11 +379,10 @@ def _with_suitable_ends(kernel: Kernel) -> tuple[Kernel, Ends]:
     return (shorter, ends) if suits(ends, sweeps, lanes, where) else (kernel, {})
 
 
-def _may_collide(sweep: Sweep) -> bool:
-    """Return whether two points of a sweep may store to one element."""
-    return any(store.axes is not None or isinstance(store.offset, Expr) for store in sweep.stores)
+def _in_order(sweep: Sweep, lane: KernelAxis, condition: Expr | None) -> bool:
+    """Return whether lanes must run in order: a scan goes from each to the next, or their stores may collide.
 
-
-def _in_order(sweep: Sweep, lane: KernelAxis) -> bool:
-    """Return whether lanes must run in order: a scan goes from each to the next, or their stores may collide."""
-    return (bool(sweep.scans) and lane.symbol in sweep.over) or _may_collide(sweep)
+    `condition`: under which their loop runs.
+    """
+    branching = any(store.where is not condition for store in sweep.stores)
+    return (bool(sweep.scans) and lane.symbol in sweep.over) or may_collide(sweep, None if branching else lane)

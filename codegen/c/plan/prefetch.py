@@ -1,11 +1,12 @@
 """Decides which rows are prefetched into the cache while rows before them are computed.
 
-Two kinds of rows, which the processor's own prefetching does not find:
+Three kinds of rows, which the processor's own prefetching does not find:
 
 - A program that reads its row in several sweeps waits for memory in the first and for arithmetic in the others: that
   prefetching follows the loop that runs and stops where it ends.  The second sweep over a row fetches the next one.
 - Rows of a table whose numbers are data (embeddings): a program prefetches the rows that programs some way ahead
   will read.
+- Rows of a table which later values are added to (its gradient).
 
 Measured figures are in docs/performance.md, "Rows that are fetched ahead".
 """
@@ -37,6 +38,9 @@ SMALLEST_PREFETCHED = 1 << 20
 FAR, MOST_LINES = 32, 256
 """The most rows of a table, and the most cache lines, from the row that is read to the prefetched row."""
 
+UPDATED_LINES = 64
+"""The most cache lines from the row of a table that is updated to the prefetched row."""
+
 LINES = 16
 """The most cache lines that are fetched of one row of a table: a kilobyte."""
 
@@ -44,7 +48,7 @@ PLAIN = frozenset(("add", "sub", "mul", CHECKED))
 """Operations of a position that cannot fail at any point."""
 
 
-def prefetch(first: str, count: int, itemsize: int) -> str:
+def prefetch(first: str, count: int | str, itemsize: int) -> str:
     """Return the statement that fetches `count` elements of `itemsize` bytes, from the address `first`, into L2.
 
     >>> prefetch("in0 + 8*i0", 32, 4)
@@ -72,7 +76,7 @@ def rows_ahead(kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: Ker
         if counts[load] != 1 or load.mask is not None or isinstance(index, Expr) or others & index.free_symbols:
             continue
         step = coefficient(index, row)
-        if step is None or coefficient(index, along) != 1 or not _is_large(kernel, load):
+        if step is None or coefficient(index, along) != 1 or not _is_large(kernel, load.buffer):
             continue
         if _are_apart(step, lane.size, load.dtype.itemsize):
             ahead[load] = index.subs({row: row + 1, along: 0})
@@ -81,15 +85,15 @@ def rows_ahead(kernel: Kernel, sweep: Sweep, earlier: Sequence[Sweep], lane: Ker
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A row of a table that a later program reads.
+    """A row of a table that a later program or iteration reads.
 
     Attributes:
-        load: the load that will read it.
+        buffer: the table.
         position: the offset of its first element.
         lines: the number of cache lines to fetch.
     """
 
-    load: Load
+    buffer: str
     position: Expr
     lines: int
 
@@ -108,7 +112,7 @@ def gathered_ahead(
     ahead = []
     for load in loads(*sweep.roots):
         index = load.index[0]
-        if load in known or not isinstance(index, Expr) or not _is_large(kernel, load):
+        if load in known or not isinstance(index, Expr) or not _is_large(kernel, load.buffer):
             continue
         if stride_along(index, lane.symbol) != 1 or not _follows(kernel, index, row.symbol):
             continue
@@ -116,13 +120,38 @@ def gathered_ahead(
         rows = sympy.Mul(*(inner[axis] for axis in free_axes(index) & inner.keys()))
         distance = max(1, min(FAR // int(rows), MOST_LINES // (int(rows) * lines))) if rows.is_Integer else 1
         later = {row.symbol: sympy.Min(row.symbol + distance, row.size - 1), lane.symbol: sympy.Integer(0)}
-        ahead.append(Gathered(load, _at(index, later), lines))
+        ahead.append(Gathered(load.buffer, _at(index, later), lines))
     return ahead
 
 
-def _is_large(kernel: Kernel, load: Load) -> bool:
-    """Return whether the tensor that a load reads may be larger than the L2 cache."""
-    size = sympy.sympify(prod(kernel.param(load.buffer).shape) * load.dtype.itemsize)
+def scattered_ahead(
+    kernel: Kernel, sweep: Sweep, lane: KernelAxis, row: KernelAxis, most: int | None
+) -> list[Gathered]:
+    """Return the rows of tables that later iterations of the loop over `row` update.
+
+    Args:
+        lane: the axis along a row of a table.
+        most: the most points of it in one program, if that is known.
+    """
+    ahead = []
+    for store in sweep.stores:
+        offset = store.offset
+        if store.op == "store" or not isinstance(offset, Expr) or not _is_large(kernel, store.param):
+            continue
+        if stride_along(offset, lane.symbol) != 1 or not _follows(kernel, offset, row.symbol):
+            continue
+        length = lane.size if most is None else sympy.Integer(most)
+        lines = _lines_of(length, kernel.param(store.param).dtype.itemsize)
+        distance = max(1, min(FAR, UPDATED_LINES // lines))
+        later = {row.symbol: sympy.Min(row.symbol + distance, row.size - 1), lane.symbol: sympy.Integer(0)}
+        ahead.append(Gathered(store.param, _at(offset, later), lines))
+    return ahead
+
+
+def _is_large(kernel: Kernel, buffer: str) -> bool:
+    """Return whether a tensor may be larger than the L2 cache."""
+    param = kernel.param(buffer)
+    size = sympy.sympify(prod(param.shape) * param.dtype.itemsize)
     return not size.is_Integer or bool(size >= SMALLEST_PREFETCHED)
 
 

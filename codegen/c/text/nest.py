@@ -44,12 +44,14 @@ class Level:
 
     `pragma`: precedes the loop, followed by `clauses` (of its reductions).
     `rest`: the header of the remainder loop, which repeats the loop after the one around it.
+    `condition`: without it, neither the loop nor its remainder runs.
     `turns`: this loop and the one inside it are of one axis; statements outside that axis are outside both.
     """
 
     header: str = ""
     pragma: str = ""
     rest: str = ""
+    condition: str = ""
     turns: bool = False
     clauses: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
@@ -70,6 +72,8 @@ def render(levels: Sequence[Level]) -> list[str]:
             [*pragma, f"{header}{'' if single else ' {'}", *body, *([] if single else ["}"])]
             for header in (level.header, level.rest)
         ]
+        if level.condition:
+            loops = [[f"if ({level.condition})", *indented(loop)] for loop in loops]
         lines, rest = [*loops[0], *rest], loops[1] if level.rest else []
     return lines
 

@@ -18,7 +18,7 @@ import torch
 
 from fusion.lowering.ir.expr import Expr, loads
 from fusion.lowering.ir.kernel import Kernel, Param, Role, Stmt, Store, loaded, rename, statements, stored, values_of
-from fusion.lowering.ir.program import BufferRef, Call, Extern, Program, copied, memory_of, writes
+from fusion.lowering.ir.program import BufferRef, Call, Extern, Program, copied, memory_of, returning, writes
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import takes
 
@@ -50,14 +50,8 @@ def update_in_place(
             position, call = written
             updated[position] = call
             updated.remove(copy)
-            program = _returning(program, copy, names[0])
+            program = returning(program, copy, names[0])
     return tuple(_as_one_call(updated, program)), program
-
-
-def _returning(program: Program, copy: Extern, target: str) -> Program:
-    """Replace the result of `copy` by `target`, which is the same tensor, in the outputs."""
-    results = set(map(BufferRef, writes(copy)))
-    return program.edited(outputs=(BufferRef(target) if out in results else out for out in program.outputs))
 
 
 def _is_copy(step: KernelCall | Call, program: Program) -> bool:

@@ -16,7 +16,19 @@ import sympy
 from fusion.lowering.algebra.dead_code import eliminate_dead_code
 from fusion.lowering.ir.chunks import Chunked
 from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
-from fusion.lowering.ir.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, copied, reads, writes
+from fusion.lowering.ir.program import (
+    Buffer,
+    BufferRef,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Scatter,
+    copied,
+    reads,
+    returning,
+    writes,
+)
 from fusion.schedule.rewrites.inline import inline
 
 
@@ -141,6 +153,7 @@ def _without_copies(program: Program) -> Program:
     producers: dict[str, Node] = {name: node for node in program.nodes for name in writes(node)}
     copies: dict[str, str] = {}  # copy → its source
     dropped: set[int] = set()
+    updated = program
     for node in program.nodes:
         source = _copied(program, producers.get(node.start)) if isinstance(node, Scatter) else None
         if source is None:
@@ -150,7 +163,10 @@ def _without_copies(program: Program) -> Program:
         own = source in producers and not isinstance(producers[source], (Extern, Chunked)) and readers[source] == 1
         if own or (back is not None and readers[source] == 2):
             copies[node.start] = source
-            dropped |= {id(producers[node.start])} if back is None else {id(producers[node.start]), id(back)}
+            dropped.add(id(producers[node.start]))
+            if back is not None:
+                dropped.add(id(back))
+                updated = returning(updated, back, source)
     if not copies:
         return program
     nodes = [
@@ -158,7 +174,7 @@ def _without_copies(program: Program) -> Program:
         for node in program.nodes
         if id(node) not in dropped
     ]
-    return program.edited(nodes)
+    return updated.edited(nodes)
 
 
 def _copied(program: Program, node: Node | None) -> str | None:
@@ -175,12 +191,13 @@ def _copied_back(program: Program, target: str, source: str) -> Extern | None:
     back: Extern | None = None
     kept = program.output_names()
     for node in program.nodes:
+        if back is not None and not set(writes(back)).isdisjoint(reads(node)):
+            return None
         if not isinstance(node, Extern) or source not in node.reads:
             continue
-        into = copied(node, program) == (target, source)
-        if node.is_view or (into and not kept.isdisjoint(writes(node))):
+        if node.is_view:
             return None
-        back = node if into else back
+        back = node if copied(node, program) == (target, source) else back
     return None if source in kept or target in kept else back
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import fusion
+from fusion.lowering.errors import ElementOutOfRange
 
 ROWS = 5000
 """Of 64 numbers they take 1.2 MiB, more than the L2 cache keeps."""
@@ -77,3 +78,49 @@ def test_positions_that_may_fail_or_wait_for_data_are_not_computed_ahead(program
 
 def test_a_table_in_the_cache_is_not_fetched():
     assert "__builtin_prefetch(" not in text_of(embedded, torch.randint(300, (333,)), torch.randn(300, 64))
+
+
+# Rows that are updated ------------------------------------------------------------------------------------------------
+
+
+def added(ids: torch.Tensor, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    return table.index_add(0, ids, rows)
+
+
+def updating(width: int, dtype: torch.dtype = torch.float32) -> str:
+    """Return the kernel that adds 333 rows of `width` numbers to rows of a table, after its result was compared."""
+    fused = fusion.fuse(added, options={"target": "c", "strict": True})
+    args = torch.randint(ROWS, (333,)), torch.randn(ROWS, width, dtype=dtype), torch.randn(333, width, dtype=dtype)
+    assert torch.allclose(fused(*args), added(*args), atol=1e-5)
+    copied, update = fusion.report(fused).kernels
+    assert "__builtin_prefetch" not in copied.source
+    return update.source
+
+
+@pytest.mark.parametrize(("width", "ahead"), [(64, 16), (67, 12), (200, 4)])
+def test_rows_to_update_are_fetched_some_iterations_ahead(width, ahead):
+    assert f"imin(332, r0 + {ahead})" in updating(width)
+
+
+def test_a_row_is_tested_once_and_updated_in_lanes():
+    """No lane branches: a masked store takes much longer than an addition."""
+    _, loop = updating(64).split("if (t")
+    assert re.match(r"\d+\)\n +#pragma omp simd\n +for \(int64_t i0 = .*\n +out0\[t\d \+ i0\] = out0", loop)
+
+
+def test_points_that_may_meet_stay_in_order():
+    def summed(ids: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(50, 3).index_put((ids,), values, accumulate=True)
+
+    fused = fusion.fuse(summed, options={"target": "c", "strict": True})
+    args = torch.randint(50, (4, 333)), torch.randn(4, 333, 3)
+    assert torch.allclose(fused(*args), summed(*args), atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [-ROWS - 1, ROWS])
+def test_a_position_outside_of_the_table_is_an_error(wrong):
+    fused = fusion.fuse(added, options={"target": "c", "strict": True})
+    ids = torch.randint(ROWS, (333,))
+    ids[-1] = wrong
+    with pytest.raises(ElementOutOfRange, match="out of bounds"):
+        fused(ids, torch.randn(ROWS, 64), torch.randn(333, 64))

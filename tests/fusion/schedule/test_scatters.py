@@ -245,7 +245,11 @@ def put_at(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Te
     return cache.sum(-1)
 
 
-IN_PLACE = (put_into, copied_into, put_into_slice, put_into_every_third, put_at)
+def returned(cache: torch.Tensor, at: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return cache.index_add_(1, at, new)
+
+
+IN_PLACE = (put_into, copied_into, put_into_slice, put_into_every_third, put_at, returned)
 CACHED = {f.__name__: f for f in (*IN_PLACE, moved_within, seen_before, given_back)}
 
 
