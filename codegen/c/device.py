@@ -128,7 +128,7 @@ class Cpu:
                 across=0.15,
                 updated=0.6 * nanosecond,
                 gathered=0.45 * nanosecond,
-                computed=0.05 * nanosecond,
+                computed=0.15 * nanosecond,
                 looked_up=25 * nanosecond,
                 widened=2.0,  # instructions: of bfloat16 a move and a shift
                 narrowed=6.0,  # rounding to nearest, and NaN

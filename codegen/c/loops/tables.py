@@ -61,7 +61,7 @@ class TableWriter:
     space: Namespace
     names: Names
     params: Mapping[str, str]
-    places: dict[tuple[Expr, int], TableNames] = field(default_factory=dict)
+    places: dict[tuple[Expr, str], TableNames] = field(default_factory=dict)
     tables: list[Array] = field(default_factory=list)
     arrays: list[Array] = field(default_factory=list)
 
@@ -85,10 +85,10 @@ class TableWriter:
 
     def _windows(self, gather: Gather, place: str) -> str:
         """Return the line that finds the windows of a gather from its positions; empty if another gather has it."""
-        lanes = lanes_of(memory_type(gather.load.dtype))
+        lanes, least = lanes_of(memory_type(gather.load.dtype))
         if (gather.place, lanes) in self.places:
             return ""
-        begin, order = self._table("begin", "int64_t", lanes), self._table("order", "int32_t", 1, lanes)
+        begin, order = self._table("begin", "int64_t", least), self._table("order", "int32_t", 1, WINDOW_LANES)
         self.places[gather.place, lanes] = TableNames(place, begin, order)
         return f"find_windows({place}, {index_text(self.lane.size, self.names)}, {lanes}, {begin}, {order});"
 
@@ -115,7 +115,7 @@ class TableWriter:
             assert extent.number is not None
             number = -(-extent.number // WINDOW_LANES) * WINDOW_LANES
             self.arrays.append(Array(name, held, str(number), number))
-            by = self.places[gather.place, lanes_of(held)]
+            by = self.places[gather.place, lanes_of(held)[0]]
             position = buffer if base.text == "0" else f"{buffer} + {base.at(SUM)}"
             arguments = f"{position}, {by.place}, {by.begin}, {by.order}, {extent.start}, {extent.end}, {name}"
             around.before.append(f"gather_{held}({arguments});")

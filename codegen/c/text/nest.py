@@ -33,7 +33,7 @@ _KEYWORDS = frozenset(
         *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
         *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
         *("asm", "typeof", "main", "linux", "unix", "i386"),  # of GNU C
-        *("threads", "width", "l", "INLINE", WRONG, YES, NONE),  # of the text around the names
+        *("threads", "width", "l", "INLINE", "WINDOW", WRONG, YES, NONE),  # of the text around the names
     )
 )
 
