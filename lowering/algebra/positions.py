@@ -100,6 +100,8 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
         return None
     if node.name == "checked":
         return _unchecked(node, sizes)
+    if node.name == "remainder" and _is_its_remainder(node):
+        return node.args[0]
     if node.name in _TRUTHS:
         return _decided(node, sizes)
     if node.dtype is torch.int64 and node.name in ("abs", "maximum", "minimum"):
@@ -122,9 +124,43 @@ def _index(index: Expr | sympy.Expr, mask: Expr | None) -> Expr | sympy.Expr:
 def _unchecked(node: Op, sizes: Sizes) -> Expr | None:
     """Drop the check of a position that is known to be in range."""
     index, last = _position(node.args[0]), _position(node.args[2])
-    if index is None or last is None or may_be_empty(last + 1) or not within(index, last + 1, sizes):
+    if last is None or may_be_empty(last + 1):
         return None
-    return node.args[0]
+    if index is None:
+        low, high = clamped(node.args[0])
+        is_inside = low is not None and low >= 0 and high is not None and last.is_Integer and high <= last
+        return node.args[0] if is_inside else None
+    return node.args[0] if within(index, last + 1, sizes) else None
+
+
+def _is_its_remainder(node: Op) -> bool:
+    """Return whether a clamped integer is its own remainder."""
+    (low, high), (_, last) = clamped(node.args[0]), clamped(node)
+    return low is not None and low >= 0 and high is not None and last is not None and high <= last
+
+
+def clamped(node: Expr) -> tuple[int | None, int | None]:
+    """Return the least and the greatest value that clamps leave an integer, whatever it is; None for one not known.
+
+    >>> low, high = (const(number, torch.int64) for number in (0, 15))
+    >>> place = Op("maximum", (low, Load("places", (), torch.int64)), torch.int64)
+    >>> clamped(Op("minimum", (high, place), torch.int64))
+    (0, 15)
+    """
+    if isinstance(node, Const) and not node.dtype.is_floating_point:
+        return int(node.value), int(node.value)
+    if not isinstance(node, Op) or node.name not in ("minimum", "maximum", "remainder") or node.dtype.is_floating_point:
+        return None, None
+    if node.name == "remainder":
+        divisor, _ = clamped(node.args[1])
+        known = isinstance(node.args[1], Const) and divisor is not None and divisor > 0
+        return (0, divisor - 1) if known and divisor is not None else (None, None)
+    (low, high), (other_low, other_high) = map(clamped, node.args)
+    lows = [each for each in (low, other_low) if each is not None]
+    highs = [each for each in (high, other_high) if each is not None]
+    if node.name == "minimum":
+        return (min(lows) if len(lows) == 2 else None), min(highs, default=None)
+    return max(lows, default=None), (max(highs) if len(highs) == 2 else None)
 
 
 def _position(expr: Expr) -> sympy.Expr | None:

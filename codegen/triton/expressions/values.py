@@ -242,7 +242,8 @@ class Values(Pointers):
         condition = [self.value(node.args[0])] if node.name == "where" else []
         values = [self.value(arg) for arg in node.args[len(condition) :]]
         dtype, narrow = node.args[-1].dtype, node in self._ranges
-        is_long = node.name == CHECKED and not values[0].narrow  # a loaded position, checked before it is an int32
+        limited = values[:1] if node.name == CHECKED else values
+        is_long = narrow and any(not (tile.narrow or tile.code.literal) for tile in limited)  # checked, clamped before
         if dtype is torch.int64 and not is_long:
             if narrow or (SCALAR_OPS[node.name].result == "bool" and all(tile.narrow for tile in values)):
                 dtype = torch.int32

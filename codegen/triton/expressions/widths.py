@@ -2,7 +2,7 @@
 
 Index arithmetic in the IR is int64 (`i < j` of a causal mask, a position, a bucket); on a GPU that costs two to four
 times as much as int32.  Input: expressions; output: the range of every int64 expression whose own values and whose
-operands' values all fit int32.
+operands' values all fit int32, and of clamped ones, whose operands may be wider.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 
 from fusion.codegen.triton.expressions.indices import INT32_END, Layout
+from fusion.lowering.algebra.positions import clamped
 from fusion.lowering.indexing import bounds
 from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Op, postorder
 from fusion.lowering.ir.scalar_ops import CHECKED, ScalarName
@@ -48,7 +49,8 @@ def _range(node: Expr, known: dict[Expr, Range], layout: Layout) -> Range | None
         operands = {"where": node.args[1:], CHECKED: node.args[2:3]}.get(node.name, node.args)
         if all(arg in known for arg in operands):
             return _RULES[node.name](*(known[arg] for arg in operands))
-    return None
+    low, high = clamped(node)
+    return None if low is None or high is None else (low, high)
 
 
 def _corners(operate: Callable[[int, int], int]) -> Callable[[Range, Range], Range]:

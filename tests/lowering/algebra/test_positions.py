@@ -11,7 +11,7 @@ from fusion.lowering.algebra.positions import is_free, simplify_all
 from fusion.lowering.indexing import FloorDiv
 from fusion.lowering.interpret import run_program
 from fusion.lowering.interpret.evaluate import Scope, evaluate
-from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, const, loads
+from fusion.lowering.ir.expr import Cast, Const, Expr, IndexValue, Load, Op, const, loads, postorder
 from fusion.lowering.ir.expr import make_op as op
 from fusion.lowering.ir.program import Map
 from fusion.schedule.rewrites.inline import inline_cheap_maps
@@ -178,3 +178,27 @@ def test_positions_that_are_asked_for_are_stored() -> None:
     )
     check(lambda x: x[(torch.arange(4) - 2)], torch.rand(5))
     check(lambda x: torch.zeros(3, dtype=torch.int64).cumsum(0) + torch.zeros(3).cumsum(0) + x, torch.rand(3))
+
+
+@given(integers, st.integers(-3, 6), st.integers(-3, 6), st.integers(1, 8))
+def test_checks_of_clamped_positions_disappear_where_they_cannot_fail(
+    place: Expr, low: int, high: int, size: int
+) -> None:
+    """The last clamp counts, as in `clamp(low, high)` with a low that is above."""
+    least, greatest, zero, one = (const(number, torch.int64) for number in (low, high, 0, 1))
+    limited = op("minimum", greatest, op("maximum", least, op("mul", place, place)))
+    check = op("checked", limited, zero, const(size - 1, torch.int64), one)
+    (left,) = simplify_all([check], SIZES)
+    (value,) = values(limited)
+    if any(isinstance(node, Op) and node.name == "checked" for node in postorder(left)):
+        assert not (min(low, high) >= 0 and high < size)
+    else:
+        assert value.min() >= 0 and value.max() < size
+        assert torch.equal(values(left)[0], value)
+
+
+def test_a_clamped_remainder_is_the_position_itself() -> None:
+    inner = op("minimum", const(7, torch.int64), op("maximum", const(0, torch.int64), Load("x", (I0,), torch.int64)))
+    assert simplify_all([op("remainder", inner, const(8, torch.int64))], SIZES) == [inner]
+    (kept,) = simplify_all([op("remainder", inner, const(7, torch.int64))], SIZES)
+    assert isinstance(kept, Op) and kept.name == "remainder"
