@@ -146,6 +146,19 @@ class Blocked:
         return rows, columns, over
 
 
+def constant_quotients(index: sympy.Expr, dim: Dim, block: int) -> tuple[sympy.Expr, ...]:
+    """Return the quotients of `dim` in an index that are constant in blocks of this size, such as the group of a scale.
+
+    >>> from fusion.lowering.ir.kernel import KernelAxis
+    >>> k = Dim("k", (KernelAxis(sympy.Symbol("r0"), sympy.Integer(384), Role.LOOP),), Role.LOOP)
+    >>> [str(each) for each in constant_quotients(FloorDiv(k.symbol, 96) + FloorDiv(k.symbol, 128), k, 64)]
+    ['ki//128']
+    """
+    return tuple(
+        atom for atom in index.atoms(FloorDiv) if atom.args[0] == dim.symbol and (atom.args[1] / block).is_integer
+    )
+
+
 def dots_of(body: Sequence[Stmt]) -> tuple[Fold, ...]:
     """Return the contractions of a body, in order."""
     return tuple(stmt for stmt in statements(body, Fold) if stmt.op == "dot")

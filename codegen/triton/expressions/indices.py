@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, LaneDim
+from fusion.codegen.triton.blocks.dims import constant_quotients
 from fusion.codegen.triton.expressions.code import (
     ATOM,
     PRODUCT,
@@ -92,11 +93,10 @@ class Layout:
         start.
         """
         constant = {
-            atom: FloorDiv(start_symbol(dim), atom.args[1])
-            for atom in index.atoms(FloorDiv)
-            for dim in self.within(atom)
-            if atom.args[0] == dim.symbol and dim.role is Role.LOOP and dim not in self.wide
-            if (atom.args[1] / self.config.block(dim.name)).is_integer
+            quotient: FloorDiv(start_symbol(dim), quotient.args[1])
+            for dim in self.within(index)
+            if dim.role is Role.LOOP and dim not in self.wide
+            for quotient in constant_quotients(index, dim, self.config.block(dim.name))
         }
         return index.xreplace(constant) if constant else index
 

@@ -9,16 +9,18 @@ two rows per multiprocessor.
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import torch
 
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.target import busy
 from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, programs
+from fusion.codegen.triton.blocks.dims import constant_quotients
 from fusion.codegen.triton.devices import Device, speeds
 from fusion.codegen.triton.forms.traffic import is_packed
-from fusion.lowering.indexing import coefficient
-from fusion.lowering.ir.expr import Expr, Index, loads
+from fusion.lowering.indexing import ZERO, coefficient
+from fusion.lowering.ir.expr import Expr, Index, Load, free_axes, loads
 from fusion.lowering.ir.kernel import Role
 from fusion.lowering.ir.scalar_ops import HALVES
 
@@ -46,7 +48,8 @@ def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: f
     """Return the speed of a product through pointers relative to the library's, on the share `occupied` of the device.
 
     Several products in one loop are slower, and so are blocks of few rows in dtypes whose products do not wait for
-    their operands.
+    their operands.  An operand that is computed from several blocks takes the room of these: as many fewer steps are in
+    flight (as in `ChainSpeed.share`).
     """
     dots, measured = blocked.dots, speeds(blocked.device).products
     operands = [load for dot in dots for load in loads(*dot.args)]
@@ -57,7 +60,33 @@ def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: f
     if not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, measured.misaligned)
     share *= occupied
-    return min(share, _cache_bound(blocked, config)) if dtype in HALVES else share
+    share = min(share, _cache_bound(blocked, config)) if dtype in HALVES else share
+    return share / _fetched(blocked, config)
+
+
+def _fetched(blocked: Blocked, config: Config) -> float:
+    """Return how many blocks a step of the loop loads for each operand that it loads at all.
+
+    Loads under different conditions are choices, as in a concatenation: of these, an element is loaded once.
+    """
+    counts: list[int] = []
+    for operand in {arg for dot in blocked.dots for arg in dot.args}:
+        by_mask = Counter(load.mask for load in loads(operand) if _is_block(blocked, config, load))
+        always = by_mask.pop(None, 0)
+        counts.append(always + max(by_mask.values(), default=0))
+    loaded = [count for count in counts if count]
+    return sum(loaded) / len(loaded) if loaded else 1.0
+
+
+def _is_block(blocked: Blocked, config: Config, load: Load) -> bool:
+    """Return whether a load differs within a step along the summed dimension, and along rows or columns, too."""
+    over, axes = blocked.sides(blocked.dots[0])[2], free_axes(load)
+    if not isinstance(load.index[0], Expr):
+        constant = constant_quotients(load.index[0], over, config.block(over.name))
+        varying = load.index[0].xreplace(dict.fromkeys(constant, ZERO)).free_symbols
+        axes = frozenset(varying) | (free_axes(load.mask) if load.mask is not None else frozenset())
+    sides = {dim.symbol for dim in blocked.dims if dim is not over and dim.name not in ("b", "s")}
+    return over.symbol in axes and not sides.isdisjoint(axes)
 
 
 def occupied(blocked: Blocked, numerics: Numerics, config: Config) -> float:

@@ -15,14 +15,15 @@ from typing_extensions import Self
 
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.triton import fixed_order
-from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, keeps_busy, power_of_two, programs
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, full_rounds, keeps_busy, power_of_two, programs
 from fusion.codegen.triton.forms import efficiency
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.limits import shortest_pipeline, stages_within
 from fusion.codegen.triton.products.contract import SHORT_SUM
 from fusion.codegen.triton.products.descriptors import tile_loads
 from fusion.codegen.triton.rewrites.totals import total_of
-from fusion.lowering.ir.expr import Expr
+from fusion.lowering.indexing import ZERO, FloorDiv
+from fusion.lowering.ir.expr import Expr, loads
 from fusion.lowering.ir.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
@@ -40,6 +41,9 @@ _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16
 
 _SHORT_COLUMNS = 64
 """Columns of a block of sums that one step of `SHORT_SUM` terms covers."""
+
+_LEAST_STEP = 32
+"""The least depth of a step that is taken for its vectors: two instructions of the matrix units."""
 
 _ADDRESS = 8
 """Bytes of an address."""
@@ -154,12 +158,34 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, numeri
             blocks[dim.name] = wanted[dim.name]
         elif dim.role is Role.WHOLE:
             blocks[dim.name] = max(least_k if dim.name == "k" else 16, length)
+        elif dim.name == "k":
+            longest = max(least_k, min(wanted["k"], length))
+            blocks[dim.name] = _step(blocked, dim, longest)
+            stages *= longest // blocks[dim.name]  # as many bytes in flight
         elif dim.name != "b":
-            blocks[dim.name] = max(least_k if dim.name == "k" else 16, min(wanted.get(dim.name, 64), length))
+            blocks[dim.name] = max(16, min(wanted.get(dim.name, 64), length))
     if blocks["n"] > n and blocks["m"] * blocks["n"] > 128 * 256:  # a whole row in the epilogue
         blocks["m"] = max(16, 128 * 256 // blocks["n"])
         warps = 8
     return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=numerics.tf32)
+
+
+def _step(blocked: Blocked, k: Dim, wanted: int) -> int:
+    """Return the block of a loop in which each row's number of a group is one, rather than one for each element.
+
+    Such as the statistics of a norm whose rows are patches, at (row, k // channels): a step that divides the channels
+    loads a vector of them, any other step as many numbers as elements.
+    """
+    lengths: set[int] = set()
+    for load in loads(*(arg for dot in blocked.dots for arg in dot.args)):
+        if isinstance(load.index[0], Expr) or k.symbol not in load.index[0].free_symbols:
+            continue
+        quotients = [atom for atom in load.index[0].atoms(FloorDiv) if atom.args[0] == k.symbol]
+        rest = load.index[0].xreplace(dict.fromkeys(quotients, ZERO)).free_symbols
+        if k.symbol not in rest and rest:
+            lengths.update(int(atom.args[1]) for atom in quotients if atom.args[1].is_Integer)
+    step = math.gcd(wanted, *lengths)
+    return step if step >= _LEAST_STEP else wanted
 
 
 def _widest_of_epilogue(blocked: Blocked) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import sympy
 import torch
 
 pytest.importorskip("triton")
@@ -19,6 +20,7 @@ from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import Unsupported
+from fusion.lowering.indexing import FloorDiv
 from fusion.lowering.ir.expr import Cast, Load, Op
 from fusion.lowering.ir.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
@@ -246,3 +248,22 @@ def test_small_blocks_of_a_long_sum_wait_for_the_cache() -> None:
     long = matmul(384, 196, 49152, BF16, turned=(True, True))
     assert TARGET.efficiency(long) < 0.15
     assert TARGET.efficiency(matmul(4096, 4096, 1024, F32)) > 1.2  # of three products each, by which blocks are bound
+
+
+@pytest.mark.parametrize(
+    ("offset", "share"), [(512 * i, 1.0), (512 * i + FloorDiv(r, 64), 1.0), (512 * i + r + 1, 1.5)]
+)
+def test_an_operand_of_two_blocks_has_fewer_steps_in_flight(offset: sympy.Expr, share: float) -> None:
+    """A number for each row of a step, such as the scale of a group, is no block."""
+    example = matmul(4096, 4096, 512, F32)
+    (loop, store), target = example.body, TritonTarget("sm_90")
+    assert isinstance(loop, Loop)
+    (dot,) = loop.body
+    assert isinstance(dot, Fold)
+
+    def efficiency(second: sympy.Expr) -> float:
+        left = Op("mul", (dot.args[0], load_expr("a", second, F32)), F32)
+        made = replace(loop, body=(replace(dot, args=(left, dot.args[1])),))
+        return target.efficiency(replace(example, body=(made, store)))
+
+    assert efficiency(sympy.Integer(0)) == pytest.approx(share * efficiency(offset))
