@@ -17,7 +17,7 @@ from fusion.lowering.ir.program import Scatter, axis_sizes
 from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster
-from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
+from fusion.schedule.iteration.contiguity import is_scattered
 from fusion.schedule.iteration.space import place
 
 
@@ -42,7 +42,8 @@ class ClusterTraffic:
     def _scattered(self, cluster: Cluster) -> int:
         """Return the bytes in excess of operands of products that are contiguous along no axis of a tile.
 
-        Every element is a memory request, once for each tile that multiplies it: a copy of the operand is read in rows.
+        Every element is a memory request, once for each tile that multiplies it, also where a cache answers it: a copy
+        of the operand is read in rows.
         """
         if not self.capabilities.sector or not cluster.space.rigid:
             return 0
@@ -53,7 +54,7 @@ class ClusterTraffic:
             for load in self.dependences.loads[member]:
                 buffer = self.dependences.program.buffers[load.buffer]
                 offset = flatten(load.index, buffer.strides, node_sizes)
-                if load.buffer in inside or isinstance(offset, Expr) or self.dependences.bytes(load.buffer) < SCATTERED:
+                if load.buffer in inside or isinstance(offset, Expr):
                     continue
                 placed = place(offset, placement, sizes)
                 if not is_scattered(placed, sizes):

@@ -34,7 +34,8 @@ from fusion.schedule.kernels.bodies import offset_symbols
 class KernelCall:
     """One launch: the kernel, its buffers and sizes, and figures for the report.
 
-    `written` are the buffers that it allocates; `over` maps other results to the operand whose memory they take.
+    `written` are the buffers that it allocates; `over` maps other results to the operand whose memory they take;
+    `excess` are the bytes of memory requests beyond the elements, also of those that a cache answers.
     """
 
     kernel: Kernel
@@ -44,7 +45,13 @@ class KernelCall:
     bytes_read: int
     bytes_written: int
     flops: int
+    excess: int = 0
     over: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> int:
+        """The bytes that count in the price of the launch."""
+        return self.bytes_read + self.bytes_written + self.excess
 
     def renamed(self, names: Mapping[str, str], origins: tuple[Origin, ...]) -> KernelCall:
         """Return the call of the same kernel with other buffers, for the operations at `origins`."""
@@ -84,7 +91,9 @@ def finished(
         origins=by_place(origins),
     )
     allocated = tuple(name for name in written if name not in over.values())
-    return KernelCall(kernel, buffers, allocated, origins, *prices.traffic(cluster), prices.flops(cluster), over)
+    traffic = prices.traffic(cluster)
+    excess = prices.moved(cluster) - sum(traffic)
+    return KernelCall(kernel, buffers, allocated, origins, *traffic, prices.flops(cluster), excess, over)
 
 
 def origins_of(dependences: Dependences, cluster: Cluster) -> tuple[Origin, ...]:

@@ -35,7 +35,7 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
 def kernel_price(call: KernelCall, target: Target, form: str = "") -> Price:
     """Return the predicted time of one launch, by part; see `kernel_time`."""
     capabilities, kernel = target.capabilities, _as_traced(call.kernel)
-    rates, moved = capabilities.rates, call.bytes_read + call.bytes_written
+    rates, moved = capabilities.rates, call.moved
     multiplying = [part for part in kernel.parts if _dots(part)]
     if not multiplying:
         return rates.price(moved, scalars=rates.scalar_us(call.flops))

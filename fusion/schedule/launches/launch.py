@@ -77,6 +77,7 @@ def share(first: KernelCall, second: KernelCall) -> tuple[KernelCall, Kernel]:
         first.bytes_read + second.bytes_read,
         first.bytes_written + second.bytes_written,
         first.flops + second.flops,
+        first.excess + second.excess,
         {**first.over, **second.over},
     )
     return call, replace(second.kernel, params=tuple(params), body=rename(second.kernel.body, names), origins=())

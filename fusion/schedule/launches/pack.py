@@ -159,7 +159,7 @@ def _time(call: KernelCall, capabilities: Capabilities) -> float:
     if any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(call.kernel.body)):
         return 0.0
     rates = capabilities.rates
-    return rates.price(call.bytes_read + call.bytes_written, scalars=rates.scalar_us(call.flops)).busy
+    return rates.price(call.moved, scalars=rates.scalar_us(call.flops)).busy
 
 
 __all__ = ["pack_launches"]

@@ -10,6 +10,7 @@ take it in where their price says so.  (measured: docs/performance.md, `scattere
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from fusion.codegen.target import Capabilities
 from fusion.lowering.indexing import axis_symbol, flatten, substitute
 from fusion.lowering.ir.expr import Expr, Load, free_axes, loads
 from fusion.lowering.ir.program import Axis, Buffer, Contract, Map, Node, Program, axis_sizes
+from fusion.lowering.ir.sizes import estimate
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
@@ -60,7 +62,10 @@ def copy_scattered_operands(
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
         if isinstance(node, Contract) and position not in chained:
-            lhs, rhs = (_copied(program, node, operand, hints or {}, nodes, copies) for operand in (node.lhs, node.rhs))
+            lhs, rhs = (
+                _copied(program, node, operand, capabilities, hints or {}, nodes, copies)
+                for operand in (node.lhs, node.rhs)
+            )
             node = replace(node, lhs=lhs, rhs=rhs)
         nodes.append(node)
     if not copies:
@@ -74,15 +79,13 @@ def _copied(
     program: Program,
     product: Contract,
     operand: Expr,
+    capabilities: Capabilities,
     hints: Mapping[sympy.Symbol, int],
     nodes: list[Node],
     copies: dict[str, tuple[Buffer, str]],
 ) -> Expr:
     """Return an operand, or the load of its copy, whose node is appended to `nodes`."""
-    sizes, buffers = axis_sizes(product), program.buffers
-    large = [load for load in loads(operand) if bytes_of(buffers[load.buffer], hints) >= SCATTERED]
-    offsets = (flatten(load.index, buffers[load.buffer].strides, sizes) for load in large)
-    if not any(is_scattered(offset, sizes) for offset in offsets):
+    if not any(_is_costly(program, product, load, capabilities, hints) for load in loads(operand)):
         return operand
     varied = free_axes(operand)
     axes = [axis for axis in (*product.axes, *product.over) if axis.symbol in varied]
@@ -94,3 +97,22 @@ def _copied(
     copies[name] = Buffer(name, operand.dtype, shape, contiguous_strides(shape), device), product.out
     nodes.append(Map(name, own, substitute(operand, names, {axis.symbol: axis.size for axis in own})))
     return Load(name, tuple(axis.symbol for axis in axes), operand.dtype)
+
+
+def _is_costly(
+    program: Program, product: Contract, load: Load, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
+) -> bool:
+    """Return whether each element that a load reads is a request, and these take as long as the launch of a copy.
+
+    Tensors that no cache holds are copied in any case: the kernel that makes them may write the rows itself.
+    """
+    sizes, buffer = axis_sizes(product), program.buffers[load.buffer]
+    offset = flatten(load.index, buffer.strides, sizes)
+    if isinstance(offset, Expr) or not is_scattered(offset, sizes):
+        return False
+    if bytes_of(buffer, hints) >= SCATTERED:
+        return True
+    elements = math.prod(estimate(size, hints) for axis, size in sizes.items() if axis in offset.free_symbols)
+    apart = (estimate(axis.size, hints) for axis in product.axes if axis.symbol not in offset.free_symbols)
+    requests = elements * math.ceil(math.prod(apart) / capabilities.tiles.side)
+    return capabilities.rates.memory_us(requests * capabilities.sector) > capabilities.rates.launch_us
