@@ -87,6 +87,7 @@ class Steps:
         across: an element of a scan whose lanes are neighbouring scans, relative to one along memory.
         updated: an element that a scatter updates.
         gathered: an element whose position depends on data that differs from lane to lane.
+        requested: an element of these in a line of memory that no other lane reads.
         computed: an element whose position is computed, without data, from the lane's.
         looked_up: a row whose position depends on data, and that is folded with others.
         windowed: an element of a window: neighbours load it again, from a cache.
@@ -114,6 +115,7 @@ class Steps:
     across: float = 1.0
     updated: float = 0.0
     gathered: float = 0.0
+    requested: float = 0.0
     computed: float = 0.0
     looked_up: float = 0.0
     windowed: float = 0.0

@@ -171,9 +171,12 @@ H200 = Device(
         # convolutions are cuDNN 9's.
         layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),
         steps=Steps(
-            # Not measured: the cache lines of a warp's 32 threads are fetched one by one.
+            # Not measured: addresses, and an instruction for each element.
             gathered=32.0,
             computed=32.0,
+            # The lines of a warp's 32 threads are fetched one by one: two of them in the time in which as many threads
+            # as a multiprocessor has lanes add twice (measured: docs/performance.md, `H200`).
+            requested=128.0,
             # These three, `followed` and `exposed` are measured: docs/performance.md, `H200`
             windowed=8.0,
             shifted=2.5,

@@ -8,6 +8,7 @@ lanes do not share their work (`Steps`).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import sympy
 from typing_extensions import assert_never
@@ -20,6 +21,9 @@ from fusion.lowering.ir.program import Compute, Contract, Extern, Map, Node, Pro
 from fusion.lowering.ir.scalar_ops import keeps_position
 from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.iteration.contiguity import contiguous_axes, reads_across, reads_contiguously, window_loads
+
+_LINE, _LANES = 128, 32
+"""Bytes of a line of a GPU's nearest cache, and lanes whose elements are requested together, line by line."""
 
 WINDOW = 64
 """Elements of a fold from which on its lanes run along it, and are combined in the end."""
@@ -58,10 +62,10 @@ def _unshared(program: Program, node: Compute, rates: Rates) -> float:
     """Return the additions of work that lanes do not share."""
     match node:
         case Reduce():
-            return _folded(program, node, rates) + _looked_up(node, rates.steps)
+            return _folded(program, node, rates) + _looked_up(program, node, rates.steps)
         case Map():
             turned = rates.steps.turned * reads_across(program, node)
-            return turned + _looked_up(node, rates.steps) + _windowed(program, node, rates.steps)
+            return turned + _looked_up(program, node, rates.steps) + _windowed(program, node, rates.steps)
         case Scan():
             own = 1.0 if reads_contiguously(program, node, (node.scanned,)) else rates.steps.across
             return rates.steps.scanned * (rates.steps.logarithmic if node.op == "logsumexp" else own)
@@ -158,7 +162,7 @@ def _overlaps(program: Program, node: Reduce, load: Load) -> bool:
     return any(each == 1 and bool(size.is_Integer and size > step) for each, size in along)
 
 
-def _looked_up(node: Map | Reduce, steps: Steps) -> float:
+def _looked_up(program: Program, node: Map | Reduce, steps: Steps) -> float:
     """Return the additions of loads whose positions are data or computed: lane by lane, or for each row of a fold."""
     sizes = {axis: estimate(size, {}) for axis, size in axis_sizes(node).items()}
     total = 0.0
@@ -171,9 +175,30 @@ def _looked_up(node: Map | Reduce, steps: Steps) -> float:
         is_data = any(True for _ in loads(*positions))
         if isinstance(node, Map):
             lanes, cost = node.axes[-1].symbol if node.axes else None, steps.gathered if is_data else steps.computed
-            total += cost * sum(lanes in free_axes(each) for each in positions)
+            count = sum(lanes in free_axes(each) for each in positions)
+            if lanes is not None and count:
+                total += max(cost * count, steps.requested * _lines(program, load, lanes, sizes))
         elif not along:
             total += steps.gathered
         elif is_data:
             total += steps.looked_up / math.prod(max(1, size) for axis, size in sizes.items() if axis not in own)
     return total
+
+
+def _lines(program: Program, load: Load, lanes: sympy.Symbol, sizes: Mapping[sympy.Symbol, int]) -> float:
+    """Return how many lines of memory an element takes among those that neighbouring lanes load, at most 1.
+
+    Along a dimension whose position is data or computed, elements are anywhere; along any other one, where the index
+    says.
+    """
+    buffer, apart = program.buffers[load.buffer], 1 / _LANES
+    for index, stride, size in zip(load.index, buffer.strides, buffer.shape, strict=True):
+        step = estimate(stride, {}) * buffer.dtype.itemsize
+        if isinstance(index, Expr):
+            reach = step * estimate(size, {}) if lanes in free_axes(index) else 0
+        else:
+            moved = coefficient(index, lanes)
+            factor = int(moved) if moved is not None and moved.is_Integer else int(lanes in index.free_symbols)
+            reach = step * abs(factor) * min(_LANES, sizes[lanes])
+        apart = max(apart, min(1.0, reach / (_LINE * _LANES)))
+    return apart
