@@ -16,7 +16,7 @@ from fusion.joint.copies import copies_for_products
 from fusion.joint.dependence import is_tangent
 from fusion.joint.factors import is_product, is_tensor, operands, value_of
 from fusion.lowering.ir.sizes import elements, hint_of, size_of
-from fusion.schedule.chained.candidates import LEAST_TILE
+from fusion.schedule.chained.candidates import LEAST_SHARE, LEAST_TILE
 from fusion.schedule.chained.place_producers import LONGEST_HELD_AXIS
 
 
@@ -121,14 +121,15 @@ def _is_as_large(view: fx.Node, base: fx.Node) -> bool:
 
 
 def grows(product: fx.Node) -> bool:
-    """Return whether a product has a short reduced axis, and is larger than its operands together.
+    """Return whether a product has a short reduced axis, and is larger than its operands, in a batch than half of them.
 
     Kernels recompute it block by block where they read it: it is not worth saving between forward and backward, which
     has the operands in any case.  The scheduler decides which are recomputed (`schedule/chained/candidates.py`); the
     passes over the joint graph predict it by the same criteria, with sizes as traced.
     """
     size_of_operands = sum(elements(value_of(operand).shape) for operand in operands(product))
-    return hint_of(short(product)) <= LONGEST_HELD_AXIS and elements(value_of(product).shape) > size_of_operands
+    share = LEAST_SHARE if value_of(product).dim() > 2 else 1
+    return hint_of(short(product)) <= LONGEST_HELD_AXIS and share * elements(value_of(product).shape) > size_of_operands
 
 
 def is_tile(product: fx.Node) -> bool:

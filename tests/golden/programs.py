@@ -263,6 +263,10 @@ PROGRAMS: dict[str, Program] = {
         relative_softmax,
         (Given((192, 256, 256)), Given((192, 256, 512)), Given((192, 256, 512)), Given((256, 256), F32)),
     ),
+    "relative_softmax_128x1024x1024": Program(
+        relative_softmax,
+        (Given((128, 1024, 1024)), Given((128, 1024, 128)), Given((128, 1024, 128)), Given((1024, 1024), F32)),
+    ),
     "softmax_dynamic": Program(softmax, _rows(1823, 781, dtype=F32), dynamic=True),
     "column_sum_65536x1024": Program(column_sum, _rows(65536, 1024)),
     "row_maximum_128x4096x4096": Program(row_maximum, (Given((128, 4096, 4096), F32),)),

@@ -31,7 +31,7 @@ from fusion.lowering.ir.scalar_ops import SCALAR_OPS, ScalarName
 _ATTENTION = {
     ("cudnn", 2): ChainSpeed(
         plain={64: (0.62, 0.67), 128: (0.87, 0.85), 256: (0.97, 0.85)},
-        skipping={64: (0.59, 0.60), 128: (0.78, 0.75), 256: (0.80, 0.75)},
+        skipping={64: (0.53, 0.60), 128: (0.75, 0.80), 256: (0.77, 0.75)},
         masked={64: (0.35, 0.38), 128: (0.46, 0.45)},
         begins=160,
         begins_backward=530,
@@ -47,8 +47,8 @@ _ATTENTION = {
         masked={64: (0.52, 0.63), 128: (0.72, 0.66)},
     ),
     (GENERATED, 2): ChainSpeed(
-        plain={64: (0.64, 0.76), 128: (0.67, 0.74), 256: (0.51, 0.74)},
-        skipping={64: (0.64, 0.74), 128: (0.73, 0.72), 256: (0.49, 0.72)},
+        plain={64: (0.64, 0.76), 128: (0.67, 0.53), 256: (0.51, 0.53)},
+        skipping={64: (0.64, 0.66), 128: (0.73, 0.72), 256: (0.49, 0.72)},
         masked={64: (0.41, 0.42), 128: (0.47, 0.60)},
         begins=230,
         begins_backward=180,
@@ -61,8 +61,8 @@ _ATTENTION = {
 }
 _ATTENTION[WARP_SPECIALISED, 2] = replace(  # backward, and kernels that read a mask, have the other form
     _ATTENTION[GENERATED, 2],
-    plain={64: (0.71, 0.76), 128: (0.95, 0.74), 256: (1.07, 0.74)},
-    skipping={64: (0.66, 0.74), 128: (1.0, 0.72), 256: (1.04, 0.72)},
+    plain={64: (0.67, 0.76), 128: (0.95, 0.53), 256: (1.07, 0.53)},
+    skipping={64: (0.60, 0.66), 128: (0.94, 0.72), 256: (0.98, 0.72)},
     begins=300,
 )
 _ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: assumed to be as fast

@@ -15,7 +15,7 @@ from fusion.codegen.triton.blocks.rows import starts_at_words
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.fixed_order import MOST_HELD, STEP
 from fusion.codegen.triton.forms.traffic import MOST_IN_WARP, SECTOR, narrowest, row_loads, streams, warps_for, widest
-from fusion.lowering.ir.expr import free_axes, loads
+from fusion.lowering.ir.expr import Expr, free_axes, loads
 from fusion.lowering.ir.kernel import Fold, Loop, Role, statements, values_of
 
 _COLUMN_BYTES, _STEP_BYTES = 128, 8192
@@ -36,6 +36,10 @@ _STORED_EACH = 8
 """
 _FEW_HELD = 4096
 """Elements of a step where there are fewer programs than multiprocessors.  (measured: docs/performance.md, `_FEW_HELD`)
+"""
+_GATHERED = 4096
+"""Elements of a whole block whose positions are data: they change their layout in shared memory.
+(measured: docs/performance.md, `_GATHERED`)
 """
 _KEPT = 1.5
 """How often the columns that resident programs read again may fill the second-level cache: programs with more warps are
@@ -149,7 +153,16 @@ class Columns:
         if self._is_whole:
             wanted = max(wanted, MOST_IN_WARP // length) if length <= _SHORT_COLUMN else 4096 // length
         crossed = self._is_whole and (length > 512 or is_crossed(self.blocked.kernel, self.x, (self.r,)))
+        if crossed and self._gathers():
+            return min(max(1, _GATHERED // length), self._columns)
         return min(max(SECTOR // narrowest(self.blocked) if crossed else 32, min(1024, wanted)), self._columns)
+
+    def _gathers(self) -> bool:
+        """Return whether positions that are data vary along both axes of a block."""
+        block = {self.r.symbol, self.x.symbol}
+        every = loads(*(value for stmt in statements(self.blocked.body) for value in values_of(stmt)))
+        positions = (load.index[0] for load in every if isinstance(load.index[0], Expr))
+        return any(block <= free_axes(read) for position in positions for read in loads(position))
 
     def _each(self) -> int:
         """Return how many of the elements of a block, or of a step, a thread takes."""

@@ -23,7 +23,7 @@ from fusion.codegen.triton.products.contract import SHORT_SUM
 from fusion.codegen.triton.products.descriptors import tile_loads
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.lowering.indexing import ZERO, FloorDiv
-from fusion.lowering.ir.expr import Expr, loads
+from fusion.lowering.ir.expr import Cast, Expr, Load, loads
 from fusion.lowering.ir.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
@@ -50,6 +50,11 @@ _ADDRESS = 8
 
 _FULL = 0.9
 """Blocks filled this much less by the result than others are as fast, if larger: they load operands less often."""
+
+_FULL_OF_COMPUTED = 0.7
+"""The same where the rows' operand is computed, which each block of columns repeats.
+(measured: docs/performance.md, `_FULL_OF_COMPUTED`)
+"""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class PointerProduct(Form):
         deep = [config for config in possible if config.num_stages >= least] or possible
         busy = [config for config in deep if keeps_busy(blocked, config)]
         best = max((_filled(blocked, config) for config in busy), default=0.0)
-        full = [config for config in busy if _filled(blocked, config) >= _FULL * best]
+        full = [config for config in busy if _filled(blocked, config) >= _full(blocked) * best]
         default = full[0] if full else max(deep, key=lambda config: programs(blocked, config))
         return (default, *(config for config in possible if config != default))
 
@@ -102,6 +107,14 @@ class PointerProduct(Form):
         """
         others = efficiency.other_dtypes(self.blocked.device, self.task.numerics)
         return self.blocked.dots[0].args[0].dtype not in others
+
+
+def _full(blocked: Blocked) -> float:
+    """Return how much less than others the result may fill larger blocks that are taken."""
+    rows = blocked.dots[0].args[0]
+    while isinstance(rows, Cast):
+        rows = rows.arg
+    return _FULL if isinstance(rows, Load) else _FULL_OF_COMPUTED
 
 
 def _filled(blocked: Blocked, config: Config) -> float:

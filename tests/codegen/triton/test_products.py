@@ -250,6 +250,19 @@ def test_small_blocks_of_a_long_sum_wait_for_the_cache() -> None:
     assert TARGET.efficiency(matmul(4096, 4096, 1024, F32)) > 1.2  # of three products each, by which blocks are bound
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(6272, 256), (6272 * 8, 256), (128, 64)])
+def test_rows_that_are_computed_have_few_blocks_of_columns(rows: int, columns: int) -> None:
+    """Each block of 384 columns computes them again: two that are filled by three quarters are better than three."""
+    example = matmul(rows, 384, 768, BF16)
+    loop, store = example.body
+    assert isinstance(loop, Loop)
+    (dot,) = loop.body
+    assert isinstance(dot, Fold)
+    computed = replace(dot, args=(Op("exp", (dot.args[0],), BF16), dot.args[1]))
+    (default, *_) = TARGET.configs(replace(example, body=(replace(loop, body=(computed,)), store)))
+    assert default.block("n") == columns
+
+
 @pytest.mark.parametrize(
     ("offset", "share"), [(512 * i, 1.0), (512 * i + FloorDiv(r, 64), 1.0), (512 * i + r + 1, 1.5)]
 )

@@ -416,3 +416,17 @@ def test_backward_recomputes_large_products_only_if_kernels_can_hold_products() 
         marked = {node.meta.get("recompute") for node in products}
         assert (CheckpointPolicy.PREFER_RECOMPUTE in marked) is chains
         assert summed_sizes(graph) == [WIDTH if chains else KEYS]
+
+
+@pytest.mark.parametrize(("length", "kept"), [(128, False), (127, False), (64, True)])
+def test_scores_of_a_batch_are_recomputed_from_half_as_many_numbers(length: int, kept: bool) -> None:
+    """As many scores as queries and keys, stored, are written once and read twice; the kernels hold them."""
+
+    def scored(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return (q @ k.transpose(-1, -2)).exp()
+
+    q, k = (torch.randn(4 * (1 << 8), length, 128 if kept else 64, requires_grad=True) for _ in "qk")
+    graph, _ = joint_graph(scored, [q, k])
+    run_stage(JOINT, Joint(graph, results=1), Deriving(ReferenceTarget().capabilities), PassLog())
+    scores = next(node for node in graph.graph.nodes if is_product(node))
+    assert (scores.meta.get("recompute") is not CheckpointPolicy.PREFER_RECOMPUTE) is kept
