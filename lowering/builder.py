@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import sympy
@@ -19,8 +19,8 @@ from torch import fx
 from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.ir.expr import Expr, Index, IndexValue, Load, const
-from fusion.lowering.ir.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
+from fusion.lowering.ir.expr import Expr, Index, IndexValue, Load, const, make_cast
+from fusion.lowering.ir.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, Reduce, Scan, Scatter
 from fusion.lowering.ir.scalar_ops import (
     FOLD_OPS,
     FoldName,
@@ -186,6 +186,18 @@ class Builder:
         )
         self.calls[out.name] = self.library(out, lhs, rhs)
         return load_of(out)
+
+    def multiply_widened(self, out: Buffer, lhs: Value, rhs: Value, reason: str) -> None:
+        """Compute a product into `out` by the library's call for its dtype, from copies of the operands in that dtype.
+
+        Args:
+            reason: why the library's call computes it.
+        """
+        widened = (replace(side, dtype=out.dtype, expr=make_cast(side.expr, out.dtype)) for side in (lhs, rhs))
+        names = (self.map(side).buffer() for side in widened)
+        args = tuple(BufferRef(name) for name in names if name is not None)
+        target = torch.ops.aten.mm.default if lhs.rank == 2 else torch.ops.aten.bmm.default
+        self.nodes.append(Extern((out.name,), target, args, reason=reason))
 
     def check_contraction(self) -> None:
         """Refuse a matrix product that was not selected for generation."""

@@ -22,11 +22,15 @@ from fusion.lowering.indexing import ONE
 from fusion.lowering.ir.arguments import map_leaves
 from fusion.lowering.ir.expr import Expr, Load, loads
 from fusion.lowering.ir.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
+from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.ir.sizes import given_by, size_of, sizes_of
 from fusion.lowering.value import FxValue, Shape, Value, axes_of
 
 DATA_DEPENDENT = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "nonzero", "masked_select")
 """Operations whose result has a data-dependent size, whatever their arguments."""
+
+FASTER = "the library is faster here"
+"""Why a product is the library's call where that is chosen."""
 
 
 class Calls:
@@ -247,16 +251,24 @@ class Calls:
     def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
         """Return nodes that compute the product of two operands of the current call by a library call.
 
-        Copies that eager makes for it are maps, which may fuse into the kernel of their source.
+        Copies that eager makes for it are maps, which may fuse into the kernel of their source.  Products of 16-bit
+        floats that are not rounded are the library's on a GPU; on a CPU its products of widened operands.
         """
         sources = {id(self.values[arg]): arg for arg in self.builder.current.all_input_nodes}
         if id(lhs) not in sources or id(rhs) not in sources or len(out.shape) not in (2, 3):
             return ()
-        target = torch.ops.aten.mm.default if len(out.shape) == 2 else torch.ops.aten.bmm.default
+        packet = torch.ops.aten.mm if len(out.shape) == 2 else torch.ops.aten.bmm
+        target, others = packet.default, tuple[ExternArg, ...]()
+        if lhs.dtype in HALVES and out.dtype is not lhs.dtype:
+            if out.device.type == "cpu":
+                with self._separate_nodes() as nodes:
+                    self.builder.multiply_widened(out, lhs, rhs, FASTER)
+                return tuple(nodes)
+            target, others = packet.dtype, (out.dtype,)
         realised = self.realised
         with self._separate_nodes() as nodes:
             args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
-        product = Extern((out.name,), target, args, reason="the library is faster here")
+        product = Extern((out.name,), target, (*args, *others), reason=FASTER)
         call_nodes = (*nodes, product)
         inputs = {name for source, name in realised.items() if source.op != "call_function"}
         wanted = {load.buffer for load in loads(lhs.expr, rhs.expr)}

@@ -11,8 +11,6 @@ import torch
 from fusion.lowering.builder import Builder, load_of
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.indexing import ONE
-from fusion.lowering.ir.expr import Load
-from fusion.lowering.ir.program import BufferRef, Extern
 from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
@@ -31,8 +29,9 @@ def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     is_library = ctx.wanted.contractions is not None and node.name not in ctx.wanted.contractions
     if is_library and _is_small(ctx, lhs, rhs):
         return _summed(ctx, lhs, rhs)
-    if is_library and lhs.dtype in HALVES and is_recomputed(node):
-        return rounded(_wide_call(ctx, lhs, rhs), lhs.dtype)
+    if lhs.dtype in HALVES and is_recomputed(node):
+        wide = _wide_call(ctx, lhs, rhs) if is_library else ctx.contract(lhs, rhs, torch.float32)
+        return rounded(wide, lhs.dtype)
     return ctx.contract(lhs, rhs, lhs.dtype)
 
 
@@ -57,11 +56,8 @@ def _wide_call(ctx: Builder, lhs: Value, rhs: Value) -> Value:
 
     One of forward and backward may generate a product that the other leaves to the library (see `recomputed`).
     """
-    operands = [ctx.map(widen(operand)).expr for operand in (lhs, rhs)]
-    names = [BufferRef(operand.buffer) for operand in operands if isinstance(operand, Load)]
     out = ctx.buffer(torch.float32, (*lhs.shape[:-1], rhs.shape[-1]), None, lhs.device)
-    target = aten.mm.default if lhs.rank == 2 else aten.bmm.default
-    ctx.nodes.append(Extern((out.name,), target, tuple(names), reason="the other pass generates it in float32"))
+    ctx.multiply_widened(out, lhs, rhs, "the other pass generates it in float32")
     return load_of(out)
 
 

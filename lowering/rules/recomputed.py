@@ -2,7 +2,8 @@
 
 The maximum and the sum of a row that forward saves have to fit the row that backward recomputes.  Inside a kernel a
 16-bit float is not rounded, in memory it is: if one pass stored a value that the other does not, probabilities would no
-longer add up to 1.  So recomputed values are stored in float32, and never rounded.
+longer add up to 1.  So recomputed values are stored in float32, and never rounded: results of maps, and of products,
+which the library's call computes in float32, too.
 """
 
 from __future__ import annotations

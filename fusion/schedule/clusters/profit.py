@@ -17,7 +17,7 @@ import torch
 from fusion.codegen.price import Price, Rates
 from fusion.codegen.target import Capabilities
 from fusion.lowering.ir.expr import loads
-from fusion.lowering.ir.program import Contract, Node, Program, Reduce
+from fusion.lowering.ir.program import Contract, Node, Program, Reduce, reads, writes
 from fusion.schedule.clusters.alike import Alike
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster, SeveralLoops
@@ -188,11 +188,15 @@ class Prices:
         narrow = program.buffers[self.dependences.outs[member]].dtype in NARROW
         return steps.widened * loaded + (steps.narrowed if stored and narrow else 0.0)
 
-    def contraction(self, cluster: Cluster, node: Contract) -> float:
-        """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
+    def contraction(self, cluster: Cluster, node: Contract, itemsize: int | None = None) -> float:
+        """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows.
+
+        Args:
+            itemsize: bytes of an element as it is multiplied, if not as the node has it.
+        """
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
         share = self.chained_share(self, cluster) if cluster.space.chained else 1.0
-        return self.rates.product_us_of(2 * points, node.lhs.dtype.itemsize) / share
+        return self.rates.product_us_of(2 * points, itemsize or node.lhs.dtype.itemsize) / share
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
         """Return the microseconds of the library's product on the matrix units, with the packing of its operands.
@@ -200,10 +204,13 @@ class Prices:
         Of a batch, each matrix has tiles of its own, whether it fills them or not.
         """
         share, program = 1.0, self.dependences.program
+        calls = program.library.get(node.out, ())
         if self.capabilities.alignment > 1:
-            calls, shares = program.library.get(node.out, ()), self.capabilities.misaligned_rows.library
+            shares = self.capabilities.misaligned_rows.library
             share = share_of_library(calls, program.buffers, shares) * self._filled(node)
-        return self.contraction(cluster, node) / share + self.packing(node, library=True)
+        factors = (program.buffers[name] for each in calls if node.out in writes(each) for name in reads(each))
+        itemsize = max((factor.dtype.itemsize for factor in factors), default=None)  # perhaps widened for the call
+        return self.contraction(cluster, node, itemsize) / share + self.packing(node, library=True)
 
     def _filled(self, node: Contract) -> float:
         """Return the share of the library's smallest tile that a matrix of a batch fills, in 16 bits."""
