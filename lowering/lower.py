@@ -295,6 +295,8 @@ class Lowering:
         strides, wide = sizes_of(meta.stride()), unrounded(self.builder.current, value.expr)
         if wide is None:
             return self.builder.map(value, strides)
+        if isinstance(wide, Load) and wide.mask is None:
+            return value
         return rounded(self.builder.map(replace(value, dtype=wide.dtype, expr=wide), strides), value.dtype)
 
     def _check_tensors(self, node: fx.Node) -> None:

@@ -14,7 +14,7 @@ from fusion.lowering.indexing import ONE
 from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
-from fusion.lowering.rules.recomputed import is_recomputed
+from fusion.lowering.rules.recomputed import is_wide
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.value import Value, reshape
 
@@ -29,7 +29,7 @@ def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     is_library = ctx.wanted.contractions is not None and node.name not in ctx.wanted.contractions
     if is_library and _is_small(ctx, lhs, rhs):
         return _summed(ctx, lhs, rhs)
-    if lhs.dtype in HALVES and is_recomputed(node):
+    if lhs.dtype in HALVES and is_wide(node):
         wide = _wide_call(ctx, lhs, rhs) if is_library else ctx.contract(lhs, rhs, torch.float32)
         return rounded(wide, lhs.dtype)
     return ctx.contract(lhs, rhs, lhs.dtype)

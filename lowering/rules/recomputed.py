@@ -36,6 +36,12 @@ def unrounded(node: fx.Node, value: Expr) -> Expr | None:
     return value.arg if inside and is_recomputed(node) else None
 
 
+def is_wide(node: fx.Node) -> bool:
+    """Return whether a 16-bit product is computed in float32: both passes compute it, and not only calls read it."""
+    inside = (user.target in RULES and user.target not in CALLED for user in _readers(node))
+    return is_recomputed(node) and any(inside)
+
+
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Yield the users of a node, directly or through views."""
     for user in node.users:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, fx
@@ -23,8 +25,8 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return torch.bmm(q, k.mT).exp().sum(-1)
 
 
-def marked(args: list[Tensor]) -> fx.GraphModule:
-    graph = make_fx(scores, tracing_mode="fake")(*args)
+def marked(args: list[Tensor], function: Callable[..., Tensor] = scores) -> fx.GraphModule:
+    graph = make_fx(function, tracing_mode="fake")(*args)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.bmm.default):
         node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
     return graph
@@ -63,6 +65,15 @@ def test_on_a_gpu_the_library_returns_float32() -> None:
 
 
 def test_other_products_are_rounded() -> None:
-    program = lower(make_fx(scores, tracing_mode="fake")(*given()))
-    (product,) = (node for node in program.nodes if isinstance(node, Contract))
-    assert program.buffers[product.out].dtype is torch.bfloat16
+    """No pass marked them, or they are only returned (the gradient of a weight), or multiplied."""
+
+    def returned(q: Tensor, k: Tensor) -> Tensor:
+        return torch.bmm(q, k.mT).mT
+
+    def multiplied(q: Tensor, k: Tensor) -> Tensor:
+        return torch.bmm(torch.bmm(q, k.mT), k)
+
+    for graph in (make_fx(scores, tracing_mode="fake")(*given()), *(marked(given(), f) for f in (returned, multiplied))):
+        program = lower(graph)
+        products = [node for node in program.nodes if isinstance(node, Contract)]
+        assert {program.buffers[product.out].dtype for product in products} == {torch.bfloat16}
