@@ -259,6 +259,8 @@ class Calls:
             return ()
         packet = torch.ops.aten.mm if len(out.shape) == 2 else torch.ops.aten.bmm
         target, others = packet.default, tuple[ExternArg, ...]()
+        if lhs.dtype is torch.int8 and out.dtype is not lhs.dtype:
+            target = torch.ops.aten._int_mm.default
         if lhs.dtype in HALVES and out.dtype is not lhs.dtype:
             if out.device.type == "cpu":
                 with self._separate_nodes() as nodes:

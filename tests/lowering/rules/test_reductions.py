@@ -302,6 +302,11 @@ def test_products_of_bytes():
     a, b = torch.randint(-128, 128, (32, 16), dtype=torch.int8), torch.randint(-128, 128, (16, 8), dtype=torch.int8)
     check(torch._int_mm, a, b)
     check(torch.mm, a, b)
+    program = lower(traced(torch._int_mm, [a, b]))
+    (product,) = (node for node in program.nodes if isinstance(node, Contract))
+    called = program.edited([step for node in program.nodes for step in program.library.get(node.out, (node,))])
+    assert product not in called.nodes
+    torch.testing.assert_close(run_program(called, [a, b])[0], torch._int_mm(a, b))
 
 
 def test_products_are_library_calls_where_they_are_not_generated():
