@@ -134,6 +134,10 @@ class ChainedForm:
     refused: str = ""
 
 
+EVERY: Mapping[int, float] = dict.fromkeys((1, 2, 4, 8, 16), 1.0)
+"""Elements of all sizes, of which generated GEMMs are assumed to be as fast as the library's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """A target's capabilities and costs, for the scheduler.  Every target has every scalar operation in every dtype.
@@ -157,7 +161,9 @@ class Capabilities:
         narrow: whether GEMMs of operands that are only widened run at the rate of their type (`narrow_factors`).
         padded: whether WHOLE axes are padded to a power of two.
         alignment: bytes to which the library's GEMMs want sizes and rows aligned; 1 if it does not matter.
-        lone_products: whether a contraction whose result no loop consumes is priced; else it is the library's.
+        lone_products: bytes of an operand's element → the speed of generated GEMMs, relative to the library's, before
+            their configuration is known.  A contraction whose result no loop consumes is priced if its type is listed;
+            else it is the library's.
         few_rows: the most rows with which contractions may be reductions like others, outside of such loops, which the
             price decides; 0: none.
         follows: whether a fold may be rescaled by the running value of another one over the same axis, which rounds
@@ -196,7 +202,7 @@ class Capabilities:
     held_row: int = 0
     held_part: int = 0
     alignment: int = 1
-    lone_products: bool = True
+    lone_products: Mapping[int, float] = field(default_factory=lambda: EVERY, hash=False)
     few_rows: int = 0
     window_limit: int = 0
     follows: bool = True
@@ -219,6 +225,12 @@ class Capabilities:
     def multiprocessors(self) -> int:
         """The number of multiprocessors."""
         return self.parallelism // self.programs_per_multiprocessor
+
+    def product_us(self, operations: float, itemsize: int) -> float:
+        """Return the microseconds of a GEMM of so many operations on elements of `itemsize` bytes, the library's or a
+        generated one.
+        """
+        return self.rates.product_us_of(operations, itemsize) / max(1.0, self.lone_products.get(itemsize, 0.0))
 
 
 class Target(Protocol):

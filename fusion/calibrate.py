@@ -105,7 +105,8 @@ def _of_core(identity: str, place: torch.device, threads: int) -> DeviceSpeeds:
         if took > CLEAR * launch:
             memory.append((float(touched), 12 * (touched * threads // 12) / (took - launch) / threads))
     additions = _additions(threads << 15, least["additions", ""] - launch)
-    gemms = {each.itemsize: _operations(place, each) / least["gemm", each] / threads for each in DTYPES}
+    operations = 2 * GEMM_ROWS[place.type] ** 3
+    gemms = {each.itemsize: operations / least["library", each] / threads for each in DTYPES}
     products = {each.itemsize: least["library", each] / least["generated", each] for each in DTYPES}
     costs = {name: _cost((least[name, ""] - launch) * additions / (threads << 15)) for name in TIMED_FUNCTIONS}
     names = (line.partition(":")[2].strip() for line in identity.splitlines() if line.startswith("model name"))
@@ -120,7 +121,6 @@ def _core_times(place: torch.device, threads: int) -> dict[tuple[str, object], f
     x, _ = _tensors(threads << 15, place)
     times["additions", ""] = _time(_chain, [x])
     for dtype in DTYPES:
-        times["gemm", dtype] = median_time(partial(torch.mm, *_squares(place, dtype)), place)
         left, right = (torch.randn(GEMM_ROWS[place.type], GEMM_ROWS[place.type]).to(dtype) for _ in range(2))
         for name, product in (("library", _linear), ("generated", _compiled(ONE_KERNEL))):
             product(left, right)

@@ -22,7 +22,7 @@ from itertools import chain
 from torch import fx
 
 from fusion.attention.flex_attention import decompose_flex_attention
-from fusion.codegen.target import Capabilities
+from fusion.codegen.target import EVERY, Capabilities
 from fusion.dumps.graph_files import graph_text
 from fusion.dynamo.autocast import widen_resized_images
 from fusion.dynamo.kept_strides import keep_strides
@@ -247,7 +247,7 @@ def _limits(at: Scheduling) -> Capabilities | None:
 
 
 def _leaves_lone_products(at: Scheduling) -> bool:
-    return at.overrides.leaves_products and not at.capabilities.lone_products
+    return at.overrides.leaves_products and not at.capabilities.lone_products.keys() >= EVERY.keys()
 
 
 PROGRAM: Stage[Scheduled, Scheduling] = Stage(
@@ -293,7 +293,9 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         ),
         Pass(
             "leave_lone_products",
-            adapters.with_chains(lambda scheduled, at: leave_lone_products(scheduled.program, scheduled.chains)),
+            adapters.with_chains(
+                lambda scheduled, at: leave_lone_products(scheduled.program, scheduled.chains, at.capabilities)
+            ),
             when=_leaves_lone_products,
         ),
         Pass("order_for_tiles", adapters.on_chains(order_for_tiles), when=_chains),

@@ -149,28 +149,50 @@ EPYC = Cpu(
     core_flops=83_000.0,
     core_matrix_flops=200_000.0,
     matrix_share={1: 0.5, 2: 1.0, 4: 0.45, 8: 0.23},
-    # 8 heads of 2048 rows, 64 wide; skipping is between a causal mask (1.4) and a window of 256 (0.7).  Generated
-    # backward consists of GEMMs of the library, not of attention in one loop: it is refused whatever its
-    # number is here.
+    # 8 heads of 256 to 2048 rows, 64 wide; skipping is between a causal mask (1.4) and a window of 256 (0.7).
     attention={
         ("flash", 4): ChainSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
         ("flash", 2): ChainSpeed(plain={64: (0.37, 0.64)}, skipping={64: (0.30, 0.40)}, masked={64: (0.30, 0.55)}),
-        (GENERATED, 4): ChainSpeed(plain={64: (0.95, 0.5)}, skipping={64: (0.75, 0.5)}, masked={64: (0.8, 0.5)}),
+        (GENERATED, 4): ChainSpeed(plain={64: (0.85, 0.85)}, skipping={64: (0.75, 0.88)}, masked={64: (0.8, 0.5)}),
         (GENERATED, 2): ChainSpeed(plain={64: (0.75, 0.25)}, skipping={64: (0.5, 0.25)}, masked={64: (0.6, 0.25)}),
     },
     layouts=Layouts(begins=4e4, multiplication=(0.0, 0.0), blocks=torch._C._has_mkldnn),
 )
 
+EPYC_AVX2 = replace(
+    EPYC,
+    core_matrix_flops=10_000.0,
+    matrix_share={1: 8.0, 2: 1.0, 4: 7.5, 8: 3.3},
+    attention={
+        **EPYC.attention,
+        ("flash", 2): ChainSpeed(plain={64: (2.9, 0.68)}, skipping={64: (2.5, 0.40)}, masked={64: (2.0, 0.60)}),
+        (GENERATED, 2): ChainSpeed(plain={64: (4.7, 5.0)}, skipping={64: (4.7, 4.0)}, masked={64: (4.0, 4.0)}),
+    },
+    products={2: 6.0},
+)
+"""The same without instructions for 16-bit floats: the library multiplies them far more slowly than float32, and
+generated kernels, which widen them, as fast
+(measured: docs/performance.md, `EPYC_AVX2`).
+"""
+
+
+def assumed() -> Cpu:
+    """Return the CPU that one without figures is taken for: by what PyTorch's library has instructions for."""
+    halves = torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return EPYC if halves else EPYC_AVX2
+
 
 def present() -> Cpu:
-    """Return the CPU of this machine, with the threads that PyTorch uses: as calibrated, else as `EPYC`."""
-    threads = torch.get_num_threads()
+    """Return the CPU of this machine, with the threads that PyTorch uses: as calibrated, else as assumed."""
+    threads, like = torch.get_num_threads(), assumed()
     measured = calibration.kept(cpu_identity(), threads)
     if measured is None:
-        return replace(EPYC, threads=threads)
-    # Attention, the library's or generated, does not gain from the matrix units that speed GEMMs up.
-    gemms = EPYC.core_matrix_flops * EPYC.matrix_share[4]
-    slower = min(1.0, gemms / measured.gemms.get(4, gemms))
+        return replace(like, threads=threads)
+    # Attention, the library's or generated, does not gain from the matrix units that speed GEMMs up, nor suffer from
+    # their absence.
+    gemms = {size: like.core_matrix_flops * like.matrix_share[size] for size in (2, 4)}
+    slower = min(1.0, gemms[4] / measured.gemms.get(4, gemms[4]))
+    halves = slower * gemms[2] / gemms[4] * measured.gemms.get(4, gemms[4]) / measured.gemms[2]
     return Cpu(
         name=measured.name,
         threads=threads,
@@ -179,9 +201,9 @@ def present() -> Cpu:
         memory_cores=threads,
         core_flops=measured.flops,
         core_matrix_flops=measured.gemms[2],
-        matrix_share={**EPYC.matrix_share, **measured.shares},
-        attention={key: speed.scaled(slower) for key, speed in EPYC.attention.items()},
-        layouts=EPYC.layouts,
+        matrix_share={**like.matrix_share, **measured.shares},
+        attention={key: speed.scaled(halves if key[1] == 2 else slower) for key, speed in like.attention.items()},
+        layouts=like.layouts,
         products=measured.products,
         costs={**COSTS, **measured.costs},
     )

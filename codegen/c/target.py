@@ -19,7 +19,7 @@ from fusion.codegen.c.skinny import plan_of
 from fusion.codegen.c.text.skinny import MOST_SKINNY_ROWS
 from fusion.codegen.chained import GENERATED, ChainShape, fastest
 from fusion.codegen.numerics import DEFAULT, Numerics
-from fusion.codegen.target import Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
+from fusion.codegen.target import EVERY, Capabilities, ChainedForm, KernelCandidate, Launcher, Stage
 from fusion.lowering.ir.kernel import Fold, Kernel, statements
 from fusion.lowering.ir.program import SCATTER_OPS
 from fusion.lowering.ir.scalar_ops import FOLD_OPS
@@ -28,6 +28,10 @@ UNKNOWN, SEVERAL_FOLDS = 0.05, 0.6
 """Efficiencies relative to the library: of a product on a CPU that was not calibrated, so low that it stays a library
 call; and of products with other folds."""
 
+
+CHAINED = 1.1
+"""The speed of products whose results stay in a cache, relative to GEMMs that write them
+(measured: docs/performance.md, `CHAINED`)."""
 
 HELD_PART = 1 << 17
 """Bytes of the rows that a program folds before it sums their columns: with another matrix, half of an L2 cache of 512
@@ -67,10 +71,10 @@ class CTarget:
             parallelism=device.threads,
             rates=device.rates,
             tiles=PRODUCT_TILES,
-            chained=1.0,
+            chained=CHAINED,
             bounds=True,
             reports=True,
-            lone_products=bool(device.products) or self.numerics.invariant,
+            lone_products={**EVERY, **device.products} if self._prices_all(device) else device.products,
             few_rows=0 if self.numerics.invariant else MOST_SKINNY_ROWS,
             invariant=self.numerics.invariant,
             narrow_share=math.inf,
@@ -78,6 +82,10 @@ class CTarget:
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
         )
+
+    def _prices_all(self, device: Cpu) -> bool:
+        """Return whether contractions of all types are priced: those of floats were measured, or nobody asks."""
+        return self.numerics.invariant or device.products.keys() >= {2, 4, 8}
 
     def prepare(self) -> None:
         """Do nothing: there is nothing to prepare."""
@@ -108,7 +116,8 @@ class CTarget:
         products = [fold for fold in folds if fold.op == "dot"]
         known, busy = self.device.products, min(1.0, programs(kernel) / self.device.threads)
         if len(folds) > 1:
-            return SEVERAL_FOLDS * busy
+            faster = min((known.get(product.args[0].dtype.itemsize, 1.0) for product in products), default=1.0)
+            return SEVERAL_FOLDS * busy * max(1.0, faster)
         if known and plan_of(kernel) is not None:  # of few rows, which are read again for each column
             return busy / self.device.rates.steps.refetched
         return busy * min((known.get(product.args[0].dtype.itemsize, UNKNOWN) for product in products), default=UNKNOWN)

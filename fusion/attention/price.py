@@ -45,6 +45,9 @@ TRIPS, TRIPS_BACKWARD = 4, 7
 again.
 """
 
+IN_MEMORY = 2.0
+"""Backward with the scores in memory has to be this many times as fast as the library's, which needs no such memory."""
+
 STORED = 4 * LEAST_TILE
 """Numbers of keys, repeated for each head, below which the scores of a single query are stored."""
 
@@ -140,6 +143,10 @@ def generated_time(call: Call, target: Target) -> float:
     form = GENERATED if mask is not None and mask.loads else ""  # other forms compute masks, they do not load them
     product = _product(call, call.query.dtype, capabilities) * left * _padding(call.rows) * _padding(call.columns)
     for backward in _directions(call):
+        chained_us, stored_us = _apart(call, capabilities, backward)
+        if chained_us >= stored_us:
+            total += IN_MEMORY * stored_us
+            continue
         share = target.chained_share(_chain(call, loops, left, backward=backward), form)
         kernels = _kernels(call, capabilities, backward)
         loops_us = sum(_loop_time(n * product / share, counts, capabilities) for n, counts in kernels)
@@ -177,19 +184,23 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
         raise Unsupported("fewer scores than operands, not worth a loop over tiles")
     if call.training and call.mask is not None and call.mask.tensor.requires_grad:
         raise Unsupported("the gradient of the mask would need the scores whole")
-    if not all(_is_chained(call, capabilities, backward) for backward in _directions(call)):
+    chained_us, stored_us = _apart(call, capabilities, False)
+    if chained_us >= stored_us:
         raise Unsupported("generated kernels would write the scores to memory")
 
 
-def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
-    """Return whether both products in one loop are predicted to be faster than in two kernels, as in `chained/`."""
+def _apart(call: Call, capabilities: Capabilities, backward: bool) -> tuple[float, float]:
+    """Return the microseconds of the products in loops, and in kernels of their own, as `chained/` compares them."""
     size, slots, rates = call.query.dtype.itemsize, capabilities.parallelism, capabilities.rates
     apart, tiles = (BACKWARD, TILES_BACKWARD) if backward else (FORWARD, TILES)
     operations = sum(map(rates.cost_by_name, OPERATIONS)) + backward * FURTHER
     if call.mask is not None or call.is_causal:
         tiles += 1
         operations += (1 + backward) * (1 if call.mask is None else rates.cost(call.mask.value))
-    kernels, product = _kernels(call, capabilities, backward), _product(call, call.query.dtype, capabilities)
+    kernels, product = (
+        _kernels(call, capabilities, backward),
+        capabilities.product_us(call.scores * sum(call.widths), size),
+    )
     share = UNKNOWN_SHARE if call.mask is not None and call.mask.loads_each else _tiles(call)
     held = [1 << (width - 1).bit_length() if capabilities.padded else width for width in call.widths]
     computed = rates.scalar_us(operations * call.scores) / len(kernels)
@@ -203,7 +214,7 @@ def _is_chained(call: Call, capabilities: Capabilities, backward: bool) -> bool:
         loops += rates.launch_us + min(loop / whole, loop / split + merged)
     trips = tiles * call.scores * (size + max(size, 4))  # products in their dtype, maps wider
     maps = rates.price(trips, scalars=rates.scalar_us(operations * call.scores), launches=tiles)
-    return loops < apart * product + maps.total
+    return loops, apart * product + maps.total
 
 
 def _directions(call: Call) -> tuple[bool, ...]:

@@ -13,13 +13,14 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from fusion.codegen.target import Capabilities
+from fusion.codegen.target import EVERY, Capabilities
 from fusion.compilation.graphs import main_device
 from fusion.dumps.trace import Trace
 from fusion.lowering.ir.program import Contract, Program
 from fusion.lowering.lower import lower
 from fusion.runner.contexts import Scheduled, Scheduling
 from fusion.runner.passes import run_stage
+from fusion.schedule.library.choice import is_priced_alone
 from fusion.schedule.rewrites.vector_products import of_few_rows
 from fusion.stages import PREVIEW_LOOPS, PREVIEW_MAPS
 
@@ -52,11 +53,11 @@ def _small(capabilities: Capabilities) -> int:
 def _products(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Collection[str] | None:
     """Return the names of matrix products to lower as contractions; None for all.
 
-    If the library's GEMMs are faster than generated ones, only those that are chained in one loop, chunked, or with
-    few rows.
+    Of types for which the library's GEMMs are faster than generated ones, only those that are chained in one loop,
+    chunked, or with few rows.
     """
     capabilities = at.capabilities
-    if capabilities.lone_products and "dot" in capabilities.fold_ops:
+    if capabilities.lone_products.keys() >= EVERY.keys() and "dot" in capabilities.fold_ops:
         return None
     lowered = lower(graph, device=main_device(graph), scatters=_scatters(capabilities))
     if not any(isinstance(node, Contract) for node in lowered.nodes):
@@ -70,6 +71,8 @@ def _products(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Collection
     products = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
     nodes = (program.nodes[member] for cluster in loops.chains for member in cluster.members)
     products += [node for node in nodes if isinstance(node, Contract)]
+    if "dot" in capabilities.fold_ops:
+        products += [node for node in whole.nodes if isinstance(node, Contract) and is_priced_alone(node, capabilities)]
     few = of_few_rows(whole, capabilities)
     products += [node for node in whole.nodes if isinstance(node, Contract) and node.out in few]
     origins = {**whole.origins, **program.origins}  # chains have other names for their tiles

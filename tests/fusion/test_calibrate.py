@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
+import fusion
 from fusion.calibrate import calibrate, lines
 from fusion.codegen import calibration
+from fusion.codegen.c import device
 from fusion.codegen.c.build import cpu_identity
-from fusion.codegen.c.device import COSTS, EPYC
+from fusion.codegen.c.device import COSTS, EPYC, EPYC_AVX2
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.cache import put
 from fusion.codegen.calibration import DeviceSpeeds
@@ -50,9 +55,9 @@ def test_a_cpu_has_the_speeds_that_were_kept(empty_cache: Path) -> None:
 
 def test_generated_products_are_priced_where_they_were_measured(empty_cache: Path) -> None:
     many, doubles = (matmul(256, 256, 256, dtype) for dtype in (torch.float32, torch.float64))
-    assert not CTarget().capabilities.lone_products and CTarget().efficiency(many) < 0.1
+    assert not CTarget().capabilities.lone_products.keys() & {4, 8} and CTarget().efficiency(many) < 0.1
     calibration.keep(FIGURES, cpu_identity(), torch.get_num_threads())
-    assert CTarget().capabilities.lone_products
+    assert CTarget().capabilities.lone_products.keys() >= {4}
     assert CTarget().efficiency(many) == 0.9
     assert CTarget().efficiency(doubles) < 0.1
     costs = CTarget().capabilities.rates.costs
@@ -117,3 +122,42 @@ def test_this_cpu_is_measured(empty_cache: Path) -> None:
     assert figures.costs.keys() | {"checked", "random"} == COSTS.keys()
     assert all(share > 0 for share in figures.products.values())
     assert CTarget().capabilities.rates.launch_us == figures.launch_us
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_products_of_16_bits_are_generated_where_the_library_has_no_instructions_for_them(
+    halves: bool, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "assumed", lambda: EPYC if halves else EPYC_AVX2)
+    for dtype in (torch.bfloat16, torch.float32):
+        x, w = (torch.randn(96, 128, generator=torch.Generator().manual_seed(k)).to(dtype) for k in range(2))
+        fused = fusion.fuse(lambda x, w: x @ w.t(), options={"target": "c", "graph_cache": False, "strict": True})
+        exact = x.double() @ w.double().t()
+        error, theirs = ((y.double() - exact).norm() / exact.norm() for y in (fused(x, w), x @ w.t()))
+        assert error <= max(2 * theirs, 1e-6)
+        assert bool(fusion.report(fused).kernels) == (dtype is torch.bfloat16 and not halves)
+
+
+def test_attention_of_16_bits_is_generated_where_the_library_has_no_instructions_for_them(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "assumed", lambda: EPYC_AVX2)
+    generator = torch.Generator().manual_seed(0)
+    args = [torch.randn(1, 4, 256, 32, generator=generator).bfloat16().requires_grad_() for _ in range(3)]
+    fused = fusion.fuse(
+        lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True),
+        options={"target": "c", "graph_cache": False, "strict": True},
+    )
+    exact = [x.detach().double().requires_grad_() for x in args]
+
+    def outcome(attend: Callable[..., Tensor], values: list[Tensor]) -> list[Tensor]:
+        result = attend(*values)
+        return [result.detach(), *torch.autograd.grad(result.square().sum(), values)]
+
+    def eager(*qkv: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*qkv, is_causal=True)
+
+    for ours, theirs, right in zip(outcome(fused, args), outcome(eager, args), outcome(eager, exact), strict=True):
+        error, allowed = ((x.double() - right).norm() / right.norm() for x in (ours, theirs))
+        assert error <= 2 * allowed
+    assert not any("attention" in call.name for call in fusion.report(fused).externs)

@@ -23,6 +23,7 @@ from fusion.attention.choose import Choice
 from fusion.backend import Backend
 from fusion.calls.fallback import as_it_is
 from fusion.codegen import targets
+from fusion.codegen.c import device
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for
@@ -70,6 +71,7 @@ def _recorded(program: Program | Model, target: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(fusion.stages, "refuse_fake_inputs", lambda graph: None)
     monkeypatch.setattr(fusion.compilation.graph_compiler, "guard_dispatch", lambda run, *others: run)
     monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
+    monkeypatch.setattr(device, "assumed", lambda: device.EPYC)
     backend = Backend(Options(target=target, strict=True, graph_cache=False))
     choose = backend._regions.attention
 

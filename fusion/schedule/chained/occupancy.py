@@ -164,13 +164,13 @@ def _padding(dependences: Dependences, chain: Chain | Cluster, position: int) ->
 
 
 def product_time(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
-    """Return the microseconds of a product on the matrix units, at the library's speed; 0 for other nodes."""
+    """Return the microseconds of a product on the matrix units, in a GEMM of its own; 0 for other nodes."""
     node = dependences.compute(position)
     if not isinstance(node, Contract):
         return 0.0
     points = math.prod(dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
     lhs, _ = narrow_factors((node.lhs, node.rhs)) if capabilities.narrow else (node.lhs, node.rhs)
-    return capabilities.rates.product_us_of(2 * points, lhs.dtype.itemsize)
+    return capabilities.product_us(2 * points, lhs.dtype.itemsize)
 
 
 def _is_product(dependences: Dependences, position: int) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 
-from fusion.codegen.target import Target
+from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Contract, Map, Node, Program
@@ -92,13 +92,23 @@ def prefer_library(
     return merge_copies(with_cuts(program, taken), copies), tuple(choices)
 
 
-def leave_lone_products(program: Program, chains: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
-    """Leave contractions outside the chains `chains` to the library; return the program, and the chains in it.
+def is_priced_alone(node: Contract, capabilities: Capabilities) -> bool:
+    """Return whether a contraction may be generated where no loop consumes its result."""
+    return node.lhs.dtype.itemsize in capabilities.lone_products
 
-    >>> from fusion.inspect.examples import show_program
+
+def leave_lone_products(
+    program: Program, chains: Sequence[Cluster], capabilities: Capabilities
+) -> tuple[Program, tuple[Cluster, ...]]:
+    """Leave contractions outside the chains `chains` to the library, unless they are priced alone.
+
+    Return the program, and the chains in it.
+
+    >>> from dataclasses import replace
+    >>> from fusion.inspect.examples import TARGET, show_program
     >>> from torch import empty
     >>> def left(program):
-    ...     return leave_lone_products(program, ())[0]
+    ...     return leave_lone_products(program, (), replace(TARGET.capabilities, lone_products={}))[0]
     >>> show_program(left, lambda x, w: x @ w.t(), empty(30, 40), empty(50, 40))
       input x: f32[30, 40]
       input w: f32[50, 40]
@@ -110,8 +120,8 @@ def leave_lone_products(program: Program, chains: Sequence[Cluster]) -> tuple[Pr
     chained = {member for cluster in chains for member in cluster.members}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
-        is_unchained = isinstance(node, Contract) and position not in chained
-        nodes.extend(program.library.get(node.out, [node]) if is_unchained and isinstance(node, Contract) else [node])
+        left = isinstance(node, Contract) and position not in chained and not is_priced_alone(node, capabilities)
+        nodes.extend(program.library.get(node.out, [node]) if left and isinstance(node, Contract) else [node])
     unchained = program.edited(nodes)
     return unchained, tuple(chains) if unchained is program else positions_in(unchained, program, chains)
 
