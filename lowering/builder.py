@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import sympy
@@ -62,13 +62,14 @@ class Wanted:
         rounded: round every result as eager does, also where it is not stored.
         invariant: data outside a row may not change the order in which its floats are combined.
         scans: scans of floats are generated.
-        small: matrix products of at most this many multiplications that are not contractions become sums of products.
+        small: bytes of an element → the most multiplications for which matrix products that are not contractions become
+            sums of products; none by default.
     """
 
     contractions: Collection[str] | None = None
     scatters: Collection[str] | None = None
     rounded: bool = False
-    small: int = 0
+    small: Mapping[int, int] = field(default_factory=dict)
     scans: bool = True
     invariant: bool = False
 

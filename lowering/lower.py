@@ -46,7 +46,7 @@ def lower(
     contractions: Collection[str] | None = None,
     scatters: Collection[str] | None = None,
     rounded: bool = False,
-    small: int = 0,
+    small: Mapping[int, int] | None = None,
     scans: bool = True,
     invariant: bool = False,
 ) -> Program:
@@ -58,14 +58,15 @@ def lower(
             None selects all.
         scatters: operations (of `SCATTER_OPS`) that are generated although indices may collide; None selects all.
         rounded: the result of each call is rounded to its dtype also where it is not stored.
-        small: matrix products of at most this many multiplications that are not contractions become sums of products.
+        small: bytes of an element → the most multiplications for which matrix products that are not contractions become
+            sums of products; None for no such products.
         scans: scans of floats are generated; else only scans whose order does not matter.
         invariant: elements outside a row may not change the order in which its floats are combined.
 
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
     """
-    return Lowering(graph, device, Wanted(contractions, scatters, rounded, small, scans, invariant)).run()
+    return Lowering(graph, device, Wanted(contractions, scatters, rounded, small or {}, scans, invariant)).run()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,13 @@ from fusion.schedule.library.choice import is_priced_alone
 from fusion.schedule.rewrites.vector_products import of_few_rows
 from fusion.stages import PREVIEW_LOOPS, PREVIEW_MAPS
 
+FLOATS = (2, 4, 8)
+"""Bytes of a float."""
+
+LEAST_GAIN = 0.25
+"""The share of the time of a small sum that a call is taken to gain at least, whatever the rates of the device: sums of
+more multiplications are not as fast as small ones, because their operands are not blocked."""
+
 
 def lower_for(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Program:
     """Lower `graph` for the target of `at`; the passes that find the fusions of its products are logged in `trace`.
@@ -43,11 +50,18 @@ def lower_for(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Program:
     return lower(graph, device=place, contractions=contractions, scatters=scatters, small=small)
 
 
-def _small(capabilities: Capabilities) -> int:
-    """Return the number of multiplications that the scalar units do in the launch time of a library call."""
+def _small(capabilities: Capabilities) -> dict[int, int]:
+    """Return bytes of an operand's element → the multiplications that the scalar units do in the launch time of a call.
+
+    That is the time by which they are behind GEMMs of that type, or of widened operands, whichever are faster.
+    """
     rates = capabilities.rates
-    behind = 1 / (rates.summed * rates.flops) - 1 / rates.matrix_flops
-    return int(rates.launch_us / behind / 2)
+    small: dict[int, int] = {}
+    for itemsize in FLOATS:
+        summed = max(1, itemsize // 4) / (rates.summed * rates.flops)
+        multiplied = min(capabilities.product_us(1, size) for size in {itemsize, max(itemsize, 4)})
+        small[itemsize] = int(rates.launch_us / max(summed - multiplied, LEAST_GAIN * summed) / 2)
+    return small
 
 
 def _products(graph: fx.GraphModule, at: Scheduling, trace: Trace) -> Collection[str] | None:

@@ -38,7 +38,8 @@ def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
 def _is_small(ctx: Builder, lhs: Value, rhs: Value) -> bool:
     """Return whether the product has so few multiplications that a library call would take longer."""
     count = sympy.Mul(*lhs.shape, rhs.shape[-1])
-    return bool(count.is_Integer and count <= ctx.wanted.small and lhs.dtype.is_floating_point)
+    most = ctx.wanted.small.get(lhs.dtype.itemsize, 0) if lhs.dtype.is_floating_point else 0
+    return bool(count.is_Integer and count <= most)
 
 
 def _summed(ctx: Builder, lhs: Value, rhs: Value) -> Value:

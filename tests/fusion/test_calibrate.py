@@ -17,7 +17,7 @@ from fusion.calibrate import calibrate, lines
 from fusion.codegen import calibration
 from fusion.codegen.c import device
 from fusion.codegen.c.build import cpu_identity
-from fusion.codegen.c.device import COSTS, EPYC, EPYC_AVX2
+from fusion.codegen.c.device import COSTS, EPYC, EPYC_AVX2, Cpu
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.cache import put
 from fusion.codegen.calibration import DeviceSpeeds
@@ -161,3 +161,15 @@ def test_attention_of_16_bits_is_generated_where_the_library_has_no_instructions
         error, allowed = ((x.double() - right).norm() / right.norm() for x in (ours, theirs))
         assert error <= 2 * allowed
     assert not any("attention" in call.name for call in fusion.report(fused).externs)
+
+
+@pytest.mark.parametrize("cpu", [EPYC, EPYC_AVX2], ids=["with instructions", "without"])
+def test_small_products_are_sums_whatever_the_speed_of_16_bits(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "assumed", lambda: cpu)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        x, w = (torch.randn(30, 30, generator=torch.Generator().manual_seed(k)).to(dtype) for k in range(2))
+        fused = fusion.fuse(lambda x, w: torch.relu(x @ w), options={"target": "c", "graph_cache": False, "strict": True})
+        exact = torch.relu(x.double() @ w.double())
+        error, theirs = ((y.double() - exact).norm() / exact.norm() for y in (fused(x, w), torch.relu(x @ w)))
+        assert error <= max(2 * theirs, 1e-6 if dtype is torch.float32 else 1e-14)
+        assert not fusion.report(fused).externs

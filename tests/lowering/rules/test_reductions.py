@@ -317,7 +317,7 @@ def test_products_are_library_calls_where_they_are_not_generated():
 def test_products_that_are_small_or_with_a_vector_are_sums():
     a, b = torch.randn(4, 6), torch.randn(6, 5)
     check(torch.mv, a, b[:, 0], contractions=())
-    program = lower(traced(torch.mm, [a, b]), contractions=(), small=4 * 6 * 5)
+    program = lower(traced(torch.mm, [a, b]), contractions=(), small={4: 4 * 6 * 5})
     assert not any(isinstance(node, Extern) for node in program.nodes)
     torch.testing.assert_close(run_program(program, [a, b])[0], a @ b)
 
