@@ -10,6 +10,7 @@ import sympy
 import torch
 
 import fusion
+from fusion.codegen.c import device
 from fusion.codegen.c.target import CTarget
 from fusion.codegen.triton import TritonTarget
 from fusion.codegen.triton.blocks import Blocked, programs
@@ -173,6 +174,7 @@ def decoding(
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with more cores than a few heads keep busy."""
+    monkeypatch.setattr(device, "assumed", lambda: device.EPYC)
     few = CTarget().capabilities
     monkeypatch.setattr(
         CTarget,
