@@ -77,13 +77,19 @@ def stores_scores(call: Call, target: Target) -> bool:
 
 
 def refuse_small(call: Call, target: Target) -> None:
-    """Refuse a call whose scores are few, unless it is a single query that the library is slow for.
+    """Refuse a call whose scores are few, unless it is a single query, or of a type, that the library is slow for.
 
     Raises:
         Unsupported: it is not worth generating kernels.
     """
-    if call.scores < LEAST_TILE and not _is_single(call, target.capabilities):
+    faster = target.capabilities.lone_products.get(call.query.dtype.itemsize, 0.0) > 1
+    if _is_few(call) and not faster and not _is_single(call, target.capabilities):
         raise Unsupported("few scores, not worth a loop over tiles")
+
+
+def _is_few(call: Call) -> bool:
+    """Return whether the scores are so few that they are stored, between products of their own."""
+    return call.scores < LEAST_TILE
 
 
 def library_kernel(call: Call, target: Target) -> str:
@@ -144,7 +150,7 @@ def generated_time(call: Call, target: Target) -> float:
     product = _product(call, call.query.dtype, capabilities) * left * _padding(call.rows) * _padding(call.columns)
     for backward in _directions(call):
         chained_us, stored_us = _apart(call, capabilities, backward)
-        if chained_us >= stored_us:
+        if chained_us >= stored_us or _is_few(call):
             total += IN_MEMORY * stored_us
             continue
         share = target.chained_share(_chain(call, loops, left, backward=backward), form)
@@ -185,7 +191,7 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
     if call.training and call.mask is not None and call.mask.tensor.requires_grad:
         raise Unsupported("the gradient of the mask would need the scores whole")
     chained_us, stored_us = _apart(call, capabilities, False)
-    if chained_us >= stored_us:
+    if chained_us >= stored_us and not _is_few(call):
         raise Unsupported("generated kernels would write the scores to memory")
 
 

@@ -138,12 +138,13 @@ def test_products_of_16_bits_are_generated_where_the_library_has_no_instructions
         assert bool(fusion.report(fused).kernels) == (dtype is torch.bfloat16 and not halves)
 
 
+@pytest.mark.parametrize("shape", [(1, 4, 256, 32), (1, 12, 97, 64)], ids=["chained", "few scores"])
 def test_attention_of_16_bits_is_generated_where_the_library_has_no_instructions_for_them(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...], empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "assumed", lambda: EPYC_AVX2)
     generator = torch.Generator().manual_seed(0)
-    args = [torch.randn(1, 4, 256, 32, generator=generator).bfloat16().requires_grad_() for _ in range(3)]
+    args = [torch.randn(shape, generator=generator).bfloat16().requires_grad_() for _ in range(3)]
     fused = fusion.fuse(
         lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True),
         options={"target": "c", "graph_cache": False, "strict": True},
@@ -168,7 +169,9 @@ def test_small_products_are_sums_whatever_the_speed_of_16_bits(cpu: Cpu, monkeyp
     monkeypatch.setattr(device, "assumed", lambda: cpu)
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         x, w = (torch.randn(30, 30, generator=torch.Generator().manual_seed(k)).to(dtype) for k in range(2))
-        fused = fusion.fuse(lambda x, w: torch.relu(x @ w), options={"target": "c", "graph_cache": False, "strict": True})
+        fused = fusion.fuse(
+            lambda x, w: torch.relu(x @ w), options={"target": "c", "graph_cache": False, "strict": True}
+        )
         exact = torch.relu(x.double() @ w.double())
         error, theirs = ((y.double() - exact).norm() / exact.norm() for y in (fused(x, w), torch.relu(x @ w)))
         assert error <= max(2 * theirs, 1e-6 if dtype is torch.float32 else 1e-14)

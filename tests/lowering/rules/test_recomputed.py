@@ -73,7 +73,10 @@ def test_other_products_are_rounded() -> None:
     def multiplied(q: Tensor, k: Tensor) -> Tensor:
         return torch.bmm(torch.bmm(q, k.mT), k)
 
-    for graph in (make_fx(scores, tracing_mode="fake")(*given()), *(marked(given(), f) for f in (returned, multiplied))):
+    for graph in (
+        make_fx(scores, tracing_mode="fake")(*given()),
+        *(marked(given(), f) for f in (returned, multiplied)),
+    ):
         program = lower(graph)
         products = [node for node in program.nodes if isinstance(node, Contract)]
         assert {program.buffers[product.out].dtype for product in products} == {torch.bfloat16}
