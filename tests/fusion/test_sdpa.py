@@ -322,7 +322,7 @@ def test_a_single_query_of_16_bits_is_generated_on_a_cpu(dtype: torch.dtype) -> 
     with torch.no_grad():
         fused = fusion.fuse(plain, options=STRICT)
         fused(*longer)
-    assert "few scores" in fusion.report(fused).graphs[0].notes[0]
+    assert not fusion.report(fused).graphs[0].kernels
 
 
 def test_attention_that_would_store_its_scores_is_left_to_the_library(chosen: Chosen) -> None:
