@@ -1,7 +1,8 @@
 """Describes a CPU: the throughput of its cores and its memory.
 
-`fusion calibrate` measures the CPU at hand and keeps the result in the cache directory; without it, every CPU is
-assumed to equal a measured one, with as many threads as PyTorch uses.  The C compiler targets the machine's own
+`fusion calibrate` measures the CPU at hand and keeps the result in the cache directory; without it, a CPU is assumed to
+equal one of two that were measured, with instructions for 16-bit floats or without, with as many threads as PyTorch
+uses.  The C compiler targets the machine's own
 instructions (`build.py`).
 """
 
