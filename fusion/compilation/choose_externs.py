@@ -24,8 +24,8 @@ from fusion.schedule.library.choice import is_priced_alone
 from fusion.schedule.rewrites.vector_products import of_few_rows
 from fusion.stages import PREVIEW_LOOPS, PREVIEW_MAPS
 
-FLOATS = (2, 4, 8)
-"""Bytes of a float."""
+FLOAT_BYTES = (2, 4, 8)
+"""Sizes of the floats that products multiply, in bytes."""
 
 LEAST_GAIN = 0.25
 """The share of the time of a small sum that a call is taken to gain at least, whatever the rates of the device: sums of
@@ -57,7 +57,7 @@ def _small(capabilities: Capabilities) -> dict[int, int]:
     """
     rates = capabilities.rates
     small: dict[int, int] = {}
-    for itemsize in FLOATS:
+    for itemsize in FLOAT_BYTES:
         summed = max(1, itemsize // 4) / (rates.summed * rates.flops)
         multiplied = min(capabilities.product_us(1, size) for size in {itemsize, max(itemsize, 4)})
         small[itemsize] = int(rates.launch_us / max(summed - multiplied, LEAST_GAIN * summed) / 2)
