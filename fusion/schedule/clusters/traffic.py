@@ -11,13 +11,15 @@ import math
 from collections import Counter
 from functools import cached_property
 
+import sympy
+
 from fusion.lowering.indexing import flatten
 from fusion.lowering.ir.expr import Expr
-from fusion.lowering.ir.program import Scatter, axis_sizes
+from fusion.lowering.ir.program import Contract, Scatter, axis_sizes
 from fusion.schedule.clusters.crossing import Crossings
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster
-from fusion.schedule.iteration.contiguity import is_scattered
+from fusion.schedule.iteration.contiguity import is_scattered, requests_per_element
 from fusion.schedule.iteration.space import place
 
 
@@ -62,8 +64,20 @@ class ClusterTraffic:
                 spanned = placed.free_symbols & sizes.keys()
                 points = math.prod(self.dependences.estimate(sizes[axis]) for axis in spanned)
                 times = points * self._evaluations.by_tiles(cluster, spanned)
-                excess += times * (self.capabilities.sector - buffer.dtype.itemsize)
+                lanes, sector, itemsize = self._lanes(cluster, placed), self.capabilities.sector, buffer.dtype.itemsize
+                requests = times * requests_per_element(placed, lanes, sizes[lanes], sector // itemsize)
+                excess += max(0, int(requests) * sector - times * itemsize)
         return excess
+
+    def _lanes(self, cluster: Cluster, offset: sympy.Expr) -> sympy.Symbol:
+        """Return the axis along which neighbouring lanes load an operand at `offset` of a product in `cluster`."""
+        spanned = [axis for axis in cluster.space.sizes if axis in offset.free_symbols]
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            if isinstance(node, Contract):
+                columns = {symbol for axis in node.columns for symbol in placement[axis].free_symbols}
+                return next((axis for axis in reversed(spanned) if axis in columns), spanned[-1])
+        return spanned[-1]
 
     def read_and_written(self, cluster: Cluster) -> tuple[int, int]:
         """Return the bytes (read, written): every tensor from outside once, every stored result once."""

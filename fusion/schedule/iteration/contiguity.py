@@ -19,6 +19,9 @@ VECTOR = 8
 HELD_WITH_NEIGHBOURS = 1 << 10
 """Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
 
+LANES = 32
+"""Lanes that load at once: of a warp."""
+
 SCATTERED = 1 << 20
 """Bytes of the smallest tensor of which a memory request for each element counts: a cache holds smaller ones."""
 
@@ -101,6 +104,29 @@ def is_scattered(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> boo
         return False
     spanned = [axis for axis in sizes if axis in offset.free_symbols and sizes[axis] != 1]
     return bool(spanned) and not any(_has_near_neighbours(offset, axis, sizes[axis]) for axis in spanned)
+
+
+def requests_per_element(offset: sympy.Expr, lanes: sympy.Symbol, size: sympy.Expr, width: int) -> float:
+    """Return how many sectors a scattered element takes among those that neighbouring lanes load, at most 1.
+
+    Args:
+        lanes: the axis along which the lanes of a warp follow each other, of `size` points.
+        width: the elements of a sector.
+
+    >>> from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
+    >>> i, k = axis_symbol(0), axis_symbol(1)
+    >>> window = 58 * 3 * FloorDiv(k, 9) + Mod(k, 9) + 3 * i
+    >>> round(27 * requests_per_element(window, k, sympy.Integer(27), 16))
+    5
+    >>> requests_per_element(64 * i + k, i, sympy.Integer(9), 16)
+    1.0
+    """
+    count = LANES if not size.is_Integer else min(LANES, int(size))
+    others = {symbol: sympy.Integer(0) for symbol in offset.free_symbols if symbol is not lanes}
+    places = [offset.xreplace({**others, lanes: sympy.Integer(k)}) for k in range(count)]
+    if not all(place.is_Integer for place in places):
+        return 1.0
+    return len({int(place) // width for place in places}) / count
 
 
 def _has_near_neighbours(offset: sympy.Expr, axis: sympy.Symbol, size: sympy.Expr) -> bool:

@@ -23,7 +23,7 @@ from fusion.lowering.ir.program import Axis, Buffer, Contract, Map, Node, Progra
 from fusion.lowering.ir.sizes import estimate
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.legality import Cluster, positions_in
-from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered
+from fusion.schedule.iteration.contiguity import SCATTERED, is_scattered, requests_per_element
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.iteration.naming import unused
 
@@ -112,7 +112,10 @@ def _is_costly(
         return False
     if bytes_of(buffer, hints) >= SCATTERED:
         return True
-    elements = math.prod(estimate(size, hints) for axis, size in sizes.items() if axis in offset.free_symbols)
-    apart = (estimate(axis.size, hints) for axis in product.axes if axis.symbol not in offset.free_symbols)
-    requests = elements * math.ceil(math.prod(apart) / capabilities.tiles.side)
+    spanned = offset.free_symbols
+    elements = math.prod(estimate(size, hints) for axis, size in sizes.items() if axis in spanned)
+    apart = (estimate(axis.size, hints) for axis in product.axes if axis.symbol not in spanned)
+    (lanes,) = [axis for axis in (*(axis.symbol for axis in product.over), *product.columns) if axis in spanned][-1:]
+    each = requests_per_element(offset, lanes, sizes[lanes], capabilities.sector // buffer.dtype.itemsize)
+    requests = each * elements * math.ceil(math.prod(apart) / capabilities.tiles.side)
     return capabilities.rates.memory_us(requests * capabilities.sector) > capabilities.rates.launch_us
