@@ -49,6 +49,7 @@ class ProductSpeeds:
         tf32, tf32_chained: float32 rounded to 19 bits, relative to the library's products with the same rounding.
         by_warps: the factor of a block with fewer rows than a group of warps multiplies (`ROWS_OF_GROUP`): each warp
             multiplies alone, with the older instruction, from registers.
+        stepped: the factor where each step of the sum waits for vectors along it, as for the gains of a norm.
     """
 
     pointers: float
@@ -67,6 +68,7 @@ class ProductSpeeds:
     tf32: float
     tf32_chained: float
     by_warps: float
+    stepped: float = 1.0
 
     def others(self) -> dict[torch.dtype, float]:
         """Return the shares of the dtypes that do not run at the speed of 16-bit floats."""

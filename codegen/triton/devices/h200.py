@@ -89,6 +89,7 @@ _PRODUCTS = ProductSpeeds(  # relative to cuBLAS, over the shapes of transformer
     # `mma.sync` reaches 0.63 of the published rate (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU
     # Architecture via Microbenchmarking", 2024); measured: docs/performance.md, `H200`.
     by_warps=0.6,
+    stepped=0.65,  # layer norms along channels as the rows of products (measured: docs/performance.md, `H200`)
 )
 
 _EPILOGUE: dict[ScalarName, int] = {

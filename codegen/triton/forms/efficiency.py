@@ -59,9 +59,17 @@ def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: f
         share *= measured.by_warps if dtype is not torch.float64 and config.block("m") < ROWS_OF_GROUP else 1.0
     if not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, measured.misaligned)
-    share *= occupied
+    share *= occupied * (measured.stepped if _waits_for_vectors(blocked) else 1.0)
     share = min(share, _cache_bound(blocked, config)) if dtype in HALVES else share
     return share / _fetched(blocked, config)
+
+
+def _waits_for_vectors(blocked: Blocked) -> bool:
+    """Return whether an operand is computed from a vector along the sum, which no asynchronous copy loads."""
+    over = blocked.sides(blocked.dots[0])[2]
+    sides = {dim.symbol for dim in blocked.dims if dim is not over and dim.name != "b"}
+    operands = (load for dot in blocked.dots for arg in dot.args for load in loads(arg))
+    return any(over.symbol in free_axes(load) and sides.isdisjoint(free_axes(load)) for load in operands)
 
 
 def _fetched(blocked: Blocked, config: Config) -> float:
