@@ -81,8 +81,8 @@ def lines(figures: DeviceSpeeds, path: Path) -> Iterator[str]:
     yield f"{figures.name}: launch {figures.launch_us:.1f} µs, {figures.flops / 1e3:.1f} G additions a second"
     for touched, speed in figures.memory:
         yield f"  memory of {touched / 1e3:10.0f} kB: {speed / 1e3:8.1f} GB/s"
-    gemms = (f"{8 * size} bits {rate / 1e6:.2f}" for size, rate in figures.gemms.items())
-    yield f"  GEMMs, T operations a second: {', '.join(gemms)}"
+    gemms = (f"{8 * size} bits {rate / 1e3:,.1f}" for size, rate in figures.gemms.items())
+    yield f"  GEMMs, G operations a second: {', '.join(gemms)}"
     shares = (f"{8 * size} bits {share:.2f}" for size, share in figures.products.items())
     if figures.products:
         yield f"  generated GEMMs beside these: {', '.join(shares)}"
