@@ -125,11 +125,11 @@ class Prices:
         if not cluster.space.reduced or cluster.space.rigid:
             return 1.0
         spread = (axis for axis in cluster.space.parallel if axis.symbol not in cluster.space.held)
-        rows = math.prod(self.dependences.estimate(axis.size) for axis in spread)
+        rows = max(1, math.prod(self.dependences.estimate(axis.size) for axis in spread))
         if cluster.space.folds_both_ways:  # one program to a multiprocessor holds as much as its registers can
-            slots = self.capabilities.multiprocessors
+            slots = self.capabilities.multiprocessors or self.capabilities.parallelism
             return rows / (slots * -(-rows // slots))
-        return min(1.0, max(1, rows) / self.capabilities.parallelism)
+        return min(1.0, rows / self.capabilities.parallelism)
 
     def _products(self, cluster: Cluster) -> float:
         shared = 1.0 if cluster.space.chained else slowdown(self.dependences, cluster.members, self.capabilities.tiles)

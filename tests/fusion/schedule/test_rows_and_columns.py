@@ -127,3 +127,14 @@ def test_sums_in_parts_without_folds_of_rows(rows: int) -> None:
     for mine, wanted in zip(function(x), program(x.double()), strict=True):
         torch.testing.assert_close(mine.double(), wanted, rtol=1e-5, atol=1e-3)
     assert fusion.report(function).kernels
+
+
+def test_products_with_a_vector_beside_sums_of_columns() -> None:
+    def both(x: torch.Tensor, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ vector, torch.div(x, -3, rounding_mode="trunc").nansum(0)
+
+    args = torch.randn(12, 1, 16), torch.randn(16)
+    fused = fusion.fuse(both, options={"target": "c", "strict": True})
+    for mine, eager in zip(fused(*args), both(*args), strict=True):
+        torch.testing.assert_close(mine, eager)
+    assert fusion.report(fused).kernels
