@@ -129,7 +129,8 @@ def test_sums_in_parts_without_folds_of_rows(rows: int) -> None:
     assert fusion.report(function).kernels
 
 
-def test_products_with_a_vector_beside_sums_of_columns() -> None:
+@pytest.mark.usefixtures("one_thread")
+def test_products_with_a_vector_beside_sums_of_columns_on_one_thread() -> None:
     def both(x: torch.Tensor, vector: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x @ vector, torch.div(x, -3, rounding_mode="trunc").nansum(0)
 
