@@ -20,10 +20,10 @@ from fusion.lowering.ir.expr import Cast, Expr, Load, Op, free_axes, index_of, l
 from fusion.lowering.ir.program import Compute, Contract, Extern, Map, Node, Program, Reduce, Scan, Scatter, axis_sizes
 from fusion.lowering.ir.scalar_ops import keeps_position
 from fusion.lowering.ir.sizes import estimate
-from fusion.schedule.iteration.contiguity import contiguous_axes, reads_across, reads_contiguously, window_loads
+from fusion.schedule.iteration.contiguity import LANES, contiguous_axes, reads_across, reads_contiguously, window_loads
 
-_LINE, _LANES = 128, 32
-"""Bytes of a line of a GPU's nearest cache, and lanes whose elements are requested together, line by line."""
+_LINE = 128
+"""Bytes of a line of a GPU's nearest cache."""
 
 WINDOW = 64
 """Elements of a fold from which on its lanes run along it, and are combined in the end."""
@@ -191,7 +191,7 @@ def _lines(program: Program, load: Load, lanes: sympy.Symbol, sizes: Mapping[sym
     Along a dimension whose position is data or computed, elements are anywhere; along any other one, where the index
     says.
     """
-    buffer, apart = program.buffers[load.buffer], 1 / _LANES
+    buffer, apart = program.buffers[load.buffer], 1 / LANES
     for index, stride, size in zip(load.index, buffer.strides, buffer.shape, strict=True):
         step = estimate(stride, {}) * buffer.dtype.itemsize
         if isinstance(index, Expr):
@@ -199,6 +199,6 @@ def _lines(program: Program, load: Load, lanes: sympy.Symbol, sizes: Mapping[sym
         else:
             moved = coefficient(index, lanes)
             factor = int(moved) if moved is not None and moved.is_Integer else int(lanes in index.free_symbols)
-            reach = step * abs(factor) * min(_LANES, sizes[lanes])
-        apart = max(apart, min(1.0, reach / (_LINE * _LANES)))
+            reach = step * abs(factor) * min(LANES, sizes[lanes])
+        apart = max(apart, min(1.0, reach / (_LINE * LANES)))
     return apart

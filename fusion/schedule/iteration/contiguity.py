@@ -20,7 +20,7 @@ HELD_WITH_NEIGHBOURS = 1 << 10
 """Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
 
 LANES = 32
-"""Lanes that load at once: of a warp."""
+"""Lanes of a warp, whose elements are requested together."""
 
 SCATTERED = 1 << 20
 """Bytes of the smallest tensor of which a memory request for each element counts: a cache holds smaller ones."""

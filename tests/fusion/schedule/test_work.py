@@ -162,8 +162,13 @@ def test_conversions_of_16_bit_floats_count_where_they_are_loaded_and_stored() -
 def test_lanes_that_read_lines_of_their_own_cost_a_request_each() -> None:
     """Along a row, 32 lanes of 16-bit numbers share two lines; across rows, each has its own."""
     x, i = torch.empty(64, 128, dtype=torch.bfloat16), torch.empty(64, 64, dtype=torch.int64)
-    along = lambda x, i: torch.gather(x, 1, i)  # noqa: E731
-    across = lambda x, i: torch.gather(x.t(), 0, i)  # noqa: E731
+
+    def along(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.gather(x, 1, i)
+
+    def across(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return torch.gather(x.t(), 0, i)
+
     requests = [total(each, x, i, gathered=1.0, requested=256.0) - total(each, x, i) for each in (along, across)]
     assert requests == [16, 256]
     assert total(across, x, i, gathered=300.0, requested=256.0) - total(across, x, i) == 300
