@@ -139,8 +139,8 @@ def _of_bytes(operand: Expr, other: set[sympy.Symbol]) -> bool:
 
 def _with_stored_axis(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
     """Return `offset` with `axis // n`, the stored element of which `packed` makes an axis, replaced by the axis."""
-    packed = {atom: axis for atom in offset.atoms(FloorDiv) if atom.args[0] == axis and atom.args[1] <= MOST_PACKED}
-    return offset.xreplace(packed)
+    by = {atom: atom.args[1] for atom in offset.atoms(FloorDiv) if atom.args[0] == axis}
+    return offset.xreplace({atom: axis for atom, count in by.items() if count.is_Integer and count <= MOST_PACKED})
 
 
 def _points(kernel: Kernel, few: frozenset[sympy.Symbol]) -> Iterator[dict[sympy.Symbol, sympy.Expr]]:

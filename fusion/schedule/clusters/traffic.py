@@ -50,7 +50,7 @@ class ClusterTraffic:
         if not self.capabilities.sector or not cluster.space.rigid:
             return 0
         sizes, inside = cluster.space.sizes, {self.dependences.outs[member] for member in cluster.members}
-        excess = 0
+        hints, columns, excess = self.dependences.hints, self._columns(cluster), 0
         for member, placement in cluster.places.items():
             node_sizes = axis_sizes(self.dependences.compute(member))
             for load in self.dependences.loads[member]:
@@ -59,25 +59,23 @@ class ClusterTraffic:
                 if load.buffer in inside or isinstance(offset, Expr):
                     continue
                 placed = place(offset, placement, sizes)
-                if not is_scattered(placed, sizes):
+                if not is_scattered(placed, sizes, hints):
                     continue
                 spanned = placed.free_symbols & sizes.keys()
                 points = math.prod(self.dependences.estimate(sizes[axis]) for axis in spanned)
                 times = points * self._evaluations.by_tiles(cluster, spanned)
-                lanes, sector, itemsize = self._lanes(cluster, placed), self.capabilities.sector, buffer.dtype.itemsize
-                requests = times * requests_per_element(placed, lanes, sizes[lanes], sector // itemsize)
+                sector, itemsize = self.capabilities.sector, buffer.dtype.itemsize
+                requests = times * requests_per_element(placed, sizes, columns, sector // itemsize, hints)
                 excess += max(0, int(requests) * sector - times * itemsize)
         return excess
 
-    def _lanes(self, cluster: Cluster, offset: sympy.Expr) -> sympy.Symbol:
-        """Return the axis along which neighbouring lanes load an operand at `offset` of a product in `cluster`."""
-        spanned = [axis for axis in cluster.space.sizes if axis in offset.free_symbols]
+    def _columns(self, cluster: Cluster) -> set[sympy.Symbol]:
+        """Return the axes along the columns of the first product in `cluster`."""
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
-                columns = {symbol for axis in node.columns for symbol in placement[axis].free_symbols}
-                return next((axis for axis in reversed(spanned) if axis in columns), spanned[-1])
-        return spanned[-1]
+                return {symbol for axis in node.columns for symbol in placement[axis].free_symbols}
+        return set()
 
     def read_and_written(self, cluster: Cluster) -> tuple[int, int]:
         """Return the bytes (read, written): every tensor from outside once, every stored result once."""

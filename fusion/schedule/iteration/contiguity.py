@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import sympy
 
@@ -90,8 +90,14 @@ def window_loads(program: Program, node: Map) -> tuple[int, int, int]:
     return whole, shifted, strided
 
 
-def is_scattered(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+def is_scattered(
+    offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr], hints: Mapping[sympy.Symbol, int] | None = None
+) -> bool:
     """Return whether neighbours along no axis are neighbours in memory, at known positions.
+
+    Args:
+        sizes: the axes and their sizes; other symbols of `offset` are sizes of tensors.
+        hints: the values of sizes of tensors, as far as they are known.
 
     >>> from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
     >>> i, k = axis_symbol(0), axis_symbol(1)
@@ -99,43 +105,71 @@ def is_scattered(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> boo
     >>> turned = 9216 * i + 256 * Mod(k, 36) + FloorDiv(k, 36)
     >>> is_scattered(turned, sizes), is_scattered(9216 * i + k, sizes), is_scattered(i + 1024 * k, sizes)
     (True, False, False)
+    >>> s = sympy.Symbol("s", integer=True, positive=True)
+    >>> sizes = {i: sympy.Integer(1024), k: 256 * s}
+    >>> turned = 256 * s * i + 256 * Mod(k, s) + FloorDiv(k, s)
+    >>> is_scattered(turned, sizes, {s: 36}), is_scattered(turned, sizes, {s: 1})
+    (True, False)
     """
     if isinstance(offset, Expr):
         return False
     spanned = [axis for axis in sizes if axis in offset.free_symbols and sizes[axis] != 1]
-    return bool(spanned) and not any(_has_near_neighbours(offset, axis, sizes[axis]) for axis in spanned)
+    return bool(spanned) and not any(_has_near_neighbours(offset, axis, sizes, hints or {}) for axis in spanned)
 
 
-def requests_per_element(offset: sympy.Expr, lanes: sympy.Symbol, size: sympy.Expr, width: int) -> float:
-    """Return how many sectors a scattered element takes among those that neighbouring lanes load, at most 1.
+def requests_per_element(
+    offset: sympy.Expr,
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+    columns: Collection[sympy.Symbol],
+    width: int,
+    hints: Mapping[sympy.Symbol, int] | None = None,
+) -> float:
+    """Return how many sectors an element of a scattered operand takes among those of neighbouring lanes, at most 1.
 
     Args:
-        lanes: the axis along which the lanes of a warp follow each other, of `size` points.
+        sizes: the axes of the product's tiles and their sizes, those that are folded last.
+        columns: the axes along the tile's columns: the lanes of a warp follow each other along the last of them that
+            `offset` depends on, and along the last axis of all where it depends on none.
         width: the elements of a sector.
+        hints: the values of sizes of tensors, as far as they are known.
 
     >>> from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
     >>> i, k = axis_symbol(0), axis_symbol(1)
     >>> window = 58 * 3 * FloorDiv(k, 9) + Mod(k, 9) + 3 * i
-    >>> round(27 * requests_per_element(window, k, sympy.Integer(27), 16))
+    >>> sizes = {i: sympy.Integer(9), k: sympy.Integer(27)}
+    >>> round(27 * requests_per_element(window, sizes, (), 16))
     5
-    >>> requests_per_element(64 * i + k, i, sympy.Integer(9), 16)
+    >>> requests_per_element(64 * i + k, sizes, {i}, 16)
     1.0
     """
-    count = LANES if not size.is_Integer else min(LANES, int(size))
-    others = {symbol: sympy.Integer(0) for symbol in offset.free_symbols if symbol is not lanes}
-    places = [offset.xreplace({**others, lanes: sympy.Integer(k)}) for k in range(count)]
-    if not all(place.is_Integer for place in places):
-        return 1.0
-    return len({int(place) // width for place in places}) / count
+    spanned = [axis for axis in sizes if axis in offset.free_symbols]
+    lanes = next((axis for axis in reversed(spanned) if axis in columns), spanned[-1])
+    places = _first_places(offset, lanes, LANES, sizes, hints or {})
+    return len({place // width for place in places}) / len(places)
 
 
-def _has_near_neighbours(offset: sympy.Expr, axis: sympy.Symbol, size: sympy.Expr) -> bool:
-    """Return whether the first points along an axis are adjacent in memory; True if that is unknown."""
-    first = RUN if not size.is_Integer else min(RUN, int(size))
-    others = {symbol: sympy.Integer(0) for symbol in offset.free_symbols if symbol is not axis}
-    places = [offset.xreplace({**others, axis: sympy.Integer(k)}) for k in range(first)]
-    known = [int(place) for place in places if place.is_Integer]
-    return len(known) < len(places) or max(known) - min(known) < 2 * RUN
+def _has_near_neighbours(
+    offset: sympy.Expr,
+    axis: sympy.Symbol,
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+    hints: Mapping[sympy.Symbol, int],
+) -> bool:
+    """Return whether the first points along an axis are adjacent in memory."""
+    places = _first_places(offset, axis, RUN, sizes, hints)
+    return max(places) - min(places) < 2 * RUN
+
+
+def _first_places(
+    offset: sympy.Expr,
+    axis: sympy.Symbol,
+    count: int,
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+    hints: Mapping[sympy.Symbol, int],
+) -> list[int]:
+    """Return the elements that the first `count` points along an axis load, at the beginning of all others."""
+    others = {other: sympy.Integer(0) for other in sizes if other is not axis}
+    length = max(1, min(count, estimate(sizes[axis], hints)))
+    return [estimate(offset.xreplace({**others, axis: sympy.Integer(k)}), hints) for k in range(length)]
 
 
 def _contiguous(offset: Index, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> set[sympy.Symbol]:

@@ -108,14 +108,14 @@ def _is_costly(
     """
     sizes, buffer = axis_sizes(product), program.buffers[load.buffer]
     offset = flatten(load.index, buffer.strides, sizes)
-    if isinstance(offset, Expr) or not is_scattered(offset, sizes):
+    if isinstance(offset, Expr) or not is_scattered(offset, sizes, hints):
         return False
     if bytes_of(buffer, hints) >= SCATTERED:
         return True
     spanned = offset.free_symbols
     elements = math.prod(estimate(size, hints) for axis, size in sizes.items() if axis in spanned)
     apart = (estimate(axis.size, hints) for axis in product.axes if axis.symbol not in spanned)
-    (lanes,) = [axis for axis in (*(axis.symbol for axis in product.over), *product.columns) if axis in spanned][-1:]
-    each = requests_per_element(offset, lanes, sizes[lanes], capabilities.sector // buffer.dtype.itemsize)
+    width = capabilities.sector // buffer.dtype.itemsize
+    each = requests_per_element(offset, sizes, product.columns, width, hints)
     requests = each * elements * math.ceil(math.prod(apart) / capabilities.tiles.side)
     return capabilities.rates.memory_us(requests * capabilities.sector) > capabilities.rates.launch_us

@@ -74,7 +74,7 @@ def order_for_tiles(
                 first.setdefault(load.buffer, position)
     buffers = {name: program.buffers[name] for name in first if name in readers}
     large = (buffer for buffer in buffers.values() if bytes_of(buffer, hints or {}) >= SCATTERED)
-    ordered = [better for buffer in large if (better := _ordered(buffer, readers[buffer.name])) is not None]
+    ordered = [better for buffer in large if (better := _ordered(buffer, readers[buffer.name], hints)) is not None]
     changed = program.edited(buffers=[buffer for buffer in ordered if buffer.name in private])
     copied = {buffer.name: buffer for buffer in ordered if buffer.name not in private}
     if not copied:
@@ -100,20 +100,24 @@ def _with_copies(
     return program.edited(nodes, buffers=copies, origins=origins)
 
 
-def _ordered(buffer: Buffer, readers: Sequence[tuple[Load, Sizes]]) -> Buffer | None:
+def _ordered(
+    buffer: Buffer, readers: Sequence[tuple[Load, Sizes]], hints: Mapping[sympy.Symbol, int] | None
+) -> Buffer | None:
     """Return a buffer whose readers all read neighbours, in rows or with another fastest dimension; None if they do."""
     overlaps = any(stride == 0 for stride in buffer.moving_strides)
-    if overlaps or not any(_is_scattered(load, buffer.strides, sizes) for load, sizes in readers):
+    if overlaps or not any(_is_scattered(load, buffer.strides, sizes, hints) for load, sizes in readers):
         return None
     order = slowest_first(buffer.strides)
     fastest_moved = ([*(k for k in order if k != last), last] for last in reversed(order))
     for candidate in (range(len(order)), *fastest_moved):
         strides = dense_strides(candidate, buffer.shape)
-        if not any(_is_scattered(load, strides, sizes) for load, sizes in readers):
+        if not any(_is_scattered(load, strides, sizes, hints) for load, sizes in readers):
             return replace(buffer, strides=strides)
     return None
 
 
-def _is_scattered(load: Load, strides: Sequence[sympy.Expr], sizes: Sizes) -> bool:
+def _is_scattered(
+    load: Load, strides: Sequence[sympy.Expr], sizes: Sizes, hints: Mapping[sympy.Symbol, int] | None
+) -> bool:
     """Return whether a load along axes of these sizes reads no neighbours of a buffer with these strides."""
-    return is_scattered(flatten(load.index, strides, sizes), sizes)
+    return is_scattered(flatten(load.index, strides, sizes), sizes, hints)

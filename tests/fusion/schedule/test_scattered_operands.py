@@ -96,3 +96,13 @@ def test_windows_share_the_sectors_of_their_neighbours(order: torch.memory_forma
     inputs = [torch.empty(shape, dtype=torch.bfloat16).contiguous(memory_format=order) for shape in shapes]
     (product,) = export_kernels(windows, *inputs, target="triton", arch="sm_90").steps
     assert "matmul" in product
+
+
+def test_turned_positions_of_rows_are_compiled() -> None:
+    """Positions have one number for each row of a tile: no lanes follow each other along its columns."""
+
+    def looked_up(positions: Tensor, table: Tensor, weight: Tensor) -> Tensor:
+        return table[positions.t().flatten()] @ weight
+
+    inputs = torch.empty(32, 128, dtype=torch.int64), torch.empty(1024, 64), torch.empty(64, 256)
+    assert export_kernels(looked_up, *inputs, target="triton", arch="sm_90").kernels
