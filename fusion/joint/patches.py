@@ -25,6 +25,7 @@ from typing import cast
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.channels_last import on_matrix_units
 from fusion.joint.layout import with_strides
@@ -140,19 +141,44 @@ def _replace(
     for call in graph.graph.find_nodes(op="call_function", target=aten.convolution.default):
         if call.args[2] is not None or not chosen(call):
             continue
-        with graph.graph.inserting_before(call):
+        biased = _with_bias(call)
+        result = biased or call
+        with graph.graph.inserting_before(result):
             rows, weights = rows_of(call)
-            result = call.meta["val"]
-            product = write(call, aten.mm.default, rows, write(call, aten.permute.default, weights, [1, 0]))
-            batch, channels, *places = result.shape
+            terms = rows, write(call, aten.permute.default, weights, [1, 0])
+            batch, channels, *places = result.meta["val"].shape
+            if biased is None:
+                product = write(call, aten.mm.default, *terms)
+                product.meta.setdefault("recompute", CheckpointPolicy.PREFER_SAVE)  # its rows would be gathered again
+            else:
+                bias = write(biased, aten.view.default, biased.args[1], [channels])
+                product = write(biased, aten.addmm.default, bias, *terms)
             product = write(call, aten.view.default, product, [batch, *places, channels])
             image = write(call, aten.permute.default, product, _first(len(places)))
-            if image.meta["val"].stride() != result.stride():
-                image = with_strides(image, result.stride())
-        call.replace_all_uses_with(image)
-        graph.graph.erase_node(call)
+            if image.meta["val"].stride() != result.meta["val"].stride():
+                image = with_strides(image, result.meta["val"].stride())
+        result.replace_all_uses_with(image)
+        graph.graph.erase_node(result)
+        if biased is not None:
+            graph.graph.erase_node(call)
     graph.graph.lint()
     graph.recompile()
+
+
+def _with_bias(call: fx.Node) -> fx.Node | None:
+    """Return the sum of a convolution and a number for each channel, if nothing else reads the convolution.
+
+    As one operation with the product they have one result to be stored, and to be saved.
+    """
+    (*readers,) = call.users
+    if len(readers) != 1 or readers[0].target is not aten.add.Tensor or readers[0].kwargs:
+        return None
+    image, bias = readers[0].args
+    if image is not call or not isinstance(bias, fx.Node):
+        return None
+    value, vector = call.meta["val"], bias.meta["val"]
+    of_channels = vector.shape == (value.shape[1], *(1,) * (value.ndim - 2)) and vector.dtype is value.dtype
+    return readers[0] if of_channels else None
 
 
 def _differentiate(call: fx.Node) -> None:

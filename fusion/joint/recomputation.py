@@ -90,8 +90,9 @@ def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
 
 
 def _grows(node: fx.Node) -> bool:
-    """Return whether this is a product over a short static axis, larger than its operands together."""
-    return is_product(node) and size_of(short(node)).is_Integer and grows(node)
+    """Return whether this is a product over a short static axis, larger than its operands, that no pass wants saved."""
+    kept = node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE
+    return is_product(node) and not kept and size_of(short(node)).is_Integer and grows(node)
 
 
 def views_of_inputs(joint: fx.GraphModule) -> list[fx.Node]:

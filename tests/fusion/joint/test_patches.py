@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint import patches
+from fusion.joint.recomputation import prefer_recomputed_products
 
 aten = torch.ops.aten
 
@@ -117,6 +119,49 @@ def test_windows_of_few_channels(name: str, last: bool) -> None:
     graph = replaced(convolved, *given)
     assert convolutions(graph) == 0
     compare(graph(*given), convolved(*given), convolved(*(each.double() for each in given)))
+
+
+@pytest.mark.parametrize("read_twice", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "window", "stride"), [((2, 3, 15, 18), 7, 2), ((2, 6, 16, 24), 4, 4), ((2, 6, 5, 7), 1, 1)]
+)
+def test_a_bias_is_added_by_the_product(shape: tuple[int, ...], window: int, stride: int, read_twice: bool) -> None:
+    """There is one result to be stored then, unless the program reads the sum and the convolution."""
+
+    def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        image = F.conv2d(x, weight, stride=stride)
+        biased = image + bias.view(-1, 1, 1)
+        return biased * image.sigmoid() if read_twice else biased.sigmoid()
+
+    given = drawn(*shape, last=window == 1), drawn(5, shape[1], window, window), drawn(5)
+    graph = replaced(convolved, *given)
+    assert convolutions(graph) == 0
+    targets = [node.target for node in graph.graph.nodes]
+    assert (aten.addmm.default in targets) != read_twice and (aten.mm.default in targets) == read_twice
+    compare(graph(*given), convolved(*given), convolved(*(each.double() for each in given)))
+
+
+@pytest.mark.parametrize("bias", [torch.randn(1, 1, 9).bfloat16(), torch.randn(5, 1, 1)], ids=["row", "float32"])
+def test_other_terms_are_added_after_the_product(bias: Tensor) -> None:
+    def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.conv2d(x, weight, stride=2) + bias
+
+    given = drawn(2, 3, 15, 21), drawn(5, 3, 5, 5), bias
+    graph = replaced(convolved, *given)
+    assert aten.mm.default in [node.target for node in graph.graph.nodes]
+    compare(graph(*given), convolved(*given), convolved(*(each.double() for each in given)))
+
+
+def test_backward_does_not_gather_windows_again() -> None:
+    """The product is larger than its rows, but these are not stored: to save it is cheaper than to compute it again."""
+
+    def convolved(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, weight, stride=2).relu()
+
+    graph = replaced(convolved, drawn(2, 3, 15, 21), drawn(90, 3, 5, 5))
+    prefer_recomputed_products(graph)
+    marks = {node.target: node.meta.get("recompute") for node in graph.graph.nodes}
+    assert marks[aten.mm.default] is CheckpointPolicy.PREFER_SAVE and marks[aten.relu.default] is None
 
 
 @pytest.mark.parametrize(
