@@ -1,0 +1,64 @@
+"""Mean and variance of long columns relative to one of their elements, in one loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusion
+
+ROWS, COLUMNS = 3000, 24
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    variance, mean = torch.var_mean(x.float(), 0, correction=0)
+    return variance, mean
+
+
+def drawn(dtype: torch.dtype, shift: float = 0.0) -> Tensor:
+    return (torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(7)) + shift).to(dtype)
+
+
+def computed(x: Tensor) -> tuple[Tensor, Tensor]:
+    fused = fusion.fuse(moments, options={"target": "triton", "strict": True, "numerics": "default"})
+    variance, mean = fused(x)
+    return variance, mean
+
+
+@pytest.mark.parametrize("shift", [0.0, 100.0, -3e4])
+def test_moments_are_those_of_float64(shift: float) -> None:
+    x = drawn(torch.bfloat16, shift)
+    variance, mean = computed(x)
+    exact = torch.var_mean(x.double(), 0, correction=0)
+    torch.testing.assert_close(variance.double(), exact[0], rtol=2e-6, atol=1e-9)
+    torch.testing.assert_close(mean.double(), exact[1], rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", [0, 1000, 2999])
+def test_an_outlier_is_no_pivot(row: int) -> None:
+    """It is as far from the mean as an element can be: relative to it, the variance would lose 11 bits."""
+    x = drawn(torch.bfloat16)
+    x[row] = 1e4
+    variance, mean = computed(x)
+    exact = torch.var_mean(x.double(), 0, correction=0)
+    torch.testing.assert_close(variance.double(), exact[0], rtol=2e-6, atol=0)
+    torch.testing.assert_close(mean.double(), exact[1], rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3e34])
+def test_columns_of_equal_numbers_have_no_variance(value: float) -> None:
+    x = torch.full((ROWS, COLUMNS), value).bfloat16()
+    variance, mean = computed(x)
+    assert torch.equal(variance, torch.zeros(COLUMNS))
+    torch.testing.assert_close(mean, x[0].float(), rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("row", [0, 2999])
+def test_infinities_and_nans_stay(value: float, row: int) -> None:
+    x = drawn(torch.bfloat16)
+    x[row, 5] = value
+    variance, mean = computed(x)
+    assert variance.isnan().nonzero().flatten().tolist() == [5]
+    assert torch.isfinite(mean).logical_not().nonzero().flatten().tolist() == [5]
