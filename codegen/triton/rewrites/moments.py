@@ -41,10 +41,10 @@ from fusion.lowering.ir.expr import (
 from fusion.lowering.ir.kernel import Fold, Kernel, Stmt, Store, statements, values_of, with_values
 from fusion.lowering.ir.scalar_ops import CHECKED, HALVES
 
-CHEAP = 8
+_CHEAP = 8
 """Operations that one more element of a row may cost: three are computed in each program beside its loop."""
 
-PLACES = (Rational(1, 5), Rational(1, 3), Rational(3, 4))
+_PLACES = (Rational(1, 5), Rational(1, 3), Rational(3, 4))
 """The places of these three along a row, as shares of its length."""
 
 
@@ -93,7 +93,7 @@ def _is_sum(fold: Fold) -> bool:
 def _is_cheap(row: Expr) -> bool:
     """Return whether `row` is computed from loads at static indices, by few operations that cannot fail."""
     nodes = postorder(row)
-    return sum(isinstance(node, Op) for node in nodes) <= CHEAP and all(
+    return sum(isinstance(node, Op) for node in nodes) <= _CHEAP and all(
         isinstance(node, (Const, Cast))
         or (isinstance(node, Load) and not node.children())
         or (isinstance(node, Op) and node.name != CHECKED)
@@ -140,7 +140,7 @@ def _rewritten(kernel: Kernel, found: _Moments) -> tuple[Stmt, ...]:
 
 def _pivot(row: Expr, over: Sequence[sympy.Symbol], sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
     """Return the median of three elements, at places that are special in no layout, as the ends of a row would be."""
-    places = ({axis: floor(share * sizes[axis]) for axis in over} for share in PLACES)
+    places = ({axis: floor(share * sizes[axis]) for axis in over} for share in _PLACES)
     first, second, third = (substitute(row, place, sizes) for place in places)
     least, most = make_op("minimum", first, second), make_op("maximum", first, second)
     return make_op("maximum", least, make_op("minimum", most, third))
