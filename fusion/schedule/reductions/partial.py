@@ -6,7 +6,8 @@ reduction over the parts.  A fold that needs the result of another one over the 
 part, and is corrected to the merged result as its online form is in a loop (`online.merge`).  The nodes after the folds
 follow the merge.
 
-Where the parts do not end with the axis, folds see their identity behind its end.
+Where the parts do not end with the axis, folds see their identity behind its end.  A part may have one point of other
+reduced axes, too: then there is a part for each of their points.
 
 Inseparable, by None: folds without an online form, and folds of positions.
 """
@@ -75,14 +76,22 @@ class ClusterCut:
 
 
 def cut_cluster(
-    dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool = False
+    dependences: Dependences,
+    cluster: Cluster,
+    axis: Axis,
+    length: sympy.Expr,
+    count: int,
+    *,
+    apart: Collection[Axis] = (),
+    again: bool = False,
 ) -> ClusterCut | None:
     """Return the nodes of `cluster` with its reduced `axis` in `count` parts of `length`; None if its folds refuse.
 
     Args:
+        apart: other reduced axes, of which a part has one point.
         again: whether folds of a part may need others of it, as deviations need its mean; then one loop is not enough.
     """
-    return _Cutting(dependences, cluster, axis, length, count, again=again).run()
+    return _Cutting(dependences, cluster, axis, length, count, apart=apart, again=again).run()
 
 
 def with_cuts(program: Program, cuts: Sequence[ClusterCut | Alternative]) -> Program:
@@ -101,18 +110,27 @@ def with_cuts(program: Program, cuts: Sequence[ClusterCut | Alternative]) -> Pro
 
 class _Cutting:
     def __init__(
-        self, dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool
+        self,
+        dependences: Dependences,
+        cluster: Cluster,
+        axis: Axis,
+        length: sympy.Expr,
+        count: int,
+        *,
+        apart: Collection[Axis],
+        again: bool,
     ) -> None:
         self.dependences, self.cluster, self.axis_cut, self.length = dependences, cluster, axis, length
         self.again, self.reads_again = again, False
         self.part = Axis(fresh("p", cluster.space.sizes), sympy.Integer(count))
+        self.numbers = self.part, *apart  # the axes of the parts
         self.ragged = length * count != axis.size
         held = cluster.space.held
         spread = (axis for axis in cluster.space.parallel if axis.symbol not in held)
         self.space = replace(
             cluster.space,
-            parallel=(*spread, self.part, *(axis for axis in cluster.space.parallel if axis.symbol in held)),
-            reduced=tuple(Axis(a.symbol, length) if a is axis else a for a in cluster.space.reduced),
+            parallel=(*spread, *self.numbers, *(axis for axis in cluster.space.parallel if axis.symbol in held)),
+            reduced=tuple(Axis(a.symbol, length) if a is axis else a for a in cluster.space.reduced if a not in apart),
         )
         self.after = self._after()
         self.instead: dict[int, tuple[Node, ...]] = {}
@@ -175,7 +193,7 @@ class _Cutting:
 
     def _points(self, dtype: torch.dtype) -> Expr:
         """Return the number of points of a part."""
-        rows = sympy.Mul(*(axis.size for axis in self.cluster.space.reduced if axis is not self.axis_cut))
+        rows = sympy.Mul(*(axis.size for axis in self.space.reduced if axis.symbol != self.axis_cut.symbol))
         points, remaining = rows * self.length, rows * (self.axis_cut.size - self.length * self.part.symbol)
         if not self.ragged:
             return const(int(points), dtype) if points.is_Integer else make_cast(IndexValue(points), dtype)
@@ -208,12 +226,13 @@ class _Cutting:
         """
         needed: list[int] = []
         stays: set[int] = set()
+        cut = {self.axis_cut.symbol, *(axis.symbol for axis in self.numbers)}
         for member in reversed(self.after):
             node, at = self.dependences.compute(member), self.cluster.places[member]
             readers = self.dependences.readers.get(node.out, ())
             if not self.dependences.stored(member, self.cluster.members) and not stays.intersection(readers):
                 self.instead.setdefault(member, ())
-            elif any(self.axis_cut.symbol in at[axis.symbol].free_symbols for axis in node.axes):
+            elif any(at[axis.symbol].free_symbols & cut for axis in node.axes):
                 stays.add(member)
             else:
                 needed.append(member)
@@ -248,16 +267,18 @@ class _Cutting:
         node, at = self.dependences.compute(member), self.cluster.places[member]
         refs = {node.name for node in postorder(*fold.args) if isinstance(node, TileRef)}
         varied = free_axes(*fold.args, *(self.parts[name] for name in refs)).union(fold.rows, fold.columns)
-        axes = tuple(axis for axis in self.space.parallel if axis.symbol in varied and axis is not self.part)
+        axes = tuple(axis for axis in self.space.parallel if axis.symbol in varied and axis not in self.numbers)
         direct = direct and isinstance(node, Reduce) and [at[a.symbol] for a in node.axes] == [a.symbol for a in axes]
         shape, buffers = tuple(axis.size for axis in axes), self.dependences.program.buffers
         # The part is the outermost dimension in memory: neighbours stay neighbours where they are merged.
-        strides = (*contiguous_strides(shape), sympy.Mul(*shape))
-        part_buffer = Buffer(
-            self._name(node.out, "part"), fold.dtype, (*shape, self.part.size), strides, buffers[node.out].device
-        )
+        several = tuple(axis.size for axis in self.numbers[1:])
+        inner = contiguous_strides((*shape, *several))
+        strides = (*inner[: len(shape)], sympy.Mul(*shape, *several), *inner[len(shape) :])
+        part_shape = *shape, self.part.size, *several
+        part_buffer = Buffer(self._name(node.out, "part"), fold.dtype, part_shape, strides, buffers[node.out].device)
         self.buffers.append((part_buffer, node.out))
-        self.parts[fold.name] = Load(part_buffer.name, tuple(axis.symbol for axis in (*axes, self.part)), fold.dtype)
+        index = tuple(axis.symbol for axis in (*axes, *self.numbers))
+        self.parts[fold.name] = Load(part_buffer.name, index, fold.dtype)
         whole = node.out if direct else self._name(node.out, "whole")
         if not direct:
             self.buffers.append(
@@ -274,10 +295,12 @@ class _Cutting:
 
     def _of_part(self, fold: Fold, axes: Sequence[Axis]) -> Node:
         """Return the node of one accumulator in each part, which uses other accumulators of the part."""
-        own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate((*axes, self.part)))
+        own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate((*axes, *self.numbers)))
         axis_cut = [axis for axis in self.space.reduced if axis.symbol in fold.over]
         over = tuple(Axis(over_symbol(k), axis.size) for k, axis in enumerate(axis_cut))
-        names = {old.symbol: new.symbol for old, new in zip((*axes, self.part, *axis_cut), (*own, *over), strict=True)}
+        names = {
+            old.symbol: new.symbol for old, new in zip((*axes, *self.numbers, *axis_cut), (*own, *over), strict=True)
+        }
         sizes = {axis.symbol: axis.size for axis in (*own, *over)}
         at = names[self.part.symbol] * self.length + names[self.axis_cut.symbol]
 
@@ -300,11 +323,11 @@ class _Cutting:
     def _of_whole(self, fold: Fold, axes: Sequence[Axis]) -> Node:
         """Return the node of one accumulator over all parts, each corrected to the merged values it depends on."""
         own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(axes))
-        over = Axis(over_symbol(0), self.part.size)
-        names = {old.symbol: new.symbol for old, new in zip((*axes, self.part), (*own, over), strict=True)}
-        sizes = {axis.symbol: axis.size for axis in (*own, over)}
+        over = tuple(Axis(over_symbol(k), axis.size) for k, axis in enumerate(self.numbers))
+        names = {old.symbol: new.symbol for old, new in zip((*axes, *self.numbers), (*own, *over), strict=True)}
+        sizes = {axis.symbol: axis.size for axis in (*own, *over)}
         (arg,) = substitute_all([contribution(fold, self.parts, self.wholes)], names, sizes)
-        return Reduce(self.wholes[fold.name].buffer, own, (over,), merged_op(fold), (arg,), fold.dtype)
+        return Reduce(self.wholes[fold.name].buffer, own, over, merged_op(fold), (arg,), fold.dtype)
 
     def _results(self) -> set[str]:
         return {self.dependences.compute(member).out for member in self.cluster.members}

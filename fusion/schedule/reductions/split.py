@@ -5,7 +5,8 @@ the parts (`partial.py`).  Parts are equal where the length has a suitable divis
 none, or is symbolic: then their number suits the length that was traced.  A reduction that needs the result of another
 one over the same axis (the sum of a softmax, its maximum) is split together with it where the online rule allows it,
 and sums of deviations with their mean (`online/centred.py`): so common operands are read once.  Reduced axes are merged
-where the longest alone has too few parts (`flat.py`).
+where the longest alone has too few parts (`flat.py`).  Few neighbours in memory that a reduction folds, such as the
+channels of a group with channels last, are parts of their own, beside those of other groups: so whole rows are read.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.indexing import FloorDiv, replace_axes
-from fusion.lowering.ir.expr import Expr, Load
-from fusion.lowering.ir.program import Axis, Map, Program, Reduce
+from fusion.lowering.indexing import FloorDiv, flatten, replace_axes, stride_along
+from fusion.lowering.ir.expr import Expr, Load, loads
+from fusion.lowering.ir.program import Axis, Map, Program, Reduce, axis_sizes
 from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.contiguity import LEAST_COLUMNS, contiguous_axes, reads_contiguously
@@ -34,6 +35,9 @@ from fusion.schedule.reductions.row_totals import row_totals
 
 LEAST_ELEMENTS = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
+
+_SECTORS = 2
+"""Memory sectors of so few neighbours that a program would read much that it does not fold."""
 
 FIXED_PART = 1 << 15
 """The least elements of a part, where the order of additions may depend on the length of a reduction alone."""
@@ -61,13 +65,14 @@ def split_reductions(
       return sum_1
     """
     chained, known = {member for cluster in chains for member in cluster.members}, hints or {}
-    nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()
+    nodes, chunks, along, apart = list(program.nodes), dict[int, int](), dict[int, Axis](), dict[int, list[Axis]]()
     across = {**column_sums(program, capabilities, known), **row_totals(program, capabilities, known)}
     for position, node in enumerate(program.nodes):
         if isinstance(node, Reduce) and position not in chained:
-            nodes[position], axis, count = across.get(position) or _chunks(program, node, capabilities, known)
+            few = [] if position in across else _few_neighbours(program, node, capabilities)
+            nodes[position], axis, count = across.get(position) or _chunks(program, node, few, capabilities, known)
             if axis is not None and count > 1:
-                chunks[position], along[position] = count, axis
+                chunks[position], along[position], apart[position] = count, axis, few
     if not chunks:
         return program
     dependences = Dependences(program.edited(nodes), known)
@@ -79,10 +84,11 @@ def split_reductions(
         for cluster in _clusters(dependences, position, chunks, capabilities):
             if done.intersection(cluster.members):
                 continue
-            split = _cut(dependences, cluster, along[position], chunks[position])
-            shorter = None if split is None else _held(dependences, position, along[position], split, capabilities)
+            axis, few = along[position], apart[position]
+            split = _cut(dependences, cluster, axis, chunks[position], few)
+            shorter = None if split is None else _held(dependences, position, axis, split, capabilities)
             if shorter is not None:
-                split = _cut(dependences, cluster, along[position], shorter)
+                split = _cut(dependences, cluster, axis, shorter, few)
             if split is not None:
                 cuts.append(split)
                 done.update(cluster.members)
@@ -101,13 +107,16 @@ def _clusters(
     yield _single(dependences, position)
 
 
-def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> ClusterCut | None:
+def _cut(
+    dependences: Dependences, cluster: Cluster, axis: Axis, count: int, apart: Sequence[Axis]
+) -> ClusterCut | None:
     again = len(cluster.members) > 1
     if not axis.size.is_Integer:
         length = FloorDiv(axis.size + count - 1, sympy.Integer(count))
-        return cut_cluster(dependences, cluster, axis, length, count, again=again)
+        return cut_cluster(dependences, cluster, axis, length, count, apart=apart, again=again)
     part = -(-int(axis.size) // count)
-    return cut_cluster(dependences, cluster, axis, sympy.Integer(part), -(-int(axis.size) // part), again=again)
+    count = -(-int(axis.size) // part)
+    return cut_cluster(dependences, cluster, axis, sympy.Integer(part), count, apart=apart, again=again)
 
 
 def _held(
@@ -215,15 +224,53 @@ def _placement(dependences: Dependences, producer: int, load: Load, at: Placemen
     return axes_at
 
 
+def _few_neighbours(program: Program, node: Reduce, capabilities: Capabilities) -> list[Axis]:
+    """Return the reduced axis of few neighbours in memory, if those of the next row follow them; else nothing.
+
+    A program that folds them reads a part of each memory request, and so do those of its neighbours.
+    """
+    if not capabilities.sector or capabilities.invariant or len(node.over) < 2 or not any(loads(*node.args)):
+        return []
+    sizes = axis_sizes(node)
+    largest = max(estimate(program.buffers[load.buffer].numel, {}) for load in loads(*node.args))
+    for load in loads(*node.args):
+        buffer = program.buffers[load.buffer]
+        offset = flatten(load.index, buffer.strides, sizes)
+        if estimate(buffer.numel, {}) < largest or isinstance(offset, Expr):
+            continue
+        for few in node.over:
+            row = few.size * buffer.dtype.itemsize
+            if stride_along(offset, few.symbol) != 1 or not row.is_Integer or row >= _SECTORS * capabilities.sector:
+                continue
+            next_ones = [axis for axis in node.axes if stride_along(offset, axis.symbol) == few.size]
+            if any(estimate(few.size * axis.size, {}) >= LEAST_COLUMNS for axis in next_ones):
+                return [few]
+    return []
+
+
 def _chunks(
-    program: Program, node: Reduce, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
+    program: Program,
+    node: Reduce,
+    apart: Sequence[Axis],
+    capabilities: Capabilities,
+    hints: Mapping[sympy.Symbol, int],
 ) -> tuple[Reduce, Axis | None, int]:
     """Return the node, its longest reduced axis and the number of its parts (1: no split), with axes merged if needed.
 
     Neighbours in memory stay in one part if another axis has enough parts.
+
+    Args:
+        apart: reduced axes of which a part has one point.
     """
     if node.op not in MERGEABLE:
         return node, None, 1
+    if apart:
+        rows = math.prod(estimate(axis.size, hints) for axis in (*node.axes, *apart))
+        folded = [axis for axis in node.over if axis not in apart]
+        longest = max(folded, key=lambda axis: estimate(axis.size, hints))
+        length = math.prod(estimate(axis.size, hints) for axis in folded)
+        wanted = min(wanted_parts(rows, length, capabilities, contiguous=False), estimate(longest.size, hints))
+        return node, longest, 1 if wanted < 2 else fitting_divisor(node, longest, wanted) or wanted
     rows = math.prod(estimate(axis.size, hints) for axis in node.axes)
     length = math.prod(estimate(axis.size, hints) for axis in node.over)
     contiguous = reads_contiguously(program, node, node.over)
