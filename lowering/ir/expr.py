@@ -27,7 +27,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.ir.scalar_ops import Distribution, ScalarName, result_dtype
+from fusion.lowering.ir.scalar_ops import CHECKED, Distribution, ScalarName, result_dtype
 
 Scalar: TypeAlias = "bool | int | float"
 
@@ -387,6 +387,17 @@ def renamed(roots: Sequence[Expr], names: Mapping[str, str]) -> list[Expr]:
 def loads(*roots: Expr) -> Iterator[Load]:
     """Yield every distinct load below `roots`, including those inside indices and masks."""
     return (node for node in postorder(*roots) if isinstance(node, Load))
+
+
+def is_of_static_loads(row: Expr) -> bool:
+    """Return whether an expression is computed from loads without conditions, at static indices, and cannot fail."""
+    nodes = postorder(row)
+    return any(isinstance(node, Load) for node in nodes) and all(
+        isinstance(node, (Const, Cast))
+        or (isinstance(node, Load) and not node.children())
+        or (isinstance(node, Op) and node.name != CHECKED)
+        for node in nodes
+    )
 
 
 def index_of(node: Expr) -> tuple[sympy.Expr, ...]:

@@ -25,21 +25,19 @@ from sympy import Rational, floor
 
 from fusion.lowering.indexing import substitute
 from fusion.lowering.ir.expr import (
-    Cast,
-    Const,
     Expr,
-    Load,
     Op,
     TileRef,
     const,
     free_axes,
+    is_of_static_loads,
     loads,
     make_op,
     postorder,
     rewrite,
 )
 from fusion.lowering.ir.kernel import Fold, Kernel, Stmt, Store, statements, values_of, with_values
-from fusion.lowering.ir.scalar_ops import CHECKED, HALVES
+from fusion.lowering.ir.scalar_ops import HALVES
 
 _CHEAP = 8
 """Operations that one more element of a row may cost: three are computed in each program beside its loop."""
@@ -91,14 +89,8 @@ def _is_sum(fold: Fold) -> bool:
 
 
 def _is_cheap(row: Expr) -> bool:
-    """Return whether `row` is computed from loads at static indices, by few operations that cannot fail."""
-    nodes = postorder(row)
-    return sum(isinstance(node, Op) for node in nodes) <= _CHEAP and all(
-        isinstance(node, (Const, Cast))
-        or (isinstance(node, Load) and not node.children())
-        or (isinstance(node, Op) and node.name != CHECKED)
-        for node in nodes
-    )
+    """Return whether `row` is computed from loads by few operations."""
+    return is_of_static_loads(row) and sum(isinstance(node, Op) for node in postorder(row)) <= _CHEAP
 
 
 def _is_of_halves(row: Expr, over: Sequence[sympy.Symbol]) -> bool:

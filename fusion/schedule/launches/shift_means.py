@@ -24,7 +24,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.lowering.indexing import substitute
-from fusion.lowering.ir.expr import Cast, Const, Expr, Load, Op, make_op, postorder, rewrite
+from fusion.lowering.ir.expr import Expr, is_of_static_loads, loads, make_op, postorder, rewrite
 from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
@@ -111,17 +111,8 @@ def _means(kernel: Kernel) -> Iterator[tuple[Fold, Expr]]:
 
 def _is_loaded(row: Expr, updated: set[str]) -> bool:
     """Return whether `row` is cheap and computed from loads at static indices, in tensors not updated meanwhile."""
-    nodes = postorder(row)
-    return (
-        cost(row) <= CHEAP
-        and any(isinstance(node, Load) for node in nodes)
-        and all(
-            (isinstance(node, Load) and not node.children() and node.buffer not in updated)
-            or isinstance(node, (Const, Cast))
-            or (isinstance(node, Op) and node.name != "checked")
-            for node in nodes
-        )
-    )
+    fixed = all(load.buffer not in updated for load in loads(row))
+    return cost(row) <= CHEAP and is_of_static_loads(row) and fixed
 
 
 def _with(body: Sequence[Stmt], old: Fold, new: Fold, mean: Expr, centre: Expr) -> tuple[Stmt, ...]:
