@@ -34,6 +34,15 @@ _MANY_EACH = 16
 _STORED_EACH = 8
 """The same where the steps are stored.  (measured: docs/performance.md, `_STORED_EACH`)
 """
+_FEW_EACH = 4
+"""The same where at least `_MANY_STREAMS` tensors are read or stored, whose addresses take as many registers.
+(measured: docs/performance.md, `_FEW_EACH`)
+"""
+_MANY_STREAMS = 5
+_LEAST_IN_ALL = 32
+"""Elements of a thread in all steps: fewer do not pay for the exchange between warps at the end of a column.
+(measured: docs/performance.md, `_LEAST_IN_ALL`)
+"""
 _FEW_HELD = 4096
 """Elements of a step where there are fewer programs than multiprocessors.  (measured: docs/performance.md, `_FEW_HELD`)
 """
@@ -89,9 +98,11 @@ class Columns:
         columns, device = self._filling(self._neighbours()), self.blocked.device
         programs = self._programs(columns)
         few = programs < device.multiprocessors  # nothing else hides their latency
-        held = _FEW_HELD if few else _STEP_BYTES // (len(streams(self.blocked)) * widest(self.blocked))
+        held = _FEW_HELD if few else self._step()
         rows = self._length if self._is_whole else min(self._length, power_of_two(max(1, held // columns)))
         warps = min(16, warps_for(rows * columns, _MANY_EACH if few else self._each()))
+        if not self._is_whole and not few:
+            warps = min(warps, warps_for(self._length * columns, _LEAST_IN_ALL))
         if not self._is_whole and reads_again(self.blocked):
             read_again = extent(self.r.size) * columns * widest(self.blocked)
             while warps < 16 and _resident(device, programs, warps) * read_again > _KEPT * device.cache:
@@ -101,6 +112,12 @@ class Columns:
     @property
     def _is_whole(self) -> bool:
         return self.r.role is Role.WHOLE
+
+    @cached_property
+    def _sums(self) -> int:
+        """The most folds of one loop, each of which holds as many numbers as a step has elements."""
+        loops = [stmt for stmt in self.blocked.body if isinstance(stmt, Loop)]
+        return max((sum(1 for _ in statements(loop.body, Fold)) for loop in loops), default=1)
 
     @property
     def _columns(self) -> int:
@@ -164,14 +181,27 @@ class Columns:
         positions = (load.index[0] for load in every if isinstance(load.index[0], Expr))
         return any(block <= free_axes(read) for position in positions for read in loads(position))
 
+    def _step(self) -> int:
+        """Return the elements of a step: a second sum takes as many registers as half of a step of 16-bit floats."""
+        count, size = len(streams(self.blocked)), widest(self.blocked)
+        elements = _STEP_BYTES // (count * size)
+        if self._writes:
+            return elements // 2 if count >= _MANY_STREAMS else elements
+        return elements // 2 if self._sums > 1 and count == 1 and size == 2 else elements
+
+    @property
+    def _writes(self) -> bool:
+        return any(param.written for param in streams(self.blocked))
+
     def _each(self) -> int:
         """Return how many of the elements of a block, or of a step, a thread takes."""
         folds, tiles = list(statements(self.blocked.body, Fold)), max(1, len(row_loads(self.blocked, self.r)))
-        writes = any(param.written for param in streams(self.blocked))
-        if self._is_whole or (len(folds) == tiles == 1 and not writes):
+        if self._is_whole or (len(folds) == tiles == 1 and not self._writes):
             return max(_MANY_EACH, _COLUMN_THREAD // (widest(self.blocked) * tiles))
-        if writes:
-            return _STORED_EACH
+        if self._writes:
+            return _FEW_EACH if len(streams(self.blocked)) >= _MANY_STREAMS else _STORED_EACH
+        if self._sums > 1 and widest(self.blocked) == 2:
+            return _MANY_EACH
         return max(_MANY_EACH, _COLUMN_THREAD // (2 * widest(self.blocked))) if tiles == 1 else _MANY_EACH
 
     def _in_fixed_order(self) -> Config:

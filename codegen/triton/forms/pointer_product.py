@@ -14,6 +14,7 @@ import torch
 from typing_extensions import Self
 
 from fusion.codegen.numerics import Numerics
+from fusion.codegen.price import additions_of
 from fusion.codegen.triton import fixed_order
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, full_rounds, keeps_busy, power_of_two, programs
 from fusion.codegen.triton.forms import efficiency
@@ -23,8 +24,9 @@ from fusion.codegen.triton.products.contract import SHORT_SUM
 from fusion.codegen.triton.products.descriptors import tile_loads
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.lowering.indexing import ZERO, FloorDiv
-from fusion.lowering.ir.expr import Cast, Expr, Load, loads
+from fusion.lowering.ir.expr import Cast, Expr, Load, loads, postorder
 from fusion.lowering.ir.kernel import Role, Store, values_of
+from fusion.lowering.ir.scalar_ops import HALVES
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
 _SHAPES = (
@@ -35,9 +37,18 @@ _SHAPES = (
     (32, 64, 64, 4, 5),
     (16, 64, 128, 4, 5),
 )
+_SHORT_SHAPES = {128: (64, 64, 32, 4, 3), 256: (128, 64, 32, 4, 3)}
+"""Shapes for sums of up to this many terms: several programs share a multiprocessor, and one stores while others load.
+(measured: docs/performance.md, `_SHORT_SHAPES`)
+"""
 _SPLIT_SHAPES = ((128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (32, 64, 64, 4, 3), (16, 64, 64, 4, 3))  # split float32
 _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16, 32, 16, 4, 3))  # float32, float64
 
+
+_CROWDED, _CROWDED_TILES, _ROOMY = 24, 3, 64
+"""The cost of an epilogue in additions, or the tiles that it loads, from which on a thread has at most `_ROOMY`
+accumulators: with 128 of them it spills.  (measured: docs/performance.md, `_CROWDED`)
+"""
 
 _SHORT_COLUMNS = 64
 """Columns of a block of sums that one step of `SHORT_SUM` terms covers."""
@@ -79,6 +90,7 @@ class PointerProduct(Form):
         if not blocked.device.on_matrix_units(dtype):
             return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, numerics),)
         shapes = _with_room(_shapes(blocked, dtype, numerics), _accumulators(blocked))
+        shapes = _uncrowded(shapes, blocked)
         shapes = fixed_order.shapes(shapes, blocked) if blocked.invariant else _narrow(shapes, blocked)
         room = blocked.device.shared_per_program
         fitted = [_fitted(blocked, shape, dtype, numerics) for shape in shapes]
@@ -90,6 +102,9 @@ class PointerProduct(Form):
         best = max((_filled(blocked, config) for config in busy), default=0.0)
         full = [config for config in busy if _filled(blocked, config) >= _full(blocked) * best]
         default = full[0] if full else max(deep, key=lambda config: programs(blocked, config))
+        if (shape := _short(blocked, dtype)) is not None:
+            short = _within_memory(blocked, _fitted(blocked, shape, dtype, numerics), dtype)
+            default = short if keeps_busy(blocked, short) else default
         return (default, *(config for config in possible if config != default))
 
     def efficiency(self) -> float:
@@ -111,10 +126,23 @@ class PointerProduct(Form):
 
 def _full(blocked: Blocked) -> float:
     """Return how much less than others the result may fill larger blocks that are taken."""
+    return _FULL_OF_COMPUTED if _computes_rows(blocked) else _FULL
+
+
+def _computes_rows(blocked: Blocked) -> bool:
+    """Return whether the rows' operand is computed, which each block of columns repeats."""
     rows = blocked.dots[0].args[0]
     while isinstance(rows, Cast):
         rows = rows.arg
-    return _FULL if isinstance(rows, Load) else _FULL_OF_COMPUTED
+    return not isinstance(rows, Load)
+
+
+def _short(blocked: Blocked, dtype: torch.dtype) -> tuple[int, ...] | None:
+    """Return the shape for a product of few terms; None if it has more, or computes the operand of its rows."""
+    terms = blocked.sides(blocked.dots[0])[2].size
+    if dtype not in HALVES or len(blocked.dots) > 2 or blocked.invariant or _computes_rows(blocked):
+        return None
+    return next((shape for most, shape in _SHORT_SHAPES.items() if terms.is_Integer and terms <= most), None)
 
 
 def _filled(blocked: Blocked, config: Config) -> float:
@@ -141,6 +169,16 @@ def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[
         return shapes
     room = max(m * n // warps for m, n, _, warps, _ in shapes)
     return [shape for shape in shapes if count * shape[0] * shape[1] // shape[3] <= room] or shapes[-1:]
+
+
+def _uncrowded(shapes: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple[int, ...]]:
+    """Return the shapes that leave registers to an epilogue of many tiles, or of much arithmetic."""
+    stored = [value for stmt in blocked.body if isinstance(stmt, Store) for value in values_of(stmt)]
+    tiles = len(set(tile_loads(blocked, stored)))
+    if tiles < _CROWDED_TILES and sum(additions_of(node) for node in postorder(*stored)) < _CROWDED:
+        return shapes
+    lanes = blocked.device.warp
+    return [shape for shape in shapes if shape[0] * shape[1] <= _ROOMY * lanes * shape[3]] or shapes
 
 
 def _narrow(shapes: Sequence[tuple[int, ...]], blocked: Blocked) -> Sequence[tuple[int, ...]]:

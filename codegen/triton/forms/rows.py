@@ -77,6 +77,11 @@ a gradient allow only one program of 32 warps, so that nothing else runs while i
 _HELD_LENGTH = 256
 """The shortest row that is worth loads in flight."""
 
+_SHORT_STEP, _SHORT_ROWS, _SHORT_EACH = 2048, 16, 8
+"""Elements and rows, at most, of a step of shorter rows that are folded together with their columns, and elements per
+thread: an element takes an address in each tensor, a value, and a sum.  (measured: docs/performance.md, `_SHORT_STEP`)
+"""
+
 _HELD_WARPS, _HELD_ELEMENTS, _HELD_TILES, _HELD_STAGES = 4, 32, 6, 3
 """For rows that are held together with sums of their columns: warps, elements per thread, with at most `_HELD_TILES`
 sums and operands, and pipeline stages.  (measured: docs/performance.md, `_HELD_WARPS`)
@@ -223,6 +228,9 @@ def _several(reduced: list[Dim]) -> Config:
     """Return a configuration for folds over different axes: a full tile per program, with loops in steps that keep it
     small.
     """
+    looped, held = ([dim for dim in reduced if dim.role is role] for role in (Role.LOOP, Role.WHOLE))
+    if len(looped) == len(held) == 1:
+        return _short_rows(*looped, *held)
     room = 8192
     blocks: list[tuple[str, int]] = []
     for dim in sorted(reduced, key=lambda dim: dim.role is Role.LOOP):
@@ -233,3 +241,10 @@ def _several(reduced: list[Dim]) -> Config:
         blocks.append((dim.name, length))
     elements = math.prod(length for _, length in blocks)
     return Config(tuple(blocks), num_warps=min(16, warps_for(elements, 16)))
+
+
+def _short_rows(r: Dim, q: Dim) -> Config:
+    """Return a configuration for rows along `q` that are held in steps along `r`."""
+    length = power_of_two(extent(q.size))
+    rows = min(power_of_two(extent(r.size)), max(1, min(_SHORT_ROWS, _SHORT_STEP // length)))
+    return Config(((r.name, rows), (q.name, length)), num_warps=min(16, warps_for(rows * length, _SHORT_EACH)))

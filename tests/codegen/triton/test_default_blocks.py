@@ -1,0 +1,144 @@
+"""Default blocks: of short sums, of crowded epilogues, of short rows beside sums of columns, and of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+pytest.importorskip("triton")
+
+from fusion.codegen.numerics import DEFAULT
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.devices import device_of
+from fusion.codegen.triton.forms import Refused, Task
+from fusion.codegen.triton.forms.pointer_product import PointerProduct
+from fusion.compilation.compile import schedule_graph
+from fusion.compilation.scheduling import plan
+from fusion.dumps.trace import Trace
+from fusion.lowering.aten.decompositions import decompositions
+from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.lower import lower
+from fusion.runner.contexts import Scheduling
+from fusion.schedule import grow
+from fusion.schedule.kernels import KernelCall
+from fusion.schedule.rewrites.inline import inline_cheap_maps
+from tests.codegen.kernels.making import BF16
+from tests.codegen.kernels.products import matmul
+
+TARGET = TritonTarget("sm_90")
+
+
+def first(function: Callable[..., object], *shapes: tuple[int, ...]) -> Kernel:
+    """Return the first kernel of a program on tensors in bfloat16 that are never allocated."""
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=BF16) for shape in shapes]
+        graph = make_fx(function, decomposition_table=decompositions())(*given)
+    _, schedule = schedule_graph(graph, TARGET, Trace(None, "forward"))
+    return next(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
+
+
+def product(function: Callable[..., object], *shapes: tuple[int, ...]) -> Kernel:
+    """Return the kernel of a product that is not left to the library."""
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=BF16) for shape in shapes]
+        graph = make_fx(function, decomposition_table=decompositions())(*given)
+    program = inline_cheap_maps(lower(graph))
+    schedule = plan(program, grow(program, TARGET.capabilities), Scheduling(None))
+    (kernel,) = (step.kernel for step in schedule.steps if isinstance(step, KernelCall))
+    return kernel
+
+
+def through_pointers(kernel: Kernel) -> Config:
+    form = PointerProduct.applies(Task(kernel, device_of("sm_90"), DEFAULT))
+    assert not isinstance(form, Refused)
+    return form.configs()[0]
+
+
+def size(config: Config) -> tuple[int, int, int, int]:
+    return config.block("m"), config.block("n"), config.block("k"), config.num_warps
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [(96, (64, 64, 32, 4)), (128, (64, 64, 32, 4)), (192, (128, 64, 32, 4)), (768, (128, 256, 64, 8))],
+)
+def test_products_of_few_terms_share_a_multiprocessor(terms: int, expected: tuple[int, ...]) -> None:
+    assert size(through_pointers(matmul(200704, 768, terms, BF16))) == expected
+
+
+def test_products_of_few_terms_that_are_small_still_fill_the_device() -> None:
+    config = through_pointers(matmul(64, 96, 96, BF16))
+    assert config.block("m") < 64, "two programs of 64 × 64 would leave the other multiprocessors idle"
+
+
+def gradient_of_gelu(dy: Tensor, w: Tensor, x: Tensor) -> Tensor:
+    gradient: Tensor = torch.ops.aten.gelu_backward(dy @ w, x)
+    return gradient
+
+
+def three_more(dy: Tensor, w: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return dy @ w + a + b + c
+
+
+def one_more(dy: Tensor, w: Tensor, a: Tensor) -> Tensor:
+    return dy @ w + a
+
+
+@pytest.mark.parametrize(
+    ("function", "tiles", "columns"), [(gradient_of_gelu, 1, 128), (three_more, 3, 128), (one_more, 1, 256)]
+)
+def test_an_epilogue_of_many_tiles_or_much_arithmetic_has_registers(
+    function: Callable[..., Tensor], tiles: int, columns: int
+) -> None:
+    shapes = [(12544, 768), (768, 3072), *[(12544, 3072)] * tiles]
+    assert through_pointers(product(function, *shapes)).block("n") == columns
+
+
+def rows_beside_columns(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of a softmax, and of what was added to its operand."""
+    gradient = x * (g - (g * x).sum(-1, keepdim=True))
+    return gradient, gradient.sum(0)
+
+
+@pytest.mark.parametrize(("columns", "block", "warps"), [(49, (16, 64), 4), (96, (16, 128), 8)])
+def test_a_step_of_short_rows_fits_the_registers(columns: int, block: tuple[int, int], warps: int) -> None:
+    (config, *_) = TARGET.configs(first(rows_beside_columns, (200704, columns), (200704, columns)))
+    assert (config.block("r"), config.block("q")) == block and config.num_warps == warps
+
+
+def moments(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.var_mean(x.float(), dim=0)
+
+
+def total(x: Tensor) -> Tensor:
+    return x.float().sum(0)
+
+
+def test_a_second_sum_shortens_the_step() -> None:
+    one, two = (TARGET.configs(first(function, (200704, 256)))[0] for function in (total, moments))
+    assert two.block("x") * two.block("r") == one.block("x") * one.block("r") // 2
+    assert two.block("x") * two.block("r") // (32 * two.num_warps) == 16
+
+
+def gradients_of_two_norms(g: Tensor, h: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    gradient = torch.where(x > 0, g + h, 0.0)
+    return gradient, gradient.float().sum(0), (gradient.float() * x).sum(0), (gradient.float() * y).sum(0)
+
+
+def gradients_of_a_norm(g: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    gradient = torch.where(x > 0, g, 0.0)
+    return gradient, gradient.float().sum(0), (gradient.float() * x).sum(0)
+
+
+def test_a_thread_takes_fewer_elements_of_many_tensors() -> None:
+    few, many = (
+        TARGET.configs(first(function, *[(200704, 512)] * count))[0]
+        for function, count in ((gradients_of_a_norm, 2), (gradients_of_two_norms, 4))
+    )
+    each = [config.block("x") * config.block("r") // (32 * config.num_warps) for config in (few, many)]
+    assert each == [8, 4]
