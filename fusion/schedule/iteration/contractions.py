@@ -2,7 +2,9 @@
 
 Two products over the same axes that read one operand alike (gate and up of a gated MLP, the keys and values of a layer,
 two sides multiplied by one matrix) load it once if one loop computes both.  Each has its own accumulator, so tiles are
-smaller; together they are like one product with as many times the columns.
+smaller; together they are like one product with as many times the columns.  Products without a common operand may share
+a loop if one value is computed from all of them (the gradient of scores, from the scores and the gradients of the
+weights): their results stay in registers.
 """
 
 from __future__ import annotations
@@ -61,9 +63,31 @@ def refused(
         operands.append(frozenset(substitute_all(node.exprs, at, space.sizes)))
     if len(sides) > 1:
         return "two contractions that run over different axes"
-    if not frozenset[Expr].intersection(*operands):
-        return "two contractions that share no operand"
+    if not frozenset[Expr].intersection(*operands) and not _meet(dependences, members, products):
+        return "two contractions that share no operand, and no reader"
     return None
+
+
+def _meet(dependences: Dependences, members: Collection[int], products: Sequence[int]) -> bool:
+    """Return whether a member is computed from the results of all contractions, which are larger than their operands:
+    apart, one of them would be stored.
+    """
+    return all(_is_outer(dependences, product) for product in products) and any(
+        {*products} <= leading_to(dependences, members, member) for member in members
+    )
+
+
+def _is_outer(dependences: Dependences, product: int) -> bool:
+    """Return whether the results of a contraction, in memory, would be larger than its operands."""
+    node = dependences.compute(product)
+    assert isinstance(node, Contract)
+    sizes = {axis.symbol: axis.size for axis in (*node.axes, *node.over)}
+    rows, columns, over = (
+        sympy.Mul(*(sizes[symbol] for symbol in symbols))
+        for symbols in (node.rows, node.columns, (axis.symbol for axis in node.over))
+    )
+    stored, multiplied = node.accumulate.itemsize * rows * columns, node.lhs.dtype.itemsize * over * (rows + columns)
+    return bool((stored - multiplied).is_nonnegative)
 
 
 def slowdown(dependences: Dependences, members: Collection[int], tiles: ProductTiles) -> float:
@@ -74,9 +98,26 @@ def slowdown(dependences: Dependences, members: Collection[int], tiles: ProductT
     layout, so that they can be multiplied as one matrix.
     """
     products = contractions(dependences, members)
-    if len(products) < 2 or (len(products) == 2 and _have_one_layout(dependences, products)):
+    if len(products) < 2:
+        return 1.0
+    operands = [frozenset(load.buffer for load in dependences.loads[product]) for product in products]
+    if not frozenset[str].intersection(*operands):
+        return _apart(len(products), tiles) / tiles.together
+    if len(products) == 2 and _have_one_layout(dependences, products):
         return 1.0
     return divided(len(products), tiles) / tiles.together
+
+
+def _apart(count: int, tiles: ProductTiles) -> float:
+    """Return the relative cost of such tiles if each product loads both of its operands.
+
+    >>> from fusion.inspect.examples import TARGET
+    >>> round(_apart(2, TARGET.capabilities.tiles), 2)
+    1.33
+    """
+    columns = 1 << (tiles.columns // count).bit_length() - 1
+    single = (tiles.rows + tiles.columns) / (tiles.rows * tiles.columns)
+    return (tiles.rows + columns) / (tiles.rows * columns) / single * max(1.0, tiles.least_columns / columns)
 
 
 def divided(count: int, tiles: ProductTiles) -> float:

@@ -179,6 +179,43 @@ def ordered(kernel: Kernel, given: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return results
 
 
+def meeting(q: torch.Tensor, k: torch.Tensor, g: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The gradients of scores: their two products share no operand, but are multiplied."""
+    weights = torch.tanh(q @ k)
+    return weights, weights * (g @ v)
+
+
+def apart(q: torch.Tensor, k: torch.Tensor, g: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.tanh(q @ k), torch.tanh(g @ v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16], ids=str)
+def test_products_that_meet_are_one_loop(dtype: torch.dtype) -> None:
+    given = random_tensors([(90, 7), (7, 85), (90, 7), (7, 85)], dtype)
+    kernel = only_kernel(meeting, given)
+    first, second = dots(kernel)
+    assert not set(first.args) & set(second.args)
+    outs = outputs(kernel)
+    run_kernel(kernel, [*ordered(kernel, given), *outs])
+    want = meeting(*(tensor.double() for tensor in given))
+    eager = meeting(*given)
+    for got in outs:  # the results have one layout
+        excess = (error([got], [true]) - 2 * error([mine], [true]) for mine, true in zip(eager, want, strict=True))
+        assert min(excess) < 1e-7
+
+
+@pytest.mark.parametrize("length", [64, 512])
+def test_products_that_meet_share_no_loop_if_their_operands_are_larger(length: int) -> None:
+    """Their results would take less memory than the operands that a shared loop has in flight."""
+    counts = [len(dots(kernel)) for kernel in kernels(grown(meeting, random_tensors([(64, length), (length, 64)] * 2)))]
+    assert counts == [1, 1]
+
+
+def test_products_without_a_common_reader_share_no_loop() -> None:
+    given = random_tensors([(90, 7), (7, 85), (90, 7), (7, 85)])
+    assert [len(dots(kernel)) for kernel in kernels(grown(apart, given))] == [1, 1]
+
+
 @pytest.mark.parametrize("tokens", [1, 512, 4096])
 def test_gated_mlp_is_two_launches(tokens: int) -> None:
     def mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
