@@ -71,6 +71,7 @@ from fusion.schedule.layouts.scatter_in_place import scatter_in_place
 from fusion.schedule.layouts.scattered_operands import copy_scattered_operands
 from fusion.schedule.layouts.stored_once import drop_constant_axes, merge_equal_maps
 from fusion.schedule.layouts.tile_order import order_for_tiles
+from fusion.schedule.layouts.transposed_reads import copy_transposed_reads
 from fusion.schedule.library.choice import leave_lone_products
 from fusion.schedule.overrides import GROW_CLUSTERS, LIBRARY
 from fusion.schedule.reductions.scans import split_scans
@@ -300,6 +301,7 @@ PROGRAM: Stage[Scheduled, Scheduling] = Stage(
         ),
         Pass("order_for_tiles", adapters.on_chains(order_for_tiles), when=_chains),
         Pass("copy_scattered_operands", adapters.on_chains(copy_scattered_operands)),
+        Pass("copy_transposed_reads", adapters.on_chains(copy_transposed_reads)),
         Pass("round_on_store", adapters.on_program(lambda program, at: round_on_store(program))),
         # After inlining, so that a split reduction contains its producers; after chains, which have their own parts.
         Pass(

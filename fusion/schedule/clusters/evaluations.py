@@ -133,6 +133,13 @@ class Evaluations:
         others = apart.difference(*sides)
         return math.prod(tiles) * math.prod(parallel[axis] for axis in others)
 
+    def axes_of_tiles(self, cluster: Cluster) -> frozenset[sympy.Symbol]:
+        """Return the axes of a tile of a product: of its rows, its columns and its sums; of a chain all axes."""
+        space = cluster.space
+        if space.chained:
+            return frozenset(space.sizes)
+        return frozenset[sympy.Symbol]().union(*self._sides(cluster), (axis.symbol for axis in space.reduced))
+
     def _sides(self, cluster: Cluster) -> tuple[frozenset[sympy.Symbol], frozenset[sympy.Symbol]]:
         """Return (the axes of the rows, the axes of the columns) of a cluster's contractions."""
         rows, columns = set[sympy.Symbol](), set[sympy.Symbol]()

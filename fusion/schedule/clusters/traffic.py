@@ -51,6 +51,9 @@ class ClusterTraffic:
             return 0
         sizes, inside = cluster.space.sizes, {self.dependences.outs[member] for member in cluster.members}
         hints, columns, excess = self.dependences.hints, self._columns(cluster), 0
+        in_tiles = self._evaluations.axes_of_tiles(cluster)
+        tile = {axis: size for axis, size in sizes.items() if axis in in_tiles}
+        first = dict.fromkeys(sizes.keys() - tile.keys(), sympy.Integer(0))
         for member, placement in cluster.places.items():
             node_sizes = axis_sizes(self.dependences.compute(member))
             for load in self.dependences.loads[member]:
@@ -59,13 +62,14 @@ class ClusterTraffic:
                 if load.buffer in inside or isinstance(offset, Expr):
                     continue
                 placed = place(offset, placement, sizes)
-                if not is_scattered(placed, sizes, hints):
+                within = placed.xreplace(first)
+                if not is_scattered(within, tile, hints):
                     continue
                 spanned = placed.free_symbols & sizes.keys()
                 points = math.prod(self.dependences.estimate(sizes[axis]) for axis in spanned)
                 times = points * self._evaluations.by_tiles(cluster, spanned)
                 sector, itemsize = self.capabilities.sector, buffer.dtype.itemsize
-                requests = times * requests_per_element(placed, sizes, columns, sector // itemsize, hints)
+                requests = times * requests_per_element(within, tile, columns, sector // itemsize, hints)
                 excess += max(0, int(requests) * sector - times * itemsize)
         return excess
 
