@@ -4,12 +4,15 @@
     Σ_k round(g[m, k]) · w[k, n]   →   Σ_k g[m, k] · w[k, n]
 
 `Program → Program`, with the same numbers.  A value that eager rounds where it stores it is rounded where it is read,
-as long as it may stay in registers; if it is stored after all, half the bytes suffice.  Unchanged: values that some
-reader needs unrounded, in another type or as they are in memory.
+as long as it may stay in registers; if it is stored after all, half the bytes suffice.  If the program has the rounded
+value as well, all read that.  Unchanged: values that some reader needs unrounded, in another type or as they are in
+memory.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 
@@ -42,25 +45,45 @@ def round_on_store(program: Program) -> Program:
     narrow = {name: dtype for name, (dtype,) in dtypes_of.items() if dtype in HALVES}
     if not narrow:
         return program
+    copies = _rounded_copies(program, narrow)
 
     def rule(expr: Expr) -> Expr | None:
         load = expr.arg if isinstance(expr, Cast) else None
         if not isinstance(load, Load) or load.buffer not in narrow or load.dtype in HALVES:
             return None
-        return Load(load.buffer, load.index, narrow[load.buffer], load.mask)
+        return Load(copies.get(load.buffer, load.buffer), load.index, narrow[load.buffer], load.mask)
 
     def read_rounded(node: Compute) -> Compute:
-        return node if narrow.keys().isdisjoint(reads(node)) else with_exprs(node, rewrite(node.exprs, rule))
+        if narrow.keys().isdisjoint(reads(node)) or node.out in copies.values():
+            return node
+        return with_exprs(node, rewrite(node.exprs, rule))
 
     nodes: list[Node] = []
     for node in program.nodes:
         if not isinstance(node, (Extern, Chunked)):
             node = read_rounded(node)
-        if isinstance(node, Map) and node.out in narrow:
+        if isinstance(node, Map) and node.out in narrow.keys() - copies.keys():
             node = replace(node, expr=make_cast(node.expr, narrow[node.out]))
         nodes.append(node)
-    buffers = [replace(program.buffers[name], dtype=dtype) for name, dtype in narrow.items()]
+    buffers = [replace(program.buffers[name], dtype=dtype) for name, dtype in narrow.items() if name not in copies]
     return program.edited(nodes, buffers=buffers, library=alternatives_with(program, read_rounded))
+
+
+def _rounded_copies(program: Program, narrow: Mapping[str, torch.dtype]) -> dict[str, str]:
+    """Return the values of which the program has a rounded copy that its other readers can read, with these copies."""
+    copies: dict[str, str] = {}
+    early: set[str] = set()
+    readers = Counter(name for node in program.nodes for name in set(reads(node)))
+    for node in program.nodes:
+        read = narrow.keys() & {*reads(node)}
+        if isinstance(node, Map) and isinstance(node.expr, Cast) and isinstance(node.expr.arg, Load):
+            load = node.expr.arg
+            whole = load.mask is None and load.index == tuple(axis.symbol for axis in node.axes)
+            name, is_first = load.buffer, load.buffer not in early | copies.keys()
+            if whole and is_first and narrow.get(name) is node.expr.dtype and readers[name] > 1:
+                copies[name] = node.out
+        early |= read - copies.keys()
+    return copies
 
 
 def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:

@@ -16,6 +16,7 @@ recomputation may differ in the last bit (`lowering/algebra/last_bits.py`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -103,8 +104,12 @@ def inline_cheap_maps(program: Program) -> Program:
 
 
 def _rounded(program: Program, stays: Collection[str]) -> set[str]:
-    """Return the tensors that are stored in any case, rounded, and their copied operands."""
-    rounded = set(stays)
+    """Return the tensors that are stored in any case, rounded, and their copied operands.
+
+    So are the operands of two products, one of which would compute them again.
+    """
+    products = [load.buffer for node in program.nodes if isinstance(node, Contract) for load in loads(*node.exprs)]
+    rounded = {*stays, *(name for name, count in Counter(products).items() if count > 1)}
     for node in reversed(program.nodes):
         if not rounded.isdisjoint(writes(node)):
             rounded |= copies(node)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusion.lowering.interpret import run_program
-from fusion.lowering.ir.program import Map, Program
+from fusion.lowering.ir.program import Map, Program, Reduce, reads
 from fusion.lowering.verify import verify_program
 from fusion.schedule.layouts.round_on_store import round_on_store
 from fusion.schedule.rewrites.inline import inline_cheap_maps
@@ -61,3 +61,19 @@ def test_a_value_with_an_unrounded_reader_stays(function: Callable[..., object])
     program = before(function)
     assert torch.float32 in maps(program).values()
     assert round_on_store(program) is program
+
+
+def read_beside_a_copy(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = torch.exp(x.erf())
+    copy = hidden.to(BF16)
+    return copy, copy.float().sum(0), hidden.to(BF16).float().sum(1)
+
+
+def test_readers_read_the_rounded_copy_that_the_program_has() -> None:
+    program = before(read_beside_a_copy)
+    narrow = round_on_store(program)
+    assert maps(narrow) == {"erf": torch.float32, "exp": torch.float32, "_to_copy": BF16}
+    assert [reads(node) for node in narrow.nodes if isinstance(node, Reduce)] == [("_to_copy",), ("_to_copy",)]
+    verify_program(narrow)
+    for ours, theirs in zip(run_program(narrow, GIVEN), run_program(program, GIVEN), strict=True):
+        assert torch.equal(ours, theirs)
