@@ -20,9 +20,9 @@ import sympy
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.algebra.dead_code import eliminate_dead_code
-from fusion.lowering.indexing import Mod, axis_symbol, over_symbol
-from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, const
-from fusion.lowering.ir.program import Axis, Buffer, Map, Node, Program, Reduce, Scatter
+from fusion.lowering.indexing import Mod, axis_symbol, coefficient, over_symbol, simplify
+from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, const, loads
+from fusion.lowering.ir.program import Axis, Buffer, Map, Node, Program, Reduce, Scatter, axis_sizes
 from fusion.lowering.ir.scalar_ops import identity
 from fusion.lowering.ir.sizes import estimate
 from fusion.lowering.value import contiguous_strides
@@ -87,11 +87,29 @@ def _copies(program: Program, node: Node, starts: Mapping[str, Map], hints: Mapp
     if not isinstance(node, Scatter) or node.op == "store" or node.start not in starts:
         return 1
     start = starts[node.start].expr
-    if start is not const(identity(node.op, start.dtype), start.dtype) or isinstance(node.index[-1], IndexValue):
-        return 1  # rows of elements that are neighbours are updated together
+    if start is not const(identity(node.op, start.dtype), start.dtype) or _by_rows(program, node):
+        return 1
     elements = max(1, estimate(program.buffers[node.out].numel, hints))
     crowd = math.prod(estimate(axis.size, hints) for axis in node.axes) // elements
     return 1 if crowd < _CROWDED else _power_of_two(min(4 * crowd // _CROWDED, _SPREAD // elements))
+
+
+def _by_rows(program: Program, node: Scatter) -> bool:
+    """Return whether rows of elements are updated by rows of sources, so that neighbouring threads never collide.
+
+    Sources whose rows are in memory along another axis, such as the positions of a head, are read along that.
+    """
+    last = node.index[-1]
+    if not isinstance(last, IndexValue):
+        return False
+    steps: set[sympy.Symbol] = set()
+    for load in loads(node.value):
+        pairs = zip(load.index, program.buffers[load.buffer].strides, strict=True)
+        parts = (index * stride for index, stride in pairs if not isinstance(index, Expr))
+        offset = simplify(sympy.Add(*parts), axis_sizes(node))
+        if offset.free_symbols & last.index.free_symbols:
+            steps |= {axis.symbol for axis in node.colliding if coefficient(offset, axis.symbol) == 1}
+    return not steps
 
 
 def _power_of_two(count: int) -> int:

@@ -367,6 +367,19 @@ def test_many_sources_of_few_elements_update_copies_of_these():
     assert not any("part" in kernel.name for kernel in report(fused).kernels)
 
 
+def counted_by_heads(bins: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """A table of positions, each with a number for every head: the gradient of a bias of relative positions."""
+    return weights.new_zeros(32, 12).index_add(0, bins, weights.T)
+
+
+def test_elements_whose_sources_are_neighbours_along_another_axis_have_copies():
+    given = torch.randint(0, 32, (1 << 14,)), torch.randn(12, 1 << 14)
+    kernels = [step.kernel for step in calls(counted_by_heads, *given) if isinstance(step, KernelCall)]
+    (update,) = (update for kernel in kernels for update in updates(kernel))
+    shapes = [kernel.param(update.param).shape for kernel in kernels if updates(kernel)]
+    assert shapes == [(32, 12, 16)]
+
+
 def added_rows(bins: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return weights.new_zeros(300, 64).index_add(0, bins, weights[:, None].expand(-1, 64))
 
