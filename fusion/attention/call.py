@@ -80,6 +80,11 @@ class Call:
         return bool(self.options.get("is_causal"))
 
     @property
+    def mask_is_trained(self) -> bool:
+        """Whether backward computes the gradient of the mask."""
+        return self.training and self.mask is not None and self.mask.tensor.requires_grad
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The arguments of the library that are tensors, without data."""
         return (*self.operands, *([] if self.mask is None else [self.mask.tensor]))

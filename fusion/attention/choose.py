@@ -148,7 +148,7 @@ def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) 
         refuse_small(call, target)
         kernel = library_kernel(call, target)
         library = library_time(call, kernel, target)
-        generated = generated_time(call, target)
+        generated = generated_time(call, kernel, target)
     except Exception as failure:  # whatever fails while the kernels are generated, the library's kernel is right
         if strict and not isinstance(failure, Unsupported):
             raise

@@ -133,8 +133,13 @@ def library_time(call: Call, kernel: str, target: Target) -> float:
     return total
 
 
-def generated_time(call: Call, target: Target) -> float:
+def generated_time(call: Call, kernel: str, target: Target) -> float:
     """Return the microseconds of the kernels that would be generated for a decomposed call.
+
+    The gradient of a mask needs the gradients of all scores, which are stored for it.
+
+    Args:
+        kernel: the library's, which may store them, too.
 
     Raises:
         Unsupported: the target has no efficiency for them, or the scores would be in memory.
@@ -150,8 +155,8 @@ def generated_time(call: Call, target: Target) -> float:
     product = _product(call, call.query.dtype, capabilities) * left * _padding(call.rows) * _padding(call.columns)
     for backward in _directions(call):
         chained_us, stored_us = _apart(call, capabilities, backward)
-        if chained_us >= stored_us or _is_few(call):
-            total += IN_MEMORY * stored_us
+        if chained_us >= stored_us or _is_few(call) or (backward and call.mask_is_trained):
+            total += stored_us if kernel == "math" and call.mask_is_trained else IN_MEMORY * stored_us
             continue
         share = target.chained_share(_chain(call, loops, left, backward=backward), form)
         kernels = _kernels(call, capabilities, backward)
@@ -188,8 +193,6 @@ def _refuse_stored_scores(call: Call, capabilities: Capabilities) -> None:
         raise Unsupported("heads too wide to be held")
     if LEAST_SHARE * call.scores <= query.numel() + key.numel() and min(call.rows, call.columns) > MATRIX_UNIT_ROWS:
         raise Unsupported("fewer scores than operands, not worth a loop over tiles")
-    if call.training and call.mask is not None and call.mask.tensor.requires_grad:
-        raise Unsupported("the gradient of the mask would need the scores whole")
     chained_us, stored_us = _apart(call, capabilities, False)
     if chained_us >= stored_us and not _is_few(call):
         raise Unsupported("generated kernels would write the scores to memory")

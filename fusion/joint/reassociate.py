@@ -42,13 +42,14 @@ from fusion.joint.factors import (
 from fusion.joint.facts import row_sum
 from fusion.joint.recomputation import is_tile
 from fusion.joint.writing import write
+from fusion.lowering.ir.scalar_ops import HALVES
 from fusion.lowering.ir.sizes import elements, size_of
 from fusion.lowering.value import Shape
 
 aten = torch.ops.aten
 
-MIN_SHRINKAGE = 4
-"""The smallest ratio of the sizes of X and Y."""
+MIN_SHRINKAGE, MIN_SHRINKAGE_HALVES = 4, 1.5
+"""The smallest ratio of the sizes of X and Y; in 16 bits, whose own rounding is larger than that of either sum."""
 MAX_NESTED = 2
 """How many nested sums a summand is expanded over."""
 
@@ -166,7 +167,8 @@ def _can_replace(y: fx.Node, x: fx.Node) -> bool:
     """Return whether Y has the shape of A, the precision of X, a tile, and much fewer elements."""
     small, large = value_of(y), value_of(x)
     fits = shape_of(y) == shape_of(operands(x)[0]) and small.dtype is large.dtype
-    return fits and is_tile(x) and elements(large.shape) >= MIN_SHRINKAGE * elements(small.shape)
+    least = MIN_SHRINKAGE_HALVES if large.dtype in HALVES else MIN_SHRINKAGE
+    return fits and is_tile(x) and elements(large.shape) >= least * elements(small.shape)
 
 
 def _has_rows(product: Quotient, shape: Shape) -> bool:

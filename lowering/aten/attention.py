@@ -59,6 +59,8 @@ def attention(
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
         if is_causal:
             attn_mask = _causal(query.shape[-2], key.shape[-2], query.device)
+        if attn_mask is not None and attn_mask.requires_grad:
+            attn_mask = _by_rows(attn_mask)
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         order = tuple(range(query.dim()) if order is None else order)
         arguments = query, key, value, attn_mask, dropout_p, scale, order
@@ -81,6 +83,18 @@ def shared_heads(x: Tensor, heads: int) -> Tensor:
 
 def _causal(rows: int, columns: int, device: torch.device) -> Tensor:
     return torch.arange(rows, device=device)[:, None] >= torch.arange(columns, device=device)
+
+
+def _by_rows(mask: Tensor) -> Tensor:
+    """Copy a mask whose neighbours along a row are apart in memory, without repeating what it broadcasts.
+
+    >>> _by_rows(torch.zeros(5, 6, 4).permute(2, 0, 1).expand(3, 4, 5, 6)).stride()
+    (0, 30, 6, 1)
+    """
+    if mask.stride(-1) in (0, 1):
+        return mask
+    narrow = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
+    return narrow.contiguous().expand(mask.shape)
 
 
 def _laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
@@ -140,6 +154,17 @@ def weights_of(scores: Tensor, *, guarded: bool) -> tuple[Tensor, Tensor, Tensor
     return weights / total, pivot + total.log(), largest
 
 
+def _mask_grad(score_grads: Tensor, scaled: Tensor, scale: float, mask: Tensor) -> Tensor:
+    """Return the gradient of the mask, from the gradients of the scores.
+
+    These are in memory only as `scaled`, the operand of two products.  If that is in 16 bits, its elements are summed,
+    as they are for the bias of PyTorch's memory-efficient kernel.
+    """
+    if scaled.dtype.itemsize == score_grads.dtype.itemsize or scale == 0:
+        return score_grads.sum_to_size(mask.shape).to(mask.dtype)
+    return (scaled.to(score_grads.dtype).sum_to_size(mask.shape) / scale).to(mask.dtype)
+
+
 def _factor(kept: Tensor, dropout: float) -> Tensor:
     return kept * (0.0 if dropout == 1 else 1 / (1 - dropout))
 
@@ -186,8 +211,8 @@ class _Attention(torch.autograd.Function):
             score_grads, dropped = score_grads * _factor(kept, ctx.dropout), weights * _factor(kept, ctx.dropout)
         row_dots = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
         score_grads = weights * (score_grads - row_dots)
+        scaled = (score_grads * ctx.scale).to(query.dtype)
         mask_grad = None
         if mask is not None and ctx.needs_input_grad[3]:
-            mask_grad = score_grads.sum_to_size(mask.shape).to(mask.dtype)
-        score_grads = (score_grads * ctx.scale).to(query.dtype)
-        return score_grads @ key, score_grads.mT @ query, dropped.to(grad.dtype).mT @ grad, mask_grad, None, None, None
+            mask_grad = _mask_grad(score_grads, scaled, ctx.scale, mask)
+        return scaled @ key, scaled.mT @ query, dropped.to(grad.dtype).mT @ grad, mask_grad, None, None, None

@@ -265,6 +265,37 @@ def test_what_the_library_has_no_kernel_for_is_generated(name: str, training: bo
     assert choice.library_us > 4 * scores / bandwidth
 
 
+def test_a_mask_with_a_gradient_is_generated_if_the_library_stores_its_scores_in_float32(chosen: Chosen) -> None:
+    mask = torch.randn(8, 1024, 1024).bfloat16().requires_grad_()
+    torch.compile(masked, backend=chosen)(*(x.detach()[0].requires_grad_() for x in large()), mask)
+    choice = chosen.only
+    assert choice.generated and choice.kernel == "math", str(choice)
+    scores, bandwidth = 8 * 1024 * 1024 * 2, TARGETS["triton"]("sm_90").capabilities.rates.bandwidth
+    assert choice.generated_us is not None and choice.generated_us > 3 * scores / bandwidth, "backward stores them"
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_of_a_mask(dtype: torch.dtype, scale: float | None) -> None:
+    """Of a table whose heads are neighbours in memory, and of one row for all queries, repeated for the batch."""
+    q, k, v = (x.to(dtype).requires_grad_() for x in operands(3, 60, 70, 16, 16))
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn(60, 70, 3, generator=generator).to(dtype).requires_grad_()
+    row = torch.randn(1, 1, 1, 70, generator=generator).to(dtype).requires_grad_()
+
+    def step(function: Callable[..., torch.Tensor], mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        given = (x.to(mask.dtype) for x in (q, k, v))
+        out = function(*given, attn_mask=mask, scale=scale)
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype)
+        (gradient,) = torch.autograd.grad(out, [leaf], weights)
+        return gradient
+
+    for mask, leaf in ((table.permute(2, 0, 1)[None], table), (row.expand(1, 3, 60, 70), row)):
+        got, exact = step(attention, mask, leaf), step(F.scaled_dot_product_attention, mask.double(), leaf).double()
+        assert got.shape == leaf.shape
+        assert float((got.double() - exact).norm()) < 4 * torch.finfo(dtype).eps * float(exact.norm())
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("program", [window, alibi])
 def test_masks_that_are_computed_are_generated(program: Program, training: bool, chosen: Chosen) -> None:
@@ -285,9 +316,9 @@ def test_calls_alike_are_priced_once(chosen: Chosen, monkeypatch: pytest.MonkeyP
     priced: list[object] = []
     inner = choose.generated_time
 
-    def counting(call: Call, target: Target) -> float:
+    def counting(call: Call, kernel: str, target: Target) -> float:
         priced.append(call)
-        return inner(call, target)
+        return inner(call, kernel, target)
 
     monkeypatch.setattr(choose, "generated_time", counting)
 
