@@ -77,12 +77,14 @@ class MisalignedRows:
     Attributes:
         product: of a GEMM, generated or the library's.
         chained: of a loop that multiplies such rows.
-        library: bytes to which all rows of operands and result are aligned → the efficiency of the library's GEMM.
+        library: bytes to which the rows of operands and result are aligned, in 16 bits → the efficiency of the library.
+        moved: the same → the share of the bandwidth of memory at which it reads and writes them.
     """
 
     product: float
     chained: float
     library: Mapping[int, float] = field(hash=False)
+    moved: Mapping[int, float] = field(hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Layouts:
     blocks: bool = False
 
 
-ALIGNED = MisalignedRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
+ALIGNED = MisalignedRows(1.0, 1.0, *2 * ({2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0},))
 """Of a device on which alignment does not matter."""
 
 

@@ -20,17 +20,22 @@ def is_odd(buffer: Buffer) -> bool:
     return buffer.dtype.itemsize == 2 and padded_strides(buffer) is not None
 
 
-def share_of_library(calls: Iterable[Node], buffers: Mapping[str, Buffer], speeds: Mapping[int, float]) -> float:
-    """Return the speed of the library's calls of a product relative to aligned ones, from `MisalignedRows.library`."""
+def alignment_of_calls(calls: Iterable[Node], buffers: Mapping[str, Buffer]) -> int:
+    """Return the bytes to which all rows are aligned that the library's calls of a 16-bit product touch.
+
+    Of a result in float32 each element counts as 16 bits, as the library's kernel is chosen by elements.
+    """
     products = [call for call in calls if isinstance(call, Extern) and not call.is_view]
     touched = [buffers[name] for call in products for name in (*reads(call), *writes(call))]
-    return min((speeds[_row_alignment(buffer)] for buffer in touched if buffer.dtype.itemsize == 2), default=1.0)
+    if all(buffer.dtype.itemsize != 2 for buffer in touched):
+        return BYTES
+    return min(map(_row_alignment, touched))
 
 
 def _row_alignment(buffer: Buffer) -> int:
-    """Return the alignment in bytes of all rows, at most `BYTES`; unknown strides count as aligned."""
+    """Return the alignment of all rows in bytes of 16-bit elements, at most `BYTES`; unknown strides are aligned."""
     steps = (stride for stride, length in zip(buffer.strides, buffer.shape, strict=True) if length != 1)
-    return math.gcd(BYTES, *(int(step) * buffer.dtype.itemsize for step in steps if step.is_Integer and step != 1))
+    return math.gcd(BYTES, *(2 * int(step) for step in steps if step.is_Integer and step != 1))
 
 
 def padded_strides(buffer: Buffer) -> tuple[sympy.Expr, ...] | None:

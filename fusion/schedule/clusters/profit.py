@@ -21,7 +21,7 @@ from fusion.lowering.ir.program import Contract, Node, Program, Reduce, reads, w
 from fusion.schedule.clusters.alike import Alike
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster, SeveralLoops
-from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
+from fusion.schedule.clusters.misaligned_rows import alignment_of_calls, is_odd
 from fusion.schedule.clusters.traffic import ClusterTraffic
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, factors_of
 from fusion.schedule.iteration.contractions import slowdown
@@ -203,14 +203,17 @@ class Prices:
 
         Of a batch, each matrix has tiles of its own, whether it fills them or not.
         """
-        share, program = 1.0, self.dependences.program
+        share, slowly, program = 1.0, 0.0, self.dependences.program
         calls = program.library.get(node.out, ())
+        factors = {name for each in calls if node.out in writes(each) for name in reads(each)}
+        itemsize = max((program.buffers[name].dtype.itemsize for name in factors), default=None)  # perhaps widened
         if self.capabilities.alignment > 1:
-            shares = self.capabilities.misaligned_rows.library
-            share = share_of_library(calls, program.buffers, shares) * self._filled(node)
-        factors = (program.buffers[name] for each in calls if node.out in writes(each) for name in reads(each))
-        itemsize = max((factor.dtype.itemsize for factor in factors), default=None)  # perhaps widened for the call
-        return self.contraction(cluster, node, itemsize) / share + self.packing(node, library=True)
+            rows, aligned = self.capabilities.misaligned_rows, alignment_of_calls(calls, program.buffers)
+            share = rows.library[aligned] * self._filled(node)
+            if rows.moved[aligned] < 1:
+                moved = sum(map(self.dependences.bytes, {node.out, *factors}))
+                slowly = self.rates.memory_us(moved) / rows.moved[aligned]
+        return max(self.contraction(cluster, node, itemsize) / share, slowly) + self.packing(node, library=True)
 
     def _filled(self, node: Contract) -> float:
         """Return the share of the library's smallest tile that a matrix of a batch fills, in 16 bits."""
