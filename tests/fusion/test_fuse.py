@@ -315,8 +315,8 @@ def test_the_dump_shows_every_stage_of_the_path(tmp_path: object) -> None:
     captured, folder = sorted(tmp_path.iterdir())
     assert captured.name.endswith("_captured") and (captured / "00_graph.py").exists()
     names = sorted(path.name for path in folder.iterdir())
-    grown = {"25_grow_clusters.dot", "25_grow_clusters.txt"}
-    assert {"00_graph.py", "01_program.txt", *grown, "27_make_kernels.txt"} <= {*names}
+    grown = {"26_grow_clusters.dot", "26_grow_clusters.txt"}
+    assert {"00_graph.py", "01_program.txt", *grown, "28_make_kernels.txt"} <= {*names}
     texts = [path.read_text() for path in sorted(folder.glob("0*.txt"))]
     assert all(before != after for before, after in pairwise(texts)), "a pass that changed nothing has no file"
     assert any(name.startswith("40_") and name.endswith(".py") for name in names) and names[-3:] == [

@@ -12,10 +12,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from fusion.codegen.numerics import DEFAULT
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.forms import Refused, Task
 from fusion.codegen.triton.forms.chained import DescribedConfig
 from fusion.codegen.triton.forms.persistent_product import PersistentConfig
+from fusion.codegen.triton.forms.pointer_product import PointerProduct
 from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
@@ -61,9 +64,16 @@ def test_float64_products_of_narrow_loads_are_summed_without_a_dot(dtype: torch.
     assert "tl.dot" not in TARGET.emit(example) and "mma" not in compiled.asm["ptx"]
 
 
+def through_pointers(kernel: Kernel) -> int:
+    """Return the columns of a block, if operands are loaded through pointers."""
+    form = PointerProduct.applies(Task(kernel, H200, DEFAULT))
+    assert not isinstance(form, Refused)
+    return form.configs()[0].block("n")
+
+
 def test_blocks_are_no_wider_than_the_columns_fill() -> None:
     """For 384 columns two blocks of 256 would compute 512, in a product through pointers."""
-    widths = {columns: TARGET.configs(matmul(200704, columns, 96, BF16))[0].block("n") for columns in (384, 512, 700)}
+    widths = {columns: through_pointers(matmul(200704, columns, 288, BF16)) for columns in (384, 512, 700)}
     assert widths == {384: 128, 512: 256, 700: 256}
 
 
