@@ -157,10 +157,10 @@ def weights_of(scores: Tensor, *, guarded: bool) -> tuple[Tensor, Tensor, Tensor
 def _mask_grad(score_grads: Tensor, scaled: Tensor, scale: float, mask: Tensor) -> Tensor:
     """Return the gradient of the mask, from the gradients of the scores.
 
-    These are in memory only as `scaled`, the operand of two products.  If that is in 16 bits, its elements are summed,
-    as they are for the bias of PyTorch's memory-efficient kernel.
+    These are in memory only as `scaled`, the operand of two products.  In bfloat16 its elements are summed, as they are
+    for the bias of PyTorch's memory-efficient kernel; in float16 small ones would lose digits.
     """
-    if scaled.dtype.itemsize == score_grads.dtype.itemsize or scale == 0:
+    if scaled.dtype is not torch.bfloat16 or scale == 0:
         return score_grads.sum_to_size(mask.shape).to(mask.dtype)
     return (scaled.to(score_grads.dtype).sum_to_size(mask.shape) / scale).to(mask.dtype)
 

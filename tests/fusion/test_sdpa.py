@@ -275,7 +275,7 @@ def test_a_mask_with_a_gradient_is_generated_if_the_library_stores_its_scores_in
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_gradient_of_a_mask(dtype: torch.dtype, scale: float | None) -> None:
     """Of a table whose heads are neighbours in memory, and of one row for all queries, repeated for the batch."""
     q, k, v = (x.to(dtype).requires_grad_() for x in operands(3, 60, 70, 16, 16))

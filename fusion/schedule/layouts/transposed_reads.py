@@ -93,10 +93,10 @@ class _Copies:
         def rule(expr: Expr) -> Expr | None:
             if not isinstance(expr, Load) or not self._is_across(node, expr):
                 return None
-            axes = [axis for axis in node.axes if any(axis.symbol in _symbols(index) for index in expr.index)]
+            places = [index for index in expr.index if isinstance(index, sympy.Symbol)]
+            axes = [axis for axis in node.axes if axis.symbol in places]
             own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(axes))
             renamed = {old.symbol: new.symbol for old, new in zip(axes, own, strict=True)}
-            places = (index for index in expr.index if isinstance(index, sympy.Symbol))
             source = Load(expr.buffer, tuple(renamed[index] for index in places), expr.dtype)
             if source not in self.names:
                 nodes.append(self._copy(source, own, node))
@@ -129,10 +129,6 @@ class _Copies:
         rows = [axis.symbol for axis, stride in zip(node.axes, out.strides, strict=True) if stride == 1]
         steps = [coefficient(offset, symbol) for symbol in rows] if not isinstance(offset, Expr) else []
         return any(step is not None and step.is_Integer and step > 1 for step in steps)
-
-
-def _symbols(index: object) -> set[sympy.Symbol]:
-    return {index} if isinstance(index, sympy.Symbol) else set()
 
 
 __all__ = ["copy_transposed_reads"]
