@@ -12,6 +12,7 @@ from tests.fusion.schedule.test_contractions import (
     error,
     gated,
     listed,
+    meeting,
     only_kernel,
     ordered,
     outputs,
@@ -31,6 +32,20 @@ def test_products_of_one_operand(name: str, dtype: torch.dtype) -> None:
     TARGET.build(kernel, TARGET.emit(kernel))(*ordered(kernel, given), *outs)
     want = listed(function(*(tensor.double() for tensor in given)))
     assert error(outs, want) <= 2 * error(listed(function(*given)), want) + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(90, 7, 85), (49, 19, 49), (128, 20, 64)])
+def test_products_that_meet(rows: int, terms: int, columns: int, dtype: torch.dtype) -> None:
+    """Both in one loop, with operands of their own."""
+    given = [torch.randn(shape).to(dtype) for shape in [(rows, terms), (terms, columns)] * 2]
+    kernel = only_kernel(meeting, given)
+    source = TARGET.emit(kernel)
+    assert source.count("tl.dot(") == 2 and source.count("for k0 in ") == 1
+    outs = outputs(kernel)
+    TARGET.build(kernel, source)(*given, *outs)
+    want, eager = meeting(*(tensor.double() for tensor in given)), meeting(*given)
+    assert error(outs, want) <= 2 * error(eager, want) + 1e-6
 
 
 PERSISTENT = PersistentConfig((("m", 128), ("k", 64), ("n", 64)), num_warps=8, num_stages=3)
