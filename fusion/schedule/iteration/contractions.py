@@ -102,34 +102,28 @@ def slowdown(dependences: Dependences, members: Collection[int], tiles: ProductT
         return 1.0
     operands = [frozenset(load.buffer for load in dependences.loads[product]) for product in products]
     if not frozenset[str].intersection(*operands):
-        return _apart(len(products), tiles) / tiles.together
+        return divided(len(products), tiles, shared=False) / tiles.together
     if len(products) == 2 and _have_one_layout(dependences, products):
         return 1.0
     return divided(len(products), tiles) / tiles.together
 
 
-def _apart(count: int, tiles: ProductTiles) -> float:
-    """Return the relative cost of such tiles if each product loads both of its operands.
-
-    >>> from fusion.inspect.examples import TARGET
-    >>> round(_apart(2, TARGET.capabilities.tiles), 2)
-    1.33
-    """
-    columns = 1 << (tiles.columns // count).bit_length() - 1
-    single = (tiles.rows + tiles.columns) / (tiles.rows * tiles.columns)
-    return (tiles.rows + columns) / (tiles.rows * columns) / single * max(1.0, tiles.least_columns / columns)
-
-
-def divided(count: int, tiles: ProductTiles) -> float:
+def divided(count: int, tiles: ProductTiles, *, shared: bool = True) -> float:
     """Return the relative cost of tiles of 1/`count` of the columns, or the next lower power of two.
+
+    Args:
+        shared: the products load one operand once for all; otherwise each loads both of its operands.
 
     >>> from fusion.inspect.examples import TARGET
     >>> [round(divided(count, TARGET.capabilities.tiles), 2) for count in (1, 2, 3, 4, 8)]
     [1.0, 1.0, 1.11, 1.0, 2.0]
+    >>> round(divided(2, TARGET.capabilities.tiles, shared=False), 2)
+    1.33
     """
     columns = 1 << (tiles.columns // count).bit_length() - 1
     single = (tiles.rows + tiles.columns) / (tiles.rows * tiles.columns)
-    together = (tiles.rows + count * columns) / (tiles.rows * count * columns)
+    loaded = count * columns if shared else columns
+    together = (tiles.rows + loaded) / (tiles.rows * loaded)
     return max(1.0, together / single) * max(1.0, tiles.least_columns / columns)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import sympy
+import torch
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.indexing import axis_symbol, flatten, substitute
@@ -89,14 +90,20 @@ def _copied(
         return operand
     varied = free_axes(operand)
     axes = [axis for axis in (*product.axes, *product.over) if axis.symbol in varied]
+    name = unused(f"{product.out}_operand", {*program.buffers, *copies})
+    buffer, node = contiguous_copy(name, operand, axes, program.buffers[product.out].device)
+    copies[name] = buffer, product.out
+    nodes.append(node)
+    return Load(name, tuple(axis.symbol for axis in axes), operand.dtype)
+
+
+def contiguous_copy(name: str, value: Expr, axes: Sequence[Axis], device: torch.device) -> tuple[Buffer, Map]:
+    """Return the buffer and the node of a copy of `value`, which varies along `axes`, contiguous in their order."""
     own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(axes))
     names = {old.symbol: new.symbol for old, new in zip(axes, own, strict=True)}
     shape = tuple(axis.size for axis in own)
-    name = unused(f"{product.out}_operand", {*program.buffers, *copies})
-    device = program.buffers[product.out].device
-    copies[name] = Buffer(name, operand.dtype, shape, contiguous_strides(shape), device), product.out
-    nodes.append(Map(name, own, substitute(operand, names, {axis.symbol: axis.size for axis in own})))
-    return Load(name, tuple(axis.symbol for axis in axes), operand.dtype)
+    copied = substitute(value, names, {axis.symbol: axis.size for axis in own})
+    return Buffer(name, value.dtype, shape, contiguous_strides(shape), device), Map(name, own, copied)
 
 
 def _is_costly(

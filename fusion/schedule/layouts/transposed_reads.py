@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.indexing import axis_symbol, coefficient, flatten
+from fusion.lowering.indexing import coefficient, flatten
 from fusion.lowering.ir.expr import Expr, Load, rewrite
-from fusion.lowering.ir.program import Axis, Buffer, Contract, Map, Node, Program, axis_sizes, reads
+from fusion.lowering.ir.program import Buffer, Contract, Map, Node, Program, axis_sizes, reads
 from fusion.lowering.ir.sizes import estimate
-from fusion.lowering.value import contiguous_strides
 from fusion.schedule.clusters.crossing import SMALLEST_CROSSED
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.iteration.naming import unused
+from fusion.schedule.layouts.scattered_operands import contiguous_copy
 
 _OFTEN = 8
 """Points of a reader for each element of the tensor, from which on a copy pays: it is read and written once."""
@@ -85,7 +85,7 @@ class _Copies:
     hints: Mapping[sympy.Symbol, int]
     buffers: list[Buffer] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
-    names: dict[Load, str] = field(default_factory=dict)
+    names: dict[Expr, str] = field(default_factory=dict)
 
     def read_in_rows(self, node: Map, nodes: list[Node]) -> Map:
         """Return a map that reads copies of such tensors; new copies are appended to `nodes`."""
@@ -95,23 +95,16 @@ class _Copies:
                 return None
             places = [index for index in expr.index if isinstance(index, sympy.Symbol)]
             axes = [axis for axis in node.axes if axis.symbol in places]
-            own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(axes))
-            renamed = {old.symbol: new.symbol for old, new in zip(axes, own, strict=True)}
-            source = Load(expr.buffer, tuple(renamed[index] for index in places), expr.dtype)
-            if source not in self.names:
-                nodes.append(self._copy(source, own, node))
-            return Load(self.names[source], tuple(axis.symbol for axis in axes), expr.dtype)
+            name = unused(f"{expr.buffer}_rows", {*self.program.buffers, *self.origins})
+            buffer, copy = contiguous_copy(name, expr, axes, self.program.buffers[node.out].device)
+            if copy.expr not in self.names:
+                self.buffers.append(buffer)
+                self.origins[name], self.names[copy.expr] = node.out, name
+                nodes.append(copy)
+            return Load(self.names[copy.expr], tuple(axis.symbol for axis in axes), expr.dtype)
 
         (value,) = rewrite((node.expr,), rule)
         return node if value is node.expr else replace(node, expr=value)
-
-    def _copy(self, source: Load, axes: tuple[Axis, ...], reader: Map) -> Map:
-        name = unused(f"{source.buffer}_rows", {*self.program.buffers, *self.origins})
-        shape = tuple(axis.size for axis in axes)
-        device = self.program.buffers[reader.out].device
-        self.buffers.append(Buffer(name, source.dtype, shape, contiguous_strides(shape), device))
-        self.origins[name], self.names[source] = reader.out, name
-        return Map(name, axes, source)
 
     def _is_across(self, node: Map, load: Load) -> bool:
         """Return whether a node reads a whole tensor often, its rows across the tensor's."""
