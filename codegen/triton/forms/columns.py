@@ -60,17 +60,24 @@ _MANY_VECTORS = 3
 
 @dataclass(frozen=True)
 class _Step:
-    """A step down columns whose elements are few for a request: its columns, elements, and elements for a thread."""
+    """A step down columns whose elements are few for a request.
+
+    Attributes:
+        columns: neighbouring columns, or fewer where there were too few programs.
+        elements: elements of a step, and `each` those of a thread.
+        programs: programs for each multiprocessor, at least.
+    """
 
     columns: int
     elements: int
     each: int
+    programs: int
 
 
-_ODD_STEP = _Step(columns=64, elements=2048, each=8)
+_ODD_STEP = _Step(columns=256, elements=1024, each=4, programs=6)
 """The step where rows start off words of 16 bytes.  (measured: docs/performance.md, `_ODD_STEP`)
 """
-_WIDE_STEP = _Step(columns=256, elements=8192, each=32)
+_WIDE_STEP = _Step(columns=256, elements=4096, each=32, programs=3)
 """The step with `_MANY_VECTORS`.  (measured: docs/performance.md, `_WIDE_STEP`)
 """
 
@@ -157,8 +164,8 @@ class Columns:
     def _filling(self, columns: int) -> int:
         """Return a block of as many columns, or of fewer that give work to all multiprocessors."""
         count = self.blocked.device.multiprocessors
-        wanted = count if self._special is _WIDE_STEP else 2 * count
-        while columns > 32 and self._programs(columns) < wanted:
+        each = 2 if self._special is None else self._special.programs
+        while columns > 32 and self._programs(columns) < each * count:
             columns //= 2
         while columns > SECTOR // narrowest(self.blocked) and self._programs(columns) < count // 4:
             columns //= 2

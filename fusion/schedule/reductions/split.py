@@ -39,6 +39,11 @@ LEAST_ELEMENTS = 1 << 17
 _SECTORS = 2
 """Memory sectors of so few neighbours that a program would read much that it does not fold."""
 
+_FEWEST_PARTS = 8
+"""Parts of columns, if they have parts: programs of more columns than `LEAST_COLUMNS` are enough then, too, and their
+partial sums are still few.  (measured: docs/performance.md, `_FEWEST_PARTS`)
+"""
+
 FIXED_PART = 1 << 15
 """The least elements of a part, where the order of additions may depend on the length of a reduction alone."""
 
@@ -297,6 +302,6 @@ def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguo
     if rows * length < LEAST_ELEMENTS or programs >= enough:
         return 1
     wanted = -(-2 * enough // programs)
-    if contiguous:  # long parts take many threads each, so few programs fit on a multiprocessor
-        wanted = max(wanted, min(length // capabilities.part, 4 * wanted))
+    # long parts of rows take many threads each, so few programs fit on a multiprocessor
+    wanted = max(wanted, min(length // capabilities.part, 4 * wanted) if contiguous else _FEWEST_PARTS)
     return min(wanted, length // shortest or 1)

@@ -21,7 +21,7 @@ from fusion.compilation.compile import schedule_graph
 from fusion.compilation.scheduling import plan
 from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
-from fusion.lowering.ir.kernel import Kernel
+from fusion.lowering.ir.kernel import Kernel, Role
 from fusion.lowering.lower import lower
 from fusion.runner.contexts import Scheduling
 from fusion.schedule import grow
@@ -142,3 +142,26 @@ def test_a_thread_takes_fewer_elements_of_many_tensors() -> None:
     )
     each = [config.block("x") * config.block("r") // (32 * config.num_warps) for config in (few, many)]
     assert each == [8, 4]
+
+
+def largest_of_each(x: Tensor) -> Tensor:
+    return x.amax(1)
+
+
+@pytest.mark.parametrize(("matrices", "columns"), [(60, 256), (16, 64)])
+def test_columns_of_unaligned_rows_are_wide_and_each_thread_takes_few(matrices: int, columns: int) -> None:
+    config = TARGET.configs(first(largest_of_each, (matrices, 4096, 4095)))[0]
+    assert (config.block("r") * config.block("x"), config.block("x"), config.num_warps) == (1024, columns, 8)
+
+
+def gradient_of_logits(logits: Tensor, top: Tensor, total: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+    gradient = ((logits.float() - top).exp() / total * factor).to(logits.dtype)
+    return gradient, gradient.float().sum(0)
+
+
+def test_columns_with_values_of_each_row_have_many_programs() -> None:
+    kernel = first(gradient_of_logits, (8192, 30522), (8192, 1), (8192, 1), (8192, 1))
+    config = TARGET.configs(kernel)[0]
+    assert (config.block("r"), config.block("x"), config.num_warps) == (16, 256, 4)
+    (parts,) = (axis.size for axis in kernel.axes if axis.role is Role.GRID and axis.size != 30522)
+    assert parts == 8
