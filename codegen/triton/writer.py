@@ -25,7 +25,7 @@ from fusion.codegen.triton.expressions.scopes import Identifiers
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.file import descriptor_comments, function_of, launched_function, signature
 from fusion.codegen.triton.rewrites.exponentials import softmax_in_powers_of_two
-from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
+from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts, under_logarithms
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
 from fusion.lowering.ir.expr import Expr, Load, TileRef, index_symbols, loads, postorder
 from fusion.lowering.ir.kernel import Role, statements, values_of
@@ -139,7 +139,7 @@ class Writer:
         if fast:
             body = as_sigmoids(body)
         if not self.numerics.strict:
-            quick = rounded_parts(layout.blocked.kernel, body)
+            quick = rounded_parts(layout.blocked.kernel, body) | under_logarithms(layout.blocked.kernel, body)
             body = softmax_in_powers_of_two(body, lambda node: fast or node in quick)
             layout = replace(layout, blocked=replace(layout.blocked, body=body))
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
