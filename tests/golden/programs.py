@@ -327,6 +327,9 @@ PROGRAMS: dict[str, Program] = {
         causal_attention, _qkv(2, 16, 2048, 64, gradient=True), backward=True
     ),
     "masked_attention_2x16x4096x128": Program(masked_attention, (*_qkv(2, 16, 4096, 128), Given((4096, 4096), BOOL))),
+    "masked_attention_2x16x2048x128_training": Program(
+        masked_attention, (*_qkv(2, 16, 2048, 128, gradient=True), Given((2048, 2048), BOOL)), backward=True
+    ),
     "alibi_softcap_attention_2x16x4096x64": Program(
         alibi_softcap_attention, (*_qkv(2, 16, 4096, 64), Given((16,), F32))
     ),

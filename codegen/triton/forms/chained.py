@@ -100,6 +100,10 @@ _FOUR_SKIPPING: _Table = {
     256: _FOUR[256],
 }
 _FOUR_SCANNED: _Table = {128: (_split(64, 64, 4, 2), _split(64, 32, 4, 3)), 256: _FOUR[256]}
+_FOUR_MASKED: _Table = {**_FOUR_SKIPPING, 128: _FOUR_SCANNED[128]}
+"""The same where blocks read a mask from memory unless the condition holds throughout.  (measured:
+docs/performance.md, `_FOUR_MASKED`)
+"""
 _EXACT: _Table = {  # operands of 32 or 64 bits; more than two products need as many registers as twice the width
     64: (_described(64, 32, 4, 2), _described(32, 32, 4, 2), _described(16, 32, 4, 1)),
     128: (_described(64, 32, 4, 2), _described(32, 32, 4, 1), _described(16, 32, 4, 1)),
@@ -188,7 +192,8 @@ def _listed(blocked: Blocked) -> tuple[Config, ...]:
     elif products <= 2:
         table = _kind(blocked, _TWO, _TWO_SKIPPING, _TWO_SCANNED)
     else:
-        three, four = (_THREE, _THREE_SKIPPING, _THREE_SCANNED), (_FOUR, _FOUR_SKIPPING, _FOUR_SCANNED)
+        skipping = _FOUR_MASKED if long_loops.reads_mask(blocked) else _FOUR_SKIPPING
+        three, four = (_THREE, _THREE_SKIPPING, _THREE_SCANNED), (_FOUR, skipping, _FOUR_SCANNED)
         table = _kind(blocked, *(three if products == 3 else four))
         if not blocked.device.has(Feature.TENSOR_COPIES):
             width *= 2  # operands are in registers too

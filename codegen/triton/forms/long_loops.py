@@ -6,7 +6,7 @@ import math
 
 from fusion.codegen.triton.blocks import Blocked, Config, extent
 from fusion.codegen.triton.devices import speeds
-from fusion.codegen.triton.loops.skips import needs_lookup
+from fusion.codegen.triton.loops.skips import is_summarised, needs_lookup
 from fusion.lowering.ir.expr import index_of, loads
 from fusion.lowering.ir.kernel import Loop, Role, statements, values_of
 from fusion.lowering.ir.sizes import with_values
@@ -44,6 +44,11 @@ def skips(blocked: Blocked) -> bool:
 def scans(blocked: Blocked) -> bool:
     """Return whether a condition of a loop reads tensors, so that its blocks are looked up."""
     return any(isinstance(s, Loop) and s.where is not None and needs_lookup(s.where) for s in blocked.body)
+
+
+def reads_mask(blocked: Blocked) -> bool:
+    """Return whether blocks in which a condition does not hold throughout read a mask from memory."""
+    return any(isinstance(s, Loop) and s.where is not None and is_summarised(s.where) for s in blocked.body)
 
 
 def steps(blocked: Blocked) -> int:

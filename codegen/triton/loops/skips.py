@@ -146,6 +146,11 @@ def needs_lookup(where: Expr) -> bool:
     return any(any(loads(part)) for part in _joined_by_and(where) if not _is_bounded(part))
 
 
+def is_summarised(where: Expr) -> bool:
+    """Return whether a condition reads tensors, and has bounds that other kernels computed from these."""
+    return any(map(_is_bounded, _joined_by_and(where)))
+
+
 def _is_bounded(part: Expr) -> bool:
     return isinstance(part, Op) and part.name == "bounded"
 
