@@ -65,3 +65,27 @@ def test_infinities_and_nans_stay(value: float, row: int) -> None:
     variance, mean = computed(x)
     assert variance.isnan().nonzero().flatten().tolist() == [5]
     assert torch.isfinite(mean).logical_not().nonzero().flatten().tolist() == [5]
+
+
+ROWS_OF_THEM, LONG = 288, 40_960
+"""Enough rows for a program each, and the elements of one that no program holds."""
+
+
+def norm(x: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[1:])
+
+
+@pytest.mark.parametrize(("shift", "outlier"), [(300.0, None), (-3.0, 0)])
+def test_norms_of_long_rows_are_those_of_float64(shift: float, outlier: int | None) -> None:
+    x = (torch.randn(ROWS_OF_THEM, LONG, generator=torch.Generator().manual_seed(7)) + shift).bfloat16()
+    x[1] = 0.7
+    if outlier is not None:
+        x[2, outlier] = 1e4
+    fused = fusion.fuse(norm, options={"target": "triton", "strict": True})
+    out = fused(x)
+    (kernel,) = fusion.report(fused).kernels
+    assert kernel.source.count("for r") == 2
+    assert torch.equal(out[1], torch.zeros(LONG).bfloat16())
+    exact = norm(x.double())
+    error, theirs = ((result.double() - exact).square().mean(1).sqrt() for result in (out, norm(x)))
+    assert bool((error <= 1.01 * theirs).all())

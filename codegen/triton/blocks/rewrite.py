@@ -20,7 +20,7 @@ from fusion.codegen.triton.rewrites.blocked_loops import in_blocks
 from fusion.codegen.triton.rewrites.exponentials import in_powers_of_two
 from fusion.codegen.triton.rewrites.group_per_warp import group_per_warp
 from fusion.codegen.triton.rewrites.groups import grouped
-from fusion.codegen.triton.rewrites.moments import without_means
+from fusion.codegen.triton.rewrites.moments import without_means, without_means_in_loops
 from fusion.codegen.triton.rewrites.packed import unpacked
 from fusion.codegen.triton.rewrites.rounding import is_rounded
 from fusion.codegen.triton.rewrites.single_terms import load_single_terms
@@ -43,6 +43,8 @@ def block(kernel: Kernel, device: Device, *, invariant: bool = False) -> Blocked
     )  # Triton 3.6 fails to compile such products for AMD
     kernel = batched(kernel, dots_of(kernel.body))
     dots = dots_of(kernel.body)
+    if not dots:
+        kernel = without_means_in_loops(kernel)
     dims = contraction_dims(kernel, dots) if dots else row_dims(kernel)
     if not dots and too_tall(kernel, dims):
         kernel = in_blocks(without_means(kernel))

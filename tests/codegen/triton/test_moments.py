@@ -1,4 +1,4 @@
-"""Mean and variance of long columns are sums of one loop."""
+"""Mean and variance of long columns and rows are sums of one loop."""
 
 from __future__ import annotations
 
@@ -34,3 +34,22 @@ def test_columns_of_32_bits_are_read_twice() -> None:
 
 def test_parts_that_end_behind_the_column_are_read_twice() -> None:
     assert loops(torch.bfloat16, (1 << 16) + 1) == 2
+
+
+def walks_of_rows(dtype: torch.dtype, columns: int = 1 << 16) -> int:
+    """The loops of a norm of rows that no program holds, with the loop that stores it."""
+
+    def norm(x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[1:])
+
+    export = fusion.export_kernels(norm, torch.empty(512, columns, dtype=dtype), target="triton", arch="sm_90")
+    (kernel,) = export.kernels
+    return kernel.source.count("for r")
+
+
+def test_rows_of_16_bits_are_read_once_for_their_moments() -> None:
+    assert walks_of_rows(torch.bfloat16) == walks_of_rows(torch.float16) == 2
+
+
+def test_rows_of_32_bits_are_read_twice_for_their_moments() -> None:
+    assert walks_of_rows(torch.float32) == 3
