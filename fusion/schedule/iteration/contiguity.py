@@ -155,6 +155,8 @@ def _has_near_neighbours(
     hints: Mapping[sympy.Symbol, int],
 ) -> bool:
     """Return whether the first points along an axis are adjacent in memory."""
+    if (stride := coefficient(offset, axis)) is not None:
+        return abs(estimate(stride, hints)) * (min(RUN, estimate(sizes[axis], hints)) - 1) < 2 * RUN
     places = _first_places(offset, axis, RUN, sizes, hints)
     return max(places) - min(places) < 2 * RUN
 
