@@ -147,6 +147,8 @@ class Capabilities:
     Attributes:
         fold_ops: supported folds; without "dot", contractions are left to the library.
         whole_limit: the longest reduced row, in elements, that one program holds whole.
+        followed_limit: the same of a row that only folds read, of which one needs another; one loop computes them by
+            running values beyond it.  0: no other limit.
         held_row: the longest row, in elements, that a program holds beside running sums of its columns; 0: none.
         held_part: bytes of the rows that a program folds before it sums their columns, as caches hold them; 0: it
             holds one row at a time.
@@ -196,6 +198,7 @@ class Capabilities:
     rates: Rates
     tiles: ProductTiles
     programs_per_multiprocessor: int = 2
+    followed_limit: int = 0
     chained: float = 0.5
     bounds: bool = False
     reports: bool = False

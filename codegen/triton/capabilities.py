@@ -19,6 +19,10 @@ HELD_PER_THREAD = 32
 """Elements of the longest row that is held in registers, per thread.  A loop is faster for longer rows
 (measured: docs/performance.md, `HELD_PER_THREAD`)."""
 
+FOLLOWED_PER_THREAD = 16
+"""The same of a row that only folds read, of which one needs another.  (measured: docs/performance.md,
+`FOLLOWED_PER_THREAD`)"""
+
 HELD_WITH_SUMS = 8
 """The same for a row beside running sums of its columns: 8 warps have registers for two sums and two operands."""
 
@@ -34,6 +38,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
     return Capabilities(
         fold_ops=frozenset(FOLD_OPS),
         whole_limit=HELD_ELEMENTS if numerics.invariant else HELD_PER_THREAD * device.threads_per_program,
+        followed_limit=FOLLOWED_PER_THREAD * device.threads_per_program,
         window_limit=measured.longest_window,
         parallelism=PROGRAMS * device.multiprocessors,
         programs_per_multiprocessor=PROGRAMS,

@@ -17,6 +17,7 @@ from fusion.schedule.clusters.expand import Expanded
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
 from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.reductions.one_loop import follow
 
 
 def kernel_axes(
@@ -134,7 +135,10 @@ def role_of(
     if capabilities.invariant:
         return Role.WHOLE
     is_heavy = _loads_along(expanded, reduced) * length > _HELD_LOADS * capabilities.whole_limit
-    return Role.LOOP if is_heavy and _is_read_once(expanded, reduced) else Role.WHOLE
+    if is_heavy and _is_read_once(expanded, reduced):
+        return Role.LOOP
+    is_long = 0 < capabilities.followed_limit < length
+    return Role.LOOP if is_long and _is_followed(expanded, reduced) else Role.WHOLE
 
 
 def _loads_along(expanded: Expanded, reduced: Sequence[Axis]) -> int:
@@ -145,7 +149,20 @@ def _loads_along(expanded: Expanded, reduced: Sequence[Axis]) -> int:
 
 def _is_read_once(expanded: Expanded, reduced: Sequence[Axis]) -> bool:
     """Return whether no fold and no write needs the row once more, after a fold."""
-    along = {axis.symbol for axis in reduced}
-    if any(isinstance(node, TileRef) for fold in expanded.folds for node in postorder(*fold.args)):
+    return not _follows(expanded) and not _is_written_along(expanded, reduced)
+
+
+def _is_followed(expanded: Expanded, reduced: Sequence[Axis]) -> bool:
+    """Return whether folds need results of others, one loop computes all, and no write needs the row afterwards."""
+    if not _follows(expanded) or expanded.prefixes or _is_written_along(expanded, reduced):
         return False
-    return not any(along & free_axes(write.value) for write in expanded.writes)
+    return not isinstance(follow(expanded.folds, [axis.symbol for axis in reduced], ()), str)
+
+
+def _follows(expanded: Expanded) -> bool:
+    return any(isinstance(node, TileRef) for fold in expanded.folds for node in postorder(*fold.args))
+
+
+def _is_written_along(expanded: Expanded, reduced: Sequence[Axis]) -> bool:
+    along = {axis.symbol for axis in reduced}
+    return any(along & free_axes(write.value) for write in expanded.writes)

@@ -1,4 +1,4 @@
-"""Exponentials whose long sums contribute to logarithms only: one instruction each, and shared with gradients."""
+"""Long sums of exponentials whose logarithm is taken: one instruction for each term, and one walk."""
 
 from __future__ import annotations
 
@@ -70,3 +70,10 @@ def test_exponentials_that_are_returned_too_are_exact(function: Callable[[Tensor
     exact = text(function, LONG)
     assert "libdevice.exp(" in exact
     assert "exp2(" not in exact
+
+
+def test_a_long_row_that_only_folds_read_is_walked_once() -> None:
+    assert "for r0" not in text(surprise, 16384)
+    assert "for r0" in text(surprise, 20000)
+    assert "for r0" not in text(surprise_and_gradient, 20000)
+    assert "for r0" not in text(lambda logits: logits.float().sum(-1), 20000)
