@@ -130,11 +130,13 @@ def _full(blocked: Blocked) -> float:
 
 
 def _computes_rows(blocked: Blocked) -> bool:
-    """Return whether the rows' operand is computed, which each block of columns repeats."""
+    """Return whether the rows' operand is computed, or guarded by conditions on its positions, as padded windows are:
+    each block of columns repeats that.
+    """
     rows = blocked.dots[0].args[0]
     while isinstance(rows, Cast):
         rows = rows.arg
-    return not isinstance(rows, Load)
+    return not isinstance(rows, Load) or rows.mask is not None
 
 
 def _short(blocked: Blocked, dtype: torch.dtype) -> tuple[int, ...] | None:
@@ -235,6 +237,8 @@ def _step(blocked: Blocked, k: Dim, wanted: int) -> int:
         rest = load.index[0].xreplace(dict.fromkeys(quotients, ZERO)).free_symbols
         if k.symbol not in rest and rest:
             lengths.update(int(atom.args[1]) for atom in quotients if atom.args[1].is_Integer)
+    if any(arg.mask is not None for dot in blocked.dots for arg in loads(*dot.args)):
+        return min(wanted, _LEAST_STEP)  # each element has an address and a condition in registers
     step = math.gcd(wanted, *lengths)
     return step if step >= _LEAST_STEP else wanted
 

@@ -17,8 +17,19 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.lowering.algebra.conditions import plain
-from fusion.lowering.indexing import split_points, substitute_all
-from fusion.lowering.ir.expr import Expr, IndexValue, Op, TileRef, index_of, postorder, rewrite
+from fusion.lowering.indexing import split_points, substitute, substitute_all
+from fusion.lowering.ir.expr import (
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    TileRef,
+    free_axes,
+    index_of,
+    loads,
+    postorder,
+    rewrite,
+)
 from fusion.lowering.ir.kernel import (
     Fold,
     Kernel,
@@ -73,9 +84,20 @@ def _packing(kernel: Kernel) -> _Packing | None:
     for axis in folds[0].over:
         points = split_points(indices, axis, sizes[axis])
         digits = [node.index for node in nodes if isinstance(node, IndexValue) and axis in node.index.free_symbols]
-        if points and points[0] <= MOST_PACKED and digits and not _stored_along(kernel, axis):
+        if not points or points[0] > MOST_PACKED or not digits or _stored_along(kernel, axis):
+            continue
+        if any(_is_shared(load, axis, points[0], sizes) for load in loads(*nodes)):
             return _Packing(folds, axis, points[0])
     return None
+
+
+def _is_shared(load: Load, axis: sympy.Symbol, count: int, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    """Return whether `count` neighbours along an axis load one element, and the next ones another."""
+    if axis not in free_axes(load) or any(isinstance(index, Expr) for index in load.index):
+        return False
+    sizes = {**sizes, axis: sizes[axis] / count}
+    first, second = (substitute(load, {axis: count * axis + place}, sizes) for place in (0, 1))
+    return index_of(first) == index_of(second)
 
 
 def _is_one_loop(kernel: Kernel, folds: Sequence[Fold]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -20,6 +21,8 @@ from fusion.codegen.triton.forms.pointer_product import PointerProduct
 from fusion.compilation.compile import schedule_graph
 from fusion.compilation.scheduling import plan
 from fusion.dumps.trace import Trace
+from fusion.joint import patches
+from fusion.joint.patches import multiply_windows
 from fusion.lowering.aten.decompositions import decompositions
 from fusion.lowering.ir.kernel import Kernel, Role
 from fusion.lowering.lower import lower
@@ -165,3 +168,18 @@ def test_columns_with_values_of_each_row_have_many_programs() -> None:
     assert (config.block("r"), config.block("x"), config.num_warps) == (16, 256, 4)
     (parts,) = (axis.size for axis in kernel.axes if axis.role is Role.GRID and axis.size != 30522)
     assert parts == 8
+
+
+def padded_windows(x: Tensor, weight: Tensor) -> Tensor:
+    graph = make_fx(lambda x, weight: F.conv2d(x, weight, stride=2, padding=3))(x, weight)
+    multiply_windows(graph)
+    result: Tensor = graph(x, weight)
+    return result
+
+
+def test_padded_windows_are_one_product_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "on_matrix_units", lambda image: True)
+    kernel = first(padded_windows, (64, 3, 224, 224), (64, 3, 7, 7))
+    config = TARGET.configs(kernel)[0]
+    assert (config.block("m"), config.block("n"), config.block("k"), config.num_warps) == (128, 64, 32, 8)
+    assert TARGET.emit(kernel).count("tl.dot(") == 1
