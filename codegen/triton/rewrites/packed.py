@@ -17,14 +17,13 @@ from dataclasses import dataclass, replace
 import sympy
 
 from fusion.lowering.algebra.conditions import plain
-from fusion.lowering.indexing import split_points, substitute, substitute_all
+from fusion.lowering.indexing import replace_axes, split_points, substitute_all
 from fusion.lowering.ir.expr import (
     Expr,
     IndexValue,
     Load,
     Op,
     TileRef,
-    free_axes,
     index_of,
     loads,
     postorder,
@@ -92,12 +91,13 @@ def _packing(kernel: Kernel) -> _Packing | None:
 
 
 def _is_shared(load: Load, axis: sympy.Symbol, count: int, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
-    """Return whether `count` neighbours along an axis load one element, and the next ones another."""
-    if axis not in free_axes(load) or any(isinstance(index, Expr) for index in load.index):
-        return False
+    """Return whether `count` neighbours along an axis load one element, or elements that begin at one place."""
     sizes = {**sizes, axis: sizes[axis] / count}
-    first, second = (substitute(load, {axis: count * axis + place}, sizes) for place in (0, 1))
-    return index_of(first) == index_of(second)
+    computed = postorder(*(index for index in load.index if isinstance(index, Expr)))
+    indices = (index for node in (load, *computed) for index in index_of(node))
+    along = [index for index in indices if axis in index.free_symbols]
+    first, second = ([replace_axes(index, {axis: count * axis + place}, sizes) for index in along] for place in (0, 1))
+    return any(index == other for index, other in zip(first, second, strict=True))
 
 
 def _is_one_loop(kernel: Kernel, folds: Sequence[Fold]) -> bool:

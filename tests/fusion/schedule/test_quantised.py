@@ -237,6 +237,15 @@ def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
     assert {dim.name: int(dim.size) for dim in blocked.dims}["m"] == 64
 
 
+def test_packed_weights_at_places_that_are_data_are_looped_over_in_storage_order() -> None:
+    def chosen(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return packed(x, w[places], scale)
+
+    x, w, scale = inputs(packed, 16, 16384, 1024)
+    kernel = block(only_kernel(chosen, x, w, scale, torch.arange(16384))).kernel
+    assert math.prod(int(axis.size) for axis in kernel.axes if axis.role is not Role.GRID) == 512
+
+
 def test_packed_weights_are_looped_over_in_storage_order() -> None:
     for m, n, op, count in ((1, 8192, "sum", 1), (1, 16384, "dot", 2), (2, 8192, "dot", 2), (16, 16384, "dot", 2)):
         kernel = block(only_kernel(packed, *inputs(packed, m, n, 1024))).kernel
