@@ -37,7 +37,7 @@ aten = torch.ops.aten
 
 FEW_CHANNELS, SHORT_WINDOW = 4, 8
 """Channels, and pixels along the last dimension, up to which windows that overlap are rows of a matrix.  The rows are
-not stored: the GEMM loads its operand from the image, one term of each window's last dimension after another.
+not stored: the GEMM loads its operand from the image (`codegen.triton.forms.windows`).
 (measured: docs/performance.md, `FEW_CHANNELS`)
 """
 

@@ -18,6 +18,7 @@ from fusion.codegen.target import busy
 from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, programs
 from fusion.codegen.triton.blocks.dims import constant_quotients
 from fusion.codegen.triton.devices import Device, speeds
+from fusion.codegen.triton.forms import windows
 from fusion.codegen.triton.forms.traffic import is_packed
 from fusion.lowering.indexing import ZERO, coefficient
 from fusion.lowering.ir.expr import Expr, Index, Load, free_axes, loads
@@ -60,7 +61,11 @@ def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: f
     if not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, measured.misaligned)
     share *= occupied * (measured.stepped if _waits_for_vectors(blocked) else 1.0)
-    share = min(share, _cache_bound(blocked, config)) if dtype in HALVES else share
+    if dtype in HALVES:
+        full = _at_full_speed(blocked)
+        share = min(share, full / _from_cache(blocked, config))
+        if windows.are_rows(blocked):
+            share = min(share, full * speeds(blocked.device).flops / windows.loading(blocked, config))
     return share / _fetched(blocked, config)
 
 
@@ -138,20 +143,24 @@ def of_sums(blocked: Blocked) -> float:
     return share * min(1.0, rows / (2 * blocked.device.multiprocessors))
 
 
-def _cache_bound(blocked: Blocked, config: Config) -> float:
-    """Return the share of full speed at which the cache supplies 16-bit operands.
-
-    The smaller the blocks, the more often each operand is loaded.  Full speed is that of the matrix units or of memory,
-    whichever is slower; the rate of the cache is `Speeds.cache_bandwidth`.
-    """
+def _at_full_speed(blocked: Blocked) -> float:
+    """Return the microseconds at full speed: of the matrix units or of memory, whichever is slower."""
     measured, dots = speeds(blocked.device), blocked.dots
-    m, n, size = config.block("m"), config.block("n"), dots[0].args[0].dtype.itemsize
     length = math.prod(extent(dim.size) for dim in blocked.sides(dots[0])[2:])
-    blocks = programs(blocked, config)
-    fetched = blocks * (m + len(dots) * n) * length * size / measured.cache_bandwidth
     multiplied = 2 * len(dots) * math.prod(extent(dim.size) for dim in blocked.grid()) * length / measured.matrix_flops
     moved = sum(extent(param.extent) * param.dtype.itemsize for param in blocked.kernel.params)
-    return max(multiplied, moved / measured.bandwidth) / fetched
+    return max(multiplied, moved / measured.bandwidth)
+
+
+def _from_cache(blocked: Blocked, config: Config) -> float:
+    """Return the microseconds in which the cache supplies 16-bit operands: the smaller the blocks, the more often.
+
+    The rate of the cache is `Speeds.cache_bandwidth`.
+    """
+    m, n, size = config.block("m"), config.block("n"), blocked.dots[0].args[0].dtype.itemsize
+    length = math.prod(extent(dim.size) for dim in blocked.sides(blocked.dots[0])[2:])
+    fetched = programs(blocked, config) * (m + len(blocked.dots) * n) * length * size
+    return fetched / speeds(blocked.device).cache_bandwidth
 
 
 def _aligned(blocked: Blocked, offset: Index, size: int) -> bool:

@@ -17,7 +17,7 @@ from fusion.codegen.numerics import Numerics
 from fusion.codegen.price import additions_of
 from fusion.codegen.triton import fixed_order
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, full_rounds, keeps_busy, power_of_two, programs
-from fusion.codegen.triton.forms import efficiency
+from fusion.codegen.triton.forms import efficiency, windows
 from fusion.codegen.triton.forms.form import Form, Refused, Task
 from fusion.codegen.triton.forms.limits import shortest_pipeline, stages_within
 from fusion.codegen.triton.products.contract import SHORT_SUM
@@ -92,8 +92,9 @@ class PointerProduct(Form):
         shapes = _with_room(_shapes(blocked, dtype, numerics), _accumulators(blocked))
         shapes = _uncrowded(shapes, blocked)
         shapes = fixed_order.shapes(shapes, blocked) if blocked.invariant else _narrow(shapes, blocked)
+        shapes = (*windows.shapes(blocked), *shapes)
         room = blocked.device.shared_per_program
-        fitted = [_fitted(blocked, shape, dtype, numerics) for shape in shapes]
+        fitted = [windows.written_out(blocked, _fitted(blocked, shape, dtype, numerics)) for shape in shapes]
         possible = list(dict.fromkeys(_within_memory(blocked, config, dtype) for config in fitted))
         widest, least = _widest_of_epilogue(blocked), shortest_pipeline(blocked.device)
         possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -36,10 +36,12 @@ from tests.codegen.kernels.products import matmul
 TARGET = TritonTarget("sm_90")
 
 
-def first(function: Callable[..., object], *shapes: tuple[int, ...]) -> Kernel:
-    """Return the first kernel of a program on tensors in bfloat16 that are never allocated."""
+def first(function: Callable[..., object], *shapes: tuple[int, ...], dtypes: Sequence[torch.dtype] = ()) -> Kernel:
+    """Return the first kernel of a program on tensors, in bfloat16 unless said, that are never allocated."""
     with FakeTensorMode():
-        given = [torch.empty(shape, dtype=BF16) for shape in shapes]
+        given = [
+            torch.empty(shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes or [BF16] * len(shapes), strict=True)
+        ]
         graph = make_fx(function, decomposition_table=decompositions())(*given)
     _, schedule = schedule_graph(graph, TARGET, Trace(None, "forward"))
     return next(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
@@ -171,15 +173,41 @@ def test_columns_with_values_of_each_row_have_many_programs() -> None:
 
 
 def padded_windows(x: Tensor, weight: Tensor) -> Tensor:
-    graph = make_fx(lambda x, weight: F.conv2d(x, weight, stride=2, padding=3))(x, weight)
+    convolve = F.conv3d if x.ndim == 5 else F.conv2d
+    graph = make_fx(lambda x, weight: convolve(x, weight, stride=(*[1] * (x.ndim - 4), 2, 2), padding=3))(x, weight)
     multiply_windows(graph)
     result: Tensor = graph(x, weight)
     return result
 
 
-def test_padded_windows_are_one_product_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("channels", "block"), [(256, (128, 128, 32)), (64, (128, 64, 32)), (32, (128, 32, 16))])
+def test_threads_have_whole_padded_windows(
+    channels: int, block: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(patches, "on_matrix_units", lambda image: True)
-    kernel = first(padded_windows, (64, 3, 224, 224), (64, 3, 7, 7))
+    kernel = first(padded_windows, (64, 3, 224, 224), (channels, 3, 7, 7))
     config = TARGET.configs(kernel)[0]
-    assert (config.block("m"), config.block("n"), config.block("k"), config.num_warps) == (128, 64, 32, 8)
-    assert TARGET.emit(kernel).count("tl.dot(") == 1
+    assert tuple(config.block(name) for name in "mnk") == block
+    assert (config.num_warps, config.registers) == (4, 168 if channels == 64 else 0)
+    text = TARGET.emit(kernel)
+    assert text.count("tl.dot(") == 1
+    assert f"in tl.range(0, 147, KBLOCK, loop_unroll_factor={config.unrolled}):" in text
+    assert config.unrolled * config.block("k") >= 147 > (config.unrolled - 1) * config.block("k")
+
+
+def test_long_padded_windows_stay_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "on_matrix_units", lambda image: True)
+    kernel = first(padded_windows, (4, 3, 16, 112, 112), (32, 3, 3, 7, 7))
+    assert "for k0 in range(0, 441, KBLOCK):" in TARGET.emit(kernel)
+    assert TARGET.configs(kernel)[0].unrolled == 1
+
+
+def bags(ids: Tensor, table: Tensor) -> Tensor:
+    return F.embedding(ids, table).sum(1)
+
+
+@pytest.mark.parametrize(("length", "columns"), [(8, 256), (16, 128), (32, 64)])
+def test_no_warps_share_the_column_of_a_bag(length: int, columns: int) -> None:
+    kernel = first(bags, (8192, length), (100_000, 512), dtypes=(torch.int64, torch.bfloat16))
+    config = TARGET.configs(kernel)[0]
+    assert (config.block("r"), config.block("x"), config.num_warps) == (length, columns, 1)
