@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import sympy
+
 from fusion.codegen.triton.blocks import Blocked, Config, extent, power_of_two, programs
 from fusion.codegen.triton.devices import Feature
 from fusion.lowering.indexing import FloorDiv
-from fusion.lowering.ir.expr import Cast, Expr, Load
+from fusion.lowering.ir.expr import Expr, Load, loads
 from fusion.lowering.ir.scalar_ops import HALVES
 
 _SHAPES = ((128, 128, 32, 4, 2), (128, 64, 32, 4, 2), (128, 32, 16, 4, 2))
@@ -29,15 +31,17 @@ _ELEMENT = 50
 
 
 def are_rows(blocked: Blocked) -> bool:
-    """Return whether the rows of a product of 16-bit floats are padded windows: their elements are at quotients of
-    positions along the sum, and under conditions on these.
+    """Return whether the rows of a product of 16-bit floats are, or are computed from, padded windows: elements at
+    quotients of their positions along the sum, under conditions on these.
     """
     rows, k = blocked.dots[0].args[0], blocked.sides(blocked.dots[0])[2].symbol
-    while isinstance(rows, Cast):
-        rows = rows.arg
-    if not isinstance(rows, Load) or rows.mask is None or isinstance(rows.index[0], Expr) or rows.dtype not in HALVES:
+    return rows.dtype in HALVES and any(_is_window(load, k) for load in loads(rows))
+
+
+def _is_window(load: Load, k: sympy.Symbol) -> bool:
+    if load.mask is None or isinstance(load.index[0], Expr):
         return False
-    return any(k in quotient.free_symbols for quotient in rows.index[0].atoms(FloorDiv))
+    return any(k in quotient.free_symbols for quotient in load.index[0].atoms(FloorDiv))
 
 
 def shapes(blocked: Blocked) -> tuple[tuple[int, ...], ...]:

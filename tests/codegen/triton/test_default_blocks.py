@@ -174,18 +174,21 @@ def test_columns_with_values_of_each_row_have_many_programs() -> None:
 
 def padded_windows(x: Tensor, weight: Tensor) -> Tensor:
     convolve = F.conv3d if x.ndim == 5 else F.conv2d
-    graph = make_fx(lambda x, weight: convolve(x, weight, stride=(*[1] * (x.ndim - 4), 2, 2), padding=3))(x, weight)
+    graph = make_fx(lambda x, weight: convolve(x.to(BF16), weight, stride=(*[1] * (x.ndim - 4), 2, 2), padding=3))(
+        x, weight
+    )
     multiply_windows(graph)
     result: Tensor = graph(x, weight)
     return result
 
 
 @pytest.mark.parametrize(("channels", "block"), [(256, (128, 128, 32)), (64, (128, 64, 32)), (32, (128, 32, 16))])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
 def test_threads_have_whole_padded_windows(
-    channels: int, block: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+    channels: int, block: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patches, "on_matrix_units", lambda image: True)
-    kernel = first(padded_windows, (64, 3, 224, 224), (channels, 3, 7, 7))
+    kernel = first(padded_windows, (64, 3, 224, 224), (channels, 3, 7, 7), dtypes=(dtype, BF16))
     config = TARGET.configs(kernel)[0]
     assert tuple(config.block(name) for name in "mnk") == block
     assert (config.num_warps, config.registers) == (4, 168 if channels == 64 else 0)
