@@ -238,7 +238,13 @@ def answer(case: Case, device: str, rounds: int, wait: Callable[[], object]) -> 
 
 
 def _settle(case: Case, module: nn.Module, batch: Batch) -> None:
-    """Let batch norms see the batch: with their first statistics random weights lead to numbers near 0 or infinity."""
+    """Let batch norms see the batch: with their first statistics random weights lead to numbers near 0 or infinity.
+
+    Weights of zero, as of the last layer of an image model of timm, are drawn: all results would be zero.
+    """
+    for weight in module.parameters():
+        if weight.ndim > 1 and not weight.any():
+            nn.init.normal_(weight, std=0.02)
     momentum = {norm: norm.momentum for norm in module.modules() if isinstance(norm, nn.BatchNorm2d)}
     for norm in momentum:
         norm.momentum = None  # the average of what was seen

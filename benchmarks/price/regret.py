@@ -34,7 +34,7 @@ from fusion.inspect.measurement import Measurement, Restore
 from fusion.inspect.report import Report
 from fusion.lowering.errors import FusionError
 from fusion.lowering.ir.kernel import Kernel
-from fusion.schedule.overrides import LIBRARY, ONE_KERNEL, PRICED, Overrides
+from fusion.schedule.overrides import LIBRARY, ONE_KERNEL, OPERANDS_STORED, PRICED, Overrides
 
 CHOSEN = "chosen"
 CONFIGURATIONS = 5
@@ -137,6 +137,8 @@ def _alternatives(reports: Sequence[Report], operations: set[str]) -> Iterator[t
         yield "products generated", Overrides(products=ONE_KERNEL)
         for name in sorted(trial for trial in trials if trial.startswith("in ")):
             yield f"products {name}", Overrides(products=name)
+        if OPERANDS_STORED in trials:
+            yield OPERANDS_STORED, Overrides(products=OPERANDS_STORED)
     if any("scaled_dot_product" in name for name in operations):
         yield "attention generated", Overrides(attention=True)
         yield "attention by the library", Overrides(attention=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Program
-from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, weighed
+from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, OPERANDS_STORED, Alternative, weighed
 from fusion.schedule.clusters.legality import Cluster
 
 GROW_CLUSTERS = "clusters/grow_clusters"
@@ -25,9 +25,9 @@ class Overrides:
 
     Attributes:
         products: the name of the alternative that is taken for each cluster around products, where it has one of this
-            name: `ONE_KERNEL`, `LIBRARY`, or the name of a product in parts.  `LIBRARY` also keeps products out of
-            loops that consume their results; `ONE_KERNEL` generates products that a target would leave to the library
-            unseen.
+            name: `ONE_KERNEL`, `LIBRARY`, `OPERANDS_STORED`, or the name of a product in parts.  `LIBRARY` also keeps
+            products out of loops that consume their results; `ONE_KERNEL` generates products that a target would leave
+            to the library unseen.
         attention: whether calls of attention are generated, where they can be, or the library's; None asks the price.
         fused: whether operations share kernels; without it, each node of the program is a kernel.
         without: optional passes that are left out, as "stage/pass" (`stages.OPTIONAL`); without `GROW_CLUSTERS`, each
@@ -78,4 +78,4 @@ class Overrides:
 PRICED = Overrides()
 """Nothing is imposed."""
 
-__all__ = ["GROW_CLUSTERS", "LIBRARY", "ONE_KERNEL", "PRICED", "Overrides"]
+__all__ = ["GROW_CLUSTERS", "LIBRARY", "ONE_KERNEL", "OPERANDS_STORED", "PRICED", "Overrides"]

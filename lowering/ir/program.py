@@ -287,6 +287,7 @@ class Program:
         constants: buffers that hold tensors known at compile time.
         inlined: output buffer name → the names of nodes that were inlined into its expression, and may be gone.
         library: output buffer name of a Contract → nodes that compute the same by a library call, its alternative.
+        apart: (operand, output buffer name of a Contract) that share no kernel: the operand is stored before.
     """
 
     inputs: tuple[str | sympy.Symbol | None, ...]
@@ -297,6 +298,7 @@ class Program:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     inlined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     library: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
+    apart: frozenset[tuple[str, str]] = frozenset()
 
     def edited(
         self,

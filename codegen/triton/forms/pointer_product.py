@@ -59,6 +59,11 @@ _LEAST_STEP = 32
 _ADDRESS = 8
 """Bytes of an address."""
 
+_COMPUTED_SHAPES, _SHORT_OR_NARROW = ((64, 128, 64, 4, 3), (64, 64, 64, 4, 3)), 512
+"""Shapes for computed rows, and the terms of sums, or columns, up to which they are taken: one program computes while
+others on its multiprocessor multiply.  (measured: docs/performance.md, `_COMPUTED_SHAPES`)
+"""
+
 _FULL = 0.9
 """Blocks filled this much less by the result than others are as fast, if larger: they load operands less often."""
 
@@ -92,7 +97,7 @@ class PointerProduct(Form):
         shapes = _with_room(_shapes(blocked, dtype, numerics), _accumulators(blocked))
         shapes = _uncrowded(shapes, blocked)
         shapes = fixed_order.shapes(shapes, blocked) if blocked.invariant else _narrow(shapes, blocked)
-        shapes = (*windows.shapes(blocked), *shapes)
+        shapes = (*windows.shapes(blocked), *_computed(blocked, dtype), *shapes)
         room = blocked.device.shared_per_program
         fitted = [windows.written_out(blocked, _fitted(blocked, shape, dtype, numerics)) for shape in shapes]
         possible = list(dict.fromkeys(_within_memory(blocked, config, dtype) for config in fitted))
@@ -140,9 +145,20 @@ def _computes_rows(blocked: Blocked) -> bool:
     return not isinstance(rows, Load) or rows.mask is not None
 
 
+def _computed(blocked: Blocked, dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes for rows that are computed, if these are, and are not needed by many blocks of long sums."""
+    if blocked.invariant or dtype not in HALVES or not _computes_rows(blocked):
+        return ()
+    columns = min(extent(dim.size) for dim in blocked.dims if dim.name == "n")
+    least = min(columns, extent(blocked.sides(blocked.dots[0])[2].size))
+    return _COMPUTED_SHAPES if least <= _SHORT_OR_NARROW else ()
+
+
 def _short(blocked: Blocked, dtype: torch.dtype) -> tuple[int, ...] | None:
-    """Return the shape for a product of few terms; None if it has more, or computes the operand of its rows."""
+    """Return the shape for a product of few terms; None if it has more, or computes or gathers its rows."""
     terms = blocked.sides(blocked.dots[0])[2].size
+    if windows.are_rows(blocked):
+        return None
     if dtype not in HALVES or len(blocked.dots) > 2 or blocked.invariant or _computes_rows(blocked):
         return None
     return next((shape for most, shape in _SHORT_SHAPES.items() if terms.is_Integer and terms <= most), None)

@@ -1,8 +1,8 @@
-"""Plans products whose rows are padded windows of an image of few channels, as in the stem of a convolutional network.
+"""Plans products whose rows are windows of an image of few channels, as in the stem of a convolutional network.
 
 Input: a contraction over block dimensions; output: its blocks, and what its loads cost.  Such windows are not stored:
-each element of a row is loaded on its own, under conditions on its place.  A warp has 32 rows, so that a thread has
-whole rows, and each step of the loop is written out: then the places of its elements are constants.
+each element of a row is loaded on its own, of padded ones under conditions on its place.  A warp has 32 rows, so that a
+thread has whole rows, and each step of the loop is written out: then the places of its elements are constants.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _SHAPES = ((128, 128, 32, 4, 2), (128, 64, 32, 4, 2), (128, 32, 16, 4, 2))
 _LIMITED, _TOGETHER = 64, 3
 """Columns of a block whose registers are limited, so that this many programs share a multiprocessor."""
 
+_LONGEST_RUN = 8
+"""Neighbouring elements of a window, at most: longer runs are loaded as vectors."""
+
 _MOST_STEPS = 16
 """Steps that are written out: those of windows of 256 elements."""
 
@@ -31,17 +34,16 @@ _ELEMENT = 50
 
 
 def are_rows(blocked: Blocked) -> bool:
-    """Return whether the rows of a product of 16-bit floats are, or are computed from, padded windows: elements at
-    quotients of their positions along the sum, under conditions on these.
+    """Return whether the rows of a product of 16-bit floats are, or are computed from, windows: their neighbours along
+    the sum are next to each other in short runs.
     """
     rows, k = blocked.dots[0].args[0], blocked.sides(blocked.dots[0])[2].symbol
     return rows.dtype in HALVES and any(_is_window(load, k) for load in loads(rows))
 
 
 def _is_window(load: Load, k: sympy.Symbol) -> bool:
-    if load.mask is None or isinstance(load.index[0], Expr):
-        return False
-    return any(k in quotient.free_symbols for quotient in load.index[0].atoms(FloorDiv))
+    quotients = () if isinstance(load.index[0], Expr) else load.index[0].atoms(FloorDiv)
+    return any(q.args[0] == k and q.args[1].is_Integer and q.args[1] <= _LONGEST_RUN for q in quotients)
 
 
 def shapes(blocked: Blocked) -> tuple[tuple[int, ...], ...]:

@@ -1,7 +1,8 @@
 """Prices the alternatives for a cluster around products.
 
-They are: one kernel, the library's calls between kernels, a product in parts.  An alternative names the nodes that
-replace the cluster's; the passes that follow make kernels of them as of all others.
+They are: one kernel, the library's calls between kernels, a product in parts, and operands that are stored before.  An
+alternative names the nodes that replace the cluster's, or those that do not share a kernel; the passes that follow make
+kernels of them as of all others.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from fusion.schedule.clusters.legality import Cluster
 
 ONE_KERNEL, LIBRARY = "one kernel", "the library"
 """The names of the alternatives that every cluster around products has."""
+OPERANDS_STORED = "operands stored before"
+"""The name of the alternative that a cluster has if it computes operands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """One alternative for a cluster, with its predicted microseconds.
 
-    `instead`, `buffers` and `took` are those of `ClusterCut`.
+    `instead`, `buffers` and `took` are those of `ClusterCut`, `apart` is that of `Program`.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Alternative:
     instead: Mapping[int, tuple[Node, ...]] = field(default_factory=dict)
     buffers: tuple[tuple[Buffer, str], ...] = ()
     took: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    apart: frozenset[tuple[str, str]] = frozenset()
 
 
 Measure: TypeAlias = Callable[[Program, Cluster, Kernel, Sequence[Alternative]], Tuning]

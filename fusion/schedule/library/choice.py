@@ -4,12 +4,14 @@
 of each, between separate kernels for its prologue and its epilogue.  These pay their launches, and move operands and
 product through memory: a weight stored in 8 bits is read, written and read again in 16.  But the library may multiply
 faster.  Where the alternative wins, contractions are replaced by the library's calls, and the rest is clustered again.
-Products of one operand that can share a launch (`pack.py`) are priced as that one.
+
+A cluster that computes operands may also store them before: each program computes them for its tile, and a kernel that
+does so waits for them.  Products of one operand that can share a launch (`pack.py`) are priced as that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import networkx as nx
@@ -18,7 +20,7 @@ from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.ir.kernel import Kernel
 from fusion.lowering.ir.program import Contract, Map, Node, Program
-from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, Alternative, Measure, weighed
+from fusion.schedule.clusters.alternatives import LIBRARY, ONE_KERNEL, OPERANDS_STORED, Alternative, Measure, weighed
 from fusion.schedule.clusters.growth import Clustering
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.clusters.profit import Prices
@@ -168,10 +170,28 @@ def _measured(offers: Sequence[_Offer], program: Program, measure: Measure) -> l
 
 
 def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> _Offer:
-    """Price the alternatives for a cluster.
+    """Price the alternatives for a cluster."""
+    kernel, generated = _generated(prices, cluster, products, target)
+    calls = prices.dependences.program.library
+    library = {position: calls[contract.out] for position, contract in products.items()}
+    parts = split_k(prices, cluster, products, target)
+    stored = _stored(prices, cluster, products, target)
+    ways = (
+        Alternative(ONE_KERNEL, generated),
+        *([] if parts is None else [parts]),
+        *([] if stored is None else [stored]),
+        Alternative(LIBRARY, _library_time(prices, cluster, products), library),
+    )
+    return _Offer(cluster, products, kernel, ways, weighed(kernel, ways))
 
-    A generated kernel takes the larger of its products, at its share of the library's speed, with the prologue that
-    each program evaluates for its tile, and its traffic, plus its epilogue unless other programs hide that.
+
+def _generated(
+    prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target
+) -> tuple[Kernel, float]:
+    """Return the kernel of a cluster, and its microseconds.
+
+    It takes the larger of its products, at its share of the library's speed, with the prologue that each program
+    evaluates for its tile, and its traffic, plus its epilogue unless other programs hide that.
     """
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
@@ -184,15 +204,30 @@ def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], t
     epilogue = _epilogue_time(prices, cluster, products) if is_exposed else 0.0
     moved, in_kernel = prices.moved(cluster) / efficiency, multiplied / efficiency
     generated = prices.rates.price(moved, products=in_kernel, scalars=prologue, epilogue=epilogue)
-    calls = prices.dependences.program.library
-    library = {position: calls[contract.out] for position, contract in products.items()}
-    parts = split_k(prices, cluster, products, target)
-    ways = (
-        Alternative(ONE_KERNEL, generated.total),
-        *([] if parts is None else [parts]),
-        Alternative(LIBRARY, _library_time(prices, cluster, products), library),
+    return kernel, generated.total
+
+
+def _stored(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Alternative | None:
+    """Return the alternative that stores computed operands before; None if there are none."""
+    before, after = _parts(prices, cluster, products)
+    if not before:
+        return None
+    computed = {prices.dependences.outs[member] for member in before}
+    pairs = frozenset(
+        (name, contract.out)
+        for position, contract in products.items()
+        for name in prices.dependences.read[position] & computed
     )
-    return _Offer(cluster, products, kernel, ways, weighed(kernel, ways))
+    first, rest = (_part(cluster, members) for members in (before, (*products, *after)))
+    storing = prices.rates.price(sum(prices.traffic(first))).total
+    return Alternative(OPERANDS_STORED, storing + _generated(prices, rest, products, target)[1], apart=pairs)
+
+
+def _part(cluster: Cluster, members: Iterable[int]) -> Cluster:
+    """Return a cluster of some of the members, over the same space."""
+    kept = tuple(sorted(members))
+    places = {member: cluster.places[member] for member in kept if member in cluster.places}
+    return replace(cluster, members=kept, places=places)
 
 
 def _epilogue_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
@@ -217,9 +252,8 @@ def _library_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contr
     for members in (before, *({position} for position in products), after):
         if not members:
             continue
-        part = tuple(sorted(members))
-        moved = sum(prices.traffic(replace(cluster, members=part)))
-        multiplied = sum(prices.by_library(cluster, products[member]) for member in part if member in products)
-        total += prices.rates.price(moved, products=multiplied).total
-        total += prices.rates.product_us if any(member in products for member in part) else 0.0
+        part = _part(cluster, members)
+        multiplied = sum(prices.by_library(cluster, products[member]) for member in part.members if member in products)
+        total += prices.rates.price(sum(prices.traffic(part)), products=multiplied).total
+        total += prices.rates.product_us if any(member in products for member in part.members) else 0.0
     return total

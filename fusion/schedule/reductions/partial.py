@@ -105,7 +105,8 @@ def with_cuts(program: Program, cuts: Sequence[ClusterCut | Alternative]) -> Pro
         origins={buffer.name: original for buffer, original in buffers},
         inlined={out: names for each in cuts for out, names in each.took.items()},
     )
-    return eliminate_dead_code(edited)
+    apart = edited.apart.union(*(each.apart for each in cuts if isinstance(each, Alternative)))
+    return eliminate_dead_code(replace(edited, apart=apart))
 
 
 class _Cutting:

@@ -260,17 +260,30 @@ def test_small_blocks_of_a_long_sum_wait_for_the_cache() -> None:
     assert TARGET.efficiency(matmul(4096, 4096, 1024, F32)) > 1.2  # of three products each, by which blocks are bound
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(6272, 256), (6272 * 8, 256), (128, 64)])
-def test_rows_that_are_computed_have_few_blocks_of_columns(rows: int, columns: int) -> None:
-    """Each block of 384 columns computes them again: two that are filled by three quarters are better than three."""
-    example = matmul(rows, 384, 768, BF16)
+@pytest.mark.parametrize(
+    ("shape", "block", "warps"),
+    [
+        ((6272, 384, 768), (64, 128), 4),
+        ((12544, 1024, 256), (64, 128), 4),
+        ((200704, 64, 256), (64, 64), 4),
+        ((6272, 896, 768), (128, 256), 8),  # four blocks, of which one is filled by half, and not seven
+        ((4096, 1024, 4096), (128, 256), 8),
+    ],
+)
+def test_rows_that_are_computed_are_short_or_have_few_blocks_of_columns(
+    shape: tuple[int, int, int], block: tuple[int, int], warps: int
+) -> None:
+    """Programs share a multiprocessor, so that one computes while others multiply; blocks of long sums are large, since
+    each block of columns computes the rows again.
+    """
+    example = matmul(*shape, BF16)
     loop, store = example.body
     assert isinstance(loop, Loop)
     (dot,) = loop.body
     assert isinstance(dot, Fold)
     computed = replace(dot, args=(Op("exp", (dot.args[0],), BF16), dot.args[1]))
     (default, *_) = TARGET.configs(replace(example, body=(replace(loop, body=(computed,)), store)))
-    assert default.block("n") == columns
+    assert (default.block("m"), default.block("n"), default.num_warps) == (*block, warps)
 
 
 @pytest.mark.parametrize(

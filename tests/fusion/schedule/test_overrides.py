@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusion
 from fusion.inspect.report import Report
-from fusion.schedule.overrides import LIBRARY, ONE_KERNEL, PRICED, Overrides
+from fusion.schedule.overrides import LIBRARY, ONE_KERNEL, OPERANDS_STORED, PRICED, Overrides
 
 
 def compiled(
@@ -38,6 +38,7 @@ IMPOSED = (
     Overrides(fused=False),
     Overrides(products=LIBRARY),
     Overrides(products=ONE_KERNEL),
+    Overrides(products=OPERANDS_STORED),
     Overrides(products=ONE_KERNEL, fused=False),
     Overrides(attention=True),
     Overrides(attention=False),
@@ -61,6 +62,20 @@ def test_products_are_where_they_are_imposed(target: str) -> None:
     assert not generated.externs and any("addmm" in kernel.name for kernel in generated.kernels)
     (choice,) = [tuning for tuning in generated.tunings if len(tuning.trials) > 1]
     assert choice.trials[choice.chosen].name == ONE_KERNEL
+
+
+def test_operands_are_stored_before_where_that_is_imposed() -> None:
+    def program(x: Tensor, shift: Tensor, scale: Tensor, w: Tensor) -> Tensor:
+        return F.gelu(torch.relu((x - shift) * scale) @ w)
+
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in ((96, 80), (80,), (80,), (80, 72))]
+    (together,), _ = compiled(program, Overrides(products=ONE_KERNEL), *inputs, target="reference")
+    assert len(together.kernels) == 1
+    (stored,), result = compiled(program, Overrides(products=OPERANDS_STORED), *inputs, target="reference")
+    first, second = stored.kernels
+    assert (first.name, second.name) == ("sub_mul_relu", "matmul_gelu")
+    assert not stored.externs
+    torch.testing.assert_close(result, program(*inputs))
 
 
 def test_without_fusion_each_operation_is_a_kernel() -> None:

@@ -13,10 +13,21 @@ from fusion.schedule.clusters.legality.pairs import (
     same_device,
     scatters_apart,
     small_enough,
+    stored_before_products,
     stored_where_ranked,
 )
 from fusion.schedule.clusters.legality.placing import directions, moved_by, placed_in
 from fusion.schedule.iteration.dependences import Dependences
+
+_RULES = (
+    same_device,
+    small_enough,
+    stored_before_products,
+    scatters_apart,
+    no_other_fold,
+    stored_where_ranked,
+    not_empty,
+)
 
 
 def may_join(
@@ -25,7 +36,7 @@ def may_join(
     """Return the joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
     pair = ClusterPair(dependences, capabilities, first, second, members)
-    for rule in (same_device, small_enough, scatters_apart, no_other_fold, stored_where_ranked, not_empty):
+    for rule in _RULES:
         reason = rule(pair)
         if reason is not None:
             return CannotJoin(reason)

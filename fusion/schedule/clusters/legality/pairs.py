@@ -84,6 +84,17 @@ def no_other_fold(pair: ClusterPair) -> str | None:
     return None
 
 
+def stored_before_products(pair: ClusterPair) -> str | None:
+    """Refuse a product in one kernel with an operand that is stored before."""
+    program = pair.dependences.program
+    if program.apart:
+        results = {pair.dependences.outs[member] for member in pair.members}
+        for operand, product in program.apart:
+            if operand in results and product in results:
+                return f"it is faster to store {operand} before"
+    return None
+
+
 def stored_where_ranked(pair: ClusterPair) -> str | None:
     """Require that computed floats which are compared with other elements of the same tensor, as in a sort, are stored
     before.
