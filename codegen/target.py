@@ -154,6 +154,8 @@ class Capabilities:
             holds one row at a time.
         window_limit: the most points of an overlapping window that a map computes; a larger one is folded.  With 1,
             only windows without a fold are maps.
+        windows_in_lanes: whether lanes along contiguous results compute maps.  Then windows whose elements are under
+            conditions are folded, and windows of several axes, of which one is contiguous.
         parallelism: the number of programs that occupy the device (fewer rows call for a split reduction).
         rates: the speed of the device, per microsecond.
         tiles: the tiles of generated GEMMs.
@@ -210,6 +212,7 @@ class Capabilities:
     lone_products: Mapping[int, float] = field(default_factory=lambda: EVERY, hash=False)
     few_rows: int = 0
     window_limit: int = 0
+    windows_in_lanes: bool = False
     follows: bool = True
     crowding: float = 0.0
     max_params: int = 64

@@ -33,6 +33,9 @@ CHAINED = 1.1
 """The speed of products whose results stay in a cache, relative to GEMMs that write them
 (measured: docs/performance.md, `CHAINED`)."""
 
+LONGEST_WINDOW = 9
+"""Points of a window that a map computes in registers.  (measured: docs/performance.md, `LONGEST_WINDOW`)"""
+
 HELD_PART = 1 << 17
 """Bytes of the rows that a program folds before it sums their columns: with another matrix, half of an L2 cache of 512
 KiB (measured: docs/performance.md, `HELD_PART`)."""
@@ -65,7 +68,8 @@ class CTarget:
         return Capabilities(
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 18,
-            window_limit=1,
+            window_limit=LONGEST_WINDOW,
+            windows_in_lanes=True,
             held_row=0 if self.numerics.invariant else HELD_PART,
             held_part=HELD_PART,
             parallelism=device.threads,

@@ -6,7 +6,8 @@
 gains nothing: each thread folds its own windows in registers, neighbours share loads in the cache, and a map fuses with
 its neighbours as any other does.  A fold of one number is such a window, whatever it reads.
 
-Unchanged: windows beyond the target's limit, and reductions of full rows, which other readers of the rows can share.
+Unchanged: windows beyond the target's limit, windows that lanes would compute slowly (`_is_slow_in_lanes`), and
+reductions of full rows, which other readers of the rows can share.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fusion.codegen.target import Capabilities
 from fusion.lowering.algebra.dead_code import eliminate_dead_code
 from fusion.lowering.algebra.positions import simplify_all
 from fusion.lowering.indexing import Sizes, substitute_all
-from fusion.lowering.ir.expr import Expr, Load, Op, const, make_op, postorder
+from fusion.lowering.ir.expr import Expr, Load, Op, const, loads, make_op, postorder
 from fusion.lowering.ir.program import Map, Node, Program, Reduce
 from fusion.lowering.ir.scalar_ops import FoldName, ScalarName, joined_by
 
@@ -43,27 +44,44 @@ def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
     + amax: f32[4] = map(i0:4) maximum(x[i0], x[i0 + 1])
       return amax
     """
-    most = capabilities.window_limit
     nodes: tuple[Node, ...] = tuple(
-        _unrolled(node) if isinstance(node, Reduce) and _is_window(node, most) else node for node in program.nodes
+        _unrolled(node) if isinstance(node, Reduce) and _is_window(program, node, capabilities) else node
+        for node in program.nodes
     )
     if nodes == program.nodes:
         return program
     return eliminate_dead_code(program.edited(nodes))  # the position of a single point does not depend on values
 
 
-def _is_window(node: Reduce, most: int) -> bool:
-    """Return whether a reduction has one point, or at most `most` and reads along an axis of its results."""
+def _is_window(program: Program, node: Reduce, capabilities: Capabilities) -> bool:
+    """Return whether a reduction has one point, or few and reads along an axis of its results."""
     points = sympy.Mul(*(axis.size for axis in node.over))
-    if not points.is_Integer or not 0 < points <= most or node.args[-1].dtype is not node.dtype:
+    if not points.is_Integer or not 0 < points <= capabilities.window_limit or node.args[-1].dtype is not node.dtype:
         return False
     if node.op not in UNROLLED and node.op not in RANKED:
         return False
     if points == 1:
         return True
+    if capabilities.windows_in_lanes and _is_slow_in_lanes(program, node):
+        return False
     own, over = ({axis.symbol for axis in axes} for axes in (node.axes, node.over))
     read = (index for part in postorder(*node.args) if isinstance(part, Load) for index in part.index)
     return any(not isinstance(index, Expr) and own & index.free_symbols and over & index.free_symbols for index in read)
+
+
+def _is_slow_in_lanes(program: Program, node: Reduce) -> bool:
+    """Return whether lanes along the contiguous axis would test each element of a window, or gather it from several
+    rows at a distance from their neighbours'.  (measured: docs/performance.md, `LONGEST_WINDOW`)
+    """
+    over = {axis.symbol for axis in node.over if axis.size != 1}
+    for load in loads(*node.args):
+        if load.mask is not None:
+            return True
+        places = zip(load.index, program.buffers[load.buffer].strides, strict=True)
+        contiguous = [index for index, stride in places if stride == 1 and not isinstance(index, Expr)]
+        if len(over) > 1 and any(over & index.free_symbols for index in contiguous):
+            return True
+    return False
 
 
 def _unrolled(node: Reduce) -> Map:
