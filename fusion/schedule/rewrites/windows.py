@@ -71,7 +71,7 @@ def _is_window(program: Program, node: Reduce, capabilities: Capabilities) -> bo
 
 def _is_slow_in_lanes(program: Program, node: Reduce) -> bool:
     """Return whether lanes along the contiguous axis would test each element of a window, or gather it from several
-    rows at a distance from their neighbours'.  (measured: docs/performance.md, `LONGEST_WINDOW`)
+    rows at a distance from their neighbours' (see `codegen.c.target.LONGEST_WINDOW`).
     """
     over = {axis.symbol for axis in node.over if axis.size != 1}
     for load in loads(*node.args):
