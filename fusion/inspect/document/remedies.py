@@ -32,6 +32,11 @@ EDGES: tuple[tuple[str, str], ...] = (
         "Nothing, if the prediction is right: measure=True puts the clock beside it. It changes with the sizes of the "
         "program, and with the speeds of the device (`fusion calibrate`).",
     ),
+    (
+        "it is faster to store",
+        "Nothing, if the prediction is right: the alternatives of the product are in its record, and mode="
+        '"max-autotune" times them.',
+    ),
     ("is compared with itself", "Nothing: a recomputed number could differ from itself in its last bit."),
     ("in another order", "Other numerics: under batch-invariant ones a sum keeps its own order."),
     ("different devices", "Tensors on one device."),
