@@ -3,7 +3,7 @@
 Three reasons to keep a value:
 
 - a later sweep over the same resident axes needs it and recomputing costs more than reading it back (the exponential of
-  a softmax; not `x - mean`, nor a load);
+  a softmax, or what is computed from a load at a stride; not `x - mean`, nor a load);
 - it is invariant in a loop that is outside of a loop it varies in, and would be recomputed in every iteration (a
   reciprocal per column, used for every row of a block);
 - it is scanned along the lanes, which then run in order, one after the other: a loop before computes it in lanes.
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
+from functools import partial
 
 import sympy
 
 from fusion.codegen.c.plan.lanes import Lanes, loop_order
 from fusion.codegen.c.plan.loop_fusion import Keep, Sweep
 from fusion.codegen.c.plan.threads import cost_of
+from fusion.lowering.indexing import coefficient
 from fusion.lowering.ir.expr import Const, Expr, IndexValue, Load, TileRef, postorder
 from fusion.lowering.ir.kernel import KernelAxis, Spans
 
@@ -79,10 +81,11 @@ def _carry(
         order, lane = loop_order(sweep, lanes, where)
         axes = (*order, *((lane,) if lane else ()))
         symbols = {axis.symbol for axis in axes}
-        before = frozenset(_invariants(sweep.roots, axes, kept, where))
+        known = frozenset({*_invariants(sweep.roots, axes, kept, where), *kept})
+        costly = partial(costs, least=WORTH_KEEPING, symbols=symbols, where=where, before=known, lane=lane)
 
-        def again(node: Expr, symbols: set[sympy.Symbol] = symbols, before: frozenset[Expr] = before) -> bool:
-            return node in computed and costs(node, WORTH_KEEPING, symbols, where, before)
+        def again(node: Expr, costly: Callable[[Expr], bool] = costly) -> bool:
+            return node in computed and costly(node)
 
         for node in outermost(sweep.roots, kept, again):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
@@ -146,10 +149,25 @@ def outermost(roots: Sequence[Expr], kept: Set[Expr], wanted: Callable[[Expr], b
     return list(result)
 
 
-def costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, before: Set[Expr] = frozenset()) -> bool:
+def _is_strided(load: Load, lane: KernelAxis | None) -> bool:
+    """Return whether neighbouring lanes load elements at a constant distance of more than one."""
+    if lane is None or isinstance(load.index[0], Expr):
+        return False
+    stride = coefficient(load.index[0], lane.symbol)
+    return stride is not None and stride not in (0, 1)
+
+
+def costs(
+    node: Expr,
+    least: int,
+    symbols: set[sympy.Symbol],
+    where: Spans,
+    before: Set[Expr] = frozenset(),
+    lane: KernelAxis | None = None,
+) -> bool:
     """Return whether one evaluation costs `least` inside the loops over `symbols`.  Loads are free: they are repeated.
 
-    So are values computed `before` the loops.
+    So are values known `before`; loads at a stride along `lane` are not: each lane loads on its own.
     """
     seen = {node}
     stack = [node]
@@ -157,7 +175,7 @@ def costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, befo
     while stack and total < least:
         part = stack.pop()
         if where[part] & symbols and part not in before:
-            total += 0 if isinstance(part, Load) else cost_of(part)
+            total += (least if _is_strided(part, lane) else 0) if isinstance(part, Load) else cost_of(part)
             fresh = [child for child in part.children() if child not in seen]
             seen.update(fresh)
             stack.extend(fresh)

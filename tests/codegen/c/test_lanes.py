@@ -74,6 +74,20 @@ def test_groups_of_few_contiguous_channels():
     assert loops_in_lanes(source) >= 5
 
 
+def test_a_row_of_strided_elements_is_read_once():
+    """Each lane loads its element of the other tensor on its own, in each of three loops: it took twice as long."""
+
+    def program(x, y):
+        return F.layer_norm(x + y.transpose(1, 2), (64,))
+
+    (source,) = kernels_of(program, torch.randn(2, 40, 64), torch.randn(2, 64, 40))
+    inside = [line for line in source.splitlines() if "in1[" in line and "r0" in line]
+    assert len(inside) == 1
+    assert source.count("_Alignas(64) float kept") == 1
+    (contiguous,) = kernels_of(program, torch.randn(2, 40, 64), torch.randn(2, 40, 64).transpose(1, 2))
+    assert "kept" not in contiguous
+
+
 def test_a_window_has_lanes_along_the_rows_it_slides_over():
     """Both axes are contiguous; five lanes along the window's took eight times as long."""
     (source,) = kernels_of(lambda x: F.avg_pool2d(x**2, 5, 1, 2), torch.randn(2, 8, 56, 56))
