@@ -154,7 +154,7 @@ def _is_strided(load: Load, lane: KernelAxis | None) -> bool:
     if lane is None or isinstance(load.index[0], Expr):
         return False
     stride = coefficient(load.index[0], lane.symbol)
-    return stride is not None and stride not in (0, 1)
+    return stride is not None and stride not in (-1, 0, 1)
 
 
 def costs(

@@ -202,9 +202,10 @@ class Columns:
 
     def _each(self) -> int:
         """Return how many of the elements of a block, or of a step, a thread takes."""
-        folds, tiles = list(statements(self.blocked.body, Fold)), max(1, len(row_loads(self.blocked, self.r)))
-        if self._is_whole:  # not loads of the rows' positions, which are data
-            tiles = max(1, sum(self.x.symbol in free_axes(load) for load in row_loads(self.blocked, self.r)))
+        folds, loaded = list(statements(self.blocked.body, Fold)), row_loads(self.blocked, self.r)
+        if self._is_whole:  # not the rows' positions, if these are data
+            loaded = [load for load in loaded if self.x.symbol in free_axes(load)]
+        tiles = max(1, len(loaded))
         if self._is_whole or (len(folds) == tiles == 1 and not self._writes):
             return max(_MANY_EACH, _COLUMN_THREAD // (widest(self.blocked) * tiles))
         if self._writes:

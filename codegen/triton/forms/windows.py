@@ -27,7 +27,7 @@ _LONGEST_RUN = 8
 """Neighbouring elements of a window, at most: longer runs are loaded as vectors."""
 
 _MOST_STEPS = 16
-"""Steps that are written out: those of windows of 256 elements."""
+"""Steps that are written out, at most."""
 
 _ELEMENT = 50
 """Additions that take as long as loading one element.  (measured: docs/performance.md, `windows`)"""
