@@ -13,8 +13,8 @@ The first tensor of an entry is its subject; the others follow from it.  Holes, 
 No entry tests whether a computed float equals another one, zero above all: roundings would decide it.  Nor does any
 read the sign of a NaN, or a gradient of `topk`, which may select any of equal elements.  Nor the results that eager
 computes by
-chance: the gradient of `elu` at NaN, which is NaN only in full vectors; that of `hardsigmoid` in float64, which uses a
-sixth in float32; and the median of an expanded tensor, which eager reads past its end.
+chance: the gradient of `elu` at NaN, which is NaN only in full vectors; in float64 that of `hardsigmoid`, and on GPUs
+`hardswish`, which use a sixth in float32; and the median of an expanded tensor, which eager reads past its end.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ FUNCTIONS = (
     "F.softplus({f})",
     "F.leaky_relu({f}, 0.1)",
     "F.elu({f}.nan_to_num())",
-    "F.hardswish({f})",
+    "F.hardswish({f}.float())",
     "F.gelu({f}, approximate='tanh')",
     "F.logsigmoid({f})",
     "torch.logaddexp({f}, {F}.to({f}.dtype))",
