@@ -399,12 +399,20 @@ class Lowering:
     def _tensors_of(self, args: Sequence[object], owners: dict[str, object]) -> Iterator[BufferRef | sympy.Expr | None]:
         """Return each argument as a tensor of its own for each node: detached tensors share memory, not identity.
 
+        The earliest node owns the memory, as in eager, and the others are views of it: autograd forbids writes to a
+        base that is itself a view.
+
         Args:
             owners: the nodes that own the buffers returned so far; the owners of `args` are added.
         """
         outputs: list[BufferRef | sympy.Expr | None] = []
-        for arg, out in zip(args, [self._output(arg) for arg in args], strict=True):
-            if isinstance(out, BufferRef) and owners.setdefault(out.name, arg) is not arg:
+        place: dict[object, int] = {node: k for k, node in enumerate(self.graph.graph.nodes)}
+        pairs = list(zip(args, [self._output(arg) for arg in args], strict=True))
+        for arg, out in sorted(pairs, key=lambda pair: place.get(pair[0], 0)):
+            if isinstance(out, BufferRef):
+                owners.setdefault(out.name, arg)
+        for arg, out in pairs:
+            if isinstance(out, BufferRef) and owners[out.name] is not arg:
                 buffer = self.builder.buffers[out.name]
                 alias = self.builder.buffer(buffer.dtype, buffer.shape, buffer.strides, buffer.device)
                 self.builder.nodes.append(Extern((alias.name,), torch.ops.aten.alias.default, (out,), {}, is_view=True))

@@ -149,6 +149,21 @@ def test_a_returned_view_of_a_leaf_knows_its_base() -> None:
     assert view._is_view() and view.grad_fn is not None
 
 
+def test_a_transposed_number_that_is_returned_with_it_may_be_changed() -> None:
+    def returned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 3
+        z = y.t()
+        z.nonzero()
+        z.flatten().mul_(0.25)
+        return y, z
+
+    x = torch.tensor(0.5, requires_grad=True)
+    y, z = fusion.fuse(returned, options=STRICT)(x)
+    assert not y._is_view() and z._base is y
+    torch.testing.assert_close(y, x * 3 / 4)
+    torch.testing.assert_close(torch.autograd.grad(y, x)[0], torch.tensor(0.75))
+
+
 # Layouts ------------------------------------------------------------------------------------------------------------
 
 
