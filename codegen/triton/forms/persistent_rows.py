@@ -101,7 +101,7 @@ class PersistentRows(Rows):
 
         Two such tiles spill (measured: docs/performance.md, `persistent_rows`).
         """
-        (_, r), held = self.blocked.dims, set[Expr]()
+        (_, r), held, seen = self.blocked.dims, set[Expr](), set[Expr]()
         folded = {node for fold in statements(self.blocked.body, Fold) for node in postorder(*fold.args)}
         along = _varying(self.blocked.body, r.symbol)
         pending = [stmt.value for stmt in statements(self.blocked.body, Store)]
@@ -109,7 +109,8 @@ class PersistentRows(Rows):
             node = pending.pop()
             if node in folded and node in along:
                 held.add(node)
-            else:
+            elif node not in seen:
+                seen.add(node)
                 pending.extend(node.children())
         return len(held)
 

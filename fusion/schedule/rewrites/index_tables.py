@@ -103,9 +103,13 @@ class _Tables:
         if not _has_pairs(node.exprs, axes):
             return [], node
         tables: dict[Expr, _Table] = {}
+        seen: set[Expr] = set()
         pending = list(node.exprs)
         while pending:
             part = pending.pop()
+            if part in seen:
+                continue
+            seen.add(part)
             fits = _is_costly(part) and _is_numeric(part) and not self._reads_windows(part, axes)
             table = _table_of(part, axes) if fits else None
             if table is not None and self._is_smaller(table, part, axes):

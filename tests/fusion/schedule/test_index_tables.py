@@ -89,6 +89,17 @@ def test_others_stay(name: str) -> None:
     assert after is before
 
 
+def test_a_shared_part_is_visited_once() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.triu()
+        for _ in range(64):  # 2^64 paths lead to `x`
+            y = y * y + 0.1
+        return y
+
+    program = inline_cheap_maps(lowered(f, torch.randn(5, 5)))
+    assert tabulate_differences(program) is program
+
+
 def test_a_table_is_shared_and_a_result_is_stored_whole() -> None:
     def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bias = w[bucket(distances())].permute(2, 0, 1)
