@@ -24,7 +24,7 @@ from fusion.codegen.triton.products.contract import SHORT_SUM
 from fusion.codegen.triton.products.descriptors import tile_loads
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.lowering.indexing import ZERO, FloorDiv
-from fusion.lowering.ir.expr import Cast, Expr, Load, loads, postorder
+from fusion.lowering.ir.expr import Cast, Expr, Load, free_axes, loads, postorder
 from fusion.lowering.ir.kernel import Role, Store, values_of
 from fusion.lowering.ir.scalar_ops import HALVES
 
@@ -54,7 +54,9 @@ _SHORT_COLUMNS = 64
 """Columns of a block of sums that one step of `SHORT_SUM` terms covers."""
 
 _LEAST_STEP = 32
-"""The least depth of a step that is taken for its vectors: two instructions of the matrix units."""
+"""The least depth of a step that is taken for its vectors: two instructions of the matrix units.
+(measured: docs/performance.md, `_LEAST_STEP`)
+"""
 
 _ADDRESS = 8
 """Bytes of an address."""
@@ -254,7 +256,9 @@ def _step(blocked: Blocked, k: Dim, wanted: int) -> int:
         rest = load.index[0].xreplace(dict.fromkeys(quotients, ZERO)).free_symbols
         if k.symbol not in rest and rest:
             lengths.update(int(atom.args[1]) for atom in quotients if atom.args[1].is_Integer)
-    if any(arg.mask is not None for dot in blocked.dots for arg in loads(*dot.args)):
+    masks = (load.mask for dot in blocked.dots for load in loads(*dot.args) if load.mask is not None)
+    of_elements = (free_axes(mask).intersection(dim.symbol for dim in blocked.dims) for mask in masks)
+    if any(k.symbol in axes and len(axes) > 1 for axes in of_elements):  # padded windows, not joined rows
         return min(wanted, _LEAST_STEP)  # each element has an address and a condition in registers
     step = math.gcd(wanted, *lengths)
     return step if step >= _LEAST_STEP else wanted

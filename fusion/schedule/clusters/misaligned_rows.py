@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import sympy
 
+from fusion.codegen.target import Capabilities
 from fusion.lowering.indexing import ONE
-from fusion.lowering.ir.program import Buffer, Extern, Node, reads, writes
+from fusion.lowering.ir.program import Buffer, Contract, Extern, Node, reads, writes
 
 BYTES = 16
 SHORTEST_ALIGNED = 8 * BYTES
@@ -18,6 +19,22 @@ SHORTEST_ALIGNED = 8 * BYTES
 def is_odd(buffer: Buffer) -> bool:
     """Return whether a 16-bit matrix has rows that start at unaligned addresses; unknown sizes count as aligned."""
     return buffer.dtype.itemsize == 2 and padded_strides(buffer) is not None
+
+
+def generated_share(node: Contract, estimate: Callable[[sympy.Expr], int], capabilities: Capabilities) -> float:
+    """Return the speed of a generated product of misaligned rows, relative to the library's product of aligned ones.
+
+    Threads load single elements and wait for them in each step, whether other multiprocessors have a tile or not: it
+    takes as long as if all had one (measured: docs/performance.md, `_MISALIGNED_ROWS`).
+    """
+    share, processors = capabilities.misaligned_rows.product, capabilities.multiprocessors
+    if share == 1 or not processors:
+        return share
+    length = {axis.symbol: estimate(axis.size) for axis in node.axes}
+    tiles = math.prod(length[symbol] for symbol in length if symbol not in (*node.rows, *node.columns))
+    for symbols, side in ((node.rows, capabilities.tiles.rows), (node.columns, capabilities.tiles.columns)):
+        tiles *= -(-math.prod(length[symbol] for symbol in symbols) // side)
+    return share * tiles / (processors * -(-tiles // processors))
 
 
 def alignment_of_calls(calls: Iterable[Node], buffers: Mapping[str, Buffer]) -> int:

@@ -21,7 +21,7 @@ from fusion.lowering.ir.program import Contract, Node, Program, Reduce, reads, w
 from fusion.schedule.clusters.alike import Alike
 from fusion.schedule.clusters.evaluations import Evaluations
 from fusion.schedule.clusters.legality import Cluster, SeveralLoops
-from fusion.schedule.clusters.misaligned_rows import alignment_of_calls, is_odd
+from fusion.schedule.clusters.misaligned_rows import alignment_of_calls, generated_share, is_odd
 from fusion.schedule.clusters.traffic import ClusterTraffic
 from fusion.schedule.clusters.work import additions_in_tiles, additions_per_point, factors_of
 from fusion.schedule.iteration.contractions import slowdown
@@ -138,7 +138,7 @@ class Prices:
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
                 misaligned = not cluster.space.chained and self._is_misaligned(cluster, node)
-                share = self.capabilities.misaligned_rows.product if misaligned else 1.0
+                share = generated_share(node, self.dependences.estimate, self.capabilities) if misaligned else 1.0
                 multiplied += self.contraction(cluster, node) / share
         return multiplied * shared
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import sympy
 from typing_extensions import assert_never
@@ -40,7 +41,7 @@ from fusion.lowering.ir.program import (
 )
 from fusion.lowering.ir.sizes import estimate
 from fusion.schedule.chunks.matrices import product_calls
-from fusion.schedule.clusters.misaligned_rows import BYTES, is_odd, padded_strides
+from fusion.schedule.clusters.misaligned_rows import BYTES, generated_share, is_odd, padded_strides
 from fusion.schedule.iteration.naming import unused
 
 
@@ -99,7 +100,8 @@ def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mappin
             points = math.prod(estimate(axis.size, hints) for axis in (*node.axes, *node.over))
             multiplied = capabilities.rates.product_us_of(2 * points, node.lhs.dtype.itemsize)
             memory = moved({node.out, *reads(node)})
-            lost += max(multiplied / capabilities.misaligned_rows.product, memory) - max(multiplied, memory)
+            share = generated_share(node, partial(estimate, hints=hints), capabilities)
+            lost += max(multiplied / share, memory) - max(multiplied, memory)
     return lost > 2 * moved([name]) + capabilities.rates.launch_us
 
 

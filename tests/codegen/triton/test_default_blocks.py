@@ -216,6 +216,20 @@ def bags(ids: Tensor, table: Tensor) -> Tensor:
     return F.embedding(ids, table).sum(1)
 
 
+def test_only_padded_windows_shorten_the_step() -> None:
+    def joined(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        return torch.cat([x.relu(), y], 1) @ w
+
+    def padded(x: Tensor, w: Tensor) -> Tensor:
+        windows = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1)
+        return windows.permute(0, 1, 2, 4, 5, 3).reshape(64 * 28 * 28, 9 * 32) @ w
+
+    kernel = product(joined, (8192, 512), (8192, 512), (1024, 1024))
+    assert size(through_pointers(kernel)) == (128, 256, 64, 8)
+    kernel = product(padded, (64, 28, 28, 32), (9 * 32, 256))
+    assert size(through_pointers(kernel)) == (64, 128, 32, 4)
+
+
 @pytest.mark.parametrize(("length", "columns"), [(8, 256), (16, 128), (32, 64)])
 def test_no_warps_share_the_column_of_a_bag(length: int, columns: int) -> None:
     kernel = first(bags, (8192, length), (100_000, 512), dtypes=(torch.int64, torch.bfloat16))

@@ -11,8 +11,10 @@ from fusion.codegen.triton import TritonTarget
 from fusion.compilation.compile import schedule_graph
 from fusion.dumps.trace import Trace
 from fusion.lowering.aten.decompositions import decompositions
-from fusion.lowering.ir.program import Extern
+from fusion.lowering.ir.program import BufferRef, Contract, Extern
+from fusion.lowering.lower import lower
 from fusion.schedule import Schedule
+from fusion.schedule.clusters.misaligned_rows import generated_share
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager
 
@@ -57,7 +59,10 @@ def test_a_returned_tensor_keeps_its_strides() -> None:
         g = (torch.softmax(given[0].float(), -1) * given[1][:, None]).to(given[0].dtype)
         return g, g @ given[2]
 
-    assert strides_of_results(scheduled(returned, *inputs())) == [(WORDS, 1)]
+    schedule = scheduled(returned, *inputs())
+    assert sorted(strides_of_results(schedule)) == [(WORDS, 1), (ALIGNED, 1)]
+    result, _ = schedule.program.outputs
+    assert isinstance(result, BufferRef) and schedule.program.buffers[result.name].strides == (WORDS, 1)
 
 
 def test_products_of_given_rows_read_a_copy() -> None:
@@ -104,6 +109,33 @@ def test_the_library_is_slower_the_odder_rows_are() -> None:
     even, four, two, odd = map(predicted, (1024, 1020, 1022, 1021))
     assert four == pytest.approx(two, rel=0.01)
     assert even < four < odd
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "tiles", "rounds"),
+    [(1000, 1001, 1003, 32, 1), (1000, 4001, 1003, 32, 1), (8000, 1001, 1003, 252, 2), (64, 1001, 1003, 4, 1)],
+)
+def test_a_generated_product_of_odd_rows_takes_whole_rounds_of_tiles(
+    rows: int, inner: int, columns: int, tiles: int, rounds: int
+) -> None:
+    capabilities = TritonTarget("sm_90").capabilities
+    given = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((rows, inner), (inner, columns))]
+    (product,) = lower(make_fx(torch.mm, tracing_mode="fake")(*given)).nodes
+    assert isinstance(product, Contract)
+    share = generated_share(product, int, capabilities)
+    assert share == pytest.approx(capabilities.misaligned_rows.product * tiles / (132 * rounds))
+
+
+def test_a_small_product_of_odd_rows_reads_copies() -> None:
+    """H200, bf16, 1000 × 1001 × 1003: 11 µs with copies, 35 without."""
+
+    def rectified(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w)
+
+    given = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((1000, 1001), (1001, 1003))]
+    copies, product = (step for step in scheduled(rectified, *given).steps if isinstance(step, KernelCall))
+    assert sorted(copies.buffers) == ["w_1", "w_1_aligned", "x_1", "x_1_aligned"]
+    assert {"w_1_aligned", "x_1_aligned"} < set(product.buffers)
 
 
 def test_even_and_wide_rows_stay() -> None:
