@@ -190,6 +190,8 @@ class Capabilities:
         sector: bytes of the smallest memory request; 0 if the price of reading across memory is not known.
         part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
         scans: whether scans of floats are generated; else they are library calls.
+        trial: seconds that the first trial of two ways to compute a product takes in a process: two compilations, and
+            some runs.
         invariant: whether the order of operations in a row may depend on the row alone: not on the number of rows, on
             the parallelism of the device, or on fusion.
     """
@@ -225,6 +227,7 @@ class Capabilities:
     waiting: float = 0.25
     part: int = 1 << 13
     scans: bool = True
+    trial: float = 0.4
     invariant: bool = False
     sector: int = 0
     layouts: Layouts = Layouts(0.0, (0.0, 0.0))

@@ -26,6 +26,10 @@ FOLLOWED_PER_THREAD = 16
 HELD_WITH_SUMS = 8
 """The same for a row beside running sums of its columns: 8 warps have registers for two sums and two operands."""
 
+TRIAL = 2.5
+"""Seconds of a first trial: compilers are started, and the device's libraries loaded.  (measured: docs/performance.md,
+`TRIAL`)"""
+
 PROGRAMS = 2
 """Programs on each multiprocessor that hide the latency of memory."""
 
@@ -64,6 +68,7 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         scatters=frozenset({"store", *ATOMIC}),
         ordered=False,
         scans=not numerics.invariant,
+        trial=TRIAL,
         invariant=numerics.invariant,
         misaligned_rows=measured.misaligned_rows,
         narrow_tiles=measured.narrow_tiles,

@@ -228,7 +228,7 @@ def _measure(
         return Trials(builder.target, tuner, hints)
     if not options.close_calls:
         return None
-    return CloseCalls(Trials(builder.target, Untuned(builder, device), hints), builder.target.capabilities.rates)
+    return CloseCalls(Trials(builder.target, Untuned(builder, device), hints), builder.target.capabilities)
 
 
 def schedule_graph(

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from fusion.codegen.price import Rates
+from fusion.codegen.target import Capabilities
 from fusion.codegen.tuning import Tuning
 from fusion.compilation.trials.measure import Trials
 from fusion.lowering.ir.kernel import Kernel
@@ -33,9 +33,6 @@ SHARE = 0.1
 LAUNCHES = 20.0
 """The time of a product, in launches, from which a trial is worthwhile."""
 
-FIRST = 0.4
-"""Seconds that the first trial is expected to take: two compilations, and some runs."""
-
 
 class Clock:
     """The seconds that this process compiles, and the part that trials take.  Thread-safe."""
@@ -43,7 +40,7 @@ class Clock:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._compiled = self._tried = 0.0
-        self._longest = FIRST  # until a trial takes longer
+        self._longest = 0.0
         self._begun: dict[int, float] = {}  # thread → when its compilation began
 
     @contextmanager
@@ -72,13 +69,16 @@ class Clock:
                 self._tried += took
                 self._longest = max(self._longest, took)
 
-    @property
-    def has_time(self) -> bool:
-        """Whether another trial, which takes as long as any before did, stays within the share."""
+    def has_time(self, first: float) -> bool:
+        """Return whether another trial, which takes as long as any before did, stays within the share.
+
+        Args:
+            first: seconds that the first trial is expected to take.
+        """
         with self._lock:
             now = time.perf_counter()
             compiled = self._compiled + sum(now - begun for begun in self._begun.values())
-            return self._tried + self._longest <= SHARE * compiled
+            return self._tried + (self._longest or first) <= SHARE * compiled
 
 
 CLOCK = Clock()
@@ -86,11 +86,15 @@ CLOCK = Clock()
 
 
 class CloseCalls:
-    """Measures the alternatives of products where they are close; equal products once."""
+    """Measures the alternatives of products where they are close; equal products once.
 
-    def __init__(self, trials: Trials, rates: Rates, clock: Clock = CLOCK) -> None:
-        self._trials, self._clock = trials, clock
-        self._least = LAUNCHES * rates.launch_us
+    Args:
+        capabilities: of the device: the time of a launch and of a first trial.
+    """
+
+    def __init__(self, trials: Trials, capabilities: Capabilities, clock: Clock = CLOCK) -> None:
+        self._trials, self._clock, self._first = trials, clock, capabilities.trial
+        self._least = LAUNCHES * capabilities.rates.launch_us
         self._known: dict[tuple[object, ...], Tuning] = {}
 
     def __call__(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]) -> Tuning:
@@ -104,7 +108,7 @@ class CloseCalls:
         if key not in self._known:
             with self._clock.trying():
                 alternatives = [ways[number] for number in close]
-                tried = self._trials(program, cluster, kernel, alternatives, lambda: self._clock.has_time)
+                tried = self._trials(program, cluster, kernel, alternatives, lambda: self._clock.has_time(self._first))
             self._known[key] = tried
         return _among(predicted, close, self._known[key])
 

@@ -25,7 +25,7 @@ def generated_share(node: Contract, estimate: Callable[[sympy.Expr], int], capab
     """Return the speed of a generated product of misaligned rows, relative to the library's product of aligned ones.
 
     Threads load single elements and wait for them in each step, whether other multiprocessors have a tile or not: it
-    takes as long as if all had one (measured: docs/performance.md, `_MISALIGNED_ROWS`).
+    takes as long as if all had one.  (measured: docs/performance.md, `misaligned_rows`)
     """
     share, processors = capabilities.misaligned_rows.product, capabilities.multiprocessors
     if share == 1 or not processors:

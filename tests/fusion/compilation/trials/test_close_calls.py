@@ -12,6 +12,7 @@ import torch
 import fusion
 import fusion.compilation.trials.close_calls
 from fusion.codegen.price import Rates
+from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.compilation.trials.close_calls import SHARE, Clock, CloseCalls
 from fusion.lowering.ir.kernel import Kernel
@@ -20,7 +21,7 @@ from fusion.schedule.clusters.alternatives import Alternative, weighed
 from fusion.schedule.clusters.legality import Cluster
 from tests.codegen.kernels.products import matmul
 
-RATES = Rates(1.0, 1e6, 1e6, 1e6)
+CAPABILITIES = replace(ReferenceTarget().capabilities, rates=Rates(1.0, 1e6, 1e6, 1e6))
 KERNEL = matmul(8, 8, 8)
 PROGRAM = Program((), {}, (), ())
 
@@ -50,7 +51,7 @@ class FakeTrials:
 def decided(trials: FakeTrials, clock: Clock, **predicted: float) -> tuple[str, list[float | None]]:
     """Return the name of the way that is taken, and what was measured of each."""
     ways = [Alternative(name, time) for name, time in predicted.items()]
-    calls = CloseCalls(trials, RATES, clock)  # type: ignore[arg-type]  # as trials, but for where times come from
+    calls = CloseCalls(trials, CAPABILITIES, clock)  # type: ignore[arg-type]  # as trials, but for where times come from
     tuning = calls(PROGRAM, None, KERNEL, ways)  # type: ignore[arg-type]  # no trial looks at it
     again = calls(PROGRAM, None, replace(KERNEL, name="other"), ways)  # type: ignore[arg-type]
     assert again.chosen == tuning.chosen and len(trials.asked) <= 1
@@ -98,11 +99,25 @@ def test_trials_take_a_share_of_the_time_of_compilation(monkeypatch: pytest.Monk
     with clock.compiling(), clock.compiling():  # nested: counted once
         for _ in range(1000):
             now += 0.1
-            if clock.has_time:
+            if clock.has_time(0.5):
                 with clock.trying():
                     now += 0.5
                 count += 1
     assert 0.8 * SHARE * now <= 0.5 * count <= SHARE * now
+
+
+def test_a_first_trial_that_takes_long_waits_for_a_long_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(fusion.compilation.trials.close_calls.time, "perf_counter", lambda: now)
+    clock = Clock()
+    with clock.compiling():
+        now = 10.0
+        assert clock.has_time(0.4) and not clock.has_time(2.5)
+        now = 25.0
+        assert clock.has_time(2.5)
+        with clock.trying():
+            now += 0.5
+        assert clock.has_time(2.5)  # it took less, and so will the next one
 
 
 @pytest.mark.parametrize("wanted", [True, False])
