@@ -27,6 +27,7 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.iteration.axes import indices_of
 from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.naming import limited
 from fusion.schedule.kernels.bodies import offset_symbols
 
 
@@ -150,4 +151,4 @@ def _name(dependences: Dependences, cluster: Cluster) -> str:
     picked = list(words)
     if len(picked) > 5:
         picked = [*picked[:3], *picked[-2:]]
-    return "_".join(picked)
+    return limited("_".join(picked))

@@ -15,6 +15,7 @@ from fusion.codegen.target import Capabilities, ProductTiles
 from fusion.lowering.ir.kernel import Fold, Kernel, Role, statements
 from fusion.lowering.ir.program import Call
 from fusion.lowering.ir.sizes import estimate
+from fusion.schedule.iteration.naming import limited
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 
@@ -57,7 +58,7 @@ def _chained(
     if capabilities is not None and 0 < capabilities.most_followed < _programs(host.kernel, capabilities.tiles):
         return None
     call, tail = share(host, last)
-    name = f"{host.kernel.name}_{last.kernel.name}"
+    name = limited(f"{host.kernel.name}_{last.kernel.name}")
     return position, replace(call, kernel=replace(call.kernel, name=name, then=_append(host.kernel.then, tail)))
 
 

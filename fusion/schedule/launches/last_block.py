@@ -21,6 +21,7 @@ from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify,
 from fusion.lowering.ir.expr import Expr, Load, Op, loads, rewrite
 from fusion.lowering.ir.kernel import Fold, Kernel, KernelAxis, Role, Store, statements, values_of, with_values
 from fusion.lowering.ir.program import Call, Extern, Program, reads
+from fusion.schedule.iteration.naming import limited
 from fusion.schedule.iteration.space import Placement, place
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
@@ -89,7 +90,7 @@ def _joined(host: KernelCall, last: KernelCall, program: Program, target: Target
     following = _tile_by_tile(host.kernel, kernel, axis, call.kernel.params[host.buffers.index(parts_buffer)].name)
     if following is None:
         return None
-    name = f"{host.kernel.name}_{last.kernel.name}"
+    name = limited(f"{host.kernel.name}_{last.kernel.name}")
     return replace(call, kernel=replace(call.kernel, name=name, then=following))
 
 

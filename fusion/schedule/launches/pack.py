@@ -24,6 +24,7 @@ from fusion.lowering.ir.kernel import Fold, Kernel, statements
 from fusion.lowering.ir.program import Call, Extern, Program
 from fusion.schedule.clusters.profit import EARLY
 from fusion.schedule.iteration.dependences import bytes_of
+from fusion.schedule.iteration.naming import limited
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import makes, share, takes
 
@@ -141,7 +142,7 @@ class _Packing:
 def _packed(first: KernelCall, second: KernelCall) -> KernelCall:
     call, kernel = share(first, second)
     beside = (*first.kernel.beside, kernel)
-    return replace(call, kernel=replace(call.kernel, name=_name(first.kernel, second.kernel), beside=beside))
+    return replace(call, kernel=replace(call.kernel, name=limited(_name(first.kernel, second.kernel)), beside=beside))
 
 
 def _name(first: Kernel, second: Kernel) -> str:
