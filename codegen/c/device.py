@@ -154,7 +154,7 @@ EPYC = Cpu(
     attention={
         ("flash", 4): ChainSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
         ("flash", 2): ChainSpeed(plain={64: (0.37, 0.64)}, skipping={64: (0.30, 0.40)}, masked={64: (0.30, 0.55)}),
-        (GENERATED, 4): ChainSpeed(plain={64: (0.85, 0.85)}, skipping={64: (0.75, 0.88)}, masked={64: (0.8, 0.5)}),
+        (GENERATED, 4): ChainSpeed(plain={64: (0.85, 0.85)}, skipping={64: (0.75, 0.88)}, masked={64: (0.8, 0.58)}),
         (GENERATED, 2): ChainSpeed(plain={64: (0.75, 0.25)}, skipping={64: (0.5, 0.25)}, masked={64: (0.6, 0.25)}),
     },
     layouts=Layouts(begins=4e4, multiplication=(0.0, 0.0), blocks=torch._C._has_mkldnn),

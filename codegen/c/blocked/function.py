@@ -26,6 +26,7 @@ from fusion.codegen.c.blocked.ranges import LoopRange, range_of
 from fusion.codegen.c.blocked.row_steps import narrower_rows
 from fusion.codegen.c.blocked.scope import TileScope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
+from fusion.codegen.c.blocked.turned import turned
 from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.plan.loop_fusion import extend_spans, with_held_parts, with_plain_folds
 from fusion.codegen.c.plan.scratch import outermost
@@ -207,14 +208,18 @@ class _Blocked:
         blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
         within = range_of(loop, self.scope)
         inner = [line for block in blocks for line in _inside(block, within)]
-        needed, condition = ([], ALWAYS) if loop.where is None else possible(loop.where, self.scope)
+        needed, condition, whole = ([], ALWAYS, {}) if loop.where is None else possible(loop.where, self.scope)
         if condition != ALWAYS:
             inner += [*needed, f"if (!{condition}) continue;"]
         inner += self._copies(loop)
+        turning, copied = turned(loop, self.scope, whole if condition != ALWAYS else {})
+        inner += turning
         outside = self.open
         self.open = outside.union(loop.axes)
         inner += self._body(loop.body)
         self.open = outside
+        for load in copied:
+            del self.scope.known[load]
         for block in reversed(blocks):
             inner = _around_block(block, within, inner)
         return [*lines, *inner]

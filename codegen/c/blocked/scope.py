@@ -126,11 +126,11 @@ class TileScope:
             return []
         axes = self.order(self.tiled(node), [node])
         lines = self.parts([node], axes)
-        tile = self._tile(node, axes)
-        element = self.at(tile)
         nest = self.nest([node], axes)
-        nest.write(f"{element} = {nest.texts[0]};")
-        self.known[node] = tile
+        if node not in self.known:  # the nest stores it if several statements need it
+            tile = self._tile(node, axes)
+            nest.write(f"{self.at(tile)} = {nest.texts[0]};")
+            self.known[node] = tile
         return [*lines, *nest.lines()]
 
     def parts(self, roots: Sequence[Expr], axes: Sequence[sympy.Symbol]) -> list[str]:
@@ -221,20 +221,25 @@ class TileScope:
         operations = [node for node in parts if isinstance(node, Op)]
         if sum(map(cost_of, operations)) < WORTH_KEEPING and not any(node.name in CHOICES for node in operations):
             return
+        narrow: list[tuple[Load, Code]] = []
         for load in parts:
-            if not isinstance(load, Load) or load.mask is not None or load.dtype.itemsize >= 4:
+            if not isinstance(load, Load) or load.mask is not None or load.buffer in self.written:
                 continue
-            if load.buffer in self.written or isinstance(load.index[0], Expr) or coefficient(load.index[0], lane) != 1:
-                continue
-            wide = self.space.fresh("wide")
-            element, narrow = element_of(wide, block.extent.slot), self.params[load.buffer]
-            levels[-2].before += [
-                f"int32_t {wide}[{block.bound}];",
-                levels[-1].pragma,
-                block.extent.header,
-                *indented([f"{element} = {element_of(narrow, writer.position(load.index[0]))};"]),
-            ]
-            writer.learn_here(load, loaded(load.dtype, element))
+            if not isinstance(load.index[0], Expr) and coefficient(load.index[0], lane) == 1:
+                narrow.append((load, element_of(self.params[load.buffer], writer.position(load.index[0]))))
+        tiles = ((load, self.known[load]) for load in self._read(roots) if isinstance(load, Load))
+        narrow += [(load, self.at(tile)) for load, tile in tiles if tile.stride(lane) == 1]
+        for load, element in narrow:
+            if load.dtype.itemsize < 4:
+                wide = self.space.fresh("wide")
+                widened = element_of(wide, block.extent.slot)
+                levels[-2].before += [
+                    f"int32_t {wide}[{block.bound}];",
+                    levels[-1].pragma,
+                    block.extent.header,
+                    *indented([f"{widened} = {element};"]),
+                ]
+                writer.learn_here(load, loaded(load.dtype, widened))
 
     def levels(self, axes: Sequence[sympy.Symbol], *, lanes: bool) -> tuple[list[Level], dict[sympy.Symbol, int]]:
         """Return empty loops over `axes`, the last one over SIMD `lanes` or not, and the level of each."""

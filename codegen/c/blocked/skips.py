@@ -36,16 +36,16 @@ _APART: Mapping[ScalarName, str] = {  # of the intervals {0} … {1} and {2} …
 }
 
 
-def possible(where: Expr, scope: TileScope) -> tuple[list[str], str]:
+def possible(where: Expr, scope: TileScope) -> tuple[list[str], str, dict[Expr, str]]:
     """Return lines, and C text: may `where` be true somewhere in the current block?  `ALWAYS` if that cannot be
-    decided.
+    decided.  With the names of flags that are set where a part of it holds throughout the block.
 
     Each blocked axis `i` runs from `i_0` up to `i_end`; every other GRID or LOOP axis is at one point.
     """
     known, condition = dict(scope.known), Possible(scope)
     text = condition.text(where)
     scope.known = known
-    return condition.lines, text
+    return condition.lines, text, condition.whole
 
 
 class Possible:
@@ -53,12 +53,14 @@ class Possible:
 
     Attributes:
         lines: what goes before them.
+        whole: conditions with bounds → the flag that is set where the bounds say that they hold throughout the block.
         kept: axes of which they hold at one point, the current one.
     """
 
     def __init__(self, scope: TileScope, kept: Set[sympy.Symbol] = frozenset()) -> None:
         self.scope, self.blocks, self.names, self.kept = scope, scope.blocks, scope.names, kept
         self.lines: list[str] = []
+        self.whole: dict[Expr, str] = {}
 
     def text(self, where: Expr) -> str:
         """Return C text: may a condition hold somewhere?"""
@@ -89,7 +91,11 @@ class Possible:
         fails = negated(inner)
         extend_spans(self.scope.where, [fails])
         outside = self.text(fails)
-        within = "0" if outside == ALWAYS else f"!{outside}"
+        if outside == ALWAYS:
+            within = "0"
+        else:
+            within = self.whole[condition] = self.scope.space.fresh("whole")
+            self.lines.append(f"const int32_t {within} = !{outside};")
         return _both(self.text(outer), self.anywhere(condition, within) if self._is_known(condition) else ALWAYS)
 
     def _of_indices(self, name: ScalarName, left: sympy.Expr, right: sympy.Expr) -> str:
